@@ -428,7 +428,7 @@ def average_at_end(
         fix += "to average the remaining checkpoints, or unset training.average_last."
         raise CheckpointError(problem, fix=fix) from error
     scores = validator()
-    score = scores.value(training.validation.metric_name)
+    score = scores.value(summary.metric)
     result = _best_of(summary, score)
     is_best = result.best == files.AVERAGE
     if updater.processes.rank == 0:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.commands.config import with_metric
 from nmt.config.run import RunConfig
 from nmt.model.transformer import Transformer, build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -61,7 +62,7 @@ def random_model(config: RunConfig, sizes: tuple[int, int]) -> Transformer:
 def write_run(run_dir: Path, tokenizer: Path, config: RunConfig) -> Transformer:
     """Write a run folder with one validated checkpoint; return its model."""
     model = random_model(config, load_tokenizers(tokenizer).vocab_sizes)
-    save_run(run_dir, model, tokenizer, config, STEP)
+    save_run(run_dir, model, tokenizer, with_metric(config), STEP)
     event = {"kind": "validation", "step": STEP, "epoch": 1, "seconds": 2.0}
     event |= {"loss": 1.5, "perplexity": 4.48, "bleu": 12.345}
     (run_dir / "metrics.jsonl").write_text(json.dumps(event) + "\n", encoding="utf-8")
