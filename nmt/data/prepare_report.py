@@ -241,6 +241,7 @@ class PrepareReport:
     joint: bool = True  # whether both sides share one vocabulary
     skipped: Mapping[str, str] = field(default_factory=dict)  # check that did not run -> reason
     notes: Sequence[str] = ()  # further lines of the text report
+    idle_filters: Sequence[str] = ()  # filters with the action drop that cannot judge a language
     warnings: Sequence[str] = ()
     seconds: float = 0.0
     stages: Mapping[str, float] = field(default_factory=dict)  # seconds of each stage
