@@ -32,6 +32,7 @@ from nmt.errors import CheckpointError, ConfigError, TokenizerError, shell_comma
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors, write_json
 from nmt.files.json_file import Manifest, field, read_json, what_is_wrong
 from nmt.registry import load_attribute
+from nmt.text.identification import NO_PROFILES, LanguageProfiles
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 from nmt.version import __version__
 
@@ -43,9 +44,11 @@ if TYPE_CHECKING:  # finding a model must not import torch
 
 CONFIG, TOKENIZER, CARD = "config.yaml", "tokenizer", "README.md"
 SHORTLIST, CONFIDENCE = "shortlist.safetensors", "confidence.json"
-# Files that a completed run has. The shortlist depends only on the data. The confidence scores are
-# calibrated on translations of the best checkpoint.
-EXTRAS = (SHORTLIST, CONFIDENCE)
+PROFILES = "languages.json"
+# Files that a completed run has. The shortlist and the profiles of languages depend only on the
+# data; most models need no profiles. The confidence scores are calibrated on translations of the
+# best checkpoint.
+EXTRAS = (SHORTLIST, CONFIDENCE, PROFILES)
 # File in a folder of averaged weights: ``steps`` of the checkpoints and, if known, the ``score``.
 RECORD = "average.json"
 _EXPORTED = "model.bin"
@@ -391,6 +394,16 @@ def read_extra(path: Path, kind: type[T], *, fix: str) -> T | None:
         return None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {what_is_wrong(error)}.", fix=fix) from error
+
+
+def read_profiles(folder: Path) -> LanguageProfiles:
+    """Read the profiles of the languages of a run or model folder; empty if it has none.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    fix = "Copy the folder again, or delete this file: languages are then detected by script."
+    return read_extra(folder / PROFILES, LanguageProfiles, fix=fix) or NO_PROFILES
 
 
 def write_extra(path: Path, content: bytes) -> None:

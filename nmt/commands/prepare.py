@@ -29,13 +29,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import compress
 from pathlib import Path
 from random import Random
 from typing import IO, Any
 
-from nmt.checkpoint.model_folder import CONFIG, SHORTLIST, load_folder_config
+from nmt.checkpoint.model_folder import CONFIG, PROFILES, SHORTLIST, load_folder_config
 from nmt.checkpoint.run import vocabulary_of_run
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions
@@ -49,6 +49,7 @@ from nmt.data.checks import Overlap, held_out_sets, name_of_test
 from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources
 from nmt.data.filters import Diagnosis, FilterChain, Material
 from nmt.data.hubs import check_hub
+from nmt.data.language_profiles import learn_profiles
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import READ, Findings, PrepareReport, current_report
@@ -182,7 +183,8 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
     sets, unchecked = held_out_sets(recipe)
     directions = {name: config.direction(x) for name, x in {**sets, **recipe.corpora}.items()}
     pairs = dict.fromkeys(directions[name] for name in recipe.corpora)
-    chains = {x: pair_filters.training_filters(config.filters, *x) for x in pairs}
+    profiles = learn_profiles(recipe)
+    chains = {x: pair_filters.training_filters(config.filters, *x, profiles) for x in pairs}
     filters = next(iter(chains.values()))  # all chains have the same actions
     # Not `folder`, which Windows could not rename while workers have files in it mapped.
     scratch = reading.shards or folder
@@ -222,10 +224,13 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
         with reading.stage("shortlist"), progress_bar("making shortlists", leave=False):
             sizes, lexicon = tokenizers.vocab_sizes, diagnosis.lexicon
             write_shortlist(folder / SHORTLIST, train, sizes, lexicon)
+        if profiles.log_probs:
+            atomic.write_json(folder / PROFILES, asdict(profiles))
         said, reported = diagnosis.report(), findings.report()
     if "language" in reported["reasons"]:
         reported["reasons"]["language"] |= said.languages
-    warnings = [*prepare_report.lost_pairs(reported["counts"], recipe.corpora), *unlearned]
+    idle = dict.fromkeys(text for each in chains.values() for text in each.warnings)
+    warnings = [*idle, *prepare_report.lost_pairs(reported["counts"], recipe.corpora), *unlearned]
     for name, check in reading.checks.items():
         warnings += (f"{name}: {text}" for text in check.warnings())
     targets = read_lines(folder / VALID / "target.txt")

@@ -44,7 +44,7 @@ from nmt.device.distributed import Processes, join
 from nmt.errors import ConfigError, DivergedError, command_words
 from nmt.files.atomic import run_lock
 from nmt.inference.confidence import calibrate_confidence
-from nmt.inference.engine import copy_shortlist
+from nmt.inference.engine import copy_extras
 from nmt.inference.translator import Translator
 from nmt.registry import load_attribute
 from nmt.training import checkpoints
@@ -393,7 +393,7 @@ def _finish(
     run_dir, data, is_first = config.run_dir, setup.data, setup.updater.processes.rank == 0
     if is_first:
         logger.info("weights saved; calibrating confidence scores on the validation set")
-        copy_shortlist(data.folder, run_dir)
+        copy_extras(data.folder, run_dir)
     summary = checkpoints.average_at_end(config.training, summary, setup.validator, reporter)
     if is_first:
         threads, device = config.training.threads, config.training.device

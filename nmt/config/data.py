@@ -428,6 +428,17 @@ class _Limit:
         return rule
 
 
+class LanguageRule(Rule):
+    """The action, the limit and the model of the filter ``language``.
+
+    Args:
+        model: fastText model that identifies languages, such as lid.176.ftz, instead of py3langid.
+            Needs the extra ``clean``.
+    """
+
+    model: FilePath | None = None
+
+
 _REPORT: Any = "report"  # Of a `Rule`, which is validated.
 
 
@@ -453,8 +464,8 @@ class FilterConfig(Section):
             words that both pairs have (Jaccard index), for pairs of 16 words or more.
         script: A side is not in the script of its language. Limit: share of a side's letters in a
             different script.
-        language: A side is in an unexpected language (found by py3langid). Limit: how many times
-            more likely than the expected language this language must be. Needs the extra ``clean``.
+        language: A side is in an unexpected language (found by py3langid, or by ``model``). Limit:
+            how many times more likely than the expected language this language must be.
         swapped: Source and target are swapped.
         mojibake: A side was decoded with the wrong encoding (found by ftfy). Needs the extra
             ``clean``.
@@ -492,7 +503,7 @@ class FilterConfig(Section):
     normalized_duplicate: Action = "report"
     near_duplicate: Annotated[Rule, _Limit(0.87, 0.5, 1)] = _REPORT
     script: Annotated[Rule, _Limit(0.5, 0, 1)] = _REPORT
-    language: Annotated[Rule, _Limit(5.0, 1)] = _REPORT
+    language: Annotated[LanguageRule, _Limit(5.0, 1)] = _REPORT
     swapped: Action = "report"
     mojibake: Action = "report"
     control: Action = "report"

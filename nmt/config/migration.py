@@ -98,6 +98,8 @@ def _with_default(values: Mapping[str, Any], keys: Sequence[str], default: Any) 
 
 def _configuration_of_format_3(values: Document) -> Document:
     changed = _with_default(values, ("tokenizer", "normalization"), "nmt_nfkc")
+    if values.get("training") is None:  # then its values depend on the size of the corpus
+        return changed
     return _with_default(changed, ("training", "validation", "metric"), "bleu")
 
 

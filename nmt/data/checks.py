@@ -6,13 +6,12 @@ held-out sentences that occur unchanged in the training data.
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice, starmap
+from itertools import chain, islice
 
 import numpy as np
-import regex
 
 from nmt.config.data import CorpusConfig, Direction
 from nmt.config.run import RunConfig
@@ -21,26 +20,20 @@ from nmt.data.hubs import cached_test_sets, is_on_hub
 from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.data.prepared import Recipe
 from nmt.errors import DataError
-from nmt.text.languages import WORDS, common_words, letters_of, script_of
+from nmt.text.identification import likeliest_label, similar_labels
+from nmt.text.languages import foreign_share, script_of
 from nmt.text.preprocessing import tokenized_text
 
 _IDENTICAL_SHARE = 0.1
 _FEWEST_LINES = 100
 _LOW_CORRELATION = 0.3
-_LANGUAGE_PAIRS = 5000
-_FIRST_PAIRS = 500
+_LANGUAGE_LINES = 500  # Lines whose languages are identified.
+_FEWEST_CHARACTERS = 12  # Of a line whose language is identified.
 _FEWEST_OF_LANGUAGE = 20
-_FEWEST_MARKS = 3
+_FEWEST_SIGNS = 3  # Lines in another language.
+_MOST_FOREIGN = 0.5
 Texts = Sequence[tuple[str, str]]  # sources and targets
 _Key = tuple[tuple[str, str], ...]  # two languages, then language and text of one or two sides
-
-
-def _mark(language: str) -> re.Pattern[str] | regex.Pattern[str] | None:
-    """Return a regex for frequent words of a language, else for its letters; None if unknown."""
-    if words := common_words(language):
-        return re.compile(rf"\b(?:{'|'.join(sorted(words))})\b", re.IGNORECASE)
-    script = script_of(language)
-    return letters_of(script) if script is not None and script != "Latn" else None
 
 
 def _is_clear(share: float, other: float) -> bool:
@@ -48,44 +41,52 @@ def _is_clear(share: float, other: float) -> bool:
     return share > 3 * other + 0.02
 
 
+def _labels(lines: Iterable[str]) -> Counter[str]:
+    """Count the first lines by the likeliest language; short lines are left out."""
+    texts = [line for line in islice(lines, _LANGUAGE_LINES) if len(line) >= _FEWEST_CHARACTERS]
+    return Counter(map(likeliest_label, texts))
+
+
+def _share_in(code: str, lines: Sequence[str]) -> float | None:
+    """Return the share of lines that can be in a language; None if that cannot be identified."""
+    expected = similar_labels(code)
+    if expected:
+        labels = _labels(lines)
+        return sum(labels[label] for label in expected) / max(labels.total(), 1)
+    if script_of(code) in (None, "Latn"):
+        return None
+    texts = lines[:_LANGUAGE_LINES]
+    return sum(foreign_share(text, code) < _MOST_FOREIGN for text in texts) / max(len(texts), 1)
+
+
 def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -> str | None:
     """Return the code of the detected language if it clearly differs from ``language``, else None.
 
     Args:
-        lines: The text; only the first 5,000 lines are used.
+        lines: The text; only the first lines are used.
         language: Code of the expected language.
-        others: Codes of further candidates, in addition to the languages in `WORDS`.
+        others: Codes of likely languages, in the spelling of the result.
     """
-    candidates = dict.fromkeys((language, *others, *WORDS))
-    shares, num_marks = _marked(islice(lines, _LANGUAGE_PAIRS), candidates)
-    likeliest, own = max(shares, key=shares.__getitem__), shares.get(language)
-    # A single word such as "a" belongs to many languages, so several different words are needed.
-    is_sign = num_marks[likeliest] >= _FEWEST_MARKS
-    return likeliest if is_sign and own is not None and _is_clear(shares[likeliest], own) else None
-
-
-def _marked(
-    lines: Iterable[str], languages: Iterable[str]
-) -> tuple[dict[str, float], dict[str, int]]:
-    """Find the frequent words or letters (`_mark`) of each language in a text.
-
-    Returns:
-        For each language, the share of characters that match, and the number of different matches.
-    """
-    text = "\n".join(lines)
-    found = {code: mark.findall(text) for code in languages if (mark := _mark(code)) is not None}
-    shares = {code: sum(map(len, marks)) / max(len(text), 1) for code, marks in found.items()}
-    return shares, {code: len({*map(str.lower, marks)}) for code, marks in found.items()}
+    expected = similar_labels(language)
+    labels = _labels(lines)
+    if not (expected and labels):
+        return None
+    own = sum(labels[label] for label in expected)
+    likeliest, count = labels.most_common(1)[0]
+    is_clear = _is_clear(count / labels.total(), own / labels.total())
+    if likeliest in expected or count < _FEWEST_SIGNS or not is_clear:
+        return None
+    return next((code for code in others if likeliest in similar_labels(code)), likeliest)
 
 
 def likely_language(lines: Iterable[str]) -> str | None:
     """Return the code of the detected language; None if unclear, or with fewer than 20 lines."""
-    first = [*islice(lines, _LANGUAGE_PAIRS)]
-    if len(first) < _FEWEST_OF_LANGUAGE:
+    labels = _labels(lines)
+    if labels.total() < _FEWEST_OF_LANGUAGE:
         return None
-    shares, _ = _marked(first, WORDS)
-    second, likeliest = sorted(shares, key=lambda code: shares[code])[-2:]
-    return likeliest if _is_clear(shares[likeliest], shares[second]) else None
+    likeliest, count = labels.most_common(1)[0]
+    rest = labels.total() - count
+    return likeliest if _is_clear(count / labels.total(), rest / labels.total()) else None
 
 
 def swapped_sets(config: RunConfig) -> Iterator[str]:
@@ -98,7 +99,7 @@ def swapped_sets(config: RunConfig) -> Iterator[str]:
         options = ReadOptions(*languages, "skip")
         with suppress(DataError):
             if corpus_files(corpus) and not is_piped(corpus):
-                found = islice(read_corpus(corpus, options), _FIRST_PAIRS)
+                found = islice(read_corpus(corpus, options), _LANGUAGE_LINES)
                 pairs = [pair[:2] for pair in found if isinstance(pair, SentencePair)]
                 check = CorpusCheck(*languages, pairs)
                 yield from (f"{name}: {text}" for text in check.swapped())
@@ -123,7 +124,7 @@ class CorpusCheck:
 
     def update(self, pairs: Texts) -> None:
         """Add the next block of pairs to the statistics."""
-        self._first += pairs[: _LANGUAGE_PAIRS - len(self._first)]
+        self._first += pairs[: _LANGUAGE_LINES - len(self._first)]
         self._num_pairs += len(pairs)
         lengths = [[len(pair[side]) for pair in pairs] for side in range(2)]
         values = np.vstack((np.ones(len(pairs)), np.log1p(lengths)))
@@ -154,11 +155,17 @@ class CorpusCheck:
 
     def swapped(self) -> Iterator[str]:
         """Yield a warning if each side looks like the language of the other side."""
-        shares = [_marked(side, self._languages)[0] for side in zip(*self._first, strict=True)]
-        known = enumerate(self._languages if shares else ())
-        pairs = [(shares[1 - i][x], shares[i][x]) for i, x in known if x in shares[i]]
-        if pairs and all(starmap(_is_clear, pairs)):
-            source, target = self._languages
+        if not self._first:
+            return
+        sources, targets = zip(*self._first, strict=True)
+        source, target = self._languages
+        are_clear = []
+        for code, own_side, other_side in ((source, sources, targets), (target, targets, sources)):
+            share = _share_in(code, own_side)
+            share_of_other = _share_in(code, other_side)
+            if share is not None and share_of_other is not None:
+                are_clear.append(_is_clear(share_of_other, share))
+        if are_clear and all(are_clear):
             looks = f"the source looks like {target} and the target like {source}"
             yield f"{looks}. Are the sides swapped?"
 

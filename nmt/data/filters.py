@@ -20,13 +20,14 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import Action, CorpusConfig, FilterConfig, Rule
+from nmt.config.data import Action, CorpusConfig, FilterConfig, LanguageRule, Rule
 from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
 from nmt.data.workers import Workers
 from nmt.errors import ConfigError
 from nmt.registry import Registry
+from nmt.text.identification import NO_PROFILES, LanguageProfiles
 
 ALWAYS: Mapping[str, Action] = MappingProxyType({
     "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop",
@@ -34,7 +35,7 @@ ALWAYS: Mapping[str, Action] = MappingProxyType({
 # Reasons with a configurable action; keys of the ``filters`` section.
 REASONS = tuple(
     name for name, field in FilterConfig.model_fields.items()
-    if field.annotation is Rule or "off" in get_args(field.annotation)
+    if field.annotation in (Rule, LanguageRule) or "off" in get_args(field.annotation)
 )  # fmt: skip
 NEAR = "near copies of held-out sentences"  # A check that is not a filter.
 _SHORT_PAIR_ALLOWANCE = 3
@@ -89,7 +90,9 @@ FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
 
 
 # Makers of the filters that look at the texts of a pair, in the order in which they are called.
-REASON_FILTERS: Registry[Callable[[FilterConfig, str, str], Filter]] = Registry("filter")
+REASON_FILTERS: Registry[Callable[[FilterConfig, str, str, LanguageProfiles], Filter]] = Registry(
+    "filter"
+)
 
 
 class Blank(Filter):
@@ -146,6 +149,7 @@ class FilterChain:
         filters: Filters that are called for every pair.
         actions: Action of each reason. A reason without an action drops the pair.
         skipped: By name of a filter that cannot run or is off: why, as a sentence.
+        warnings: Notes of filters that should drop pairs, but cannot judge the languages.
     """
 
     def __init__(
@@ -153,10 +157,12 @@ class FilterChain:
         filters: Iterable[Filter],
         actions: Mapping[str, Action] = ALWAYS,
         skipped: Mapping[str, str] = MappingProxyType({}),
+        warnings: Sequence[str] = (),
     ) -> None:
         filters = list(filters)
         self.actions, self.skipped = dict(actions), dict(skipped)
-        self.notes = [each.note for each in filters if each.note]
+        self.warnings = list(warnings)
+        self.notes = [each.note for each in filters if each.note and each.note not in warnings]
         self._of_text = [f.text_problem for f in filters if _overrides(f, "text_problem")]
         of_length = [each for each in filters if _overrides(each, "length_problem")]
         self._of_length = [each.length_problem for each in of_length if each.counts_bytes]
@@ -202,28 +208,40 @@ def filter_actions(config: FilterConfig) -> dict[str, Action]:
     return {name: action for name, action in actions.items() if action != "off"}
 
 
-def training_filters(config: FilterConfig, source: str = "", target: str = "") -> FilterChain:
+def training_filters(
+    config: FilterConfig,
+    source: str = "",
+    target: str = "",
+    profiles: LanguageProfiles = NO_PROFILES,
+) -> FilterChain:
     """Return the filters of training pairs.
 
     Args:
         config: Actions and limits.
         source: Code of the source language; empty if unknown.
         target: Code of the target language; empty if unknown.
+        profiles: Trigrams of the languages of the configuration, if they are needed.
 
     Raises:
         ConfigError: ``filters.extra`` has an unknown filter or a wrong parameter; or a reason with
-            the action drop needs a package that is not installed.
+            the action drop, or with a model, cannot run.
     """
     actions, filters = filter_actions(config), list[Filter]([Blank()])
     skipped = {name: "Off in the configuration." for name in REASONS if name not in actions}
+    warnings = list[str]()
     for name in REASON_FILTERS.names():
         if name in actions:
             try:
-                filters.append(REASON_FILTERS[name](config, source, target))
+                made = REASON_FILTERS[name](config, source, target, profiles)
+                filters.append(made)
+                if made.note and actions[name] == "drop":
+                    warnings.append(made.note)
             except ConfigError as error:
                 if actions[name] == "drop":
                     problem = f"filters.{name} is set to `drop`, but cannot run. {error.problem}"
                     raise ConfigError(problem, fix=error.fix) from error
+                if name == "language" and config.language.model is not None:
+                    raise
                 skipped[name] = f"{error.problem} Fix: {error.fix}"
     filters.append(Length(config.max_length, config.min_length))
     if "ratio" in actions:
@@ -234,7 +252,7 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
         except (TypeError, ValueError) as error:
             problem = f"filters.extra.{name}: {error}."
             raise ConfigError(problem, fix="Correct the parameters of this filter.") from error
-    return FilterChain(filters, actions, skipped)
+    return FilterChain(filters, actions, skipped, warnings)
 
 
 def held_out_filters(config: FilterConfig) -> FilterChain:

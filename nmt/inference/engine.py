@@ -22,7 +22,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from nmt.checkpoint.model_folder import SHORTLIST, is_ctranslate2, readable, write_extra
+from nmt.checkpoint.model_folder import PROFILES, SHORTLIST, is_ctranslate2, readable, write_extra
 from nmt.config.model import DecodingConfig
 from nmt.config.training import full_device_name, full_dtype_name
 from nmt.errors import CheckpointError, ConfigError
@@ -342,14 +342,16 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
     return parts
 
 
-def copy_shortlist(prepared_dir: Path, run_dir: Path) -> None:
-    """Copy the shortlist of the prepared folder to the run, so that the run does not need its data.
+def copy_extras(prepared_dir: Path, run_dir: Path) -> None:
+    """Copy shortlist and language profiles to the run, so that the run does not need its data.
 
     Raises:
         CheckpointError: The folder is not writable.
     """
-    if (made := prepared_dir / SHORTLIST).is_file():
-        write_extra(run_dir / SHORTLIST, made.read_bytes())
+    for name in (SHORTLIST, PROFILES):
+        made = prepared_dir / name
+        if made.is_file():
+            write_extra(run_dir / name, made.read_bytes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,16 @@
-"""Scripts and names of languages; common words, numbers and repetitions in a text.
-
-Languages are identified by script, by their most frequent words, and by py3langid if installed.
-"""
+"""Scripts and names of languages; scripts, numbers and repetitions in a text."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cache, lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 import regex
 
-from nmt.config.language_codes import primary_code, standard_language
+from nmt.config.language_codes import standard_language
 
-if TYPE_CHECKING:
-    from py3langid.langid import LanguageIdentifier
-
-_DATA = tomllib.loads(Path(__file__).with_name("languages.toml").read_text(encoding="utf-8"))
-WORDS: Mapping[str, str] = _DATA["words"]
-_MOST_SCRIPTS = 256  # Patterns in a cache.
+_MOST_CODES = 1024  # Codes in a cache.
 _OTHER_SCRIPT = "Grek"  # Its only country, Greece, is not the country of another language.
 # Codes of ISO 15924 for several scripts of Unicode, or for a variant of a script.
 _PARTS: Mapping[str, Sequence[str]] = {
@@ -92,9 +81,12 @@ def writes_spaces(code: str) -> bool:
     return script_of(code) not in UNSPACED
 
 
-@lru_cache(_MOST_SCRIPTS)
-def letters_of(script: str) -> regex.Pattern[str] | None:
-    """Return a pattern for the letters of a script; None if Unicode does not have the script."""
+@lru_cache(_MOST_CODES)
+def letters_of(code: str) -> regex.Pattern[str] | None:
+    """Return a pattern for the letters of a language; None if its script is not known."""
+    script = script_of(code)
+    if script is None:
+        return None
     try:
         return regex.compile(f"{script_class(script)}+")
     except regex.error:
@@ -114,46 +106,20 @@ def script_class(*scripts: str) -> str:
     return f"[{properties}]"
 
 
-def foreign_share(text: str, script: str | None) -> float:
-    """Return the share of letters that belong to another script; 0 if there are no letters.
+def foreign_share(text: str, language: str) -> float:
+    """Return the share of letters that belong to another script than that of a language.
 
-    Letters that several scripts share are never foreign.
+    Letters that several scripts share are never foreign. The share is 0 if there are no letters, or
+    if the script is unknown.
     """
-    if script is None or (script == "Latn" and text.isascii()):
-        return 0.0
-    letters = letters_of(script)
-    if letters is None:
+    letters = letters_of(language)
+    if letters is None or (text.isascii() and letters.match("a")):
         return 0.0
     others = letters.sub("", text)
     num_foreign = len(_LETTER_OF_A_SCRIPT.findall(others))
     if not num_foreign:
         return 0.0
     return num_foreign / len(_LETTER.findall(text))
-
-
-@cache
-def common_words(language: str) -> frozenset[str]:
-    """Return the most frequent words of a language; empty if the language is unknown."""
-    return frozenset(WORDS.get(primary_code(language), "").split())
-
-
-@cache
-def identifier() -> LanguageIdentifier | None:
-    """Return the model of py3langid; None if the package is not installed."""
-    try:
-        from py3langid.langid import (  # noqa: PLC0415 - optional, slow to load
-            MODEL_FILE,
-            LanguageIdentifier,
-        )
-    except ImportError:
-        return None
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-
-
-def is_identifiable(language: str) -> bool:
-    """Whether py3langid is installed and supports the language."""
-    model = identifier()
-    return model is not None and primary_code(language) in model.labels
 
 
 def longest_loop(tokens: Sequence[Hashable]) -> int:

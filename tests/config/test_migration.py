@@ -109,9 +109,10 @@ def test_an_older_configuration_keeps_bleu_as_its_metric(number: int) -> None:
     for wrong in (3, {"validation": 3}):  # are reported by the validation
         migrated = migrate({"training": wrong}, number, kind=Kind.CONFIGURATION)
         assert migrated["training"] == wrong
-    for missing in ({}, {"training": None}, {"training": {"validation": None}}):
-        migrated = migrate(missing, number, kind=Kind.CONFIGURATION)
-        assert migrated["training"] == {"validation": {"metric": "bleu"}}
+    migrated = migrate({"training": {"validation": None}}, number, kind=Kind.CONFIGURATION)
+    assert migrated["training"] == {"validation": {"metric": "bleu"}}
+    # Without this section, its values depend on the size of the corpus.
+    assert migrate({"training": None}, number, kind=Kind.CONFIGURATION)["training"] is None
 
 
 @pytest.mark.parametrize("number", [1, 2])

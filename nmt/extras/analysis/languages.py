@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from nmt.checkpoint.model_folder import read_profiles
 from nmt.commands.evaluate import EvaluatedSet
-from nmt.config.language_codes import primary_code
+from nmt.config.language_codes import matching
 from nmt.metrics.result import Section
-from nmt.text import languages
+from nmt.text.identification import (
+    NO_PROFILES,
+    LanguageProfiles,
+    are_identifiable,
+    language_shares,
+)
+from nmt.text.languages import foreign_share, script_of
 
 _MEANING = (
     "wrong language: share of the translations that are in another language of the model, by "
-    "script and py3langid."
+    "script, py3langid and the trigrams of the training text."
 )
 _FOREIGN = 0.5  # Largest share of letters of another script in a text of its language.
 _ODDS = 5.0  # A line is in another language if that is more than this many times as likely.
@@ -23,11 +30,13 @@ def language_section(scored: EvaluatedSet) -> Section | None:
     test, codes = scored.test, list[str]()
     if test.target_language is None:
         return None
+    profiles = NO_PROFILES
     for model in scored.models:
+        profiles = read_profiles(model.folder) if profiles is NO_PROFILES else profiles
         codes += (code for pair in model.config.directions for code in pair)
     direction, values = f"{test.source_language}-{test.target_language}", list[dict[str, Any]]()
     for system in scored.systems:
-        share = wrong_language_share(system.lines, test.target_language, codes)
+        share = wrong_language_share(system.lines, test.target_language, codes, profiles)
         values.append({"system": system.name, "languages": direction, "wrong_language": share})
     head = ["languages", "system", "wrong language"]
     shares = [x["wrong_language"] for x in values]
@@ -36,34 +45,45 @@ def language_section(scored: EvaluatedSet) -> Section | None:
     return Section("languages", "Languages", [head, *rows], values, _MEANING)
 
 
-def wrong_language_share(lines: Sequence[str], target: str, codes: Iterable[str]) -> float | None:
+def wrong_language_share(
+    lines: Sequence[str],
+    target: str,
+    codes: Iterable[str],
+    profiles: LanguageProfiles = NO_PROFILES,
+) -> float | None:
     """Return the share of lines in another language, blank lines left out.
 
     A line is in another language if most of its letters belong to another script, or if another
-    language of the model is at least five times as likely (py3langid).
+    language of the model is more than five times as likely (`nmt.text.identification`).
 
     Args:
         lines: Translations.
         target: Code of the expected language.
         codes: Codes of the languages of the model.
+        profiles: Trigrams of these languages, if the model has them.
 
     Returns:
         None if the languages cannot be distinguished, or if all lines are blank.
     """
-    script, own = languages.script_of(target), primary_code(target)
-    others = {primary_code(code) for code in codes} - {own}
+    codes = list(dict.fromkeys(codes))
+    script = script_of(target)
+    own = (matching(target, codes) or [target])[0]
+    others = [code for code in codes if code != own]
     # Other scripts are enough to distinguish the remaining languages.
-    similar = {x for x in others if not script or languages.script_of(x) in (None, script)}
-    model, texts = languages.identifier(), [line for line in lines if line.strip()]
-    if not texts or not (others or script) or not all(map(languages.is_identifiable, similar)):
+    similar = [code for code in others if not script or script_of(code) in (None, script)]
+    compared = [own, *similar]
+    texts = [line for line in lines if line.strip()]
+    if not texts or not (others or script):
         return None
-    if similar and not languages.is_identifiable(own):
+    if similar and not (are_identifiable(compared) or profiles.cover(compared)):
         return None
 
     def is_wrong(text: str) -> bool:
-        if languages.foreign_share(text, script) > _FOREIGN:
+        if foreign_share(text, target) > _FOREIGN:
             return True
-        shares = dict(model.rank(text)) if model and similar else {}
+        if not similar:
+            return False
+        shares = language_shares(text, compared, profiles)
         return any(shares[code] > _ODDS * shares[own] for code in similar)
 
     return sum(map(is_wrong, texts)) / len(texts)

@@ -6,11 +6,16 @@ The function with the name of a filter, for example `markup`, returns the filter
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
 
 import regex
 
@@ -18,9 +23,24 @@ from nmt.config.data import FilterConfig
 from nmt.config.language_codes import primary_code
 from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
-from nmt.text import languages
+from nmt.text.identification import (
+    NO_PROFILES,
+    LanguageProfiles,
+    label_of,
+    likeliest_label,
+    other_label,
+    similar_codes,
+    similar_labels,
+)
+from nmt.text.languages import (
+    foreign_share,
+    letters_of,
+    longest_loop,
+    numbers_of,
+)
 
-Maker = Callable[..., Filter]  # (limits, source language, target language) -> a filter
+# (limits, source language, target language, profiles of the languages) -> a filter
+Maker = Callable[..., Filter]
 Find = Callable[[str], Finding | None]
 Share = Callable[[str], float]
 _WORD = re.compile(r"\w+")
@@ -29,9 +49,16 @@ _LAST_IN_WORDS = 99
 _HALF_DAY = 12
 _MIN_COPIED_WORDS = 5
 _MIN_REPEATED = 4
-# Groups of languages that cannot be told apart reliably by a single sentence.
-_ALIKE = ("ar ary arz", "no nb nn da", "bs hr sr", "id ms", "zh yue wuu", "cs sk", "gl pt")
-_SURE_SHARE = 0.2
+_HAN = "\u4e00"  # The only letters that belong to the scripts of several languages.
+_LABEL = re.compile(rb"__label__([^\0]+)\0")  # A language in the file of a fastText model.
+# Loads a model with limited memory, because a damaged file can contain any size.
+_LOAD = """
+import os, resource, sys, fasttext
+most = 4 * os.path.getsize(sys.argv[1]) + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+fasttext.load_model(sys.argv[1])
+"""
+_ALL_LABELS = -1
 _MIN_LETTERS = 12
 _MARKUP = re.compile(
     r"</?[a-zA-Z][^<>]*/?>|<!--|&(?:[a-zA-Z]{2,8}|#\d{1,6}|#x[0-9a-fA-F]{1,5});"
@@ -76,6 +103,13 @@ class TextFilter(Filter):
     def text_problem(self, source: str, target: str) -> Finding | None:
         """Return the finding for a pair, or None."""
         return self.find(source, target)
+
+
+@dataclass(frozen=True)
+class IdleFilter(Filter):
+    """A filter that cannot judge the languages."""
+
+    note: str = ""
 
 
 def _on_a_side(of_source: Find, of_target: Find, source: str, target: str) -> Finding | None:
@@ -158,9 +192,9 @@ def _mojibake(text: str) -> Finding | None:
     return Finding("mojibake", fixed[:80]) if fixed != text else None
 
 
-def _need(library: str, reason: str) -> None:
+def _need(library: str, reason: str, package: str = "") -> None:
     if not find_spec(library):
-        raise ConfigError.needs(f"filters.{reason}", library, extra="clean")
+        raise ConfigError.needs(f"filters.{reason}", package or library, extra="clean")
 
 
 def copy_of_source(config: FilterConfig, *_: str) -> Filter:
@@ -220,7 +254,7 @@ def repeated_share(text: str) -> float:
         words = "".join(words)
     if len(set(words)) > 0.85 * len(words) or len(words) < 2 * _MIN_REPEATED - 2:
         return 0.0
-    repeated = languages.longest_loop(words)
+    repeated = longest_loop(words)
     # A short repetition may be rhetoric, so fewer than four words do not count.
     return repeated / len(words) if repeated >= _MIN_REPEATED else 0.0
 
@@ -245,7 +279,7 @@ def numbers(*_: object) -> Filter:
 def _numbers(source: str, target: str) -> Finding | None:
     if not (_DIGIT.search(source) or _DIGIT.search(target)):
         return None
-    left, right = languages.numbers_of(source), languages.numbers_of(target)
+    left, right = numbers_of(source), numbers_of(target)
     only_left, only_right = left - right, right - left
     if not (only_left or only_right) or _digits(source) == _digits(target):
         return None
@@ -284,85 +318,157 @@ def _are_related(one: str, other: str) -> bool:
     return max(values) <= 2 * _HALF_DAY and abs(values[0] - values[1]) == _HALF_DAY
 
 
-def script(config: FilterConfig, source: str, target: str) -> Filter:
+def script(config: FilterConfig, source: str, target: str, *_: object) -> Filter:
     """Return the filter for pairs with many letters of a script that the language does not use."""
-    scripts = map(languages.script_of, (source, target))
-    shares = [partial(languages.foreign_share, script=each) for each in scripts]
-    return TextFilter(partial(_share, ("script", config.script.bound), shares))
+    shares = [partial(foreign_share, language=code) for code in (source, target)]
+    unknown = [code for code in (source, target) if letters_of(code) is None]
+    note = ""
+    if unknown:
+        note = f"filters.script does not check {' and '.join(unknown)}: the script is unknown. "
+        note += f"Write it into the code, such as {unknown[0]}_Latn"
+    return TextFilter(partial(_share, ("script", config.script.bound), shares), note)
 
 
-def swapped(_: FilterConfig, source: str, target: str) -> Filter:
+def swapped(
+    _: FilterConfig, source: str, target: str, profiles: LanguageProfiles = NO_PROFILES
+) -> Filter:
     """Return the filter for pairs in which source and target language are swapped."""
-    left, right = languages.script_of(source), languages.script_of(target)
-    if left and right and left != right:
-        letters = languages.letters_of(left), languages.letters_of(right)
-        if letters[0] is not None and letters[1] is not None:
-            return TextFilter(partial(_swapped_scripts, letters))
-    return TextFilter(partial(_swapped_words, (source, target)))
+    languages = source, target
+    left = letters_of(source)
+    right = letters_of(target)
+    if left and right and left != right and not (left.match(_HAN) and right.match(_HAN)):
+        return TextFilter(partial(_swapped_scripts, left, right))
+    of_source = similar_labels(source) - similar_labels(target)
+    of_target = similar_labels(target) - similar_labels(source)
+    if of_source and of_target:
+        return TextFilter(partial(_swapped_labels, of_source, of_target))
+    if profiles.cover(languages):
+        return TextFilter(partial(_swapped_profiles, profiles, languages))
+    return IdleFilter(f"filters.swapped cannot distinguish {source} and {target}")
 
 
 def _swapped_scripts(
-    letters: tuple[regex.Pattern[str], regex.Pattern[str]], source: str, target: str
+    left: regex.Pattern[str], right: regex.Pattern[str], source: str, target: str
 ) -> Finding | None:
-    left, right = letters
     is_swapped = right.search(source) and left.search(target)
     is_mixed = left.search(source) or right.search(target)
     return Finding("swapped", "both sides") if is_swapped and not is_mixed else None
 
 
-def _swapped_words(codes: tuple[str, str], source: str, target: str) -> Finding | None:
-    """Detect swapped sides by frequent words, or by py3langid if no side has a frequent word."""
-    counts = [
-        [sum(word in languages.common_words(each) for word in words) for each in codes]
-        for words in (_WORD.findall(source.lower()), _WORD.findall(target.lower()))
-    ]
-    (own, other), (theirs, target_own) = counts
-    is_swapped = other > own and theirs > target_own
-    if not (is_swapped or own or target_own or min(len(source), len(target)) < _MIN_LETTERS):
-        model = languages.identifier()
-        is_swapped = model is not None and all(
-            languages.is_identifiable(code) and model.classify(text)[0] in _alike(code)
-            for text, code in zip((target, source), codes, strict=True)
-        )
-    return Finding("swapped", "both sides") if is_swapped else None
+def _swapped_labels(
+    of_source: frozenset[str], of_target: frozenset[str], source: str, target: str
+) -> Finding | None:
+    if likeliest_label(source) in of_target and likeliest_label(target) in of_source:
+        return Finding("swapped", "both sides")
+    return None
 
 
-def language(config: FilterConfig, source: str, target: str) -> Filter:
+def _swapped_profiles(
+    profiles: LanguageProfiles, languages: tuple[str, str], source: str, target: str
+) -> Finding | None:
+    of_source = profiles.shares(source, languages)
+    of_target = profiles.shares(target, languages)
+    left, right = languages
+    if of_source[right] > of_source[left] and of_target[left] > of_target[right]:
+        return Finding("swapped", "both sides")
+    return None
+
+
+def language(
+    config: FilterConfig, source: str, target: str, profiles: LanguageProfiles = NO_PROFILES
+) -> Filter:
     """Return the filter for pairs with a side that is not in the configured language.
 
     Raises:
-        ConfigError: py3langid is not installed.
+        ConfigError: ``filters.language.model`` cannot be used.
     """
-    _need("py3langid", "language")
-    of_source, of_target = (
-        partial(_language, code=code, min_odds=config.language.bound) for code in (source, target)
-    )
-    unknown = [code for code in (source, target) if not languages.is_identifiable(code)]
-    note = f"filters.language does not check {' and '.join(unknown)}: not supported by py3langid"
-    return TextFilter(partial(_on_a_side, of_source, of_target), note if unknown else "")
+    finds: list[Find] = []
+    unknown = list[str]()
+    for code in (source, target):
+        check: Callable[..., str | None]
+        if config.language.model is not None:
+            check = _check_of_model(config.language.model, code)
+        elif label_of(code) is not None:
+            check = other_label
+        elif profiles.cover([code]):
+            check = partial(_other_of_profiles, profiles)
+        else:
+            check = _no_other
+            unknown.append(code)
+        finds.append(partial(_language, check, code, config.language.bound))
+    note = ""
+    if unknown:
+        note = f"filters.language does not check {' and '.join(unknown)}: py3langid does not "
+        note += "support it. Set filters.language.model to a model that does"
+    return TextFilter(partial(_on_a_side, finds[0], finds[1]), note)
 
 
-def _language(text: str, code: str, min_odds: float) -> Finding | None:
-    """Return a finding if a different language is at least ``min_odds`` times as likely.
+def _language(
+    check: Callable[..., str | None], code: str, min_odds: float, text: str
+) -> Finding | None:
+    """Return a finding if another language is ``min_odds`` times as likely; short texts pass."""
+    if len(text) < _MIN_LETTERS:
+        return None
+    other = check(text, code, min_odds)
+    return None if other is None else Finding("language", other, primary_code(code))
 
-    Not checked: short texts, texts with many frequent words of the language, and languages that
-    py3langid does not support.
+
+def _no_other(*_: object) -> None:
+    """Return None: the language cannot be identified."""
+
+
+def _other_of_profiles(
+    profiles: LanguageProfiles, text: str, code: str, min_odds: float
+) -> str | None:
+    shares = profiles.shares(text, list(profiles.log_probs))
+    likeliest = max(shares, key=shares.__getitem__)
+    is_other = likeliest != code and shares[likeliest] >= min_odds * shares[code]
+    return likeliest if is_other else None
+
+
+def _check_of_model(path: Path, code: str) -> Callable[..., str | None]:
+    """Return the check of a language by a fastText model.
+
+    Raises:
+        ConfigError: fasttext-predict is not installed, the file is missing or damaged, or the model
+            does not identify the language.
     """
-    model, own = languages.identifier(), _alike(code)
-    if model is None or not languages.is_identifiable(code) or len(text) < _MIN_LETTERS:
-        return None
-    words, common = _WORD.findall(text.lower()), languages.common_words(code)
-    if sum(word in common for word in words) >= max(_SURE_SHARE * len(words), 1):
-        return None
-    likeliest, probability = model.classify(text)
-    if likeliest in own or likeliest == "zxx":
-        return None
-    expected = max(value for name, value in model.rank(text) if name in own)
-    is_sure = probability >= min_odds * expected
-    return Finding("language", likeliest, primary_code(code)) if is_sure else None
+    _need("fasttext", "language.model", package="fasttext-predict")
+    # A damaged file can end the process that loads it, so another process loads it first.
+    command = [sys.executable, "-c", _LOAD, str(path)]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=False)
+    if loaded.returncode:
+        why = loaded.stderr.strip().splitlines()[-1:] or ["it is damaged"]
+        problem = f"filters.language.model: {path} is not a fastText model: {why[0]}."
+        fix = "Download the model again, or remove filters.language.model to use py3langid."
+        raise ConfigError(problem, fix=fix)
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        codes = tuple(code.decode() for code in _LABEL.findall(content))
+    expected = similar_codes(code, codes)
+    if not expected:
+        problem = f"filters.language.model: {path} does not identify {code}."
+        fix = "Choose a model that does, or remove filters.language.model to use py3langid."
+        raise ConfigError(problem, fix=fix)
+    return partial(_other_of_model, path, expected)
 
 
 @cache
-def _alike(language: str) -> frozenset[str]:
-    code = primary_code(language)
-    return frozenset(next((x.split() for x in _ALIKE if code in x.split()), [code]))
+def _fasttext_model(path: Path) -> Any:
+    import fasttext  # noqa: PLC0415 - optional
+
+    return fasttext.load_model(str(path))
+
+
+def _other_of_model(
+    path: Path, expected: frozenset[str], text: str, _: str, min_odds: float
+) -> str | None:
+    labels, probabilities = _fasttext_model(path).predict(text, _ALL_LABELS)
+    if not labels:  # no known words
+        return None
+    codes = [label.removeprefix("__label__") for label in labels]
+    likeliest = codes[0]
+    ranked = zip(codes, probabilities, strict=True)
+    most_expected = max(probability for code, probability in ranked if code in expected)
+    if likeliest in expected or probabilities[0] < min_odds * most_expected:
+        return None
+    return likeliest

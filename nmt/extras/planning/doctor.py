@@ -33,7 +33,7 @@ _TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 _EXTRAS = {
     "ctranslate2": ("ctranslate2", "for faster translation on CPUs"),
     **{name: (name, f"for training.trackers: [{name}]") for name in _TRACKERS},
-    "clean": ("py3langid", "to detect wrong languages and broken encodings in text"),
+    "clean": ("ftfy", "to detect broken encodings, and for filters.language.model"),
     "serve": ("fastapi", "for `nmt serve`"),
     "comet": ("unbabel-comet", "for the metric comet"),
     "cluster": ("distributed", "to prepare data on several machines"),

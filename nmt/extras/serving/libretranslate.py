@@ -11,7 +11,6 @@ from fastapi.responses import JSONResponse
 from nmt.extras.serving import bodies
 from nmt.extras.serving.access import Gate
 from nmt.extras.serving.bodies import RefusedError
-from nmt.extras.serving.models import detect
 from nmt.extras.serving.service import Served, Service
 from nmt.text.languages import name_of
 
@@ -67,7 +66,7 @@ async def detected(body: bodies.DetectBody, service: Served, request: Request) -
     """Detect the language among the source languages, as LibreTranslate does."""
     _admit(request, service, body)
     codes = sorted({source for source, _ in service.pairs})
-    ranked = await asyncio.to_thread(lambda: [detect(text, codes) for text in body.texts])
+    ranked = await asyncio.to_thread(lambda: [service.detect(text, codes) for text in body.texts])
     found = [[{"language": code, "confidence": sure} for code, sure in each] for each in ranked]
     return JSONResponse(found[0] if isinstance(body.q, str) else found)
 

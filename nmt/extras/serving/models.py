@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.model_folder import CARD, find_model, is_ctranslate2, load_folder_config
-from nmt.config.language_codes import primary_code
+from nmt.checkpoint.model_folder import (
+    CARD,
+    find_model,
+    is_ctranslate2,
+    load_folder_config,
+    read_profiles,
+)
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.json_file import Manifest
 from nmt.inference.direction import LanguageOptions, names_language
@@ -20,12 +25,11 @@ from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
 from nmt.text import languages
+from nmt.text.identification import NO_PROFILES, LanguageProfiles, language_shares
 
 _WARM_UP = "1"
 _MOST_CARD = 1 << 16  # characters
 _EXPORT = "model.bin"  # of CTranslate2
-_WORD = re.compile(r"\w+")
-_WEIGHT_OF_WORDS = 4.0
 
 
 class ServedModel:
@@ -50,6 +54,7 @@ class ServedModel:
         else:
             files = find_model(folder)
             self._sha256, self._step = files.sha256, files.step
+        self.profiles = read_profiles(folder)
         self.translator = Translator.load(folder, **loading)
         languages = self.translator.options.languages
         self.directions = languages.offered(self.translator.tokenizers)
@@ -215,32 +220,16 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
     return named
 
 
-def detect(text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
+def detect(
+    text: str, codes: Sequence[str], profiles: LanguageProfiles = NO_PROFILES
+) -> list[tuple[str, float]]:
     """Rank the languages of a text, with probabilities from 0 to 100, the likeliest first.
 
-    Uses py3langid if it is installed and supports all the languages. Otherwise compares the script
-    and the most frequent words of each language. All values are near 0 if the text is in another
-    language.
+    All values are near 0 if the text is in another language, unless profiles are needed.
 
     >>> detect("Der Hund ist nicht da.", ["en", "de"])[0][0], detect("A dog is there.", ["ja"])
     ('de', [('ja', 0.0)])
     """
-    model = languages.identifier() if all(map(languages.is_identifiable, codes)) else None
-    if model is not None:
-        ranked = dict(model.rank(text))  # probabilities over all languages of the identifier
-        shares = {code: float(ranked[primary_code(code)]) for code in codes}
-    else:
-        words = _WORD.findall(text.lower())
-        weights = {code: _likeness(text, words, code) for code in codes}
-        # The English term stands for all other languages: most of them use Latin letters, too.
-        total = sum(weights.values()) + _likeness(text, [], "en")
-        shares = {code: weight / total if total else 0.0 for code, weight in weights.items()}
+    shares = language_shares(text, codes, profiles)
     ordered = sorted(shares.items(), key=lambda pair: -pair[1])
     return [(code, round(100 * share, 1)) for code, share in ordered]
-
-
-def _likeness(text: str, words: list[str], code: str) -> float:
-    script, common = languages.script_of(code), languages.common_words(code)
-    in_script = 1 - languages.foreign_share(text, script) if script else 0.0
-    share = sum(word in common for word in words) / max(1, len(words))
-    return in_script * (0.1 + _WEIGHT_OF_WORDS * share)

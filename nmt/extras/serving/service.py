@@ -90,6 +90,13 @@ class Service:
                 problem = f"The request has {count:,} {name}; at most {most:,} are allowed."
                 raise RefusedError(413, problem, "Send several smaller requests.")
 
+    def detect(self, text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
+        """Rank the languages of a text; see `nmt.extras.serving.models.detect`."""
+        for model in self.models.values():
+            if model.profiles.cover(codes):
+                return detect(text, codes, model.profiles)
+        return detect(text, codes)
+
     async def choose(
         self, choice: bodies.Choice, texts: Sequence[str]
     ) -> tuple[Route, dict[str, Any]]:
@@ -102,7 +109,7 @@ class Service:
         if source == "auto":
             sources = sorted({pair[0] for pair in matching_pairs((None, target), self.pairs)})
             sample = " ".join(texts)[:_DETECTED_CHARACTERS]
-            for code, sure in (await asyncio.to_thread(detect, sample, sources))[:1]:
+            for code, sure in (await asyncio.to_thread(self.detect, sample, sources))[:1]:
                 source, about = code, {"detected": sure}
         served = self.pairs
         if choice.model is not None:

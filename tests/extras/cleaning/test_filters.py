@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import struct
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +15,15 @@ from nmt.config.data import FilterConfig
 from nmt.data.filters import Finding, training_filters
 from nmt.errors import ConfigError, install_command
 from nmt.extras.cleaning.filters import numbers
+from nmt.text.identification import LanguageProfiles
 
 RTL = "\u0642\u0631\u0623\u062a \u0643\u062a\u0627\u0628\u064b\u0627 \u0639\u0646"
 
 
 def reasons(source: str, target: str, languages: str = "de en") -> set[str]:
-    filters = training_filters(FilterConfig.model_validate({"language": "off"}), *languages.split())
+    config = FilterConfig.model_validate({"language": "off"})
+    source_language, target_language = languages.split()
+    filters = training_filters(config, source_language, target_language)
     filters = pickle.loads(pickle.dumps(filters))  # they travel to other processes
     return {each.reason for each in filters.text_findings(source, target)}
 
@@ -99,26 +105,138 @@ def test_a_list_of_numbers_is_no_copy() -> None:
     assert reasons("3 4 5 6 7 8", "3 4 5 6 7 8") == set()
 
 
-def test_exchanged_sides_are_told_by_scripts_or_by_identification() -> None:
+SHAN = "မိူဝ်ႈၼႆႉ ႁဝ်းၵႂႃႇ"
+
+
+@pytest.mark.parametrize("languages", ["de en", "deu eng", "deu_Latn eng_Latn", "de-AT en-GB"])
+def test_swapped_sides_are_identified_with_any_codes(languages: str) -> None:
+    english = "Scientists discover ancient underwater volcano"
+    german = "Forscher entdecken uralten Unterwasservulkan"
+    assert "swapped" in reasons(english, german, languages)
+    assert "swapped" not in reasons(german, english, languages)
+    assert "swapped" not in reasons(german, german, languages)
+
+
+def test_swapped_sides_of_different_scripts_are_told_by_these() -> None:
     assert "swapped" in reasons("The dog sleeps.", "Собака спит.", "ru en")
-    pytest.importorskip("py3langid")
-    source = "Scientists discover ancient underwater volcano"  # no frequent word
-    assert "swapped" in reasons(source, "Forscher entdecken uralten Unterwasservulkan", "de en")
+    assert "swapped" in reasons("The dog", SHAN, "shn eng")
+    assert "swapped" not in reasons(SHAN, "The dog", "shn eng")
+    japanese, chinese = "犬が庭を走っています。", "狗在花园里跑步。"  # both have Chinese characters
+    assert "swapped" in reasons(chinese, japanese, "ja zh")
+    assert "swapped" not in reasons(japanese, chinese, "ja zh")
 
 
-def test_a_missing_extra_is_named_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for library in ("py3langid", "ftfy"):
+def profiles() -> LanguageProfiles:
+    klingon = ["nuqneH, tlhIngan maH", "Heghlu'meH QaQ jajvam", "bortaS bIr jablu'DI' reH QaQqu'"]
+    english = ["the dog is not there", "a good day to die", "we are here"]
+    return LanguageProfiles.learn({"tlh": klingon, "en": english})
+
+
+def test_unsupported_languages_are_told_by_their_trigrams() -> None:
+    filters = training_filters(FilterConfig(), "tlh", "en", profiles())
+    filters = pickle.loads(pickle.dumps(filters))
+    klingon, english = "tlhIngan jajvam QaQqu'", "the good dog is here"
+    assert filters.text_findings(klingon, english) == []
+    found = {each.reason: each.value for each in filters.text_findings(english, klingon)}
+    assert found["swapped"] == "both sides"
+    assert found["language"] == "en"
+    assert filters.warnings == []
+
+
+def test_filters_that_cannot_judge_a_language_say_so() -> None:
+    """A filter that the user relies on warns, another one only notes it."""
+    named = ("language", "script", "swapped")
+    for action in ("drop", "report"):
+        config = FilterConfig.model_validate(dict.fromkeys(named, action))
+        filters = training_filters(config, "mey", "tlh")
+        told = filters.warnings if action == "drop" else filters.notes
+        assert len(told) == 3
+        for name, text in zip(sorted(named), sorted(told), strict=True):
+            assert text.startswith(f"filters.{name} ")
+            assert "mey and tlh" in text
+        assert (filters.notes if action == "drop" else filters.warnings) == []
+    assert (
+        training_filters(FilterConfig(), "shn_Mymr", "en").notes[0].startswith("filters.language")
+    )
+
+
+def test_a_missing_extra_is_named_when_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for library in ("fasttext", "ftfy"):
         monkeypatch.setitem(sys.modules, library, None)
     training_filters(FilterConfig(), "de", "en")
-    for reason in ("language", "mojibake"):
+    model = tmp_path / "lid.ftz"
+    for values in ({"language": {"model": model}}, {"mojibake": "drop"}):
         with pytest.raises(ConfigError, match="not installed") as caught:
-            training_filters(FilterConfig.model_validate({reason: "drop"}), "de", "en")
+            training_filters(FilterConfig.model_validate(values), "de", "en")
         assert caught.value.exit_code == 2
         assert caught.value.fix == install_command("clean")
 
 
+def write_fasttext(path: Path, words: Mapping[str, Sequence[str]]) -> Path:
+    """Write a fastText classifier of languages (version 12): a word votes for its language."""
+    size = len(words)
+    every_word = [word for known in words.values() for word in known]
+    # Dimension, window, epochs, ..., softmax (3), supervised (3), no buckets, no subwords.
+    parts = [struct.pack("<ii12id", 793712314, 12, size, 5, 5, 1, 5, 1, 3, 3, 0, 0, 0, 100, 1e-4)]
+    counts = len(every_word) + size, len(every_word), size
+    parts.append(struct.pack("<iiiqq", *counts, 100, -1))
+    parts += [word.encode() + struct.pack("<bqb", 0, 1, 0) for word in every_word]
+    parts += [f"__label__{code}".encode() + struct.pack("<bqb", 0, 1, 1) for code in words]
+    places = [number for number, known in enumerate(words.values()) for _ in known]
+    for rows, weight in ((places, 1.0), (range(size), 6.0)):
+        parts.append(struct.pack("<bqq", 0, len(rows), size))
+        for place in rows:
+            parts.append(struct.pack(f"<{size}f", *(weight * (place == x) for x in range(size))))
+    path.write_bytes(b"".join(parts))
+    return path
+
+
+def test_a_fasttext_model_replaces_py3langid(tmp_path: Path) -> None:
+    pytest.importorskip("fasttext")
+    german, klingon = "der Hund ist nicht da", "tlhIngan maH QaQ jajvam reH"
+    words = {"deu_Latn": german.split(), "tlh": klingon.split(), "fr": ["le", "chien"]}
+    model = write_fasttext(tmp_path / "languages.bin", words)
+    config = FilterConfig.model_validate({"language": {"action": "drop", "model": str(model)}})
+    filters = training_filters(config, "de-AT", "tlh")
+    filters = pickle.loads(pickle.dumps(filters))
+    assert filters.text_findings(german, klingon) == []
+    assert filters.text_findings(german, "unknown words are no sign") == []
+    found = filters.text_findings("le chien le chien", klingon)
+    assert found == [Finding("language", "fr", "de")]
+    unsure = "le chien der Hund ist"  # more German
+    assert filters.text_findings(unsure, klingon) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "language", "problem"),
+    [
+        (None, "de", "is not a fastText model: .*No such file"),
+        (b"", "de", "is not a fastText model: .*wrong file format"),
+        (b"text " * 99, "de", "is not a fastText model: .*wrong file format"),
+        (300, "de", "is not a fastText model: "),  # fastText crashes
+        (1000, "fr", "does not identify fr"),
+    ],
+)
+def test_a_wrong_fasttext_model_is_refused(
+    content: bytes | int | None, language: str, problem: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("fasttext")
+    path = write_fasttext(tmp_path / "x.bin", {"de": list("abcdefghijk"), "en": list("lmnopqr")})
+    if isinstance(content, int):
+        path.write_bytes(path.read_bytes()[:content])
+    elif content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    config = FilterConfig.model_validate({"language": {"model": str(path)}})
+    with pytest.raises(ConfigError, match=problem) as caught:
+        training_filters(config, language, "en")
+    assert "remove filters.language.model" in caught.value.fix
+
+
 def test_languages_are_judged_where_py3langid_knows_them() -> None:
-    pytest.importorskip("py3langid")
     german = "Der Zug nach München fährt heute leider nicht mehr."
     french = "Le train pour Paris ne part plus ce soir, malheureusement."
     filters = training_filters(FilterConfig(), "de", "xx")

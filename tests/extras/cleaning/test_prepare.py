@@ -156,7 +156,6 @@ def test_duplicates_are_dropped_on_request(tmp_path: Path) -> None:
 
 
 def test_languages_are_counted_on_each_side_with_their_first_lines(tmp_path: Path) -> None:
-    pytest.importorskip("py3langid")
     source, target = corpus(120)
     for line in (7, 30, 31):
         source[line] = "Je ne sais pas pourquoi il est parti si tôt ce matin."
