@@ -280,19 +280,22 @@ def recorded_settings(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def vocabulary_of_run(config: RunConfig) -> Path | None:
-    """Return the tokenizer folder of the run that training would resume.
+def has_data_settings(config: RunConfig) -> bool:
+    """Whether training would resume a run whose data were prepared with the same settings.
 
-    Other versions of nmt may learn another vocabulary from the same text, so data that are prepared
-    again keep that of the run. None if there is no run, or if the tokenizer settings have changed.
+    Keys that the run does not know do not count.
     """
-    tokenizer = config.run_dir / "tokenizer"
-    recorded = recorded_settings(config.run_dir).get("tokenizer")
-    if not isinstance(recorded, Mapping) or not tokenizer.is_dir():
-        return None
-    now = config.tokenizer.model_dump(mode="json")
-    is_equal = all(now.get(key) == value for key, value in recorded.items())
-    return tokenizer if is_equal else None
+    recorded = recorded_settings(config.run_dir)
+    return bool(recorded) and _agrees(recorded, bound_values(config, "data"))
+
+
+def _agrees(recorded: Any, now: Any) -> bool:
+    if isinstance(recorded, Mapping) and isinstance(now, Mapping):
+        shared = recorded.keys() & now.keys()
+        return all(_agrees(recorded[key], now[key]) for key in shared)
+    if isinstance(recorded, list) and isinstance(now, list) and len(recorded) == len(now):
+        return all(map(_agrees, recorded, now))
+    return bool(recorded == now)
 
 
 def trained_on(run_dir: Path, prepared_dir: Path) -> PreparedManifest | None:

@@ -36,7 +36,7 @@ from random import Random
 from typing import IO, Any
 
 from nmt.checkpoint.model_folder import CONFIG, PROFILES, SHORTLIST, load_folder_config
-from nmt.checkpoint.run import vocabulary_of_run
+from nmt.checkpoint.run import has_data_settings, trained_on
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions
 from nmt.commands.result import TextResult
@@ -350,8 +350,13 @@ def _append_text(folder: Path, pairs: Sequence[Any]) -> None:
 
 def recipe_of(config: RunConfig) -> Recipe:
     """Return the settings that determine the prepared data."""
-    bound = bound_values(config, "data")
-    return Recipe(config=config, bound=bound, vocabulary=vocabulary_of_run(config))
+    recipe = Recipe(config=config, bound=bound_values(config, "data"))
+    vocabulary = config.run_dir / TOKENIZER
+    if recipe.init_from is not None or not vocabulary.is_dir() or not has_data_settings(config):
+        return recipe
+    of_run = trained_on(config.run_dir, config.prepared_dir)
+    hash_of_run = None if of_run is None else of_run.config_hash
+    return replace(recipe, vocabulary=vocabulary, hash_of_run=hash_of_run)
 
 
 def _check(config: RunConfig, options: PreparationOptions) -> None:

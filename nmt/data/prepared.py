@@ -161,8 +161,10 @@ class Recipe:
 
     config: RunConfig
     input: Path | None = None  # a copy of standard input, if it is a corpus
-    # The tokenizers of a run that will be resumed, which another version may have learned.
+    # The tokenizers of a run that will be resumed, and the hash of the recipe of its data. Another
+    # version of nmt may have made them, which learned or filtered in another way.
     vocabulary: Path | None = None
+    hash_of_run: str | None = None
     bound: Mapping[str, Any]  # values of the keys that ``Binds("data")`` marks
 
     @property
@@ -213,15 +215,6 @@ class Recipe:
         return [*dict.fromkeys((*source, *tag))], target
 
     @property
-    def _is_weighted(self) -> bool:
-        """Whether the vocabulary is learned from some corpora more than from others."""
-        if self.config.tokenizer.models is not None:
-            return False
-        weights = {corpus.weight for corpus in self.data.training}
-        is_mixed = self.data.stages or self.data.replay or self.data.temperature != 1
-        return bool(is_mixed) or len(weights) > 1
-
-    @property
     def files(self) -> list[Path]:
         """All input files."""
         corpora = (*self.data.training, *self.data.validation)
@@ -242,7 +235,7 @@ class Recipe:
             bound["noise"] = [corpus.noise.rates for corpus in self.data.training]
             if self.vocabulary is None:
                 bound["learning"] = _LEARNING
-            if self.vocabulary is None and self._is_weighted:
+            if self.vocabulary is None and self.config.tokenizer.models is None:
                 bound["weights"] = self.data.model_dump(mode="json", include=_WEIGHTS)
         else:
             place = self.init_from / TOKENIZER
@@ -252,12 +245,12 @@ class Recipe:
 
     def accepts(self, manifest: PreparedManifest) -> bool:
         """Whether a prepared folder has the settings of this recipe; corpora are not compared."""
-        hashes = {self.hash(manifest.vocab_hash)}
-        if self.vocabulary is not None:
-            if manifest.vocab_hash != tokenizer_hash(self.vocabulary):
-                return False
-            hashes.add(replace(self, vocabulary=None).hash())
-        return manifest.config_hash in hashes
+        if self.vocabulary is None:
+            return manifest.config_hash == self.hash(manifest.vocab_hash)
+        if manifest.vocab_hash != tokenizer_hash(self.vocabulary):
+            return False
+        as_learned = replace(self, vocabulary=None).hash()
+        return manifest.config_hash in (self.hash(), as_learned, self.hash_of_run)
 
 
 def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:

@@ -95,7 +95,8 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
     after = resumed(folder, data, 402)
     assert max(step for step, _ in list_checkpoints(folder)) == 402
     before["training"]["max_steps"] = 402
-    before["tokenizer"]["from"] = None  # a key of format 3
+    before["tokenizer"]["from"] = None  # new keys of format 3
+    before["filters"]["language"]["model"] = None
     assert after == {"format": FORMAT, **before, "run_dir": str(folder)}
     assert translations(folder, "fr") == FRENCH
 
@@ -120,3 +121,26 @@ def test_adapters_translate_as_they_did_and_resume_with_their_base_model(old: Pa
     assert max(step for step, _ in list_checkpoints(folder)) == 202
     assert after["training"]["lora"]["rank"] == 2
     assert translations(folder) == SHIFTED
+
+
+def test_a_run_resumes_on_its_prepared_data_although_this_version_makes_other_data(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version may filter or learn in another way; a new run gets new data."""
+    folder = old / "two-languages"
+    data = {
+        "train": [{"name": "english", **CORPUS}, {"name": "french", **IN_FRENCH}],
+        "valid": [CORPUS, IN_FRENCH],
+    }
+    resumed(folder, data, 402)
+    made = Path("prepared-two", "manifest.json").read_bytes()
+    monkeypatch.setattr("nmt.data.prepared._LEARNING", 99)
+    monkeypatch.setattr("nmt.data.filters.Ratio.length_problem", lambda *_: "ratio")
+    resumed(folder, data, 404)
+    assert max(step for step, _ in list_checkpoints(folder)) == 404
+    assert Path("prepared-two", "manifest.json").read_bytes() == made
+    shutil.rmtree(folder)
+    shutil.move("prepared-two", "prepared/two-languages")  # of a new run with this name
+    # It prepares its data again, and learns the default vocabulary.
+    with pytest.raises(nmt.NmtError, match="too small for a vocabulary of 2,000"):
+        resumed(folder, data, 404)
