@@ -19,10 +19,11 @@ def learn_profiles(recipe: Recipe) -> LanguageProfiles:
         DataError: A corpus is missing, damaged or not parallel.
     """
     config = recipe.config
-    codes = sorted({code for direction in config.directions for code in direction})
-    if are_identifiable(codes):
+    lines: dict[str, list[str]] = {}
+    for direction in config.directions:
+        lines.update({code: [] for code in direction})
+    if are_identifiable(lines):
         return NO_PROFILES
-    lines: dict[str, list[str]] = {code: [] for code in codes}
     for corpus in recipe.data.training:
         source, target = config.direction(corpus)
         options = ReadOptions(source, target, "skip", config.filters.max_characters)

@@ -140,6 +140,18 @@ class LanguageProfiles:
         """Whether there is a profile of every language."""
         return all(code in self.log_probs for code in codes)
 
+    def likeliest(self, text: str) -> str:
+        """Return the likeliest language."""
+        shares = self.shares(text, list(self.log_probs))
+        return max(shares, key=shares.__getitem__)
+
+    def other(self, text: str, code: str, min_odds: float) -> str | None:
+        """Return the likeliest language if it is ``min_odds`` times as likely as ``code``."""
+        likeliest = self.likeliest(text)
+        shares = self.shares(text, [likeliest, code])
+        is_other = likeliest != code and shares[likeliest] >= min_odds * shares[code]
+        return likeliest if is_other else None
+
     def shares(self, text: str, codes: Sequence[str]) -> dict[str, float]:
         """Return the probability of each language, if the text is in one of them."""
         trigrams = _trigrams(text)

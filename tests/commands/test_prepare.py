@@ -481,7 +481,7 @@ def test_corpora_of_several_languages_begin_with_their_tags(
 def test_the_notes_of_all_directions_are_in_the_report_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def filters_of(config: FilterConfig, source: str, target: str) -> FilterChain:
+    def filters_of(config: FilterConfig, source: str, target: str, *_: object) -> FilterChain:
         chain = training_filters(config, source, target)
         chain.notes = ["for all", f"for {source}-{target}"]
         return chain

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -53,9 +53,13 @@ _HAN = "\u4e00"  # The only letters that belong to the scripts of several langua
 _LABEL = re.compile(rb"__label__([^\0]+)\0")  # A language in the file of a fastText model.
 # Loads a model with limited memory, because a damaged file can contain any size.
 _LOAD = """
-import os, resource, sys, fasttext
-most = 4 * os.path.getsize(sys.argv[1]) + (1 << 30)
-resource.setrlimit(resource.RLIMIT_AS, (most, most))
+import os, sys, fasttext
+most = 4 * os.path.getsize(sys.argv[1]) + (1 << 29)
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+except ImportError:
+    pass  # Windows
 fasttext.load_model(sys.argv[1])
 """
 _ALL_LABELS = -1
@@ -103,13 +107,6 @@ class TextFilter(Filter):
     def text_problem(self, source: str, target: str) -> Finding | None:
         """Return the finding for a pair, or None."""
         return self.find(source, target)
-
-
-@dataclass(frozen=True)
-class IdleFilter(Filter):
-    """A filter that cannot judge the languages."""
-
-    note: str = ""
 
 
 def _on_a_side(of_source: Find, of_target: Find, source: str, target: str) -> Finding | None:
@@ -333,18 +330,21 @@ def swapped(
     _: FilterConfig, source: str, target: str, profiles: LanguageProfiles = NO_PROFILES
 ) -> Filter:
     """Return the filter for pairs in which source and target language are swapped."""
-    languages = source, target
     left = letters_of(source)
     right = letters_of(target)
     if left and right and left != right and not (left.match(_HAN) and right.match(_HAN)):
         return TextFilter(partial(_swapped_scripts, left, right))
+    languages = source, target
+    if profiles.cover(languages):
+        return TextFilter(partial(_swapped, profiles.likeliest, {source}, {target}))
     of_source = similar_labels(source) - similar_labels(target)
     of_target = similar_labels(target) - similar_labels(source)
-    if of_source and of_target:
-        return TextFilter(partial(_swapped_labels, of_source, of_target))
-    if profiles.cover(languages):
-        return TextFilter(partial(_swapped_profiles, profiles, languages))
-    return IdleFilter(f"filters.swapped cannot distinguish {source} and {target}")
+    note = (
+        ""
+        if of_source and of_target
+        else f"filters.swapped cannot distinguish {source} and {target}"
+    )
+    return TextFilter(partial(_swapped, likeliest_label, of_source, of_target), note)
 
 
 def _swapped_scripts(
@@ -355,21 +355,11 @@ def _swapped_scripts(
     return Finding("swapped", "both sides") if is_swapped and not is_mixed else None
 
 
-def _swapped_labels(
-    of_source: frozenset[str], of_target: frozenset[str], source: str, target: str
+def _swapped(
+    identify: Callable[[str], str], of_source: Set[str], of_target: Set[str], *texts: str
 ) -> Finding | None:
-    if likeliest_label(source) in of_target and likeliest_label(target) in of_source:
-        return Finding("swapped", "both sides")
-    return None
-
-
-def _swapped_profiles(
-    profiles: LanguageProfiles, languages: tuple[str, str], source: str, target: str
-) -> Finding | None:
-    of_source = profiles.shares(source, languages)
-    of_target = profiles.shares(target, languages)
-    left, right = languages
-    if of_source[right] > of_source[left] and of_target[left] > of_target[right]:
+    source, target = texts
+    if identify(source) in of_target and identify(target) in of_source:
         return Finding("swapped", "both sides")
     return None
 
@@ -391,7 +381,7 @@ def language(
         elif label_of(code) is not None:
             check = other_label
         elif profiles.cover([code]):
-            check = partial(_other_of_profiles, profiles)
+            check = profiles.other
         else:
             check = _no_other
             unknown.append(code)
@@ -417,15 +407,6 @@ def _no_other(*_: object) -> None:
     """Return None: the language cannot be identified."""
 
 
-def _other_of_profiles(
-    profiles: LanguageProfiles, text: str, code: str, min_odds: float
-) -> str | None:
-    shares = profiles.shares(text, list(profiles.log_probs))
-    likeliest = max(shares, key=shares.__getitem__)
-    is_other = likeliest != code and shares[likeliest] >= min_odds * shares[code]
-    return likeliest if is_other else None
-
-
 def _check_of_model(path: Path, code: str) -> Callable[..., str | None]:
     """Return the check of a language by a fastText model.
 
@@ -436,7 +417,7 @@ def _check_of_model(path: Path, code: str) -> Callable[..., str | None]:
     _need("fasttext", "language.model", package="fasttext-predict")
     # A damaged file can end the process that loads it, so another process loads it first.
     command = [sys.executable, "-c", _LOAD, str(path)]
-    loaded = subprocess.run(command, capture_output=True, text=True, check=False)
+    loaded = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if loaded.returncode:
         why = loaded.stderr.strip().splitlines()[-1:] or ["it is damaged"]
         problem = f"filters.language.model: {path} is not a fastText model: {why[0]}."

@@ -198,11 +198,12 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     of_teacher = recorded_data(teacher.record, teacher.folder)
     # Imported models of older versions have placeholders for their corpora, and the step 0.
     held_out = of_teacher.held_out if of_teacher and teacher.step else {}
-    sets = {
-        key.removeprefix("data."): corpus.model_dump(mode="json", exclude_defaults=True)
-        for key, corpus in held_out.items()
-        if all(map(is_same_language, direction, corpus.direction(teacher.config.languages)))
-    }
+    sets = {}
+    for key, held_out_set in held_out.items():
+        languages = held_out_set.direction(teacher.config.languages)
+        if all(map(is_same_language, direction, languages)):
+            given_values = held_out_set.model_dump(mode="json", exclude_defaults=True)
+            sets[key.removeprefix("data.")] = given_values
     data: dict[str, Any] = {
         "valid": [values for key, values in sets.items() if key.startswith("valid")],
         "test": {x.removeprefix("test."): sets[x] for x in sets if x.startswith("test.")},

@@ -25,6 +25,7 @@ from nmt.extras.serving.server import _run
 from nmt.extras.serving.service import Service
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
+from nmt.text.identification import LanguageProfiles
 from nmt.text.tokenizer import load_tokenizers
 from tests.extras.serving.conftest import Inside
 from tests.inference.conftest import sentences
@@ -58,6 +59,27 @@ def changed(model: ServedModel, name: str, source: str, target: str) -> ServedMo
     other.name, other.source, other.target = name, source, target
     other.directions = (Direction(source, target),)
     return other
+
+
+def test_languages_are_detected_with_the_trigrams_of_a_model(
+    inside: Inside, loaded: dict[str, ServedModel]
+) -> None:
+    model = changed(loaded["de-en"], "x", "tlh", "en")
+    model.directions = (Direction("tlh", "en"), Direction("en", "tlh"))
+    texts = {"tlh": ["nuqneH, tlhIngan maH", "bortaS bIr jablu'DI'"], "en": ["we are here"]}
+    model.profiles = LanguageProfiles.learn(texts)
+    client = inside({"x": model})
+    for text, code in (("tlhIngan bortaS", "tlh"), ("we are", "en")):
+        (first, *_) = client.post("/detect", json={"q": text}).json()
+        assert first["language"] == code
+
+
+def test_languages_of_a_request_may_have_other_codes(inside: Inside) -> None:
+    client = inside()
+    for source, target in (("deu", "eng"), ("de-AT", "en_GB"), ("ger", "en")):
+        body = {"texts": ["a"], "source": source, "target": target}
+        answer = client.post("/v1/translate", json=body).json()
+        assert (answer["source"], answer["target"]) == ("de", "en")
 
 
 def test_of_models_with_the_same_languages_the_first_is_the_default(
