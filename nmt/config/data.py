@@ -432,6 +432,8 @@ class LanguageRule(Rule):
     """The action, the limit and the model of the filter ``language``.
 
     Args:
+        action: ``drop`` the pair, ``report`` it and keep it, or turn the filter ``off``.
+        limit: How many times more likely than the expected language another language must be.
         model: fastText model that identifies languages, such as lid.176.ftz, instead of py3langid.
             Needs the extra ``clean``.
     """

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from langcodes import Language
+from langcodes import Language
+from langcodes.tag_parser import LanguageTagError
 
 _Pair = TypeVar("_Pair", bound=tuple[str, str])
 _MOST_CODES = 4096  # Codes in a cache; clients of a server can send any code.
@@ -22,9 +22,6 @@ _MOST_CODES = 4096  # Codes in a cache; clients of a server can send any code.
 @lru_cache(_MOST_CODES)
 def standard_language(code: str) -> Language | None:
     """Return the language of a code in standard form; None if the code has a wrong syntax."""
-    from langcodes import Language  # noqa: PLC0415 - `nmt --help` does not need it
-    from langcodes.tag_parser import LanguageTagError  # noqa: PLC0415
-
     try:
         return Language.get(code)
     except LanguageTagError:

@@ -215,6 +215,13 @@ class Recipe:
         return [*dict.fromkeys((*source, *tag))], target
 
     @property
+    def _is_weighted(self) -> bool:
+        """Whether the vocabulary is learned from some corpora more than from others."""
+        weights = {corpus.weight for corpus in self.data.training}
+        is_mixed = self.data.stages or self.data.replay or self.data.temperature != 1
+        return self.config.tokenizer.models is None and bool(is_mixed or len(weights) > 1)
+
+    @property
     def files(self) -> list[Path]:
         """All input files."""
         corpora = (*self.data.training, *self.data.validation)
@@ -235,7 +242,7 @@ class Recipe:
             bound["noise"] = [corpus.noise.rates for corpus in self.data.training]
             if self.vocabulary is None:
                 bound["learning"] = _LEARNING
-            if self.vocabulary is None and self.config.tokenizer.models is None:
+            if self.vocabulary is None and self._is_weighted:
                 bound["weights"] = self.data.model_dump(mode="json", include=_WEIGHTS)
         else:
             place = self.init_from / TOKENIZER

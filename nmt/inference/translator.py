@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +43,7 @@ from nmt.text.tokenizer import Tokenizers
 if TYPE_CHECKING:  # slow to import
     from nmt.inference.mbr import Mbr
 
+_MOST_CHOICES = 256  # Languages and tags of requests in a cache.
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
@@ -123,6 +124,7 @@ class Translator:
         with suppress(MissingLanguageError):  # each request may choose its own
             options.languages.choose(tokenizers, options.language)
         self.engine, self.tokenizers, self.options = engine, tokenizers, options
+        self._choose = lru_cache(_MOST_CHOICES)(self._chosen)
 
     @property
     def direction(self) -> Direction:
@@ -232,20 +234,21 @@ class Translator:
             if lacking := self.engine.lacks(needs):
                 raise engines.EngineLacksError.of(self.engine.name, lacking)
 
-        @cache
-        def choose(asked: LanguageOptions, has_tag: bool) -> Tags:
-            default = LanguageOptions(options.source_language) if has_tag else options.language
-            both = zip(asked, default, strict=True)
-            chosen = LanguageOptions(*(x if y is None else y for y, x in both))
-            return options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)
-
         def tags_of(request: Request, has_tag: bool) -> Tags:
             asked = request.source_language, request.target_language, request.tag
-            return choose(LanguageOptions(*asked), has_tag)
+            return self._choose(LanguageOptions(*asked), has_tag)
 
         decoding, longest = options.decoding, options.max_length
         found = segment(requests, self.tokenizers, decoding, longest, tags_of, first_line)
         return replace(found, failures={**found.failures, **unread})
+
+    def _chosen(self, asked: LanguageOptions, has_tag: bool) -> Tags:
+        """Return the languages and tags of a request; see `Languages.choose`."""
+        options = self.options
+        default = LanguageOptions(options.source_language) if has_tag else options.language
+        both = zip(asked, default, strict=True)
+        chosen = LanguageOptions(*(x if y is None else y for y, x in both))
+        return options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)
 
     def finish(self, lines: SegmentedLines) -> list[Result | DataError]:
         """Translate lines that `segment` returned."""

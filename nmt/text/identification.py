@@ -13,6 +13,8 @@ from functools import cache, lru_cache
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING
 
+from langcodes import tag_distance
+
 from nmt.config.language_codes import matching
 from nmt.text.languages import foreign_share, letters_of
 
@@ -69,8 +71,6 @@ def similar_codes(code: str, codes: tuple[str, ...]) -> frozenset[str]:
 
     Empty if no code matches the language.
     """
-    from langcodes import tag_distance  # noqa: PLC0415 - `nmt --help` does not need it
-
     similar = set(matching(code, codes))
     for own in matching(code, codes):
         for other in codes:

@@ -14,7 +14,7 @@ from nmt.inference.engine import Engine
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import TranslationOptions, Translator
 from nmt.model.transformer import Transformer, build_model
-from nmt.text.tokenizer import Tokenizer, Tokenizers
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from tests.learning import train_sentencepiece
 
 WORDS = (
@@ -40,8 +40,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
     path = tmp_path_factory.mktemp("tokenizer") / "joint.model"
     config = TokenizerConfig(vocab_size=320, byte_fallback=True)
     train_sentencepiece(iter(sentences(300)), path, config, threads=1)
-    joint = Tokenizer.load(path)
-    return Tokenizers(joint, joint)
+    return load_tokenizers(path.parent)
 
 
 @pytest.fixture(scope="session")

