@@ -21,9 +21,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import regex
 
 from nmt.data.pairs import SentencePair
 from nmt.extras.cleaning.repeats import Hashes, normalized, word_hash
+from nmt.text.languages import UNSPACED, script_class
 
 Ints = npt.NDArray[np.int64]
 _RUN = 4
@@ -38,7 +40,7 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 _END_OF_SENTENCE = re.compile(
     r"(?<=[.!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964])[\"'\u201c\u201d\u00ab\u00bb)]*\s+"
 )
-_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{9,}")
+_UNSPACED = regex.compile(script_class(*sorted(UNSPACED)) + "{9,}")
 
 
 class Leak(NamedTuple):
