@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "nmt"
-MAX_TOKENS = 276_507  # 271,085 and 2% of slack
+MAX_TOKENS = 284_500
 LONG_LINE = 20  # more tokens than this make a line long
 _SKIPPED = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
