@@ -273,7 +273,11 @@ def _look(
     overlap: Overlap,
     diagnosis: Diagnosis,
 ) -> TextSample:
-    """First pass over the training corpora. Return the sample that the vocabulary learns from."""
+    """First pass over the training corpora. Return the sample that the vocabulary learns from.
+
+    Raises:
+        DataError: The filters of texts drop all pairs of a corpus, or a corpus cannot be read.
+    """
     recipe, random = reading.recipe, Random(_NOISE_SEED)
     directions = {name: recipe.config.direction(each) for name, each in recipe.corpora.items()}
     # Each pair has two sentences.
@@ -281,17 +285,21 @@ def _look(
     for name, corpus in recipe.corpora.items():
         direction, rates = recipe.config.direction(corpus), corpus.noise.rates
         look = Look(chains[direction], name, diagnosis.look)
+        num_left = 0
         for block, result in reading.map("reading", name, look, diagnosis.depends_on):
             found = findings.take(name, result.values)
             findings.counts[name][READ] += len(block)
             kept = reading.saw(name, corpus, block, result)
             overlap.see(kept, direction)
             diagnosis.see(name, kept, result.arrays, found)
+            num_left += len(kept)
             for source, target, _ in kept:
                 pair = source, target
                 # The vocabulary should contain the noise that training adds.
                 noisy = noisy_texts(pair, rates, random) if rates else pair
                 sample.add(name, *noisy)
+        if not num_left:
+            raise findings.nothing_left("training", name)
     return sample
 
 

@@ -116,14 +116,17 @@ class Findings(ExitStack):
             DataError: All pairs of a corpus were dropped. The message lists the reasons.
         """
         for name in corpora:
-            own = self.counts[name]
-            if own[KEPT]:
-                continue
-            reasons = [f"{what} {n:,}" for what, n in own.most_common() if n and what != READ]
-            problem = f"{name} contains no {kind} pairs."
-            if reasons:
-                problem = f"The filters dropped all {kind} pairs of {name}: {', '.join(reasons)}."
-            raise DataError(problem, fix="Check the files, or relax the filters section.")
+            if not self.counts[name][KEPT]:
+                raise self.nothing_left(kind, name)
+
+    def nothing_left(self, kind: str, name: str) -> DataError:
+        """Return the error that no pair of a corpus is left, with the reasons."""
+        counts = self.counts[name].most_common()
+        reasons = [f"{what} {number:,}" for what, number in counts if number and what != READ]
+        problem = f"{name} contains no {kind} pairs."
+        if reasons:
+            problem = f"The filters dropped all {kind} pairs of {name}: {', '.join(reasons)}."
+        return DataError(problem, fix="Check the files, or relax the filters section.")
 
     def report(self) -> dict[str, Any]:
         """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""

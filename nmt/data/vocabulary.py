@@ -11,7 +11,6 @@ from pathlib import Path
 from nmt.config.data import DataConfig, Direction, TokenizerConfig
 from nmt.data.plan import build_stages, epoch_weights
 from nmt.data.prepared import Recipe
-from nmt.errors import DataError
 from nmt.text import NUM_SPECIAL, tokenizer
 from nmt.text.cleaning import clean_source
 from nmt.text.coverage import Coverage, cover
@@ -94,9 +93,6 @@ class TextSample:
         self._num_characters = 0
         # How often SentencePiece counts a line of each corpus.
         self._counts = dict.fromkeys(directions, 1)
-
-    def __len__(self) -> int:
-        return self._num_pairs
 
     def add(self, corpus: str, source: str, target: str) -> None:
         """Add a pair of a corpus."""
@@ -185,12 +181,8 @@ def learn_tokenizers(sample: TextSample, folder: Path, recipe: Recipe) -> list[s
         Warnings about characters that the vocabulary does not contain.
 
     Raises:
-        DataError: The sample is empty.
         TokenizerError: The vocabulary size does not fit the text, or a given model is damaged.
     """
-    if not len(sample):
-        problem = "The training corpora have no sentence pair with text on both sides."
-        raise DataError(problem, fix="Check the files of data.train.")
     folder.mkdir()
     config = recipe.config.tokenizer
     start = recipe.vocabulary
