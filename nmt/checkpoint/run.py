@@ -293,8 +293,10 @@ def _agrees(recorded: Any, now: Any) -> bool:
     if isinstance(recorded, Mapping) and isinstance(now, Mapping):
         shared = recorded.keys() & now.keys()
         return all(_agrees(recorded[key], now[key]) for key in shared)
-    if isinstance(recorded, list) and isinstance(now, list) and len(recorded) == len(now):
-        return all(map(_agrees, recorded, now))
+    if isinstance(now, list):
+        items = [recorded] if isinstance(recorded, Mapping) else recorded  # one set, not a list
+        if isinstance(items, list) and len(items) == len(now):
+            return all(map(_agrees, items, now))
     return bool(recorded == now)
 
 

@@ -388,8 +388,12 @@ def _check(config: RunConfig, options: PreparationOptions) -> None:
         tokenizers = load_tokenizers(init_from / TOKENIZER)
         for corpus in config.data.corpora.values():
             recipe_of(config).tag_ids(corpus, tokenizers)  # which raises an error without a tag
-    for path in config.tokenizer.models or ():
-        Tokenizer.load(path)
+    for path, symbols in zip(config.tokenizer.models or (), config.tag_symbols, strict=False):
+        lacking = [symbol for symbol in symbols if symbol not in Tokenizer.load(path).symbols]
+        if lacking:
+            problem = f"tokenizer.from: {path} splits {', '.join(lacking)}."
+            fix = "Learn it again with these symbols as --user_defined_symbols, or leave them out."
+            raise ConfigError(problem, fix=fix)
     check_files(config.data.corpora)
     check_hub(config.data)
 

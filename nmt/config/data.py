@@ -452,9 +452,11 @@ class FilterConfig(Section):
     ``length``.
 
     Args:
-        max_length: Maximum length of either side, in subwords.
+        max_length: Maximum length of either side, in subwords. Each byte of a character that is not
+            in the vocabulary counts, because the model reads each.
         min_length: Minimum length of either side, in subwords.
         max_length_ratio: Maximum ratio of the two lengths in subwords, after 3 is added to both.
+            Three characters that are spelled in bytes count as one subword.
         max_characters: Maximum length of either side, in characters.
         length: A side is longer than ``max_length`` or shorter than ``min_length``.
         ratio: The lengths of the sides differ too much (``max_length_ratio``).
@@ -530,6 +532,7 @@ class FilterConfig(Section):
 
 _VocabSize = Annotated[int, Field(ge=5, le=1 << 20)]
 _Symbol = Annotated[str, Field(pattern=r"^[^\s\u2581]+$")]
+_RESERVED = re.compile("<(pad|unk|s|/s|0x[0-9A-F]{2})>")
 _SYMBOLS_IN_WORDS: dict[str, Any] = {"allowed": "a list of texts, each without white space"}
 _FROM: Any = "from"
 _NumUnused = Annotated[int, Field(ge=0, le=1 << 20)]
@@ -615,6 +618,9 @@ class TokenizerConfig(_WithModels):  # type: ignore[misc]
                 fix = "set joint to false, or give one value" if self.joint else "give both values"
                 yield f"{key} has a value for each side: {fix}"
                 return
+        for symbol in self.user_defined_symbols:
+            if _RESERVED.fullmatch(symbol):
+                yield f"user_defined_symbols: every vocabulary has {symbol} already; leave it out"
         smallest, least = min(self.vocab_sizes), self.min_vocab_size
         if smallest < least:
             fix = f"raise it to {least} or more, or set byte_fallback to false"

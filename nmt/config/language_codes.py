@@ -58,7 +58,7 @@ def matching(code: str, codes: Iterable[str]) -> list[str]:
     if code in unique:
         return [code]
     related = [each for each in unique if _family(each) == _family(code)]
-    for is_nearer in (is_same_language, _is_spelling):
+    for is_nearer in (is_same_language, is_spelling):
         nearer = [each for each in related if is_nearer(code, each)]
         if len(related) > 1 and nearer:
             related = nearer
@@ -100,10 +100,15 @@ def first_spelling(code: str, codes: Iterable[str]) -> str:
     >>> first_spelling("deu", ["en", "de-AT", "de"]), first_spelling("deu", ["de-AT"])
     ('de', 'deu')
     """
-    return next((each for each in codes if _is_spelling(code, each)), code)
+    return next((each for each in codes if is_spelling(code, each)), code)
 
 
-def _is_spelling(one: str, other: str) -> bool:
+def is_spelling(one: str, other: str) -> bool:
+    """Whether two codes are spellings of the same code.
+
+    >>> is_spelling("de", "deu_Latn"), is_spelling("sr", "sr-Latn")
+    (True, False)
+    """
     return _standard_form(one) == _standard_form(other)
 
 

@@ -24,7 +24,7 @@ from nmt.config.data import (
     tagged_languages,
 )
 from nmt.config.inference import InferenceConfig
-from nmt.config.language_codes import first_spelling, is_same_language, matching
+from nmt.config.language_codes import first_spelling, is_spelling, matching
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.section import Binds, FilePath, Section
 from nmt.config.training import TrainingConfig
@@ -227,11 +227,12 @@ class RunConfig(Section):
             yield f"filters.min_length is above filters.max_length ({longest})"
 
     def _wrong_languages(self) -> Iterator[str]:
-        if is_same_language(self.source_language, self.target_language):
+        # Two variants of a language can be translated: sr to sr-Latn, or de to de-CH.
+        if is_spelling(self.source_language, self.target_language):
             yield f"source_language and target_language are both {self.source_language}"
         for where, corpus in self.data.corpora.items():
             is_set = corpus.source_language or corpus.target_language
-            if is_set and is_same_language(*self.direction(corpus)):
+            if is_set and is_spelling(*self.direction(corpus)):
                 source = self.direction(corpus).source
                 yield f"{where}: source_language and target_language are both {source}"
         # A model of training.init_from may know more languages than the training corpora.
@@ -264,7 +265,7 @@ def check_languages(codes: Mapping[str, str]) -> None:
         if meant:
             problems.append(f"{where}: {primary} is a country; the code of {language} is {meant}")
         elif "_" in code and not _FLORES.fullmatch(code):
-            problems.append(f"{where}: {code} has an underscore; write {primary}")
+            problems.append(f"{where}: {code} has an underscore; write {code.replace('_', '-')}")
     if problems:
         raise ConfigError("\n  ".join(problems) + ".", fix="Use ISO 639 codes, such as pt-BR.")
 

@@ -27,7 +27,7 @@ from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import read_json
 from nmt.report.page import Chart, Curve, render, render_chart
 from nmt.text.loss import loss_of
-from nmt.text.tokenizer import Tokenizer, Tokenizers, tokenizer_hash
+from nmt.text.tokenizer import SPACE, Tokenizer, Tokenizers, tokenizer_hash
 
 REPORT, PAGE = "report.json", "report.html"
 _TEXT_WIDTH = 40
@@ -216,8 +216,12 @@ def loss_warnings(targets: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]
     loss = loss_of(targets, tokenizer)
     if loss.changed:
         text = f"the tokenizer changes validation targets: {loss}. A translation with the changed "
-        text += "characters never counts as correct. Set tokenizer.normalization to identity and "
-        yield f"{text}tokenizer.byte_fallback to true, or choose another training.init_from"
+        text += "characters never counts as correct. "
+        if SPACE in loss.lost:
+            yield f"{text}Replace U+2581 in the text by another character"
+        else:
+            text += "Set tokenizer.normalization to identity and tokenizer.byte_fallback to true, "
+            yield f"{text}or choose another vocabulary (tokenizer.from, training.init_from)"
 
 
 def lost_pairs(counts: Mapping[str, Mapping[str, int]], corpora: Iterable[str]) -> Iterator[str]:

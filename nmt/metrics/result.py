@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -204,9 +206,14 @@ def mean_scores(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float]
     columns = [each.named_systems() for each in evaluations]
     means = dict[str, dict[str, float]]()
     for name in columns[0]:
-        if all(name in named for named in columns):
-            by_metric = zip(*(named[name].scores for named in columns), strict=True)
-            means[name] = {x[0].metric: sum(score.value for score in x) / len(x) for x in by_metric}
+        if not all(name in named for named in columns):
+            continue
+        # The order of the metrics depends on the language of the test set.
+        values = defaultdict[str, list[float]](list)
+        for named in columns:
+            for score in named[name].scores:
+                values[score.metric].append(score.value)
+        means[name] = {metric: fmean(each) for metric, each in values.items()}
     return means
 
 

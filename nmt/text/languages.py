@@ -21,6 +21,12 @@ _PARTS: Mapping[str, Sequence[str]] = {
     "Hanb": ("Hani", "Bopo"),
     "Aran": ("Arab",),
 }
+# Scripts that nobody writes texts in today. CLDR gives them to old languages, which are printed in
+# another script: Ancient Greek in Grek.
+_HISTORIC = frozenset(
+    ["Avst", "Cprt", "Egyp", "Goth", "Hluw", "Ital", "Khar", "Linb", "Ogam", "Orkh", "Phnx",
+     "Prti", "Runr", "Sarb", "Sogd", "Xpeo", "Xsux"]
+)  # fmt: skip
 _RIGHT_TO_LEFT = frozenset(
     ["Adlm", "Arab", "Aran", "Hebr", "Mand", "Nkoo", "Rohg", "Samr", "Syrc", "Thaa", "Yezi"]
 )
@@ -41,6 +47,8 @@ def script_of(code: str) -> str | None:
 
     >>> script_of("sr-Latn"), script_of("srp"), script_of("zho-TW"), script_of("tlh")
     ('Latn', 'Cyrl', 'Hant', None)
+    >>> script_of("grc"), script_of("grc_Grek"), script_of("non")
+    (None, 'Grek', None)
     """
     language = standard_language(code)
     if language is None:
@@ -52,7 +60,7 @@ def script_of(code: str) -> str | None:
     likely = language.maximize()
     in_other_script = language.update_dict({"script": _OTHER_SCRIPT}).maximize()
     is_guess = likely.territory != in_other_script.territory
-    return None if is_guess else likely.script
+    return None if is_guess or likely.script in _HISTORIC else likely.script
 
 
 def name_of(code: str) -> str:

@@ -20,6 +20,7 @@ class Loss:
     nearest: tuple[str, ...]
     changed: tuple[int, ...]  # indices of the lines with a loss
     example: str  # the first difference, for a message; empty without loss
+    lost: str  # the characters of the first line with a loss that its nearest text lacks
 
     def __str__(self) -> str:
         share = len(self.changed) / max(len(self.nearest), 1)
@@ -37,6 +38,7 @@ def loss_of(lines: Sequence[str], tokenizer: Tokenizer) -> Loss:
     nearest = list(lines)
     changed = list[int]()
     example = ""
+    lost = ""
     for index, ids in enumerate(tokenizer.encode_batch(lines)):
         line = _without_blanks(lines[index])
         text = _without_blanks(tokenizer.decode(ids))
@@ -46,7 +48,8 @@ def loss_of(lines: Sequence[str], tokenizer: Tokenizer) -> Loss:
         changed.append(index)
         if not example:
             example = f"{index + 1:,}: {_difference(line, text)}"
-    return Loss(tuple(nearest), tuple(changed), example)
+            lost = "".join(sorted(set(line) - set(text)))
+    return Loss(tuple(nearest), tuple(changed), example, lost)
 
 
 def _without_blanks(line: str) -> str:

@@ -15,6 +15,8 @@ import yaml
 
 import nmt
 from nmt.checkpoint.files import list_checkpoints
+from nmt.checkpoint.run import has_data_settings
+from nmt.commands.config import load_config
 from nmt.config.migration import FORMAT
 from nmt.inference.request import Request
 from tests.conftest import MISSING
@@ -99,6 +101,20 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
     before["filters"]["language"]["model"] = None
     assert after == {"format": FORMAT, **before, "run_dir": str(folder)}
     assert translations(folder, "fr") == FRENCH
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_data_with_one_validation_set_are_prepared_with_the_vocabulary_of_the_run(
+    old: Path, as_list: bool
+) -> None:
+    folder = old / "two-languages"
+    values = read(folder)
+    values["data"]["valid"] = [CORPUS] if as_list else CORPUS
+    (folder / "config.yaml").write_text(json.dumps(values), "utf-8")
+    config = load_config(folder / "config.yaml", ())
+    assert has_data_settings(config)
+    changed = config.tokenizer.model_copy(update={"kind": "char"})
+    assert not has_data_settings(config.model_copy(update={"tokenizer": changed}))
 
 
 def test_values_that_a_run_keeps_from_an_earlier_start_are_told(

@@ -241,7 +241,7 @@ def test_symbols_of_any_shape_stay_whole_in_both_vocabularies(tmp_path: Path, jo
             ids = side.encode(f"a {symbol} b{symbol}")
             assert len([index for index in ids if index in side.symbols.values()]) == 2
     assert tokenizers.target.decode(tokenizers.target.encode("a ＡＢ [X]")) == "a ＡＢ [X]"
-    for symbol in ("a b", "", "\u2581"):
+    for symbol in ("a b", "", "\u2581", "<s>", "<unk>", "<0x41>"):
         with pytest.raises(ValueError, match="user_defined_symbols"):
             TokenizerConfig.model_validate({"user_defined_symbols": [symbol]})
 
@@ -276,3 +276,26 @@ def test_a_script_that_is_spelled_in_bytes_is_not_longer_text(tmp_path: Path) ->
     (ids,) = model.encode_batch(["\u1075\u1062\u1019"])  # three letters of three bytes
     assert len(ids) == 10
     assert sum(counts[index] for index in ids) == pytest.approx(2)  # the space, and one subword
+
+
+def test_a_model_that_splits_a_symbol_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.model"
+    config = TokenizerConfig(vocab_size=320, user_defined_symbols=("__A__",))
+    train_sentencepiece(corpus(50)[0], path, config, threads=1)
+    values: dict[str, Any] = {"from": str(path), "user_defined_symbols": ["__A__"]}
+    prepare(config_for(tmp_path, tokenizer=values))
+    values["user_defined_symbols"] = ["__A__", "__B__"]
+    with pytest.raises(ConfigError, match=r"own\.model splits __B__"):
+        prepare(config_for(tmp_path, tokenizer=values))
+
+
+def test_a_target_that_no_model_can_write_is_told_with_the_way_out(tmp_path: Path) -> None:
+    sources, targets = corpus(60)
+    for lost, advice in (("\u2581", "Replace U+2581"), ("\uff0c", "normalization to identity")):
+        valid = write_pairs(tmp_path, sources[:2], ["one", f"a{lost}b"], "held")
+        data = {"train": [write_pairs(tmp_path, sources, targets)], "valid": valid}
+        tokenizer = {"vocab_size": 320, "normalization": "nmt_nfkc"}
+        warnings = prepare(config_for(tmp_path, data=data, tokenizer=tokenizer)).warnings
+        (warning,) = (text for text in warnings if "the tokenizer changes" in text)
+        assert "1 of 2 lines (50%)" in warning
+        assert advice in warning

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,19 @@ def test_each_score_is_in_the_column_of_its_test_set_and_metric() -> None:
     assert score_rows([first])[:2] == [
         ["system", "BLEU", "chrF"], ["old (baseline)", "10.00", "20.00"]
     ]  # fmt: skip
+
+
+def test_the_mean_is_of_each_metric_whatever_its_place_in_a_test_set() -> None:
+    """chrF comes first in a test set of a language that is written without spaces."""
+    first = evaluation("news", {"old": (10, 20), "new": (12, 24)})
+    second = evaluation("shan", {"old": (30, 50), "new": (8, 9)})
+    systems = [replace(each, scores=each.scores[::-1]) for each in second.named_systems().values()]
+    second = replace(second, baseline=systems[0], systems=tuple(systems[1:]))
+    values = EvaluationReport(evaluations=(first, second)).as_dict()
+    assert values["mean"]["new"] == {"bleu": 10, "chrf": 16.5}
+    head, _, row = score_rows([first, second])
+    assert dict(zip(head, row, strict=True))["shan chrF"] == "9.00"
+    assert dict(zip(head, row, strict=True))["mean chrF"] == "16.50"
 
 
 def test_columns_are_as_wide_as_their_characters_on_a_terminal() -> None:

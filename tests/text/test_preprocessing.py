@@ -55,8 +55,11 @@ TOOLS: dict[str, tuple[Callable[[str], str], str]] = {
     "capitals": (lambda x: escaped(x).replace("apos", "APOS"), "escaped apostrophes (&apos;)"),
     "twice": (lambda x: html.escape(escaped(x)), "escaped apostrophes (&apos;)"),
     "only quotes": (lambda x: f'"{x}'.replace('"', "&quot;"), "escaped quotation marks (&quot;)"),
-    "hyphens": (lambda x: f"{x} a @-@ b", "hyphens that Moses has separated (@-@)"),
-    "Stanford": (lambda x: f"{x} a ##AT##-##AT## b", "hyphens that Moses has separated (@-@)"),
+    "GPT-2": (lambda x: per_word(x, lambda w: in_parts(f"Ġ{w}", " ")), "GPT-2 (Ġ)"),
+    "entities": (lambda x: f"{x} &amp; ä".replace("ä", "&auml;"), "escaped characters (&amp;)"),
+    "hyphens": (lambda x: f"{x} a @-@ b", "that a tokenizer has separated (@-@)"),
+    "WikiText": (lambda x: f"{x} 1 @,@ 000", "that a tokenizer has separated (@-@)"),
+    "Stanford": (lambda x: f"{x} a ##AT##-##AT## b", "that a tokenizer has separated (@-@)"),
 }  # fmt: skip
 
 
@@ -80,7 +83,7 @@ def test_text_of_a_tool_is_refused_with_its_place_and_the_command(tool: str, end
     None in map(shutil.which, ("bash", "sed", "python3")), reason="needs the tools of a shell"
 )
 @pytest.mark.parametrize(
-    "tool", ["subword-nmt", "SentencePiece", "BERT", "XLM", "OpenNMT", "Moses"]
+    "tool", ["subword-nmt", "SentencePiece", "BERT", "XLM", "GPT-2", "OpenNMT", "Moses"]
 )
 def test_the_command_restores_the_text(tool: str) -> None:
     change, _ = TOOLS[tool]
@@ -118,11 +121,12 @@ HTML = ["<!DOCTYPE html>", "<html>", "<body>", *(f"<p>{line}</p>" for line in PL
         (SGML, "is a document in SGML or XML (<seg id=...>)"),
         ([line.upper() for line in SGML], "is a document in SGML or XML (<seg id=...>)"),
         (SGML[3:-3], "is a document in SGML or XML (<seg id=...>)"),
+        ([*PLAIN, "<P>", '<SPEAKER ID="1">'] * 3, "has lines that are only a tag (<P>)"),
         (TMX, "is a translation memory (TMX)"),
         (["", *HTML], "is a document in XML or HTML"),
         (['<?xml version="1.0"?>', "<xliff>", *HTML[2:]], "is a document in XML or HTML"),
     ],
-    ids=["sgm", "capitals", "segments", "tmx", "html", "xliff"],
+    ids=["sgm", "capitals", "segments", "europarl", "tmx", "html", "xliff"],
 )
 def test_a_document_is_refused(lines: list[str], name: str) -> None:
     with pytest.raises(DataError) as caught:

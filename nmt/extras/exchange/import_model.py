@@ -24,7 +24,7 @@ from nmt.checkpoint.model_folder import CONFIG, check_new_folder, load_folder_co
 from nmt.commands.result import log_next_commands
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
-from nmt.config.language_codes import is_same_language, primary_code
+from nmt.config.language_codes import is_spelling, primary_code
 from nmt.config.run import check_languages, name_of_folder
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
@@ -210,7 +210,7 @@ def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) 
         return named[0], named[1]
     source, _, target = (given or "").partition("-")
     are_codes = all(re.fullmatch(LANGUAGE_CODE, x) for x in (source, target))
-    if is_same_language(source, target) or not are_codes:
+    if is_spelling(source, target) or not are_codes:
         unknown = "The model files do not state the language pair."
         problem = f"`languages` {given!r} is not a language pair." if given else unknown
         raise ConfigError(problem, fix="Pass both codes, such as `languages` en-de.")
