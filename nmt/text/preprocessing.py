@@ -90,7 +90,8 @@ def check_plain(lines: Iterable[str], name: str) -> None:
 
 def tokenized_text(lines: Iterable[str], language: str) -> str | None:
     """Return a warning if a text in a language looks tokenized, else None."""
-    found = find_preprocessing(lines, [TOKENIZED if writes_spaces(language) else SPACED])
+    kinds = [TOKENIZED] if writes_spaces(language) else [SPACED, TOKENIZED]
+    found = find_preprocessing(lines, kinds)
     if found is None:
         return None
     kind, description = found

@@ -212,6 +212,8 @@ def test_only_the_first_lines_are_read() -> None:
 @pytest.mark.parametrize(
     ("language", "line", "is_tokenized"),
     [
+        ("zh", "\u4f60\u597d \uff0c \u4e16\u754c \u3002", True),
+        ("ur", "\u06cc\u06c1 \u06a9\u062a\u0627\u0628 \u06c1\u06d2 \u06d4", True),
         ("en", "two young , white males are outside .", True),
         ("en", "Two young, white males are outside.", False),
         ("fr", "Comment ça va ? Très bien !", False),  # as it is written
