@@ -89,9 +89,10 @@ def is_same_language(one: str, other: str) -> bool:
         return True
     if _family(one) != _family(other):
         return False
-    left = _details(one)
-    right = _details(other)
-    return all(a is None or b is None or a == b for a, b in zip(left, right, strict=True))
+    for left, right in zip(_details(one), _details(other), strict=True):
+        if left is not None and right is not None and left != right:
+            return False
+    return True
 
 
 def first_spelling(code: str, codes: Iterable[str]) -> str:

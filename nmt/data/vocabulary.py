@@ -232,7 +232,7 @@ def _room(config: TokenizerConfig, *, is_target: bool) -> tuple[int, int | None]
     """Return how many subwords are not learned, and the largest number of characters.
 
     Characters take at most half of a vocabulary, so that there is room for longer subwords. Without
-    bytes there is no limit: characters that are not in the vocabulary would be lost.
+    bytes there is no limit, because characters outside of the vocabulary would be lost.
     """
     size = config.vocab_sizes[is_target]
     fixed = NUM_SPECIAL + len(config.user_defined_symbols) + config.unused[is_target]

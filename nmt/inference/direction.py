@@ -111,7 +111,11 @@ class Languages:
     def _codes(self, side: int, tagged: Iterable[str]) -> list[str]:
         """Return the languages of a side: of the corpora, and of the tags without a corpus."""
         codes = [pair[side] for pair in self.directions]
-        named = {tag for code in codes if len(tags := matching(code, tagged)) == 1 for tag in tags}
+        named = set[str]()
+        for code in codes:
+            tags = matching(code, tagged)
+            if len(tags) == 1:  # else it is not clear which of them the code names
+                named.update(tags)
         return codes + [tag for tag in tagged if tag not in named]
 
     def _tagged(self, tokenizers: Tokenizers) -> tuple[list[str], list[str]]:

@@ -33,9 +33,8 @@ def _cleaned(character: str) -> str:
 
 
 # All affected characters are in the Basic Multilingual Plane.
-_TABLE = {
-    code: _cleaned(chr(code)) for code in range(0x10000) if _AFFECTED.match(chr(code)) is not None
-}
+_CHARACTERS = _AFFECTED.findall("".join(map(chr, range(0x10000))))
+_TABLE = {ord(character): _cleaned(character) for character in _CHARACTERS}
 
 
 def clean_source(text: str) -> str:

@@ -65,9 +65,10 @@ def _covering(counts: Counter[str], share: float) -> list[str]:
     wanted = share * counts.total()
     found = list[str]()
     covered = 0
-    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+    # Of equally frequent characters, the one with the lowest code point comes first.
+    for character in sorted(counts, key=lambda character: (-counts[character], character)):
         if covered >= wanted:
             break
         found.append(character)
-        covered += count
+        covered += counts[character]
     return found

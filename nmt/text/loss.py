@@ -58,9 +58,9 @@ def _without_blanks(line: str) -> str:
 
 def _difference(line: str, text: str) -> str:
     """Describe the first difference between a line and its nearest text."""
-    pairs = zip(line, text, strict=False)
-    shorter = min(len(line), len(text))
-    place = next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
+    place = 0
+    while line[place : place + 1] == text[place : place + 1] and place < len(line):
+        place += 1
     start = max(place - _CONTEXT, 0)
     end = place + _CONTEXT
     lost = line[place : place + 1]
