@@ -447,16 +447,17 @@ _REPORT: Any = "report"  # Of a `Rule`, which is validated.
 class FilterConfig(Section):
     """Filters of training pairs.
 
-    Each filter drops the pairs that it finds, reports and keeps them, or is off. Four reasons
-    always drop a pair: ``blank``, ``bad_utf8``, ``characters`` (above ``max_characters``), and
-    ``length``.
+    Each filter drops the pairs that it finds, reports and keeps them, or is off. Five reasons
+    always drop a pair: ``blank``, ``bad_utf8``, ``characters`` (above ``max_characters``),
+    ``length``, and ``bytes`` (above ``max_length`` only because the vocabulary spells characters of
+    the pair in bytes, each of which the model reads).
 
     Args:
-        max_length: Maximum length of either side, in subwords. Each byte of a character that is not
-            in the vocabulary counts, because the model reads each.
-        min_length: Minimum length of either side, in subwords.
-        max_length_ratio: Maximum ratio of the two lengths in subwords, after 3 is added to both.
-            Three characters that are spelled in bytes count as one subword.
+        max_length: Maximum length of either side, in subwords. For the reason ``length``, three
+            characters that are spelled in bytes count as one subword.
+        min_length: Minimum length of either side, in subwords, counted in the same way.
+        max_length_ratio: Maximum ratio of the two lengths in subwords, counted in the same way,
+            after 3 is added to both.
         max_characters: Maximum length of either side, in characters.
         length: A side is longer than ``max_length`` or shorter than ``min_length``.
         ratio: The lengths of the sides differ too much (``max_length_ratio``).

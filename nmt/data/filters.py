@@ -30,7 +30,7 @@ from nmt.registry import Registry
 from nmt.text.identification import NO_PROFILES, LanguageProfiles
 
 ALWAYS: Mapping[str, Action] = MappingProxyType({
-    "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop",
+    "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop", "bytes": "drop",
 })  # fmt: skip
 # Reasons with a configurable action; keys of the ``filters`` section.
 REASONS = tuple(
@@ -110,6 +110,8 @@ class Blank(Filter):
 class Length(Filter):
     """Finds pairs with too many or too few subwords on a side. The limits are allowed lengths."""
 
+    counts_bytes = False
+
     def __init__(self, max_length: int, min_length: int = 1) -> None:
         self._max_length, self._min_length = max_length, min_length
 
@@ -119,6 +121,18 @@ class Length(Filter):
         if longer > self._max_length:
             return Finding("length", longer, self._max_length)
         return Finding("length", shorter, self._min_length) if shorter < self._min_length else None
+
+
+class Bytes(Filter):
+    """Finds pairs that are too long because the vocabulary spells their characters in bytes."""
+
+    def __init__(self, max_length: int) -> None:
+        self._max_length = max_length
+
+    def length_problem(self, source_length: float, target_length: float) -> Finding | None:
+        """Return a finding with the exceeded limit, or None."""
+        longer = max(source_length, target_length)
+        return Finding("bytes", longer, self._max_length) if longer > self._max_length else None
 
 
 class Ratio(Filter):
@@ -181,9 +195,12 @@ class FilterChain:
             lengths: Length of source and target.
             usual_lengths: The same, where three characters spelled in bytes count as one subword.
         """
-        problems = [check(*lengths) for check in self._of_length]
-        problems += [check(*usual_lengths) for check in self._of_usual_length]
-        return _findings(problems)
+        problems = [check(*usual_lengths) for check in self._of_usual_length]
+        problems += [check(*lengths) for check in self._of_length]
+        findings = _findings(problems)
+        if any(each.reason == "length" for each in findings):
+            return [each for each in findings if each.reason != "bytes"]
+        return findings
 
     def drops(self, reason: str) -> bool:
         """Whether a pair with this reason is dropped."""
@@ -244,6 +261,7 @@ def training_filters(
                     raise
                 skipped[name] = f"{error.problem} Fix: {error.fix}"
     filters.append(Length(config.max_length, config.min_length))
+    filters.append(Bytes(config.max_length))
     if "ratio" in actions:
         filters.append(Ratio(config.max_length_ratio))
     for name, parameters in config.extra.items():
@@ -257,7 +275,7 @@ def training_filters(
 
 def held_out_filters(config: FilterConfig) -> FilterChain:
     """Return the filters of validation pairs. Only blank and too long pairs are dropped."""
-    return FilterChain([Blank(), Length(config.max_length)])
+    return FilterChain([Blank(), Length(config.max_length), Bytes(config.max_length)])
 
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -230,7 +230,7 @@ class Reading:
             sides = encoded.lines.block(rows.start, rows.stop)
             for side, added, weights in zip(sides, tags, usual_subwords, strict=True):
                 lengths.append(side.lengths + len(added))
-                usual_lengths.append(side.sums(weights) + len(added))
+                usual_lengths.append(np.ceil(side.sums(weights)) + len(added))
             found = diagnosis.of_block(name, start, is_kept)
             known = Known(np.array(lengths), np.array(usual_lengths), is_kept, found)
             yield replace(block, known=known)

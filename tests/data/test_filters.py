@@ -91,6 +91,17 @@ def test_held_out_pairs_are_dropped_only_if_blank_or_too_long() -> None:
     assert held_out.dropping(held_out.text_findings("", "b")) == "blank"
 
 
+def test_a_pair_that_is_long_only_in_bytes_has_a_reason_of_its_own() -> None:
+    filters = training_filters(FilterConfig(max_length=20))
+    for lengths, usual_lengths, reason in (
+        ((30, 20), (10, 20), "bytes"), ((60, 20), (21, 20), "length"), ((20, 20), (7, 20), None),
+    ):  # fmt: skip
+        findings = filters.length_findings(lengths, usual_lengths)
+        assert [each.reason for each in findings] == ([] if reason is None else [reason])
+        held_out = held_out_filters(FilterConfig(max_length=20))
+        assert held_out.dropping(held_out.length_findings(lengths, usual_lengths)) == reason
+
+
 class Shouting(Filter):
     """Drops pairs with a word of many capitals."""
 
