@@ -36,7 +36,7 @@ _CHRF_COUNTS = 3
 _PUNCTUATION = frozenset(punctuation)
 
 
-class _Words:
+class _WordNumbers:
     """Assigns a number to each distinct word."""
 
     def __init__(self, words_of: Callable[[str], Sequence[str]]) -> None:
@@ -65,7 +65,7 @@ class Bleu(Metric):
         try:
             metric = BLEU(lowercase=options.lowercase, force=True, tokenize=name, references=first)
             self.signature = metric.get_signature().format()
-            self._words = _Words(_bleu_words(metric, lowercase=options.lowercase))
+            self._words = _WordNumbers(_bleu_words(metric, lowercase=options.lowercase))
             self._references = [self._words.lines(stream) for stream in references]
         except _UNUSABLE as error:
             extra = name.partition("-")[0]
@@ -112,7 +112,7 @@ class Chrf(Metric):
         first, self._lowercase = [stream[:1] for stream in references], options.lowercase
         metric = CHRF(lowercase=options.lowercase, word_order=self._word_orders, references=first)
         self.signature = metric.get_signature().format()
-        self._words = _Words(_split_punctuation)
+        self._words = _WordNumbers(_split_punctuation)
         self._references = [self._lines(stream) for stream in references]
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:

@@ -23,8 +23,8 @@ from nmt.data.filters import LEAKAGE
 from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.files.progress import progress_bar
-from nmt.metrics.metric import Score, Scorer
-from nmt.metrics.result import Section, System, show_score
+from nmt.metrics.metric import MetricScorer, Score
+from nmt.metrics.result import ReportSection, System, show_score
 from nmt.metrics.scoring import Resampling, measure
 from nmt.text.flat import FlatIds
 from nmt.text.languages import numbers_of
@@ -58,7 +58,7 @@ class Group:
     slices: Sequence[str]  # Names of all slices, in order of display. A slice may be empty.
 
 
-def slice_section(scored: EvaluatedSet) -> Section:
+def slice_section(scored: EvaluatedSet) -> ReportSection:
     """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
     common = [
         Group(name, labels, list(dict.fromkeys(labels))) for name, labels in scored.labels.items()
@@ -150,10 +150,10 @@ def groups_of_system(
 
 def score_slices(
     systems: Sequence[System],
-    scorers: Sequence[Scorer],
+    scorers: Sequence[MetricScorer],
     resampling: Resampling,
     groups: Mapping[str, Iterable[Group]],
-) -> Section:
+) -> ReportSection:
     """Score the slices of every group, for all systems.
 
     Args:
@@ -192,7 +192,7 @@ def score_slices(
         ]  # fmt: skip
         values.append({"group": group_name, "name": name, "systems": of_systems})
     meaning = _MEANING + (_LEAKS_MEAN if any(group == SEEN for group, _ in found) else "")
-    return Section("slices", "Slices", table, values, meaning)
+    return ReportSection("slices", "Slices", table, values, meaning)
 
 
 def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], rest: str) -> Group:
