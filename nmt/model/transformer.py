@@ -67,6 +67,8 @@ class Transformer(nn.Module):
         self.recompute = False
         self._compiler: Callable[[_Forward], _Forward] | None = None
         self._compiled: dict[_Forward, _Forward] = {}
+        self._shares_inputs = config.shares_inputs
+        self._ties_output = config.ties_output
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied embeddings are one parameter under the first name, so they are stored once.
         if not config.shares_inputs:
@@ -92,12 +94,12 @@ class Transformer(nn.Module):
     @property
     def target_embeddings(self) -> Tensor:
         """Embedding matrix of the target: (V, D)."""
-        return self.source_vectors if self.config.shares_inputs else self.target_vectors
+        return self.source_vectors if self._shares_inputs else self.target_vectors
 
     @property
     def output_weight(self) -> Tensor:
         """Output projection: (V, D)."""
-        return self.target_embeddings if self.config.ties_output else self.output_vectors
+        return self.target_embeddings if self._ties_output else self.output_vectors
 
     @property
     def _aligning_layers(self) -> set[nn.Module]:
