@@ -29,8 +29,7 @@ from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_
 from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions, PullOptions, PushOptions, is_resized
 from nmt.files.atomic import atomic_folder
-from nmt.files.json_file import NAME as MANIFEST
-from nmt.files.json_file import FileRecord, Manifest
+from nmt.files.json_file import MANIFEST, FileRecord, Manifest
 from nmt.metrics.result import read_report
 
 NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
