@@ -57,7 +57,7 @@ def hidden_of(model: Transformer, shape: Shape) -> Tensor:
 @pytest.mark.parametrize(
     ("variant", "counting"),
     [
-        ("relative", "eager"),
+        pytest.param("relative", "eager", marks=pytest.mark.long),
         ("modern", "eager"),
         ("two-widths", "eager"),
         pytest.param("paper", "aot_eager", marks=pytest.mark.long),
