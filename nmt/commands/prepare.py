@@ -63,6 +63,7 @@ from nmt.data.vocabulary import TextSample, learn_tokenizers
 from nmt.data.workers import has_changed, map_blocks, open_workers, work_folder
 from nmt.errors import ConfigError, DataError
 from nmt.files import atomic
+from nmt.files.json_file import MANIFEST
 from nmt.files.lines import read_lines
 from nmt.files.progress import progress_bar
 from nmt.text.flat import FlatIds
@@ -404,7 +405,7 @@ def _check(config: RunConfig, options: PreparationOptions) -> None:
 
 def _check_ours(folder: Path, *, is_anew: bool) -> None:
     """Check that the folder can be replaced; ``is_anew``: the user asked to prepare again."""
-    if (folder / prepared.MANIFEST).exists():
+    if (folder / MANIFEST).exists():
         if not is_anew:
             why = "was prepared from other corpora or settings, or is damaged"
             logger.info("%s %s; preparing it again", folder, why)
