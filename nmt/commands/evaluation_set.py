@@ -20,7 +20,7 @@ from nmt.checkpoint.model_folder import (
     recorded_value,
 )
 from nmt.checkpoint.run import trained_on
-from nmt.commands.options import EngineOptions, EvaluateOptions, MbrOptions, SearchOptions
+from nmt.commands.options import EvaluateOptions, MbrOptions, SearchOptions, TranslatorOptions
 from nmt.commands.result import TextResult
 from nmt.config.data import CorpusConfig, DataConfig, Direction
 from nmt.config.flag import changed
@@ -158,7 +158,7 @@ def _check_models(options: EvaluateOptions) -> None:
     models, base = options.models, options.baseline_model
     needing = [] if models else ["robustness", "contrastive", "save_hypotheses", "tag"]
     if not (models or base):
-        for group in (EngineOptions, SearchOptions, MbrOptions):
+        for group in (TranslatorOptions, SearchOptions, MbrOptions):
             needing += group.__dataclass_fields__
         if any(METRICS[name].argument == "MODEL" for name in requested_metrics(options.metric)):
             needing.remove("device")
@@ -421,8 +421,10 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
         known = np.array([_key(len(x), x[0], x[-1]) for x in {*encoded} if x], np.int64)
         for start in range(0, len(store), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
-            stored, offsets = store.source_ids(rows)
-            ids, starts, ends = stored.astype(np.int64), offsets[:-1], offsets[1:]
+            stored = store.source_ids(rows)
+            ids = stored.ids.astype(np.int64)
+            starts = stored.offsets[:-1]
+            ends = stored.offsets[1:]
             for _ in range(2):  # skip the tags of language and corpus
                 starts = starts + np.isin(ids[np.minimum(starts, ends - 1)], [*tokenizer.tag_ids])
             keys = _key(ends - starts, ids[starts], ids[ends - 1])

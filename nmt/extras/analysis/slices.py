@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,10 @@ from nmt.data.filters import LEAKAGE
 from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.files.progress import progress_bar
-from nmt.metrics.metric import Score, Scorer
-from nmt.metrics.result import Section, System, show_score
+from nmt.metrics.metric import MetricScorer, Score
+from nmt.metrics.result import ReportSection, System, show_score
 from nmt.metrics.scoring import Resampling, measure
+from nmt.text.flat import FlatIds
 from nmt.text.languages import numbers_of
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
@@ -58,7 +58,7 @@ class Group:
     slices: Sequence[str]  # Names of all slices, in order of display. A slice may be empty.
 
 
-def slice_section(scored: EvaluatedSet) -> Section:
+def slice_section(scored: EvaluatedSet) -> ReportSection:
     """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
     common = [
         Group(name, labels, list(dict.fromkeys(labels))) for name, labels in scored.labels.items()
@@ -101,8 +101,7 @@ def _training_lines(
         store, tokenizer = each.train, load_tokenizers(each.tokenizer_dir).source
         for start in range(0, len(store), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
-            ids, offsets = store.source_ids(rows)
-            lines = map(np.ndarray.tolist, np.split(ids, offsets[1:-1]))
+            lines = store.source_ids(rows).rows()
             yield [tokenizer.decode(tokenizer.without_tags(line)) for line in lines]
             progress(len(rows))
 
@@ -151,10 +150,10 @@ def groups_of_system(
 
 def score_slices(
     systems: Sequence[System],
-    scorers: Sequence[Scorer],
+    scorers: Sequence[MetricScorer],
     resampling: Resampling,
     groups: Mapping[str, Iterable[Group]],
-) -> Section:
+) -> ReportSection:
     """Score the slices of every group, for all systems.
 
     Args:
@@ -193,7 +192,7 @@ def score_slices(
         ]  # fmt: skip
         values.append({"group": group_name, "name": name, "systems": of_systems})
     meaning = _MEANING + (_LEAKS_MEAN if any(group == SEEN for group, _ in found) else "")
-    return Section("slices", "Slices", table, values, meaning)
+    return ReportSection("slices", "Slices", table, values, meaning)
 
 
 def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], rest: str) -> Group:
@@ -250,10 +249,8 @@ def count_in_training(
         The counts of each line, in order.
     """
     split = _Splitter(tokenizer)
-    encoded = tokenizer.encode_batch(lines)
-    offsets = np.cumsum([0, *map(len, encoded)])
-    ids = np.fromiter(chain.from_iterable(encoded), np.int64, int(offsets[-1]))
-    hashes, line_of, pairs, first_of = split.words(ids, offsets)
+    encoded = FlatIds.of(tokenizer.encode_batch(lines))
+    hashes, line_of, pairs, first_of = split.words(encoded)
     wanted, place = np.unique(np.concatenate([hashes, pairs]), return_inverse=True)
     counts = np.zeros(len(wanted) + 1, np.int64)  # the last one is for all other words
     blocks = (
@@ -262,7 +259,7 @@ def count_in_training(
         for start in range(0, len(store), _ROWS_AT_ONCE)
     )
     for block in blocks:
-        words, _, couples, _ = split.words(*block)
+        words, _, couples, _ = split.words(block)
         found = np.concatenate([words, couples])
         at = np.searchsorted(wanted, found).clip(max=max(len(wanted) - 1, 0))
         at = np.where(wanted[at] == found, at, len(wanted)) if len(wanted) else at
@@ -284,18 +281,14 @@ class _Splitter:
         self._is_word = np.array([any(map(str.isalnum, text)) for text in texts])
 
     def words(
-        self, ids: npt.NDArray[np.integer], offsets: npt.NDArray[np.int64]
+        self, lines: FlatIds
     ) -> tuple[_Hashes, npt.NDArray[np.intp], _Hashes, npt.NDArray[np.intp]]:
-        """Return hash and line of each word, then hash and line of each pair of adjacent words.
-
-        Args:
-            ids: Token ids of all lines, concatenated.
-            offsets: Start of each line in ``ids``, and the end of the last line.
-        """
+        """Return hash and line of each word, then hash and line of each pair of adjacent words."""
+        ids = lines.ids
         is_word = self._is_word[ids]
         starts = self._begins[ids] | ~is_word
         starts[1:] |= ~is_word[:-1]
-        starts[offsets[:-1][np.diff(offsets) > 0]] = True
+        starts[lines.offsets[:-1][lines.lengths > 0]] = True
         (first,) = np.nonzero(starts)
         if not len(first):
             return (*(np.empty(0, np.uint64), np.empty(0, np.intp)) * 2,)
@@ -305,7 +298,7 @@ class _Splitter:
         ]
         first_is_word = is_word[first]
         hashes = np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), first)[first_is_word]
-        line_of = np.searchsorted(offsets, first[first_is_word], side="right") - 1
+        line_of = np.searchsorted(lines.offsets, first[first_is_word], side="right") - 1
         is_same = line_of[1:] == line_of[:-1]
         pairs = (hashes[:-1] * _FACTORS[0] + hashes[1:] * _FACTORS[1])[is_same]
         return hashes, line_of, pairs, line_of[1:][is_same]
