@@ -24,6 +24,7 @@ from nmt.inference.engine import EngineLacksError, LoadedModel
 from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
+from nmt.registry import load_attribute
 from nmt.text import languages
 from nmt.text.identification import NO_PROFILES, LanguageProfiles, language_shares
 
@@ -182,7 +183,8 @@ class Task:
             constraints=self.is_constrained,
             progress=check,
         )
-        translator.engine.start_worker()
+        if translator.engine.name == "torch":  # threads of a server compute different batches
+            load_attribute("torch:set_num_threads")(1)
         with self.model.searching(translator):
             return translator.try_translate(requests)
 
