@@ -25,7 +25,7 @@ from nmt.extras.analysis.gates import check_regressions
 from nmt.files.lines import read_lines
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import TranslationOptions, Translator
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.metric import MetricOptions, MetricScorer
 from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.model.transformer import Transformer
@@ -45,7 +45,7 @@ class Gate:
     def __init__(self, reference: Sequence[str], language: str) -> None:
         options = MetricOptions(target_language=language)
         self._reference, self._language = reference, language
-        self._scorers = [Scorer(metric, [reference], options) for metric in METRICS]
+        self._scorers = [MetricScorer(metric, [reference], options) for metric in METRICS]
 
     def of(self, lines: slice) -> Gate:
         """Return the gate of a part of the test set."""

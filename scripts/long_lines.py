@@ -22,7 +22,7 @@ from nmt.commands.train import fit
 from nmt.config.run import RunConfig
 from nmt.data.corpus import read_corpus
 from nmt.data.pairs import ReadOptions, SentencePair
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.metric import MetricOptions, MetricScorer
 from nmt.text.tokenizer import load_tokenizers
 
 KINDS = ("sinusoidal", "learned", "rotary", "relative", "none")
@@ -69,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             translator = nmt.Translator.load(config.run_dir, split=split, guard=False)
             for pairs in classes.values():
                 texts = [x.text for x in translator.translate([pair.source for pair in pairs])]
-                bleu = Scorer("bleu", [[pair.target for pair in pairs]], MetricOptions()).score(
-                    texts
-                )
+                bleu = MetricScorer(
+                    "bleu", [[pair.target for pair in pairs]], MetricOptions()
+                ).score(texts)
                 rows[f"{kind}, {'segments' if split else 'whole'}"].append(f"{bleu.value:.1f}")
     print("| source tokens (lines) |", *(f"{x} ({len(y)}) |" for x, y in classes.items()))
     print("|---" * (1 + len(classes)) + "|")

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from nmt.config.data import TokenizerConfig
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.metric import MetricOptions, MetricScorer
 from nmt.text.loss import loss_of
 from nmt.text.tokenizer import TARGET, Tokenizer, train_sentencepiece
 
@@ -33,7 +33,7 @@ def main() -> None:
     print("|---|---|" + "---|---|" * len(NORMALIZATIONS))
     for path in files:
         lines = path.read_text("utf-8").rstrip("\n").split("\n")
-        scorer = Scorer("chrf", [lines], MetricOptions())
+        scorer = MetricScorer("chrf", [lines], MetricOptions())
         cells = [path.stem, str(len(lines))]
         for tokenizer in tokenizers:
             loss = loss_of(lines, tokenizer)

@@ -34,13 +34,13 @@ from nmt.inference.translator import Translator
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_TRIALS
 from nmt.metrics.metric import (
     MetricOptions,
+    MetricScorer,
     References,
-    Scorer,
+    format_score,
     label_of,
     requested_metrics,
-    rounded,
 )
-from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
+from nmt.metrics.result import Evaluation, EvaluationReport, ReportSection, System
 from nmt.metrics.scoring import Resampling, odd_texts, score_systems
 from nmt.metrics.selection import default_metrics
 from nmt.registry import Registry
@@ -253,19 +253,21 @@ class EvaluatedSet:
             self.baseline = read(base, whole.name, self.test.references, self.scorers)
         elif base is not None and not base.is_dir():
             (self.baseline,) = read_systems([base], whole, options.limit)
-        self.pairs: Section | None = None
+        self.pairs: ReportSection | None = None
         self.limits: list[dict[str, Any]] = []  # of models that cannot write some references
         paths = [Path(text.partition("=")[2]) for text in options.slice_]
         self.inputs = [*files, *paths, *whole.files, *([base] if base else [])]
 
-    def make_scorers(self, references: References, source: Sequence[str] | None) -> list[Scorer]:
+    def make_scorers(
+        self, references: References, source: Sequence[str] | None
+    ) -> list[MetricScorer]:
         """Return scorers for the requested metrics and the metrics of the gates."""
         options = MetricOptions(
             tokenize=self.options.tokenize, lowercase=self.options.lowercase, source=source,
             target_language=self.test.target_language, device=self.options.device,
         )  # fmt: skip
         names = self.metrics | {name: name for name in self.gates if name not in self.metrics}
-        return [Scorer(name, references, options) for name in names.values()]
+        return [MetricScorer(name, references, options) for name in names.values()]
 
     def translate(self, model: EvaluatedModel) -> System:
         """Translate the test set."""
@@ -282,14 +284,16 @@ class EvaluatedSet:
             limit = {"system": model.name, "unreachable": len(loss.changed)}
             self.limits.append({**limit, "example": loss.example, "scores": scores})
 
-    def _limit_section(self) -> Section:
+    def _limit_section(self) -> ReportSection:
         """Return the scores of a model that makes no mistake."""
         table = [["system", "lines", "best possible scores", "for example line"]]
         for limit in self.limits:
-            scores = [f"{label_of(x)} {rounded(x, value)}" for x, value in limit["scores"].items()]
+            scores = [
+                f"{label_of(x)} {format_score(x, value)}" for x, value in limit["scores"].items()
+            ]
             lines = f"{limit['unreachable']:,} of {len(self.test):,}"
             table.append([limit["system"], lines, ", ".join(scores), limit["example"]])
-        return Section("limit", "Best possible scores", table, self.limits, _LIMIT)
+        return ReportSection("limit", "Best possible scores", table, self.limits, _LIMIT)
 
     def score(self) -> list[DataError]:
         """Score and compare the systems. Return the errors of the external metric."""
@@ -307,7 +311,7 @@ class EvaluatedSet:
         )
         self.systems = list(systems)
 
-    def evaluation(self, sections: Sequence[Section | None]) -> Evaluation:
+    def evaluation(self, sections: Sequence[ReportSection | None]) -> Evaluation:
         """Return the values for the report."""
         if self.options.sentence_level:
             for number, system in enumerate(self.systems):

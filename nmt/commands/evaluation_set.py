@@ -20,7 +20,7 @@ from nmt.checkpoint.model_folder import (
     recorded_value,
 )
 from nmt.checkpoint.run import trained_on
-from nmt.commands.options import EngineOptions, EvaluateOptions, MbrOptions, SearchOptions
+from nmt.commands.options import EvaluateOptions, MbrOptions, SearchOptions, TranslatorOptions
 from nmt.commands.result import TextResult
 from nmt.config.data import CorpusConfig, DataConfig, Direction
 from nmt.config.flag import changed
@@ -158,7 +158,7 @@ def _check_models(options: EvaluateOptions) -> None:
     models, base = options.models, options.baseline_model
     needing = [] if models else ["robustness", "contrastive", "save_hypotheses", "tag"]
     if not (models or base):
-        for group in (EngineOptions, SearchOptions, MbrOptions):
+        for group in (TranslatorOptions, SearchOptions, MbrOptions):
             needing += group.__dataclass_fields__
         if any(METRICS[name].argument == "MODEL" for name in requested_metrics(options.metric)):
             needing.remove("device")

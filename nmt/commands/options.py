@@ -125,7 +125,7 @@ class ModelOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(ModelOptions):
+class TranslatorOptions(ModelOptions):
     """Which models to load, on which device, and with which engine.
 
     Args:
@@ -405,7 +405,7 @@ class SamplingOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, EngineOptions):
+class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, TranslatorOptions):
     """The model, the text to translate, and the form of the output.
 
     Args:
@@ -527,7 +527,7 @@ class TestOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricOptions(Options):
+class ScoringOptions(Options):
     """Metrics, and how texts are prepared for them.
 
     Args:
@@ -616,8 +616,8 @@ class OutputOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(
-    TestOptions, MetricOptions, GateOptions, AnalysisOptions, OutputOptions,
-    SearchOptions, MbrOptions, EngineOptions,
+    TestOptions, ScoringOptions, GateOptions, AnalysisOptions, OutputOptions,
+    SearchOptions, MbrOptions, TranslatorOptions,
 ):  # fmt: skip
     """All options of `nmt evaluate`."""
 

@@ -27,7 +27,7 @@ from pydantic import ConfigDict, Field
 from nmt.checkpoint.model_folder import CONFIDENCE, read_extra, write_extra
 from nmt.files.progress import progress_bar
 from nmt.inference.request import Request, Result
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.metric import MetricOptions, MetricScorer
 
 _RIDGE = 10.0  # for features with variance 1, summed over all lines
 _SMOOTH_CHARACTERS = 10
@@ -146,7 +146,7 @@ def calibrate_confidence(
     lines, references = zip(*(pairs[row] for row in rows.tolist()), strict=True)
     with progress_bar("fitting confidence", unit="lines", total=len(lines), leave=False) as bar:
         results = translate(lines, bar.update)
-    scorer = Scorer("chrf", [references], MetricOptions())
+    scorer = MetricScorer("chrf", [references], MetricOptions())
     scores = scorer.sentence_scores(scorer.statistics([result.text for result in results]))
     kept = [pair for pair in zip(results, scores, strict=True) if pair[0].num_tokens]
     write_extra(run_dir / CONFIDENCE, fit_confidence(*zip(*kept, strict=True)).text().encode())

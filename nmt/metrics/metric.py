@@ -80,7 +80,7 @@ METRICS: Registry[type[Metric]] = Registry("metric", suggest=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
+class ConfidenceInterval:
     """The 95% interval of a score over resampled test sets."""
 
     mean: float  # Mean of the resampled scores.
@@ -115,7 +115,9 @@ class Score:
     metric: str  # Name of the metric.
     value: float  # In full precision. BLEU and chrF: 0 to 100; TER may exceed 100; COMET: 0 to 1.
     signature: str  # Settings that are needed to reproduce the score, in sacrebleu's format.
-    confidence: Confidence | None = None  # 95% interval by bootstrap resampling, if requested.
+    confidence: ConfidenceInterval | None = (
+        None  # 95% interval by bootstrap resampling, if requested.
+    )
     comparison: Comparison | None = None  # Difference from the baseline, if there is one.
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class Score:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-class Scorer:
+class MetricScorer:
     """Scores any number of systems with one metric on one test set.
 
     Args:
@@ -236,6 +238,6 @@ def as_quality(metric: str, value: float) -> float:
     return -value if lower_is_better(metric) else value
 
 
-def rounded(metric: str, value: float, style: str = "") -> str:
+def format_score(metric: str, value: float, style: str = "") -> str:
     """Format a score with the decimals of its metric; ``style`` is ``+`` for a difference."""
     return f"{value:{style}.{(METRICS.find(metric) or Metric).decimals}f}"

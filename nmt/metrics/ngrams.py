@@ -29,7 +29,7 @@ _BLEU_ORDERS = 4
 _MOST_CELLS = 1 << 22  # Maximum size of the matrix of counts.
 
 
-class Lines(NamedTuple):
+class SymbolLines(NamedTuple):
     """Lines as sequences of symbols: integers that identify characters or words."""
 
     symbols: npt.NDArray[np.integer]  # Symbols of all lines, concatenated.
@@ -41,14 +41,16 @@ class Lines(NamedTuple):
         return counts
 
 
-def characters(texts: Iterable[str]) -> Lines:
+def characters(texts: Iterable[str]) -> SymbolLines:
     """Convert texts to characters, without white space."""
     lines = ["".join(text.split()) for text in texts]
     symbols = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), "<u4")
-    return Lines(symbols, np.array([len(line) for line in lines], np.int64))
+    return SymbolLines(symbols, np.array([len(line) for line in lines], np.int64))
 
 
-def match_counts(hypotheses: Lines, references: Sequence[Lines], max_order: int) -> Floats:
+def match_counts(
+    hypotheses: SymbolLines, references: Sequence[SymbolLines], max_order: int
+) -> Floats:
     """Count clipped n-gram matches of each hypothesis, by order. (n, M).
 
     The count of an n-gram is clipped to its maximum count over the references of the sentence.
@@ -65,14 +67,14 @@ def match_counts(hypotheses: Lines, references: Sequence[Lines], max_order: int)
     for first in range(0, num_lines, _SENTENCES_AT_ONCE):
         last = min(first + _SENTENCES_AT_ONCE, num_lines)
         parts = [
-            Lines(side.symbols[end[first] : end[last]], side.lengths[first:last])
+            SymbolLines(side.symbols[end[first] : end[last]], side.lengths[first:last])
             for side, end in zip(sides, ends, strict=True)
         ]
         _match_part(parts, found[first:last])
     return found
 
 
-def _match_part(sides: Sequence[Lines], found: Floats) -> None:
+def _match_part(sides: Sequence[SymbolLines], found: Floats) -> None:
     """Count the matches of a part of the sentences, and write them to ``found`` (n, M)."""
     num_lines, max_order = found.shape
     lengths = np.concatenate([side.lengths for side in sides])

@@ -19,7 +19,7 @@ from nmt.config.migration import FORMAT, Kind, migrate, split_format
 from nmt.config.migration import KEY as FORMAT_KEY
 from nmt.errors import GateError, NmtError
 from nmt.files.json_file import field, read_json
-from nmt.metrics.metric import Floats, Score, label_of, rounded
+from nmt.metrics.metric import Floats, Score, format_score, label_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class System:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """The result of an analysis: a table to read, and the same values as data."""
 
     key: str  # Name in JSON.
@@ -73,7 +73,7 @@ class Evaluation:
     systems: tuple[System, ...]
     baseline: System | None = None  # The system that all others are compared with.
     paired_test: str | None = None  # Description of the significance test; None without p-values.
-    sections: tuple[Section, ...] = ()  # Results of analyses.
+    sections: tuple[ReportSection, ...] = ()  # Results of analyses.
 
     @property
     def title(self) -> str:
@@ -125,7 +125,7 @@ class EvaluationReport:
     """The result of ``nmt evaluate``: one evaluation for each test set."""
 
     evaluations: tuple[Evaluation, ...]
-    sections: tuple[Section, ...] = ()  # Sections that do not belong to a test set.
+    sections: tuple[ReportSection, ...] = ()  # Sections that do not belong to a test set.
     failures: tuple[NmtError, ...] = ()  # Errors in computing or saving a part of the result.
     sentence_level: bool = False  # Whether `as_text` returns a line of JSON for each sentence.
 
@@ -235,18 +235,18 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
         head += (f"mean {label_of(metric)}" for metric in metrics)
         for name, row in rows.items():
             own = means.get(name, {})
-            row += (rounded(x, own[x]) if x in own else "-" for x in metrics)
+            row += (format_score(x, own[x]) if x in own else "-" for x in metrics)
     return [head, *rows.values()]
 
 
 def show_score(score: Score) -> str:
     """Format a score with its interval, and its difference from the baseline if there is one."""
-    text = rounded(score.metric, score.value)
+    text = format_score(score.metric, score.value)
     if score.confidence is not None:
-        text += f" ± {rounded(score.metric, score.confidence.half_width)}"
+        text += f" ± {format_score(score.metric, score.confidence.half_width)}"
     if (found := score.comparison) is not None:
         p_value = "" if found.p_value is None else f", {show_p_value(found.p_value)}"
-        text += f" ({rounded(score.metric, found.delta, '+')}{p_value})"
+        text += f" ({format_score(score.metric, found.delta, '+')}{p_value})"
     return text
 
 

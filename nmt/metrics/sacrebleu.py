@@ -21,7 +21,7 @@ from nmt.config.language_codes import matching
 from nmt.errors import ConfigError
 from nmt.metrics import ngrams
 from nmt.metrics.metric import Floats, Metric, MetricOptions, References
-from nmt.metrics.ngrams import Lines
+from nmt.metrics.ngrams import SymbolLines
 from nmt.text.languages import writes_spaces
 
 logger = logging.getLogger(__name__)
@@ -36,18 +36,18 @@ _CHRF_COUNTS = 3
 _PUNCTUATION = frozenset(punctuation)
 
 
-class _Words:
+class _WordNumbers:
     """Assigns a number to each distinct word."""
 
     def __init__(self, words_of: Callable[[str], Sequence[str]]) -> None:
         self._words_of = words_of
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
 
-    def lines(self, texts: Iterable[str]) -> Lines:
+    def lines(self, texts: Iterable[str]) -> SymbolLines:
         """Convert texts to sequences of word numbers."""
         cut = [self._words_of(text) for text in texts]
         numbers = [self._numbers[word] for words in cut for word in words]
-        return Lines(np.array(numbers, np.int64), np.array([len(x) for x in cut], np.int64))
+        return SymbolLines(np.array(numbers, np.int64), np.array([len(x) for x in cut], np.int64))
 
 
 class Bleu(Metric):
@@ -66,7 +66,7 @@ class Bleu(Metric):
         try:
             metric = BLEU(lowercase=options.lowercase, force=True, tokenize=name, references=first)
             self.signature = metric.get_signature().format()
-            self._words = _Words(_bleu_words(metric, lowercase=options.lowercase))
+            self._words = _WordNumbers(_bleu_words(metric, lowercase=options.lowercase))
             self._references = [self._words.lines(stream) for stream in references]
         except _UNUSABLE as error:
             extra = name.partition("-")[0]
@@ -111,7 +111,7 @@ class Chrf(Metric):
         first, self._lowercase = [stream[:1] for stream in references], options.lowercase
         metric = CHRF(lowercase=options.lowercase, word_order=self._word_orders, references=first)
         self.signature = metric.get_signature().format()
-        self._words = _Words(_split_punctuation)
+        self._words = _WordNumbers(_split_punctuation)
         self._references = [self._lines(stream) for stream in references]
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
@@ -125,7 +125,7 @@ class Chrf(Metric):
         """Return the scores of summed counts. (R, 3 M) -> (R,)."""
         return ngrams.chrf(*(sums[:, place::_CHRF_COUNTS] for place in range(_CHRF_COUNTS)))
 
-    def _lines(self, texts: Sequence[str]) -> list[tuple[Lines, int]]:
+    def _lines(self, texts: Sequence[str]) -> list[tuple[SymbolLines, int]]:
         """Convert texts to characters, and to words if needed, with the maximum n-gram order."""
         if self._lowercase:
             texts = [text.lower() for text in texts]
@@ -135,7 +135,9 @@ class Chrf(Metric):
         return found
 
     @staticmethod
-    def _counts(own: Iterable[tuple[Lines, int]], others: Iterable[tuple[Lines, int]]) -> Floats:
+    def _counts(
+        own: Iterable[tuple[SymbolLines, int]], others: Iterable[tuple[SymbolLines, int]]
+    ) -> Floats:
         columns = []
         for (lines, orders), (other, _) in zip(own, others, strict=True):
             totals, matches = other.totals(orders), ngrams.match_counts(lines, [other], orders)

@@ -20,8 +20,16 @@ import numpy as np
 import regex
 
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
-from nmt.metrics.metric import Comparison, Confidence, Floats, Score, Scorer, Significance, rounded
-from nmt.metrics.result import Section, System, show_p_value
+from nmt.metrics.metric import (
+    Comparison,
+    ConfidenceInterval,
+    Floats,
+    MetricScorer,
+    Score,
+    Significance,
+    format_score,
+)
+from nmt.metrics.result import ReportSection, System, show_p_value
 from nmt.metrics.sacrebleu import default_tokenizer
 from nmt.text.languages import UNSPACED, script_class
 from nmt.text.preprocessing import TOKENIZED, find_preprocessing
@@ -61,7 +69,7 @@ class Resampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredScore:
     """The score of one system under one metric, with the statistics that it comes from."""
 
     score: Score
@@ -71,11 +79,11 @@ class Measured:
 
 def score_systems(
     systems: Sequence[System],
-    scorers: Sequence[Scorer],
+    scorers: Sequence[MetricScorer],
     *,
     baseline: System | None,
     resampling: Resampling,
-) -> tuple[tuple[System, ...], System | None, Section | None]:
+) -> tuple[tuple[System, ...], System | None, ReportSection | None]:
     """Score systems, and compare each with the baseline; without a baseline, compare all pairs.
 
     Args:
@@ -112,10 +120,10 @@ def score_systems(
 
 
 def _every_two(
-    systems: Sequence[tuple[System, Sequence[Measured]]],
-    scorers: Sequence[Scorer],
+    systems: Sequence[tuple[System, Sequence[MeasuredScore]]],
+    scorers: Sequence[MetricScorer],
     resampling: Resampling,
-) -> Section | None:
+) -> ReportSection | None:
     """Return a table of the differences of all pairs of systems; None without p-values."""
     values, rows = [], {"": ["difference", *(scorer.metric.label for scorer in scorers)]}
     for (one, first), (other, second) in combinations(systems, 2):
@@ -126,16 +134,16 @@ def _every_two(
             pair = {"first": one.name, "second": other.name, "metric": scorer.name}
             values.append({**pair, "delta": found.delta, "p_value": found.p_value})
             name = f"{other.name} - {one.name}"
-            delta = rounded(scorer.name, found.delta, "+")
+            delta = format_score(scorer.name, found.delta, "+")
             rows.setdefault(name, [name]).append(f"{delta} ({show_p_value(found.p_value)})")
     if not values:
         return None
-    return Section("pairs", "Differences", list(rows.values()), values)
+    return ReportSection("pairs", "Differences", list(rows.values()), values)
 
 
 def measure(
-    tables: Sequence[Sequence[Floats]], scorers: Sequence[Scorer], resampling: Resampling
-) -> list[list[Measured]]:
+    tables: Sequence[Sequence[Floats]], scorers: Sequence[MetricScorer], resampling: Resampling
+) -> list[list[MeasuredScore]]:
     """Score systems by the statistics of their sentences, with intervals if configured.
 
     Args:
@@ -155,13 +163,17 @@ def measure(
     found = []
     for (scorer, table), drawn in zip(pairs, samples, strict=True):
         interval = None if drawn is None else confidence_interval(drawn, seed=seed)
-        found.append(Measured(replace(scorer.total(table), confidence=interval), table, drawn))
+        found.append(MeasuredScore(replace(scorer.total(table), confidence=interval), table, drawn))
     rest = iter(found)
     return [[next(rest) for _ in own] for own in tables]
 
 
 def _compare(
-    new: Measured, old: Measured, baseline: str, scorer: Scorer, resampling: Resampling
+    new: MeasuredScore,
+    old: MeasuredScore,
+    baseline: str,
+    scorer: MetricScorer,
+    resampling: Resampling,
 ) -> Comparison:
     delta = new.score.value - old.score.value
     is_bootstrap = resampling.significance == "bs" or not resampling.count
@@ -276,7 +288,7 @@ def randomised_differences(
     return np.concatenate(differences)
 
 
-def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> Confidence:
+def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> ConfidenceInterval:
     """Return the 95% interval of resampled scores, equal to sacrebleu's.
 
     Args:
@@ -287,7 +299,7 @@ def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> Confiden
     cut = len(ordered) // 40
     low, high = float(ordered[cut]), float(ordered[len(ordered) - cut - 1])
     mean, count = float(ordered.mean()), len(ordered)
-    return Confidence(
+    return ConfidenceInterval(
         mean=mean, half_width=(high - low) / 2, low=low, high=high, resamples=count, seed=seed
     )
 

@@ -24,7 +24,7 @@ from nmt.device.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.json_file import Manifest
-from nmt.metrics.metric import as_quality, label_of, rounded
+from nmt.metrics.metric import as_quality, format_score, label_of
 from nmt.training.events import Event, Reporter
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator
@@ -209,7 +209,7 @@ class TrainingSummary:
         """
         metric, score, shown = self.metric, self.best_score, "no score"
         if score is not None:  # `as_quality` is its own inverse
-            shown = rounded(metric, as_quality(metric, score))
+            shown = format_score(metric, as_quality(metric, score))
         best = f"{self.best} ({label_of(metric)} {shown})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from nmt.files.atomic import write_text
 from nmt.files.json_file import parse_json
-from nmt.metrics.metric import METRICS, label_of, lower_is_better, rounded
+from nmt.metrics.metric import METRICS, format_score, label_of, lower_is_better
 from nmt.metrics.selection import REPORTED_METRICS
 from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
 from nmt.training.events import Event
@@ -262,5 +262,5 @@ def _fixed(line: Line, key: str, decimals: int | None = None) -> str:
     value = _number(line, key)
     if math.isnan(value):
         return "\N{EN DASH}"
-    text = rounded(key, value, ",") if decimals is None else f"{value:,.{decimals}f}"
+    text = format_score(key, value, ",") if decimals is None else f"{value:,.{decimals}f}"
     return text if abs(value) < 1e9 else short_number(value)

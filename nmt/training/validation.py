@@ -23,7 +23,7 @@ from nmt.errors import DataError
 from nmt.files.progress import progress_bar
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import TranslationOptions, Translator
-from nmt.metrics.metric import MetricOptions, Scorer, as_quality, label_of, rounded
+from nmt.metrics.metric import MetricOptions, MetricScorer, as_quality, format_score, label_of
 from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.metrics.selection import REPORTED_METRICS, default_metrics
 from nmt.text.tokenizer import Tokenizers
@@ -82,7 +82,7 @@ class Scores:
         for metric, value in self.text.items():
             is_other = metric == "bleu" and self.bleu_tokenizer not in (None, "13a")
             label = f" (tokenizer {self.bleu_tokenizer})" if is_other else ""
-            shown = "failed" if math.isnan(value) else rounded(metric, value)
+            shown = "failed" if math.isnan(value) else format_score(metric, value)
             text += f", {label_of(metric)} {shown}{label}"
         return text
 
@@ -161,7 +161,7 @@ class HeldOutText:
         return Translator(engine, self.tokenizers, options)
 
     @cached_property
-    def scorers(self) -> dict[str, Scorer]:
+    def scorers(self) -> dict[str, MetricScorer]:
         """Metrics by name. The first access loads their models."""
         options = MetricOptions(
             tokenize=self._bleu_tokenizer, target_language=self.language, source=self.sources,
@@ -173,7 +173,9 @@ class HeldOutText:
             names.insert(0, self.metric)
         else:
             names.append(self.metric)
-        scorers = [Scorer(x, [self.references], options) for x in names if x not in _NO_SCORER]
+        scorers = [
+            MetricScorer(x, [self.references], options) for x in names if x not in _NO_SCORER
+        ]
         return {scorer.name: scorer for scorer in scorers}
 
     @cached_property

@@ -28,7 +28,7 @@ from nmt.config.migration import FORMAT
 from nmt.config.run import RunConfig
 from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result as Translation
-from nmt.metrics.metric import MetricOptions, Scorer, label_of
+from nmt.metrics.metric import MetricOptions, MetricScorer, label_of
 from nmt.metrics.result import EvaluationReport
 from nmt.metrics.scoring import Resampling, score_systems
 from tests.conftest import MISSING
@@ -669,15 +669,15 @@ def test_every_option_of_scoring_reaches_the_scorers(
     pytest.importorskip("nmt.extras.analysis")
     asked: list[Any] = []
 
-    def make(name: str, references: Any, options: MetricOptions) -> Scorer:
+    def make(name: str, references: Any, options: MetricOptions) -> MetricScorer:
         asked.append((name, references, replace(options, source=list(options.source or ()))))
-        return Scorer(name, references, options)
+        return MetricScorer(name, references, options)
 
     def score(systems: Any, scorers: Any, baseline: Any, resampling: Resampling) -> Any:
         asked.append(resampling)
         return score_systems(systems, scorers, baseline=baseline, resampling=resampling)
 
-    monkeypatch.setattr("nmt.commands.evaluate.Scorer", make)
+    monkeypatch.setattr("nmt.commands.evaluate.MetricScorer", make)
     monkeypatch.setattr("nmt.commands.evaluate.score_systems", score)
     base = write(model.parent / "base", [line.upper() for line in SENTENCES])
     flags = (

@@ -12,11 +12,11 @@ import pytest
 
 from nmt.errors import DataError, GateError
 from nmt.inference.request import Result
-from nmt.metrics.metric import Comparison, Confidence, Score
+from nmt.metrics.metric import Comparison, ConfidenceInterval, Score
 from nmt.metrics.result import (
     Evaluation,
     EvaluationReport,
-    Section,
+    ReportSection,
     System,
     hash_references,
     score_rows,
@@ -91,7 +91,9 @@ def test_columns_are_as_wide_as_their_characters_on_a_terminal() -> None:
 def test_a_score_is_shown_with_interval_difference_and_p_value(
     delta: float | None, p_value: float | None, shown: str
 ) -> None:
-    interval = Confidence(mean=20.4, half_width=0.5, low=19.9, high=20.9, resamples=9, seed=1)
+    interval = ConfidenceInterval(
+        mean=20.4, half_width=0.5, low=19.9, high=20.9, resamples=9, seed=1
+    )
     found = score("bleu", 20.456, confidence=interval)
     if delta is not None:
         compared = Comparison(baseline="b", delta=delta, p_value=p_value, resamples=9, seed=1)
@@ -136,8 +138,8 @@ def test_the_hash_of_references_identifies_a_test_set_in_all_versions() -> None:
 
 
 def test_a_gate_missed_on_any_test_set_fails_after_the_scores_are_shown() -> None:
-    met = Section("gates", "Gates", [], [])
-    missed = Section("gates", "Gates", [], [], missed=("new: BLEU 8.00 is below 9",))
+    met = ReportSection("gates", "Gates", [], [])
+    missed = ReportSection("gates", "Gates", [], [], missed=("new: BLEU 8.00 is below 9",))
     scores = {"old": (10.0, 20.0), "new": (8.0, 9.0)}
     first = evaluation("news", scores, sections=(met,))
     second = evaluation("talks", scores, sections=(met, missed))
@@ -156,15 +158,19 @@ def row_of(*cells: str) -> list[list[str]]:
 
 def test_a_report_shows_tables_then_each_note_once_then_signatures() -> None:
     """In the order of test sets; sections of no test set come last, and a note needs no table."""
-    interval = Confidence(mean=20.4, half_width=0.5, low=19.9, high=20.9, resamples=9, seed=1)
+    interval = ConfidenceInterval(
+        mean=20.4, half_width=0.5, low=19.9, high=20.9, resamples=9, seed=1
+    )
     sure = System("new", ["x"], scores=(score("bleu", 12.0, confidence=interval), score("ter", 3)))
     bare = System("file", ["x"], scores=(score("bleu", 2.0), score("ter", 4)))
     old = System("old", ["x"], {"beam_size": 5, "engine": "torch"}, scores=sure.scores)
     sections = (
-        Section("slices", "S", row_of("long", "1"), [{"slice": "long"}], "About slices."),
-        Section("gates", "G", [], [{"gate": "met"}], "Gates are met."),
+        ReportSection("slices", "S", row_of("long", "1"), [{"slice": "long"}], "About slices."),
+        ReportSection("gates", "G", [], [{"gate": "met"}], "Gates are met."),
     )
-    whole = Section("languages", "L", row_of("de", "2"), [{"language": "de"}], "About languages.")
+    whole = ReportSection(
+        "languages", "L", row_of("de", "2"), [{"language": "de"}], "About languages."
+    )
     first, second = (
         Evaluation(
             test=name, references=[["x"], ["y"]], systems=(sure, bare), baseline=old,

@@ -19,7 +19,7 @@ from sacrebleu.significance import PairedTest
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import read_lines
 from nmt.metrics import ngrams, scoring
-from nmt.metrics.metric import Floats, MetricOptions, Score, Scorer
+from nmt.metrics.metric import Floats, MetricOptions, MetricScorer, Score
 from nmt.metrics.ngrams import pairwise_bleu, pairwise_chrf
 from nmt.metrics.result import System
 from nmt.metrics.sacrebleu import bleu_tokenizer, bleu_words, default_tokenizer
@@ -36,7 +36,7 @@ from nmt.metrics.scoring import (
 def corpus_score(
     hypotheses: list[str], references: list[list[str]], metric: str = "bleu", **options: Any
 ) -> Score:
-    return Scorer(metric, references, MetricOptions(**options)).score(hypotheses)
+    return MetricScorer(metric, references, MetricOptions(**options)).score(hypotheses)
 
 
 ODD = st.text("aAb\u00e4.,!(' 1\u2028\u4e16\U0001f415", max_size=24)
@@ -73,7 +73,7 @@ def test_scores_of_any_corpora_equal_sacrebleus(
             patch.setattr(ngrams, "_SENTENCES_AT_ONCE", 2)
             patch.setattr(ngrams, "_KEY_BITS", 9)
         for metric, (whole, single) in theirs.items():
-            scorer = Scorer(metric, streams, MetricOptions(lowercase=lowercase))
+            scorer = MetricScorer(metric, streams, MetricOptions(lowercase=lowercase))
             table = scorer.statistics(hypotheses)
             expected, score = whole.corpus_score(hypotheses, streams).score, scorer.total(table)
             assert score.value == pytest.approx(expected, abs=1e-9)
@@ -155,7 +155,7 @@ def test_published_scores_are_reproduced(shared_data: Path, pair: str, name: str
     for system in sorted({row["system"] for row in rows}):
         tables: dict[str, Floats] = {}
         for metric, column in (("bleu", "BLEU"), ("chrf++", "chrF2++"), ("chrf", "chrF2")):
-            scorer = Scorer(metric, references, options)
+            scorer = MetricScorer(metric, references, options)
             # Of one reference, the counts of chrF are those of chrF++ without the words.
             tables[metric] = (
                 tables["chrf++"][:, :18]
@@ -244,7 +244,7 @@ def test_intervals_and_p_values_of_sacrebleu(shared_data: Path, kind: Literal["b
     }  # fmt: skip
     named = [(system.name, system.lines) for system in (base, *systems)]
     _, theirs = PairedTest(named, engines, None, test_type=kind, n_samples=300)()
-    scorers = [Scorer(name, references, MetricOptions()) for name in engines]
+    scorers = [MetricScorer(name, references, MetricOptions()) for name in engines]
     count = 300 if kind == "bs" else 40  # of resampled sets, for the intervals
     scored, scored_base, pairs = score_systems(
         systems, scorers, baseline=base, resampling=Resampling(count, significance=kind, trials=300)
@@ -275,7 +275,7 @@ def test_differences_are_system_minus_baseline_with_their_interval(
 ) -> None:
     """One system is right, and better in each of 20 sentences; a copy of it differs in none."""
     right, copy, wrong = map(System, NAMES, (TRUTH, TRUTH, WRONG))
-    scorers = [Scorer("chrf", [TRUTH], MetricOptions())]
+    scorers = [MetricScorer("chrf", [TRUTH], MetricOptions())]
     loss = CHRF().corpus_score(WRONG, [TRUTH]).score - 100
     resampling = Resampling(200, significance=kind, trials=64)
     (same, worse), _, pairs = score_systems(
@@ -297,7 +297,7 @@ def test_differences_are_system_minus_baseline_with_their_interval(
 
 def test_without_a_baseline_all_pairs_of_systems_are_compared() -> None:
     systems = [*map(System, NAMES, (TRUTH, TRUTH, WRONG))]
-    scorers = [Scorer("chrf", [TRUTH], MetricOptions())]
+    scorers = [MetricScorer("chrf", [TRUTH], MetricOptions())]
     _, base, pairs = score_systems(
         systems, scorers, baseline=None, resampling=Resampling(200, trials=64)
     )

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from nmt.commands.evaluate import EvaluatedSet
-from nmt.metrics.metric import Floats, MetricOptions, Scorer
-from nmt.metrics.result import Section, System
+from nmt.metrics.metric import Floats, MetricOptions, MetricScorer
+from nmt.metrics.result import ReportSection, System
 
 _MEANING = (
     "confidence: correlation with sentence chrF (1 is perfect). The calibration error is the mean "
@@ -20,7 +20,7 @@ _FEWEST = 30
 _FLAT = 1e-6  # Smaller ranges are rounding errors.
 
 
-def confidence_section(scored: EvaluatedSet) -> Section | None:
+def confidence_section(scored: EvaluatedSet) -> ReportSection | None:
     """Compare the confidence of each system with chrF; None if no system has confidence."""
     both = (confidence_quality(each, scored.test.references) for each in scored.systems)
     qualities = [quality for quality in both if quality]
@@ -32,7 +32,7 @@ def confidence_section(scored: EvaluatedSet) -> Section | None:
          f"{x['calibration_error']:.2f} chrF"]
         for x in qualities
     ]  # fmt: skip
-    return Section("confidence", "Confidence", [head, *rows], qualities, _MEANING)
+    return ReportSection("confidence", "Confidence", [head, *rows], qualities, _MEANING)
 
 
 def confidence_quality(
@@ -58,7 +58,7 @@ def confidence_quality(
         return None
     expected = np.array([system.results[row].confidence for row in rows], np.float64)
     streams = [[stream[row] for row in rows] for stream in references]
-    scorer = Scorer("chrf", streams, MetricOptions())
+    scorer = MetricScorer("chrf", streams, MetricOptions())
     table = scorer.statistics([system.lines[row] for row in rows])
     actual = np.array(scorer.sentence_scores(table), np.float64)
     if np.ptp(expected) < _FLAT or np.ptp(actual) < _FLAT:  # there is no correlation

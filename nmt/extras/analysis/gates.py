@@ -14,8 +14,8 @@ from typing import Literal
 
 from nmt.commands.evaluate import EvaluatedSet
 from nmt.errors import ConfigError
-from nmt.metrics.metric import METRICS, Score, as_quality, label_of, registered_name, rounded
-from nmt.metrics.result import Evaluation, Section, without_none
+from nmt.metrics.metric import METRICS, Score, as_quality, format_score, label_of, registered_name
+from nmt.metrics.result import Evaluation, ReportSection, without_none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,10 @@ class GateResult:
     alpha: float | None = None  # Significance level: smaller p-values are significant.
 
     def __str__(self) -> str:
-        name, shown = f"{self.system}: {label_of(self.metric)} is", partial(rounded, self.metric)
+        name, shown = (
+            f"{self.system}: {label_of(self.metric)} is",
+            partial(format_score, self.metric),
+        )
         if self.kind == "fail-if-worse":
             outcome = "not significantly worse" if self.met else "significantly worse"
             delta = shown(self.value - self.required, "+")
@@ -48,7 +51,7 @@ class GateResult:
         return f"{name} {value}, {self.required - self.value:.2g} below {self.required:g}"
 
 
-def gate_section(scored: EvaluatedSet) -> Section:
+def gate_section(scored: EvaluatedSet) -> ReportSection:
     """Check every system except the baseline at every gate."""
     options, results = scored.options, list[GateResult]()
     for system in scored.systems:
@@ -60,7 +63,7 @@ def gate_section(scored: EvaluatedSet) -> Section:
     values = [without_none(asdict(result)) for result in results]
     met = "\n".join(f"gate met: {result}" for result in results if result.met)
     missed = [str(result) for result in results if not result.met]
-    return Section("gates", "Gates", (), values, met, missed)
+    return ReportSection("gates", "Gates", (), values, met, missed)
 
 
 def gates_of(evaluation: Evaluation) -> list[GateResult]:

@@ -8,7 +8,7 @@ from typing import Any
 from nmt.checkpoint.model_folder import read_profiles
 from nmt.commands.evaluate import EvaluatedSet
 from nmt.config.language_codes import matching
-from nmt.metrics.result import Section
+from nmt.metrics.result import ReportSection
 from nmt.text.identification import (
     NO_PROFILES,
     LanguageProfiles,
@@ -25,7 +25,7 @@ _FOREIGN = 0.5  # Largest share of letters of another script in a text of its la
 _ODDS = 5.0  # A line is in another language if that is more than this many times as likely.
 
 
-def language_section(scored: EvaluatedSet) -> Section | None:
+def language_section(scored: EvaluatedSet) -> ReportSection | None:
     """Return the languages of the test set, and the share of translations in another language."""
     test, codes = scored.test, list[str]()
     if test.target_language is None:
@@ -42,7 +42,7 @@ def language_section(scored: EvaluatedSet) -> Section | None:
     shares = [x["wrong_language"] for x in values]
     shown = ["unknown" if share is None else f"{share:.1%}" for share in shares]
     rows = [[direction, x["system"], text] for x, text in zip(values, shown, strict=True)]
-    return Section("languages", "Languages", [head, *rows], values, _MEANING)
+    return ReportSection("languages", "Languages", [head, *rows], values, _MEANING)
 
 
 def wrong_language_share(

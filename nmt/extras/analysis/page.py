@@ -16,7 +16,7 @@ from nmt.extras.analysis.reports import change_rows
 from nmt.extras.analysis.robustness import load_scorer
 from nmt.inference.direction import LanguageOptions
 from nmt.inference.request import Links
-from nmt.metrics.metric import MetricOptions, Scorer, label_of
+from nmt.metrics.metric import MetricOptions, MetricScorer, label_of
 from nmt.metrics.result import Evaluation, EvaluationReport, paired_tests, score_rows
 from nmt.report.page import Chart, Curve, render, render_chart, round_ticks
 from nmt.training.report import run_charts
@@ -83,7 +83,7 @@ def _calibration(values: Mapping[str, Any]) -> Markup:
 def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
     """Yield the worst and best sentences of a system, and the most different of two systems."""
     shown = [*each.systems[:2], *([each.baseline] if each.baseline else [])][:2]
-    scorer, lines = Scorer("chrf", each.references, MetricOptions()), shown[0].lines
+    scorer, lines = MetricScorer("chrf", each.references, MetricOptions()), shown[0].lines
     scores = [scorer.sentence_scores(scorer.statistics(system.lines)) for system in shown]
     order = sorted(range(len(lines)), key=scores[0].__getitem__)
     worst = [row for row in order if lines[row] != each.references[0][row]][:_SHOWN]

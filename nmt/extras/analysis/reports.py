@@ -12,7 +12,7 @@ from nmt.commands.evaluate import EvaluatedModel
 from nmt.errors import ConfigError
 from nmt.extras.analysis.gates import gates_of
 from nmt.files.json_file import field
-from nmt.metrics.metric import Score, Scorer, as_quality, label_of, rounded
+from nmt.metrics.metric import MetricScorer, Score, as_quality, format_score, label_of
 from nmt.metrics.result import (
     Evaluation,
     EvaluationReport,
@@ -62,7 +62,7 @@ def change_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
 
 
 def _change(name: str, score: Score, alpha: float) -> list[str]:
-    found, shown = score.comparison, partial(rounded, score.metric)
+    found, shown = score.comparison, partial(format_score, score.metric)
     row = [name, label_of(score.metric)]
     if found is None:
         return [*row, "", shown(score.value), "", "", ""]
@@ -85,7 +85,7 @@ def as_junit(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -
 
 
 def read_baseline_report(
-    path: Path, test: str, references: Sequence[Sequence[str]], scorers: Sequence[Scorer]
+    path: Path, test: str, references: Sequence[Sequence[str]], scorers: Sequence[MetricScorer]
 ) -> System:
     """Read the translations in a JSON report, to score them again as a baseline.
 
@@ -127,7 +127,7 @@ def read_baseline_report(
         raise ConfigError(problem, fix=_AGAIN) from error
 
 
-def _check_signatures(path: Path, system: Any, scorers: Sequence[Scorer]) -> None:
+def _check_signatures(path: Path, system: Any, scorers: Sequence[MetricScorer]) -> None:
     then = {score["metric"]: score["signature"] for score in system.get("scores", ())}
     for scorer in scorers:
         now = scorer.metric.signature

@@ -22,8 +22,8 @@ from nmt.commands.evaluate import EvaluatedModel, EvaluatedSet
 from nmt.commands.evaluation_set import read_text
 from nmt.errors import DataError
 from nmt.inference.segment import joiner_for
-from nmt.metrics.metric import as_quality, label_of, rounded
-from nmt.metrics.result import Section, System
+from nmt.metrics.metric import as_quality, format_score, label_of
+from nmt.metrics.result import ReportSection, System
 from nmt.metrics.scoring import confidence_interval, measure
 from nmt.registry import load_attribute
 from nmt.text.noise import NOISES
@@ -38,7 +38,7 @@ Pair = Sequence[str]  # Source, right translation, wrong translation, and option
 _Lines = Sequence[str]
 
 
-def robustness_section(scored: EvaluatedSet) -> Section:
+def robustness_section(scored: EvaluatedSet) -> ReportSection:
     """Translate the noisy test set with every model; measure the loss under every metric."""
     test, values = scored.test, list[dict[str, Any]]()
     rows: dict[tuple[str, str], list[str]] = {}
@@ -50,13 +50,13 @@ def robustness_section(scored: EvaluatedSet) -> Section:
             translated = model.translate(name, noisy.lines, test).lines
             values += noise_losses(system, noisy, translated, written, scored)
     for x in values:  # a row for each system and noise, and a column for each metric
-        shown = partial(rounded, x["metric"])
+        shown = partial(format_score, x["metric"])
         cell = f"{shown(x['clean'])} -> {shown(x['noisy'])}, loss {shown(x['loss'])}"
         cell += f" ± {shown(x['confidence']['half_width'])}" if "confidence" in x else ""
         rows.setdefault((x["system"], x["noise"]), [x["system"], x["noise"]]).append(cell)
     head = ["system", "noise", *dict.fromkeys(label_of(x["metric"]) for x in values)]
     meaning = "robustness: score lost to each kind of noise in the source."
-    return Section("robustness", "Robustness", [head, *rows.values()], values, meaning)
+    return ReportSection("robustness", "Robustness", [head, *rows.values()], values, meaning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Contrastive:
     def __init__(self, path: Path) -> None:
         self._pairs = read_pairs(path)
 
-    def __call__(self, models: Sequence[EvaluatedModel]) -> Section:
+    def __call__(self, models: Sequence[EvaluatedModel]) -> ReportSection:
         """Score the pairs with each model, and return the accuracies."""
         values = []
         for model in models:
@@ -162,7 +162,7 @@ class Contrastive:
         for x in values:
             row = [x["system"], x["category"], f"{x['num_pairs']:,}", f"{x['accuracy']:.1%}"]
             rows.append(row)
-        return Section("contrastive", "Contrastive pairs", rows, values)
+        return ReportSection("contrastive", "Contrastive pairs", rows, values)
 
 
 def accuracies(

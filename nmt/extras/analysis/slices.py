@@ -14,7 +14,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +25,8 @@ from nmt.data.filters import LEAKAGE
 from nmt.data.prepared import PreparedData
 from nmt.data.store import FlatIds, Ids, ParallelStore, Rows
 from nmt.files.progress import progress_bar
-from nmt.metrics.metric import Score, Scorer
-from nmt.metrics.result import Section, System, show_score
+from nmt.metrics.metric import MetricScorer, Score
+from nmt.metrics.result import ReportSection, System, show_score
 from nmt.metrics.scoring import Resampling, measure
 from nmt.text.languages import numbers_of
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
@@ -64,7 +63,7 @@ class Group:
     slices: Sequence[str]  # Names of all slices, in order of display. A slice may be empty.
 
 
-def slice_section(scored: EvaluatedSet) -> Section:
+def slice_section(scored: EvaluatedSet) -> ReportSection:
     """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
     common: list[Group] = []
     for name, labels in scored.labels.items():
@@ -81,7 +80,8 @@ def slice_section(scored: EvaluatedSet) -> Section:
                 counts = count_in_training(stores, tokenizer, source)
             common += groups_of_source(source, counts)
         # The first systems are the models; the others are files of translations.
-        for system, prepared in zip_longest(scored.systems, data, fillvalue=()):
+        data += [[]] * (len(scored.systems) - len(data))
+        for system, prepared in zip(scored.systems, data, strict=True):
             of_system = [*common, *groups_of_system(system, source, scored.test.references)]
             if prepared and source is not None:
                 of_system.insert(0, leakage_group(prepared, source))
@@ -188,10 +188,10 @@ class _SliceScores:
 
 def score_slices(
     systems: Sequence[System],
-    scorers: Sequence[Scorer],
+    scorers: Sequence[MetricScorer],
     resampling: Resampling,
     groups: Mapping[str, Iterable[Group]],
-) -> Section:
+) -> ReportSection:
     """Score the slices of every group, for all systems.
 
     Args:
@@ -234,7 +234,7 @@ def score_slices(
     meaning = _MEANING
     if any(group == SEEN for group, _ in by_slice):
         meaning += _LEAKS_MEAN
-    return Section("slices", "Slices", table, values, meaning)
+    return ReportSection("slices", "Slices", table, values, meaning)
 
 
 def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], rest: str) -> Group:

@@ -40,7 +40,7 @@ from nmt.files.lines import open_binary
 from nmt.inference.direction import LanguageOptions, Languages
 from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.metric import MetricOptions, MetricScorer
 from nmt.metrics.result import System, show_score, text_table
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.registry import load_attribute
@@ -259,7 +259,7 @@ def _measure(
         translator.translate([line])
         alone.append(time.perf_counter() - begin)
     language = MetricOptions(target_language=translator.direction.target)
-    scorer = Scorer("bleu", [[pair.target for pair in test]], language)
+    scorer = MetricScorer("bleu", [[pair.target for pair in test]], language)
     system = System(name, [result.text for result in results])
     ((scored,), _, _) = score_systems([system], [scorer], baseline=None, resampling=Resampling())
     (score,) = scored.scores

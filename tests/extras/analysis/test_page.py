@@ -21,8 +21,8 @@ from nmt.extras.analysis import page as pages
 from nmt.extras.analysis.confidence import confidence_quality
 from nmt.extras.analysis.page import as_page, word_differences
 from nmt.inference.request import Result
-from nmt.metrics.metric import Confidence, Score
-from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
+from nmt.metrics.metric import ConfidenceInterval, Score
+from nmt.metrics.result import Evaluation, EvaluationReport, ReportSection, System
 from nmt.report.page import Chart, Curve
 from tests.browser import REQUESTS, WIDER, ask
 from tests.commands.test_evaluate import invoke, write
@@ -39,8 +39,10 @@ def test_differences_cover_the_text_and_equal_texts_have_none(text: str, referen
     assert not any(is_other for _, is_other in word_differences(text, text))
 
 
-def section(key: str, *values: Any) -> Section:
-    return Section(key=key, title=key, rows=[[key, "accuracy"], ["all", "75.0%"]], values=values)
+def section(key: str, *values: Any) -> ReportSection:
+    return ReportSection(
+        key=key, title=key, rows=[[key, "accuracy"], ["all", "75.0%"]], values=values
+    )
 
 
 def full_page(known: list[Any] | None = None) -> str:
@@ -61,7 +63,9 @@ def full_page(known: list[Any] | None = None) -> str:
     system = System(
         "runs/he-en", lines, settings, results=results, scores=scores, num_in_training=3
     )
-    interval = asdict(Confidence(mean=3.0, half_width=1, low=2.0, high=4.0, resamples=9, seed=1))
+    interval = asdict(
+        ConfidenceInterval(mean=3.0, half_width=1, low=2.0, high=4.0, resamples=9, seed=1)
+    )
     lost = {"system": system.name, "metric": "chrf", "clean": 45.0, "noisy": 42.0}
     noise = lost | {"noise": "typos", "loss": 3.0, "confidence": interval}
     gain = lost | {"noise": "case", "loss": -1.5}

@@ -26,8 +26,8 @@ from nmt.extras.analysis.robustness import (
     robustness_section,
 )
 from nmt.inference.request import Result
-from nmt.metrics.metric import MetricOptions, Score, Scorer
-from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
+from nmt.metrics.metric import MetricOptions, MetricScorer, Score
+from nmt.metrics.result import Evaluation, EvaluationReport, ReportSection, System
 from nmt.metrics.scoring import Resampling
 from nmt.text.noise import NOISES
 
@@ -67,7 +67,7 @@ class Joiner(Copier):
 
 def robustness(
     metrics: tuple[str, ...] = ("chrf",), resamples: int = 50, model: Copier | None = None
-) -> Section:
+) -> ReportSection:
     model = model or Copier()
     test = EvaluationSet(name="set", source=tuple(LINES), references=(tuple(LINES),))
     system = model.translate("clean", LINES, test)
@@ -78,7 +78,7 @@ def robustness(
         systems=[system],
         resampling=Resampling(resamples),
         make_scorers=lambda references, _: [
-            Scorer(x, references, MetricOptions()) for x in metrics
+            MetricScorer(x, references, MetricOptions()) for x in metrics
         ],
     )
     return robustness_section(scored)

@@ -27,7 +27,7 @@ from nmt.extras.analysis.slices import (
     slice_section,
 )
 from nmt.inference.request import Result
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.metric import MetricOptions, MetricScorer
 from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
@@ -133,7 +133,7 @@ def test_all_training_data_of_a_model_are_searched_for_words_and_leaks(
     ]
     monkeypatch.setattr(slices, "training_data", lambda _: iter(data))
     monkeypatch.setattr(slices, "_ROWS_AT_ONCE", 2)
-    scorers, resampling = [Scorer("chrf", [source], MetricOptions())], Resampling(0)
+    scorers, resampling = [MetricScorer("chrf", [source], MetricOptions())], Resampling(0)
     systems, _, _ = score_systems(
         [System("s", source)], scorers, baseline=None, resampling=resampling
     )
@@ -164,7 +164,7 @@ def test_scores_are_those_of_the_slice_alone_and_an_empty_one_has_none() -> None
     reference = [f"sentence number {n} of these" for n in range(40)]
     lines = ["something else", *reference[1:]]
     groups = [Group("mine", ["a"] + ["b"] * 39, ["a", "b"]), Group("other", ["x"] * 40, ["x", "y"])]
-    scorers, resampling = [Scorer("chrf", [reference], MetricOptions())], Resampling(10)
+    scorers, resampling = [MetricScorer("chrf", [reference], MetricOptions())], Resampling(10)
     given = [System("s", lines)]
     systems, _, _ = score_systems(given, scorers, baseline=None, resampling=resampling)
     section = score_slices(systems, scorers, resampling, {"s": groups})
@@ -173,7 +173,7 @@ def test_scores_are_those_of_the_slice_alone_and_an_empty_one_has_none() -> None
     assert [x["is_small"] for x in (one, rest)] == [True, False]
     assert rest["scores"][0]["value"] == pytest.approx(100)
     assert rest["scores"][0]["confidence"]["low"] <= 100
-    alone = Scorer("chrf", [reference[:1]], MetricOptions()).score(lines[:1])
+    alone = MetricScorer("chrf", [reference[:1]], MetricOptions()).score(lines[:1])
     assert (one["scores"][0]["value"], none["scores"]) == (alone.value, [])
     assert section.rows[1][:3] == ["mine", "a", "1 (few)"]
     assert [row[:2] for row in section.rows[2:]] == [["mine", "b"], ["other", "x"]]

@@ -18,7 +18,7 @@ from nmt.commands.train import fit
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.comet.metric import CometModel
 from nmt.inference.mbr import Mbr, expected_utilities
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.metric import MetricOptions, MetricScorer
 from tests.cli.commands import call, lines_of
 from tests.commands.test_evaluate import invoke, write
 from tests.extras.analysis.conftest import LINES
@@ -89,7 +89,8 @@ def test_models_of_the_cache_of_the_hub_are_used_and_references_averaged(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     options, streams = MetricOptions(source=SOURCE, device="cpu"), [LINES, LINES[::-1]]
     one, other, both = (
-        Scorer("comet", own, options).score(LINES) for own in (streams[:1], streams[1:], streams)
+        MetricScorer("comet", own, options).score(LINES)
+        for own in (streams[:1], streams[1:], streams)
     )
     assert both.value == pytest.approx((one.value + other.value) / 2)
     assert both.signature.startswith("nrefs:2|model:Unbabel/wmt22-comet-da|sha256:")
