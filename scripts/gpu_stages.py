@@ -51,6 +51,7 @@ from nmt.model import decoder_state
 from nmt.model.attention import FLASH
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer, build_model
+from nmt.text.flat import FlatIds
 from nmt.training.checkpoints import CheckpointWriter, Progress
 from nmt.training.losses import CrossEntropy, cross_entropy
 from nmt.training.optimizer import build_optimizer
@@ -187,15 +188,15 @@ class DrawnPairs:
         weights = 1.0 / np.arange(1, vocab_size - 3)
         self._law = weights.cumsum() / weights.sum()
 
-    def _ids(self, lengths: Any) -> tuple[Any, Any]:
+    def _ids(self, lengths: Any) -> FlatIds:
         ids = 4 + np.searchsorted(self._law, self._random.random(int(lengths.sum())))
-        return ids.astype(np.int64), np.concatenate(([0], np.cumsum(lengths)))
+        return FlatIds(ids.astype(np.int64), lengths)
 
-    def source_ids(self, rows: Any) -> tuple[Any, Any]:
+    def source_ids(self, rows: Any) -> FlatIds:
         """Same as `nmt.data.store.ParallelStore.source_ids`."""
         return self._ids(self.source_lengths[rows])
 
-    def target_ids(self, rows: Any) -> tuple[Any, Any]:
+    def target_ids(self, rows: Any) -> FlatIds:
         """Same as `nmt.data.store.ParallelStore.target_ids`."""
         return self._ids(self.target_lengths[rows])
 

@@ -421,8 +421,10 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
         known = np.array([_key(len(x), x[0], x[-1]) for x in {*encoded} if x], np.int64)
         for start in range(0, len(store), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
-            stored, offsets = store.source_ids(rows)
-            ids, starts, ends = stored.astype(np.int64), offsets[:-1], offsets[1:]
+            stored = store.source_ids(rows)
+            ids = stored.ids.astype(np.int64)
+            starts = stored.offsets[:-1]
+            ends = stored.offsets[1:]
             for _ in range(2):  # skip the tags of language and corpus
                 starts = starts + np.isin(ids[np.minimum(starts, ends - 1)], [*tokenizer.tag_ids])
             keys = _key(ends - starts, ids[starts], ids[ends - 1])

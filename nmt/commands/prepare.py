@@ -35,6 +35,8 @@ from pathlib import Path
 from random import Random
 from typing import IO, Any
 
+import numpy as np
+
 from nmt.checkpoint.model_folder import CONFIG, PROFILES, SHORTLIST, load_folder_config
 from nmt.checkpoint.run import has_data_settings, trained_on
 from nmt.commands.config import load_config
@@ -56,13 +58,15 @@ from nmt.data.prepare_report import READ, Findings, PrepareReport, current_repor
 from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe
 from nmt.data.reading import Decide, Encode, Encoded, Look, Reading
 from nmt.data.resegment import noisy_texts
-from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.store import ParallelStore, StoreWriter
 from nmt.data.vocabulary import TextSample, learn_tokenizers
 from nmt.data.workers import has_changed, map_blocks, open_workers, work_folder
 from nmt.errors import ConfigError, DataError
 from nmt.files import atomic
+from nmt.files.json_file import MANIFEST
 from nmt.files.lines import read_lines
 from nmt.files.progress import progress_bar
+from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
 
 logger = logging.getLogger(__name__)
@@ -341,9 +345,10 @@ def _write(
                 findings.take(name, values)
                 # Row of the block's first line in `lines`; line numbers count from 1.
                 is_kept, start = arrays["is_kept"], spans[name][0] + block.first - 1
-                source, target = lines.block(start, start + len(block))
-                kept = source.selected(is_kept, of_source), target.selected(is_kept, of_target)
-                writer.append(*kept, index, lines.lines[start : start + len(block)][is_kept])
+                rows = np.arange(start, start + len(block))
+                source = lines.source_ids(rows).selected(is_kept, of_source)
+                target = lines.target_ids(rows).selected(is_kept, of_target)
+                writer.append(source, target, index, lines.lines[rows[is_kept]])
                 if part == VALID:
                     _append_text(place, [*compress(block.pairs, is_kept)])
     findings.check_kept("training" if part == TRAIN else "validation", corpora)
@@ -400,7 +405,7 @@ def _check(config: RunConfig, options: PreparationOptions) -> None:
 
 def _check_ours(folder: Path, *, is_anew: bool) -> None:
     """Check that the folder can be replaced; ``is_anew``: the user asked to prepare again."""
-    if (folder / prepared.MANIFEST).exists():
+    if (folder / MANIFEST).exists():
         if not is_anew:
             why = "was prepared from other corpora or settings, or is damaged"
             logger.info("%s %s; preparing it again", folder, why)

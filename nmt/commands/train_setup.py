@@ -220,8 +220,8 @@ def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
     if any(rates) or bpe_dropout:
         tokenizers = load_tokenizers(data.tokenizer_dir)
         if any(rates):
-            starts = np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right")
-            changes.append(NoiseAdder(tokenizers, starts, rates, seed=seed, longest=longest))
+            ends = np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right")
+            changes.append(NoiseAdder(tokenizers, ends, rates, seed=seed, longest=longest))
         if bpe_dropout:
             source = _subword_dropout(tokenizers.source, bpe_dropout)
             target = (

@@ -49,23 +49,22 @@ class Cooccurrences:
     """All combinations of a source token and a target token within each pair."""
 
     def __init__(self, lines: Lines, pairs: Pairs, num_targets: int) -> None:
-        (source, source_offsets) = lines.source_ids(pairs.sources)
-        (target, target_offsets) = lines.target_ids(pairs.targets)
-        self.ids = source, target  # Tokens of both sides. (s,) and (t,).
+        source = lines.source_ids(pairs.sources)
+        target = lines.target_ids(pairs.targets)
+        self.ids = source.ids, target.ids  # Tokens of both sides. (s,) and (t,).
         # Tokens of both sides of each pair. (P,) and (P,).
-        self.lengths = np.diff(source_offsets), np.diff(target_offsets)
-        numbers = np.arange(len(pairs.sources))
+        self.lengths = source.lengths, target.lengths
         # The pair of each token. (s,) and (t,).
-        self.pairs = tuple(np.repeat(numbers, lengths) for lengths in self.lengths)
-        widths = self.lengths[1][self.pairs[0]]  # co-occurrences of each source token
-        first = target_offsets[self.pairs[0]] - (np.cumsum(widths) - widths)
-        source_places = np.repeat(np.arange(len(source)), widths)
+        self.pairs = source.sentences, target.sentences
+        widths = target.lengths[source.sentences]  # co-occurrences of each source token
+        first = target.offsets[source.sentences] - (np.cumsum(widths) - widths)
+        source_places = np.repeat(np.arange(len(source.ids)), widths)
         target_places = np.arange(len(source_places)) + np.repeat(first, widths)
         # Source and target token of each meeting. (n,) and (n,).
         self.places = source_places, target_places
-        rows = source.astype(np.int64) * num_targets
+        rows = source.ids.astype(np.int64) * num_targets
         # Both words of each meeting: source * W + target. (n,).
-        self.keys = rows[source_places] + target[target_places]
+        self.keys = rows[source_places] + target.ids[target_places]
 
     def sums(self, side: int, values: npt.NDArray[np.floating]) -> Values:
         """Sum values (n,) over all co-occurrences of each token of one side. (s,) or (t,)."""
@@ -188,8 +187,8 @@ def learn_lexicon(
     """
     counts = [np.full(size, 0.5) for size in vocab_sizes]
     for sources, targets in batches(lines, pairs):
-        counts[0] += np.bincount(lines.source_ids(sources)[0], minlength=vocab_sizes[0])
-        counts[1] += np.bincount(lines.target_ids(targets)[0], minlength=vocab_sizes[1])
+        counts[0] += np.bincount(lines.source_ids(sources).ids, minlength=vocab_sizes[0])
+        counts[1] += np.bincount(lines.target_ids(targets).ids, minlength=vocab_sizes[1])
     source, target = (count / count.sum() for count in counts)
     lexicon = Lexicon(lines, vocab_sizes, (source, target))
     for _ in range(iterations):

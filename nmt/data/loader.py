@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from nmt.data.workers import map_ahead, process_pool
 from nmt.errors import DataError
 from nmt.packed import Packed, move, round_up
 from nmt.text import BOS_ID, EOS_ID
+from nmt.text.flat import FlatIds
 
 _LINES_NAMED = 8
 
@@ -98,27 +98,30 @@ def collate(
         source_bos: Whether to add BOS before sources too.
         longest: Maximum tokens of a sentence. If set, batch sizes are rounded up.
     """
-    sides = (store.source_ids(rows), store.target_ids(rows))
+    source_ids = store.source_ids(rows)
+    target_ids = store.target_ids(rows)
     if resegment is not None:
-        sides = resegment(epoch, rows, sides)
-    (source, source_offsets), (target, offsets) = sides
-    packed = _packed(source, source_offsets, EOS_ID, last=True)
-    packed = packed.prepend(BOS_ID) if source_bos else packed
-    read = _packed(target, offsets, BOS_ID, last=False)
-    gold = _packed(target, offsets, EOS_ID, last=True)
+        source_ids, target_ids = resegment(epoch, rows, (source_ids, target_ids))
+    source = _packed(source_ids, EOS_ID, is_last=True)
+    if source_bos:
+        source = source.prepend(BOS_ID)
+    target = _packed(target_ids, BOS_ID, is_last=False)
+    gold = _packed(target_ids, EOS_ID, is_last=True)
     if longest is not None:
-        packed, read = round_up(packed, read, longest)
-    return Batch(source=packed, target=read, gold=gold.ids, rows=rows)
+        source, target = round_up(source, target, longest)
+    return Batch(source=source, target=target, gold=gold.ids, rows=rows)
 
 
-def _packed(ids: npt.NDArray[np.integer], offsets: Rows, special: int, *, last: bool) -> Packed:
+def _packed(flat: FlatIds, special: int, *, is_last: bool) -> Packed:
     """Pack sentences, with a special token at the end or at the start of each."""
-    ends = offsets + np.arange(len(offsets))
-    where = ends[1:] - 1 if last else ends[:-1]
-    values = np.full(ends[-1], special, dtype=np.int64)
-    values[np.delete(np.arange(ends[-1]), where)] = ids
-    longest = int(np.diff(ends).max())
-    return Packed(torch.from_numpy(values), torch.from_numpy(ends.astype(np.int32)), longest)
+    borders = flat.offsets + np.arange(len(flat.offsets))
+    places = borders[:-1]
+    if is_last:
+        places = borders[1:] - 1
+    ids = np.full(borders[-1], special, dtype=np.int64)
+    ids[np.delete(np.arange(len(ids)), places)] = flat.ids
+    cu_seqlens = torch.from_numpy(borders.astype(np.int32))
+    return Packed(torch.from_numpy(ids), cu_seqlens, int(flat.lengths.max()) + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,10 @@ from nmt.data.filters import Diagnosis, FilterChain, Finding, Found
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT
 from nmt.data.prepared import Recipe
-from nmt.data.store import FlatIds, ParallelStore
+from nmt.data.store import ParallelStore
 from nmt.data.workers import Result, Stored, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
+from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
@@ -221,13 +222,13 @@ class Reading:
         usual_subwords = [np.array(model.usual_subwords()) for model in encoded.tokenizers]
         for number, block in enumerate(self.blocks(corpus)):
             start = block.first - 1
-            rows = slice(first + start, first + start + len(block))
-            if rows.stop > end:
+            if first + start + len(block) > end:
                 raise has_changed(name)
+            rows = np.arange(first + start, first + start + len(block))
             is_kept = self.is_kept[name][number]
             lengths = list[npt.NDArray[np.int64]]()
             usual_lengths = list[npt.NDArray[np.float64]]()
-            sides = encoded.lines.block(rows.start, rows.stop)
+            sides = encoded.lines.source_ids(rows), encoded.lines.target_ids(rows)
             for side, added, weights in zip(sides, tags, usual_subwords, strict=True):
                 lengths.append(side.lengths + len(added))
                 usual_lengths.append(np.ceil(side.sums(weights)) + len(added))

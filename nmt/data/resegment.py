@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from random import Random
 from types import MappingProxyType
 from typing import TypeAlias
@@ -21,13 +20,12 @@ import numpy.typing as npt
 
 from nmt.data.store import Rows
 from nmt.text import UNK_ID
+from nmt.text.flat import FlatIds
 from nmt.text.noise import Noise, spacing, title_case, typos, upper_case, without_punctuation
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
 from nmt.text.tokenizer import Tokenizers
 
-# Flat ids of several sentences, and offsets (sentences + 1,).
-Flat: TypeAlias = tuple[npt.NDArray[np.integer], Rows]
-Sides: TypeAlias = tuple[Flat, Flat]  # Of source and target.
+Sides: TypeAlias = tuple[FlatIds, FlatIds]  # Of source and target.
 # (epoch, rows of the store, stored ids) -> the ids to use in this epoch.
 Resegment: TypeAlias = Callable[[int, Rows, Sides], Sides]
 
@@ -43,18 +41,6 @@ _NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
     "title_case": (title_case, True),
     "upper_case": (upper_case, True),
 })  # fmt: skip
-
-
-def rows_of(flat: Flat) -> list[list[int]]:
-    """Convert flat ids to a list of ids per sentence."""
-    ids = flat[0].tolist()
-    return [ids[start:stop] for start, stop in pairwise(flat[1].tolist())]
-
-
-def flat_of(rows: Sequence[Sequence[int]]) -> Flat:
-    """Convert a list of ids per sentence to flat ids."""
-    ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return np.array([index for row in rows for index in row], dtype=np.int64), ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +60,18 @@ class Resegmenter:
         Args:
             epoch: Number of the epoch, from 0.
             rows: Rows of the store.
-            stored: Stored ids of both sides, concatenated, with row starts (len(rows) + 1,).
+            stored: Stored ids of both sides.
         """
         source, target = stored
         return self._drawn(0, epoch, rows, source), self._drawn(1, epoch, rows, target)
 
-    def _drawn(self, side: int, epoch: int, rows: Rows, stored: Flat) -> Flat:
+    def _drawn(self, side: int, epoch: int, rows: Rows, stored: FlatIds) -> FlatIds:
         drawn = []
-        for row, ids in zip(rows.tolist(), rows_of(stored), strict=True):
-            other = self.sides[side].resegment(ids, sentence_generator(self.seed, epoch, row, side))
-            drawn.append(ids if len(other) > self.longest else other)
-        return flat_of(drawn)
+        for row, ids in zip(rows.tolist(), stored.rows(), strict=True):
+            random = sentence_generator(self.seed, epoch, row, side)
+            other_ids = self.sides[side].resegment(ids, random)
+            drawn.append(ids if len(other_ids) > self.longest else other_ids)
+        return FlatIds.of(drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +103,13 @@ class NoiseAdder:
         drawn = self.drawn(epoch, rows)
         if not (chosen := np.flatnonzero(np.any([*drawn.values()], axis=0)).tolist()):
             return stored
-        source, target = map(rows_of, stored)
+        source = stored[0].rows()
+        target = stored[1].rows()
         for at in chosen:
             kinds = [kind for kind, own in drawn.items() if own[at]]
             random = Random(f"{self.seed} {epoch} {rows[at]}")
             source[at], target[at] = self._noisy(source[at], target[at], kinds, random)
-        return flat_of(source), flat_of(target)
+        return FlatIds.of(source), FlatIds.of(target)
 
     def _noisy(
         self, source: list[int], target: list[int], kinds: Sequence[str], random: Random

@@ -14,52 +14,20 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.errors import DataError, shell_command
 from nmt.files.json_file import field, read_json
+from nmt.text.flat import FlatIds
 
 IntArray = npt.NDArray[np.integer]
-Ids = npt.NDArray[np.integer]
 Rows = npt.NDArray[np.int64]
 _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
-
-
-class FlatIds(NamedTuple):
-    """Sentences of one side, concatenated."""
-
-    ids: Ids  # ids of all sentences
-    lengths: npt.NDArray[np.int64]  # number of tokens of each sentence
-
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> FlatIds:
-        """Concatenate a list of ids per sentence."""
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
-
-    def selected(self, is_wanted: npt.NDArray[np.bool_], first: Sequence[int] = ()) -> FlatIds:
-        """Return the selected sentences, each with the ids ``first`` in front."""
-        lengths = self.lengths[is_wanted]
-        ids = self.ids[np.repeat(is_wanted, self.lengths)]
-        starts = np.repeat(np.cumsum(lengths) - lengths, len(first))
-        ids = np.insert(ids, starts, np.tile(np.asarray(first, ids.dtype), len(lengths)))
-        return FlatIds(ids, lengths + len(first))
-
-    def sums(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the sum of a value of each token, by sentence.
-
-        Args:
-            values: The value of each id of the vocabulary. (V,)
-        """
-        upto = np.concatenate(([0.0], np.cumsum(values[self.ids])))
-        ends = np.cumsum(self.lengths)
-        return np.asarray(upto[ends] - upto[ends - self.lengths])
 
 
 class Lengths(Protocol):
@@ -83,11 +51,11 @@ class Lines(Protocol):
     def target_lengths(self) -> Lengths:
         """Length of each target line, in tokens."""
 
-    def source_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the concatenated source ids of ``rows``, and row starts (len(rows) + 1,)."""
+    def source_ids(self, rows: Rows) -> FlatIds:
+        """Return the source ids of ``rows``."""
 
-    def target_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the concatenated target ids of ``rows``, and row starts (len(rows) + 1,)."""
+    def target_ids(self, rows: Rows) -> FlatIds:
+        """Return the target ids of ``rows``."""
 
 
 class ParallelStore:
@@ -128,26 +96,21 @@ class ParallelStore:
         """Return the number of pairs."""
         return len(self.corpus)
 
-    def source_ids(self, rows: IntArray) -> tuple[Ids, Rows]:
-        """Return the concatenated source ids of ``rows``, and row starts (len(rows) + 1,)."""
+    def source_ids(self, rows: IntArray) -> FlatIds:
+        """Return the source ids of ``rows``."""
         return self._gather(0, self.source_lengths, rows)
 
-    def target_ids(self, rows: IntArray) -> tuple[Ids, Rows]:
-        """Return the concatenated target ids of ``rows``, and row starts (len(rows) + 1,)."""
+    def target_ids(self, rows: IntArray) -> FlatIds:
+        """Return the target ids of ``rows``."""
         return self._gather(1, self.target_lengths, rows)
 
-    def block(self, start: int, stop: int) -> tuple[FlatIds, FlatIds]:
-        """Return both sides of the rows from ``start`` to ``stop`` (exclusive)."""
-        rows = np.arange(start, stop)
-        sides = self.source_ids(rows), self.target_ids(rows)
-        source, target = (FlatIds(ids, np.diff(offsets)) for ids, offsets in sides)
-        return source, target
-
-    def _gather(self, side: int, all_lengths: IntArray, rows: IntArray) -> tuple[Ids, Rows]:
+    def _gather(self, side: int, all_lengths: IntArray, rows: IntArray) -> FlatIds:
         lengths = all_lengths[rows].astype(np.int64)
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        starts = self._offsets[side][rows] - offsets[:-1]
-        return self._ids[side][np.arange(offsets[-1]) + np.repeat(starts, lengths)], offsets
+        ends = np.cumsum(lengths)
+        # Start of each row in the file minus its start in the result.
+        shifts = self._offsets[side][rows] - (ends - lengths)
+        places = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
+        return FlatIds(self._ids[side][places], lengths)
 
     def rows_of(self, corpus: int) -> slice:
         """Return the rows of a corpus; a store contains one corpus after the other."""

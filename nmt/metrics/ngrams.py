@@ -13,12 +13,12 @@ Source: Papineni et al. (2002); Popović (2015); smoothing by Chen and Cherry (2
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.metrics.metric import Floats
+from nmt.text.flat import FlatIds
 
 Ints = npt.NDArray[np.int64]
 _SENTENCES_AT_ONCE = 512  # sorted keys then fit into the CPU cache
@@ -29,57 +29,45 @@ _BLEU_ORDERS = 4
 _MOST_CELLS = 1 << 22  # Maximum size of the matrix of counts.
 
 
-class SymbolLines(NamedTuple):
-    """Lines as sequences of symbols: integers that identify characters or words."""
-
-    symbols: npt.NDArray[np.integer]  # Symbols of all lines, concatenated.
-    lengths: Ints  # Number of symbols of each line. (n,).
-
-    def totals(self, max_order: int) -> Floats:
-        """Return the number of n-grams of each line and order. (n, M)."""
-        counts: Floats = np.maximum(self.lengths[:, None] - np.arange(max_order), 0.0)
-        return counts
+def count_ngrams(lines: FlatIds, max_order: int) -> Floats:
+    """Return the number of n-grams of each line and order. (n, M)."""
+    counts: Floats = np.maximum(lines.lengths[:, None] - np.arange(max_order), 0.0)
+    return counts
 
 
-def characters(texts: Iterable[str]) -> SymbolLines:
-    """Convert texts to characters, without white space."""
+def characters(texts: Iterable[str]) -> FlatIds:
+    """Convert texts to the numbers of their characters, without white space."""
     lines = ["".join(text.split()) for text in texts]
     symbols = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), "<u4")
-    return SymbolLines(symbols, np.array([len(line) for line in lines], np.int64))
+    return FlatIds(symbols, np.array([len(line) for line in lines], np.int64))
 
 
-def match_counts(
-    hypotheses: SymbolLines, references: Sequence[SymbolLines], max_order: int
-) -> Floats:
+def match_counts(hypotheses: FlatIds, references: Sequence[FlatIds], max_order: int) -> Floats:
     """Count clipped n-gram matches of each hypothesis, by order. (n, M).
 
     The count of an n-gram is clipped to its maximum count over the references of the sentence.
 
     Args:
-        hypotheses: One line for each sentence.
+        hypotheses: One line for each sentence; the ids are the numbers of characters or words.
         references: One or more streams of lines.
         max_order: Longest n-grams, M.
     """
     sides = [hypotheses, *references]
     num_lines = len(hypotheses.lengths)
     found = np.zeros((num_lines, max_order))
-    ends = [np.concatenate([[0], np.cumsum(side.lengths)]) for side in sides]
     for first in range(0, num_lines, _SENTENCES_AT_ONCE):
         last = min(first + _SENTENCES_AT_ONCE, num_lines)
-        parts = [
-            SymbolLines(side.symbols[end[first] : end[last]], side.lengths[first:last])
-            for side, end in zip(sides, ends, strict=True)
-        ]
+        parts = [side.part(first, last) for side in sides]
         _match_part(parts, found[first:last])
     return found
 
 
-def _match_part(sides: Sequence[SymbolLines], found: Floats) -> None:
+def _match_part(sides: Sequence[FlatIds], found: Floats) -> None:
     """Count the matches of a part of the sentences, and write them to ``found`` (n, M)."""
     num_lines, max_order = found.shape
     lengths = np.concatenate([side.lengths for side in sides])
-    borders = np.cumsum([len(side.symbols) for side in sides])
-    symbols = _renumbered(np.concatenate([side.symbols for side in sides]))
+    borders = np.cumsum([len(side.ids) for side in sides])
+    symbols = _renumbered(np.concatenate([side.ids for side in sides]))
     left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(symbols))  # symbols to line end
     lines, width = np.arange(num_lines), int(symbols.max(initial=0)).bit_length() or 1
     keys = np.repeat(np.tile(lines, len(sides)), lengths)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter
 from rich.cells import cell_len, set_cell_size
 
 from nmt.config.migration import FORMAT, Kind, migrate, split_format
@@ -23,29 +24,42 @@ from nmt.metrics.metric import Floats, Score, format_score, label_of
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """The translations of one system, and their scores."""
+class SystemRecord:
+    """The translations of one system and their scores, as in the JSON of ``nmt evaluate``.
+
+    `as_dict` writes it, and `read_report` reads it; the settings are not read back.
+    """
 
     name: str  # Model folder, or name of the file of translations.
-    lines: Sequence[str]
+    lines: Annotated[Sequence[str], Field(alias="hypotheses")] = ()
     # Settings of the translation, for example ``engine`` and ``beam_size``. Empty for a file.
     settings: Mapping[str, str | int | float] = dataclasses.field(default_factory=dict)
-    # Results of `nmt.inference`, with scores, confidence and alarms of each line. Empty for a file.
-    results: Sequence[Any] = ()
     # Number of source lines that are in the training data word for word; None if unknown.
-    num_in_training: int | None = None
+    num_in_training: Annotated[int | None, Field(alias="in_training_data")] = None
     # One score for each metric, in the requested order. Empty before the system is scored.
     scores: tuple[Score, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        values: dict[str, Any] = {"name": self.name}
+        values["scores"] = [score.as_dict() for score in self.scores]
+        values |= self.settings
+        if self.num_in_training is not None:
+            values["in_training_data"] = self.num_in_training
+        values["hypotheses"] = list(self.lines)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class System(SystemRecord):
+    """A system, with what its scores are computed from."""
+
+    # Results of `nmt.inference`, with scores, confidence and alarms of each line. Empty for a file.
+    results: Sequence[Any] = ()
     # For each metric, the statistics of each sentence. (n, D).
     tables: tuple[Floats, ...] = ()
     # By metric, the score of each sentence. Empty unless requested.
     sentence_scores: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return name, scores and translations as plain values for JSON."""
-        seen = {} if self.num_in_training is None else {"in_training_data": self.num_in_training}
-        scores, lines = [score.as_dict() for score in self.scores], list(self.lines)
-        return {"name": self.name, "scores": scores, **self.settings, **seen, "hypotheses": lines}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,37 @@ class ReportSection:
     values: Sequence[Mapping[str, Any]]  # Plain values for JSON, with full precision.
     meaning: str = ""  # One line below the tables that explains how to read the table.
     missed: Sequence[str] = ()  # Descriptions of missed gates, which make the command fail.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """The scores of systems on one test set, as in the JSON of ``nmt evaluate``.
+
+    `as_dict` writes it, and `read_report` reads it; the sections are not read back.
+    """
+
+    systems: Annotated[tuple[SystemRecord, ...], Field(min_length=1)]
+    test: str  # Name of the test set.
+    num_sentences: int = 0
+    num_references: int = 0  # References of each sentence.
+    references_sha256: str = ""  # Identifies the test set: `hash_references`.
+    baseline: SystemRecord | None = None  # The system that all others are compared with.
+    paired_test: str | None = None  # Description of the significance test; None without p-values.
+    sections: Sequence[ReportSection] = ()  # Results of analyses.
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON. Empty values are left out."""
+        values = {
+            "systems": [system.as_dict() for system in self.systems],
+            "test": self.test,
+            "num_sentences": self.num_sentences,
+            "num_references": self.num_references,
+            "references_sha256": self.references_sha256,
+            "baseline": self.baseline and self.baseline.as_dict(),
+            "paired_test": self.paired_test,
+            **section_values(self.sections),
+        }
+        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +134,17 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Empty values are left out."""
-        values = {
-            "systems": [system.as_dict() for system in self.systems],
-            "test": self.test,
-            "num_sentences": len(self.references[0]),
-            "num_references": len(self.references),
-            "references_sha256": hash_references(self.references),
-            "baseline": self.baseline and self.baseline.as_dict(),
-            "paired_test": self.paired_test,
-            **{section.key: list(section.values) for section in self.sections},
-        }
-        return {name: value for name, value in values.items() if value}
+        record = EvaluationRecord(
+            systems=self.systems,
+            test=self.test,
+            num_sentences=len(self.references[0]),
+            num_references=len(self.references),
+            references_sha256=hash_references(self.references),
+            baseline=self.baseline,
+            paired_test=self.paired_test,
+            sections=self.sections,
+        )
+        return record.as_dict()
 
     def sentences(self) -> Iterator[dict[str, Any]]:
         """Yield a JSON object for every sentence of every system: texts, scores and alarms."""
@@ -149,7 +194,7 @@ class EvaluationReport:
         several = [each.as_dict() for each in self.evaluations]
         together = {"evaluations": several, "mean": mean_scores(self.evaluations)}
         values: dict[str, Any] = several[0] if len(several) == 1 else together
-        values |= {section.key: list(section.values) for section in self.sections}
+        values |= section_values(self.sections)
         values[FORMAT_KEY] = FORMAT
         if self.sentence_level:
             values["sentences"] = list(self._sentences())
@@ -183,17 +228,26 @@ class EvaluationReport:
         return "\n\n".join([*blocks, text_table(list(signatures))])
 
 
-def read_report(path: Path) -> dict[str, Any]:
-    """Read the JSON of an `EvaluationReport`, in the present format.
+def section_values(sections: Iterable[ReportSection]) -> dict[str, Any]:
+    """Return the values of sections for JSON, by their keys."""
+    return {section.key: list(section.values) for section in sections}
+
+
+def read_report(path: Path) -> Sequence[EvaluationRecord]:
+    """Read the JSON of an `EvaluationReport`, of this or an earlier version.
+
+    Returns:
+        The record of each test set.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: The file is not a JSON object.
+        ValueError: The file is not a JSON report of ``nmt evaluate``.
         NewerFormatError: A newer version of nmt wrote the report.
     """
-    document = field(read_json(path), kind=dict)
-    report, number = split_format(document, str(path))
-    return migrate(report, number, kind=Kind.REPORT)
+    document, number = split_format(field(read_json(path), kind=dict), str(path))
+    report = migrate(document, number, kind=Kind.REPORT)
+    records = TypeAdapter(tuple[EvaluationRecord, ...])
+    return records.validate_python(report.get("evaluations", [report]))
 
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:

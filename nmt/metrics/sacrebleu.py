@@ -21,7 +21,7 @@ from nmt.config.language_codes import matching
 from nmt.errors import ConfigError
 from nmt.metrics import ngrams
 from nmt.metrics.metric import Floats, Metric, MetricOptions, References
-from nmt.metrics.ngrams import SymbolLines
+from nmt.text.flat import FlatIds
 from nmt.text.languages import writes_spaces
 
 logger = logging.getLogger(__name__)
@@ -43,11 +43,10 @@ class _WordNumbers:
         self._words_of = words_of
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
 
-    def lines(self, texts: Iterable[str]) -> SymbolLines:
+    def lines(self, texts: Iterable[str]) -> FlatIds:
         """Convert texts to sequences of word numbers."""
-        cut = [self._words_of(text) for text in texts]
-        numbers = [self._numbers[word] for words in cut for word in words]
-        return SymbolLines(np.array(numbers, np.int64), np.array([len(x) for x in cut], np.int64))
+        number_of = self._numbers.__getitem__
+        return FlatIds.of([list(map(number_of, self._words_of(text))) for text in texts])
 
 
 class Bleu(Metric):
@@ -85,7 +84,9 @@ class Bleu(Metric):
         closest = np.abs(lengths - lines.lengths).argmin(0)
         matches = ngrams.match_counts(lines, self._references, _BLEU_ORDERS)
         chosen = np.take_along_axis(lengths, closest[None], 0)[0]
-        return np.column_stack([lines.lengths, chosen, matches, lines.totals(_BLEU_ORDERS)])
+        return np.column_stack(
+            [lines.lengths, chosen, matches, ngrams.count_ngrams(lines, _BLEU_ORDERS)]
+        )
 
     def score(self, sums: Floats, *, effective: bool = False) -> Floats:
         """Return the scores of summed counts. (R, 10) -> (R,)."""
@@ -125,7 +126,7 @@ class Chrf(Metric):
         """Return the scores of summed counts. (R, 3 M) -> (R,)."""
         return ngrams.chrf(*(sums[:, place::_CHRF_COUNTS] for place in range(_CHRF_COUNTS)))
 
-    def _lines(self, texts: Sequence[str]) -> list[tuple[SymbolLines, int]]:
+    def _lines(self, texts: Sequence[str]) -> list[tuple[FlatIds, int]]:
         """Convert texts to characters, and to words if needed, with the maximum n-gram order."""
         if self._lowercase:
             texts = [text.lower() for text in texts]
@@ -136,13 +137,16 @@ class Chrf(Metric):
 
     @staticmethod
     def _counts(
-        own: Iterable[tuple[SymbolLines, int]], others: Iterable[tuple[SymbolLines, int]]
+        own: Iterable[tuple[FlatIds, int]], others: Iterable[tuple[FlatIds, int]]
     ) -> Floats:
         columns = []
         for (lines, orders), (other, _) in zip(own, others, strict=True):
-            totals, matches = other.totals(orders), ngrams.match_counts(lines, [other], orders)
+            totals, matches = (
+                ngrams.count_ngrams(other, orders),
+                ngrams.match_counts(lines, [other], orders),
+            )
             # As in sacrebleu, orders without n-grams in the reference are not counted.
-            counted = lines.totals(orders) * (totals > 0)
+            counted = ngrams.count_ngrams(lines, orders) * (totals > 0)
             columns.append(np.stack([counted, totals, matches], axis=-1))
         table = np.concatenate(columns, axis=1)
         return table.reshape(len(table), -1)

@@ -12,9 +12,10 @@ import hashlib
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -25,9 +26,13 @@ if TYPE_CHECKING:
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # White space, and the two joiners, which Persian, Indic scripts and emoji need.
 _SHOWN = frozenset("\t\n\r\u200c\u200d")
+_NOT_IN_XML = frozenset("\ufffe\uffff")
+_BIDIRECTIONAL = frozenset("\u2066\u2067\u2068\u2069")
 _ISOLATED = re.compile("\u2068[^\u2066-\u2069]*\u2069")
 Point = tuple[float, float]  # Step and value. NaN is a gap in the curve.
 NUM_AVERAGES = 100  # Points of the averaged line through a noisy curve.
+_ROUND = (1, 2, 5, 10)  # Ticks are spaced by one of these times a power of ten.
+_TOP = 10  # Coordinate of the upper end of the vertical axis.
 LIMIT = 1e300  # Larger values count as infinite, because sums and quotients would overflow.
 
 
@@ -41,23 +46,28 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    # Isolates that are closed cannot reorder the text around them.
-    is_closed = not set("\u2066\u2067\u2068\u2069") & {*_ISOLATED.sub("", text)}
-    hidden = {
-        each: each.encode("unicode_escape").decode("ascii")
-        for each in {*text} - (_SHOWN | {"\u2068", "\u2069"} if is_closed else _SHOWN)
-        # XML forbids the last two.
-        if unicodedata.category(each) in _ESCAPED_CATEGORIES or each in "\ufffe\uffff"
-    }
-    return text.translate(str.maketrans(hidden))
+    shown = set(_SHOWN)
+    if not _BIDIRECTIONAL & set(_ISOLATED.sub("", text)):
+        shown |= {
+            "\u2068",
+            "\u2069",
+        }  # isolates that are closed cannot reorder the text around them
+    escapes: dict[str, str | int | None] = {}
+    for character in set(text) - shown:
+        is_hidden = unicodedata.category(character) in _ESCAPED_CATEGORIES
+        if is_hidden or character in _NOT_IN_XML:
+            escapes[character] = character.encode("unicode_escape").decode("ascii")
+    return text.translate(str.maketrans(escapes))
 
 
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - pages are rare
 
-    def finalize(value: Any) -> Any:  # Markup is the output of a template, and safe
-        return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    def finalize(value: Any) -> Any:
+        if isinstance(value, Markup) or not isinstance(value, str):
+            return value  # Markup is the output of a template, and safe
+        return visible(value)
 
     environment = Environment(
         loader=PackageLoader("nmt.report"),
@@ -75,7 +85,8 @@ def _environment() -> Environment:
 
 
 def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    digest = hashlib.sha256(script.encode()).digest()
+    return base64.b64encode(digest).decode()
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -94,18 +105,25 @@ def module(template: str, **values: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """An axis from ``low`` to ``high``."""
+class Axis:
+    """An axis of a chart, from its first to its last tick."""
 
-    low: float
-    high: float
-    ticks: Sequence[float]
-    log: bool = False
+    labels: Mapping[float, str]  # Ticks in ascending order, with their labels.
+    start: float  # Coordinate of the first tick, in SVG units.
+    end: float  # Coordinate of the last tick.
+    is_log: bool = False
 
-    def share(self, value: float) -> float:
-        """Return the relative position of a value: 0 at ``low``, 1 at ``high``."""
-        bend: Callable[[float], float] = math.log10 if self.log else float
-        return (bend(value) - bend(self.low)) / (bend(self.high) - bend(self.low))
+    def place(self, value: float) -> float:
+        """Return the coordinate of a value; NaN below the end of a logarithmic axis."""
+        low, *_, high = self.labels
+        if self.is_log and value < low:
+            return math.nan
+        if self.is_log:
+            low = math.log10(low)
+            high = math.log10(high)
+            value = math.log10(value)
+        share = (value - low) / (high - low)
+        return self.start + share * (self.end - self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +134,15 @@ class Curve:
     points: Sequence[Point]
     marked: bool = False  # Draw the points, if there are few.
     noisy: bool = False  # If there are many points, draw them pale, with a line of averages.
+
+    @property
+    def latest(self) -> str:
+        """The last value; empty if there is none."""
+        known = finite(self.points)
+        if not known:
+            return ""
+        _, value = known[-1]
+        return short_number(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +175,24 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
     >>> round_ticks(1.9, 7.8)
     [0, 2, 4, 6, 8]
     """
-    if high - low <= 1e-9 * max(abs(low), abs(high)) + 1e-300:
+    largest = max(abs(low), abs(high))
+    if high - low <= 1e-9 * largest + 1e-300:
         pad = abs(high) / 10 or 1.0
-        low, high = (low - pad if low else 0.0), high + pad
+        if low:
+            low -= pad
+        high += pad
     size = (high - low) / count
     exponent = math.floor(math.log10(size))
-    factor = next(each for each in (1, 2, 5, 10) if each * 10.0**exponent >= size * (1 - 1e-9))
-    spacing = factor * 10.0**exponent
-    numbers = range(math.floor(low / spacing + 1e-9), math.ceil(high / spacing - 1e-9) + 1)
+    power = 10.0**exponent
+    least = size * (1 - 1e-9)
+    factor = next(factor for factor in _ROUND if factor * power >= least)
+    spacing = factor * power
+    first = math.floor(low / spacing + 1e-9)
+    last = math.ceil(high / spacing - 1e-9)
+    numbers = range(first, last + 1)
     if exponent >= 0:
-        return [each * factor * 10**exponent for each in numbers]
-    return [each * factor / 10**-exponent for each in numbers]  # 3 / 10, not 3 * 0.1
+        return [number * factor * 10**exponent for number in numbers]
+    return [number * factor / 10**-exponent for number in numbers]  # 3 / 10, not 3 * 0.1
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -169,9 +203,14 @@ def log_ticks(low: float, high: float) -> list[float]:
     >>> log_ticks(0.3, 20)
     [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
     """
-    start, end = math.floor(math.log10(low) - 1e-9), math.ceil(math.log10(high) + 1e-9)
-    factors = (1, 2, 5) if high < 100 * low else (1,)
-    ticks = [float(f"{factor}e{power}") for power in range(start, end + 1) for factor in factors]
+    start = math.floor(math.log10(low) - 1e-9)
+    end = math.ceil(math.log10(high) + 1e-9)
+    factors = [1]
+    if high < 100 * low:
+        factors += [2, 5]
+    ticks: list[float] = []
+    for power in range(start, end + 1):
+        ticks += [float(f"{factor}e{power}") for factor in factors]
     first = max(index for index, tick in enumerate(ticks) if tick <= low)
     last = min(index for index, tick in enumerate(ticks) if tick >= high)
     return ticks[first : last + 1]
@@ -183,11 +222,20 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     >>> tick_labels([0, 5_000, 10_000]), tick_labels([0, 0.5, 1.0])
     (['0', '5k', '10k'], ['0', '0.5', '1.0'])
     """
-    top, spacing = max(map(abs, ticks)), ticks[1] - ticks[0]
+    top = max(map(abs, ticks))
+    spacing = ticks[1] - ticks[0]
     if top >= 1e9 or spacing < 1e-6:
         return [f"{tick:.4g}" for tick in ticks]
-    unit, suffix = (1e6, "M") if top >= 1e6 else (1e3, "k") if top >= 1e4 else (1, "")
-    decimals = max(0, -math.floor(math.log10(spacing / unit) + 1e-9))
+    unit = 1.0
+    suffix = ""
+    if top >= 1e6:
+        unit = 1e6
+        suffix = "M"
+    elif top >= 1e4:
+        unit = 1e3
+        suffix = "k"
+    exponent = math.floor(math.log10(spacing / unit) + 1e-9)
+    decimals = max(0, -exponent)
     return [f"{tick / unit:,.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
 
 
@@ -198,18 +246,21 @@ def thin(points: Sequence[Point], limit: int = 400) -> Sequence[Point]:
     """
     if len(points) <= limit:
         return points
-    inner, num_stretches = range(1, len(points) - 1), limit // 2 - 1
-    values = [value for _, value in points]
-    kept = {0, len(points) - 1}
-    for number in range(num_stretches):
-        start, end = (len(inner) * each // num_stretches for each in (number, number + 1))
-        stretch = inner[start:end]
-        finite = [index for index in stretch if not math.isnan(values[index])]
-        if finite:
-            kept.add(min(finite, key=values.__getitem__))
-            kept.add(max(finite, key=values.__getitem__))
-        if len(finite) < len(stretch):
-            kept.add(next(index for index in stretch if math.isnan(values[index])))
+    last = len(points) - 1
+    kept = {0, last}
+    for interval in _intervals(1, last, limit // 2 - 1):
+        values: dict[int, float] = {}
+        gaps = []
+        for index in interval:
+            _, value = points[index]
+            if math.isnan(value):
+                gaps.append(index)
+            else:
+                values[index] = value
+        kept.update(gaps[:1])
+        if values:
+            kept.add(min(values, key=values.__getitem__))
+            kept.add(max(values, key=values.__getitem__))
     return [points[index] for index in sorted(kept)]
 
 
@@ -219,13 +270,24 @@ def averages(points: Sequence[Point], count: int = NUM_AVERAGES) -> list[Point]:
     >>> averages([(1, 2.0), (2, 4.0), (3, 7.0), (4, math.nan)], 2)
     [(1.5, 3.0), (3.5, 7.0)]
     """
-    found = []
-    for number in range(count):
-        start, end = (len(points) * each // count for each in (number, number + 1))
-        values = [value for _, value in points[start:end] if not math.isnan(value)]
-        middle = (points[start][0] + points[end - 1][0]) / 2
-        found.append((middle, sum(values) / len(values) if values else math.nan))
-    return found
+    means = []
+    for interval in _intervals(0, len(points), count):
+        part = points[interval.start : interval.stop]
+        first, _ = part[0]
+        last, _ = part[-1]
+        values = [value for _, value in finite(part)]
+        mean = math.nan
+        if values:
+            mean = sum(values) / len(values)
+        means.append(((first + last) / 2, mean))
+    return means
+
+
+def _intervals(start: int, stop: int, count: int) -> list[range]:
+    """Divide a range into ``count`` ranges of almost the same length."""
+    length = stop - start
+    borders = [start + length * number // count for number in range(count + 1)]
+    return [range(*pair) for pair in pairwise(borders)]
 
 
 def path_data(places: Iterable[Point]) -> str:
@@ -234,13 +296,18 @@ def path_data(places: Iterable[Point]) -> str:
     >>> path_data([(0, 1), (2, 3), (4, float("nan")), (5, 6)])
     'M0,1L2,3M5,6h0'
     """
-    pieces: list[list[str]] = [[]]
-    for x, y in places:
-        if math.isnan(y):
-            pieces.append([])
-        else:
-            pieces[-1].append(f"{x:.5g},{y:.5g}")
-    return "".join("M" + "L".join(piece) + "h0" * (len(piece) == 1) for piece in pieces if piece)
+    path = ""
+    for is_gap, run in groupby(places, key=_is_gap):
+        if not is_gap:
+            corners = [f"{x:.5g},{y:.5g}" for x, y in run]
+            path += "M" + "L".join(corners)
+            if len(corners) == 1:
+                path += "h0"  # a dot
+    return path
+
+
+def _is_gap(point: Point) -> bool:
+    return math.isnan(point[1])
 
 
 def render_chart(chart: Chart) -> Markup:
@@ -249,115 +316,101 @@ def render_chart(chart: Chart) -> Markup:
     The chart is drawn once for each kind of vertical axis (linear, logarithmic); a check box on the
     page switches between them.
     """
-    values = [value for curve in chart.curves for _, value in finite(curve.points)]
+    values: list[float] = []
+    for curve in chart.curves:
+        values += [value for _, value in finite(curve.points)]
     width, height = chart.size
-    left, right, top, bottom = 52, width - 14, 10, height - 40
-    x_labels = _step_labels(chart)
-    x = Scale(chart.start, chart.end, [*x_labels])
-
-    def across(step: float) -> float:
-        return left + x.share(step) * (right - left)
-
-    def view(y: Scale) -> dict[str, Any]:
-        def place(step: float, value: float) -> Point:
-            value = math.nan if y.log and value < y.low else value
-            return across(step), bottom - y.share(value) * (bottom - top)
-
-        heights = [place(x.low, tick)[1] for tick in y.ticks]
-        texts = zip(heights, _value_labels(y), strict=True)
-        return {
-            "kind": "log" if y.log else "linear",
-            "grid": "".join(f"M{left},{each:.5g}H{right}" for each in heights),
-            "rows": [_mark(left - 8, h + 4, text) for h, text in texts],
-            "curves": [_draw(curve, place) for curve in chart.curves],
-        }
-
+    least = min(_positive(values), default=math.inf)
+    is_wide = max(values, default=0) > 50 * least
     return render(
         "chart.html.j2",
         chart=chart,
-        latest=[_latest(curve) if chart.x_name == "step" else "" for curve in chart.curves],
-        views=[view(y) for y in _value_scales(chart, values)],
-        is_log=chart.log_if_wide and _is_wide(values),
-        axis=(left, right, chart.start, chart.end),
-        columns=[_mark(across(n), bottom + 18, text) for n, text in x_labels.items()],
-        marks=[_mark(across(n), top, f"resumed at step {n:,.0f}") for n in chart.marks],
-        bottom=bottom,
+        x=Axis(_step_labels(chart), 52, width - 14),
+        axes=list(_value_axes(chart, values, height - 40)),
+        is_log=chart.log_if_wide and is_wide,
+        paths=_paths,
     )
 
 
-def _is_wide(values: Sequence[float]) -> bool:
-    return max(values, default=0) > 50 * min(filter(_is_positive, values), default=math.inf)
+def _positive(values: Iterable[float]) -> list[float]:
+    """Return the values that a logarithmic axis can show."""
+    return [value for value in values if value > 1 / LIMIT]
 
 
-def _is_positive(value: float) -> bool:
-    return value > 1 / LIMIT
-
-
-def _value_scales(chart: Chart, values: Sequence[float]) -> Iterator[Scale]:
+def _value_axes(chart: Chart, values: Sequence[float], bottom: float) -> Iterator[Axis]:
     """Yield the linear axis, and a logarithmic axis if the measure has no upper limit."""
     if not values:
         return
-    (low, high), (least, most) = (min(values), max(values)), chart.limits
-    ticks = round_ticks(min(low, 0) if chart.from_zero else low, high)
+    low = min(values)
+    high = max(values)
+    least, most = chart.limits
+    start = low
+    if chart.from_zero:
+        start = min(low, 0)
+    ticks = round_ticks(start, high)
     if least <= low and high <= most:
         ticks = [tick for tick in ticks if least <= tick <= most]
-    yield Scale(ticks[0], ticks[-1], ticks)
-    if math.isinf(most) and (positive := [*filter(_is_positive, values)]):
+    yield Axis(_labelled(ticks), bottom, _TOP)
+    positive = _positive(values)
+    if positive and math.isinf(most):
         ticks = log_ticks(min(positive), high)
+        few = dict.fromkeys(ticks, "")
+        every = math.ceil(len(ticks) / 7)
+        for tick in ticks[::-every]:
+            few[tick] = short_number(tick)
         if len(ticks) > 1:
-            yield Scale(ticks[0], ticks[-1], ticks, log=True)
-
-
-def _value_labels(y: Scale) -> list[str]:
-    if not y.log:
-        return tick_labels(y.ticks)
-    every, last = math.ceil(len(y.ticks) / 7), len(y.ticks) - 1
-    return [short_number(n) if not (last - i) % every else "" for i, n in enumerate(y.ticks)]
+            yield Axis(few, bottom, _TOP, is_log=True)
 
 
 def _step_labels(chart: Chart) -> dict[float, str]:
     """Return the ticks of the horizontal axis with their labels: start, round numbers, and end."""
-    ticks = round_ticks(chart.start, chart.end, chart.size[0] // 75)
-    labels = dict(zip(ticks, tick_labels(ticks), strict=True))
+    width, _ = chart.size
+    labels = _labelled(round_ticks(chart.start, chart.end, width // 75))
     # The labels of the ends must not touch their neighbours.
-    space = 62 / chart.size[0] * (chart.end - chart.start)
-    low, high = chart.start + space, chart.end - space
-    start, end = (labels.get(n, short_number(n)) for n in (chart.start, chart.end))
-    inner = {n: label for n, label in labels.items() if low <= n <= high and not n % 1}
-    return {chart.start: start, **inner, chart.end: end}
+    space = 62 / width * (chart.end - chart.start)
+    low = chart.start + space
+    high = chart.end - space
+    start = labels.get(chart.start, short_number(chart.start))
+    end = labels.get(chart.end, short_number(chart.end))
+    for tick in list(labels):
+        if not low <= tick <= high or tick % 1:
+            del labels[tick]
+    return {chart.start: start, **labels, chart.end: end}
 
 
-def _mark(x: float, y: float, label: str) -> dict[str, str]:
-    """Return the position and text of a label, as values of the template."""
-    return {"x": f"{x:.5g}", "y": f"{y:.5g}", "label": label}
+def _labelled(ticks: Sequence[float]) -> dict[float, str]:
+    return dict(zip(ticks, tick_labels(ticks), strict=True))
 
 
-def _draw(curve: Curve, place: Callable[[float, float], Point]) -> dict[str, Any]:
+def _paths(curve: Curve, x: Axis, y: Axis) -> dict[str, Any]:
     """Return the SVG paths of a curve, and the step and value of each point of the first path."""
-    shown = [(*point, *place(*point)) for point in thin(curve.points)]
-    known = [each for each in shown if not math.isnan(each[3])]
-    lines = [path_data((x, y) for _, _, x, y in shown)] if known else []
-    if curve.noisy and len(curve.points) > 2 * NUM_AVERAGES and lines:
-        lines.append(path_data(place(*point) for point in averages(curve.points)))
-    is_marked = len(known) <= (60 if curve.marked else 1)
-    return {
-        "label": curve.label,
-        "lines": lines,
-        "dots": "".join(f"M{x:.5g},{y:.5g}h0" for _, _, x, y in known) if is_marked else "",
-        "points": ";".join(f"{step:.10g} {short_number(value)}" for step, value, _, _ in known),
-    }
 
+    def places(points: Iterable[Point]) -> list[Point]:
+        return [(x.place(step), y.place(value)) for step, value in points]
 
-def _latest(curve: Curve) -> str:
-    known = finite(curve.points)
-    return short_number(known[-1][1]) if known else ""
+    shown = thin(curve.points)
+    # Values below a logarithmic axis have no place.
+    known = [(step, value) for step, value in shown if not math.isnan(y.place(value))]
+    lines = []
+    if known:
+        lines.append(path_data(places(shown)))
+    if known and curve.noisy and len(curve.points) > 2 * NUM_AVERAGES:
+        lines.append(path_data(places(averages(curve.points))))
+    dots = ""
+    most = 60 if curve.marked else 1
+    if len(known) <= most:
+        dots = "".join(path_data([place]) for place in places(known))
+    points = [f"{step:.10g} {short_number(value)}" for step, value in known]
+    return {"lines": lines, "dots": dots, "points": ";".join(points)}
 
 
 def finite(points: Iterable[Point]) -> list[Point]:
     """Return the points whose value is not NaN."""
-    return [point for point in points if not math.isnan(point[1])]
+    return [point for point in points if not _is_gap(point)]
 
 
 def short_number(value: float) -> str:
     """Format a value with about four digits."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+    if 1000 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"

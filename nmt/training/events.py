@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,13 +110,10 @@ class JsonLines(PatientFile):
         kinds: Sequence[str] = ("update", "validation"),
     ) -> None:
         self._kinds = kinds
-        kept, last_steps = b"", dict.fromkeys(kinds, resume_step) | {"validation": last_validation}
-        for line in path.read_bytes().split(b"\n") if path.exists() else ():
-            # The last line of a killed process may be incomplete.
-            with suppress(ValueError, KeyError, TypeError):
-                values: dict[str, Any] = parse_json(line)
-                kept += line + b"\n" if values["step"] <= last_steps[values["kind"]] else b""
-        write_bytes(path, kept)  # atomic: a kill here must not lose the lines
+        last_steps = dict.fromkeys(kinds, resume_step) | {"validation": last_validation}
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        # Atomic: a kill here must not lose the lines.
+        write_bytes(path, b"".join(lines_of_checkpoint(lines, last_steps)))
         super().__init__()
         self.open(path)
 
@@ -126,6 +123,24 @@ class JsonLines(PatientFile):
             line = {"kind": event.kind, "step": event.step, **event.values}
             text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False)
             self.write(f"{text}\n".encode())
+
+
+def lines_of_checkpoint(lines: Iterable[bytes], last_steps: Mapping[str, int]) -> Iterator[bytes]:
+    """Yield the lines of events that a checkpoint contains, each as soon as it is read.
+
+    Args:
+        lines: Lines of a file that `JsonLines` has written, without line breaks. Incomplete lines,
+            which a killed process leaves behind, are dropped.
+        last_steps: Last step of each kind of event. Other kinds are dropped.
+    """
+    for line in lines:
+        try:
+            values = parse_json(line)
+            is_kept = values["step"] <= last_steps[values["kind"]]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if is_kept:
+            yield line + b"\n"
 
 
 def _finite(value: Any) -> Any:

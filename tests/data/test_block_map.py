@@ -20,10 +20,11 @@ from nmt.data import filters, reading
 from nmt.data.corpus import Block, read_blocks
 from nmt.data.filters import Diagnosis, Finding, Material
 from nmt.data.prepare_report import REPORT
-from nmt.data.prepared import MANIFEST, PreparedManifest
+from nmt.data.prepared import PreparedManifest
 from nmt.data.reading import Encode, Look, Reading
 from nmt.data.workers import Result, map_blocks, open_workers, work_folder
 from nmt.errors import DataError
+from nmt.files.json_file import MANIFEST
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
 from tests.process import LIMIT
 

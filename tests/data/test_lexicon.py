@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 
 from nmt.data import lexicon
 from nmt.data.lexicon import Pairs, learn_lexicon, likely_translations
-from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.store import ParallelStore, StoreWriter
+from nmt.text.flat import FlatIds
 
 Text = Sequence[tuple[Sequence[int], Sequence[int]]]
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import NoiseConfig, TokenizerConfig
-from nmt.data.resegment import NoiseAdder, Resegmenter, flat_of, in_turn, rows_of
-from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.resegment import NoiseAdder, Resegmenter, in_turn
+from nmt.data.store import ParallelStore, StoreWriter
 from nmt.text import UNK_ID
+from nmt.text.flat import FlatIds
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from tests.conftest import TINY_PAIRS
@@ -50,10 +51,7 @@ def read(tokenizers: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> Re
     def read(noise: NoiseAdder, epoch: int, rows: Sequence[int]) -> list[tuple[str, str]]:
         places = np.array(rows)
         sides = noise(epoch, places, (store.source_ids(places), store.target_ids(places)))
-        decoded = (
-            [tokenizers.source.decode(part.tolist()) for part in np.split(ids, offsets[1:-1])]
-            for ids, offsets in sides
-        )
+        decoded = ([tokenizers.source.decode(ids) for ids in side.rows()] for side in sides)
         return list(zip(*decoded, strict=True))
 
     return read
@@ -100,11 +98,11 @@ def test_tags_of_both_sides_stay_at_the_start(tmp_path: Path) -> None:
     models = load_tokenizers(tmp_path)
     tags = [models.source.tag_id("de"), models.source.tag_id("bt")]
     stored = (
-        flat_of([[*tags, *models.source.encode("ein Hund")]]),
-        flat_of([[tags[0], *models.target.encode("a dog")]]),
+        FlatIds.of([[*tags, *models.source.encode("ein Hund")]]),
+        FlatIds.of([[tags[0], *models.target.encode("a dog")]]),
     )
     noise = NoiseAdder(models, np.array([1]), [{"upper_case": 1.0}], seed=1, longest=90)
-    source, target = (ids.tolist() for ids, _ in noise(0, np.array([0]), stored))
+    source, target = (side.ids.tolist() for side in noise(0, np.array([0]), stored))
     assert (source[:2], target[:1]) == (tags, tags[:1])
     assert models.source.decode(source[2:]) == "EIN HUND"
 
@@ -131,12 +129,12 @@ def test_a_pair_with_unknown_characters_stays_unchanged(tmp_path: Path) -> None:
     known, unknown = (models.source.encode(text) for text in ("ein hund", "ein 犬"))
     assert UNK_ID in unknown
     rows = np.arange(3)
-    stored = flat_of([known, unknown, known]), flat_of([known, known, unknown])
+    stored = FlatIds.of([known, unknown, known]), FlatIds.of([known, known, unknown])
     noise = NoiseAdder(models, np.array([3]), [{"title_case": 1.0}], seed=1, longest=90)
-    source, target = ([*np.split(ids, ends[1:-1])] for ids, ends in noise(0, rows, stored))
-    assert [ids.tolist() for ids in source[1:]] == [unknown, known]
-    assert [ids.tolist() for ids in target[1:]] == [known, unknown]
-    assert models.source.decode(source[0].tolist()) == "Ein Hund"
+    source, target = (side.rows() for side in noise(0, rows, stored))
+    assert source[1:] == [unknown, known]
+    assert target[1:] == [known, unknown]
+    assert models.source.decode(source[0]) == "Ein Hund"
 
 
 def dropout_of(tokenizers: Tokenizers, rate: float) -> SubwordDropout:
@@ -153,14 +151,14 @@ def test_a_sentence_that_other_subwords_would_make_too_long_keeps_its_own(
     longest = sorted(spelled)[len(spelled) // 2]  # that long is still allowed
     dropout = dropout_of(tokenizers, 1.0)
     resegment = Resegmenter((dropout, dropout), seed=1, longest=longest)
-    stored = flat_of(rows)
+    stored = FlatIds.of(rows)
     sides = resegment(0, np.arange(len(rows)), (stored, stored))
     for drawn in sides:
-        lengths = np.diff(drawn[1]).tolist()
+        lengths = drawn.lengths.tolist()
         wanted = [n if n <= longest else len(row) for n, row in zip(spelled, rows, strict=True)]
         assert lengths == wanted
         assert min(wanted) < longest < max(spelled)
-        texts = [tokenizers.source.decode(row) for row in rows_of(drawn)]
+        texts = [tokenizers.source.decode(row) for row in drawn.rows()]
         assert texts == SOURCES
 
 
@@ -173,11 +171,11 @@ def test_every_change_is_made_to_the_result_of_the_change_before(
     resegment = Resegmenter((dropout, dropout), seed=1, longest=90)
     rows = np.array([0])
     stored = (
-        flat_of([tokenizers.source.encode("Ein Hund läuft.")]),
-        flat_of([tokenizers.target.encode("A dog runs.")]),
+        FlatIds.of([tokenizers.source.encode("Ein Hund läuft.")]),
+        FlatIds.of([tokenizers.target.encode("A dog runs.")]),
     )
     sides = in_turn([noise, resegment], 0, rows, stored)
-    source, target = ([tokenizers.source.piece(x) for x in ids.tolist()] for ids, _ in sides)
+    source, target = ([tokenizers.source.piece(x) for x in side.ids.tolist()] for side in sides)
     assert source == [*"▁Ein▁Hund▁läuft"]
     assert target == [*"▁A▁dog▁runs"]
 

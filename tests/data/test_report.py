@@ -22,8 +22,9 @@ from nmt.data.prepare_report import (
     report_sides,
     sample_lengths,
 )
-from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import DataError
+from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from tests.conftest import TINY_PAIRS
 from tests.learning import train_sentencepiece

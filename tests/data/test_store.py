@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.data.loader import collate
-from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import DataError
+from nmt.text.flat import FlatIds
 from tests.examples import FEW
 
 PAIRS = st.lists(
@@ -49,14 +50,14 @@ def test_reading_gives_back_what_was_written(
         store = store_of(Path(folder), pairs, vocab_size)
         others = data.draw(st.lists(st.integers(0, len(pairs) - 1), max_size=8))
         rows = [0, *others]
-        sources, source_offsets = store.source_ids(np.array(rows, dtype=np.int64))
-        targets, offsets = store.target_ids(np.array(rows, dtype=np.int64))
+        sources = store.source_ids(np.array(rows, dtype=np.int64))
+        targets = store.target_ids(np.array(rows, dtype=np.int64))
         assert len(store) == len(pairs)
         assert store.source_lengths.tolist() == [len(s) for s, _ in pairs]
-        assert sources.tolist() == [i for row in rows for i in pairs[row][0]]
-        assert targets.tolist() == [i for row in rows for i in pairs[row][1]]
-        assert np.diff(offsets).tolist() == [len(pairs[row][1]) for row in rows]
-        assert source_offsets[-1] == len(sources)
+        assert sources.ids.tolist() == [i for row in rows for i in pairs[row][0]]
+        assert targets.ids.tolist() == [i for row in rows for i in pairs[row][1]]
+        assert targets.lengths.tolist() == [len(pairs[row][1]) for row in rows]
+        assert sources.offsets[-1] == len(sources.ids)
         half = len(pairs) // 2
         assert store.corpus.tolist() == [0] * half + [1] * (len(pairs) - half)
 

@@ -17,8 +17,8 @@ from nmt.commands.train import fit
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.extras.planning.dry_run import estimate
+from nmt.metrics.program import score_by_program
 from nmt.training.checkpoints import Progress
-from nmt.training.program import score_by_program
 from tests.training.runs import Run, codes
 from tests.training.toy import make_config, write_corpus
 

@@ -94,6 +94,37 @@ def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(
     assert not [*folder.glob(".*.tmp-*")]
 
 
+def test_each_line_of_earlier_starts_is_read_and_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines that are kept are passed on at once, and never read, parsed or copied again."""
+    parsed, num_read = list[bytes](), 0
+
+    def parse(line: bytes) -> Any:
+        parsed.append(line)
+        return json.loads(line)
+
+    def reading() -> Iterator[bytes]:
+        nonlocal num_read
+        for line in lines:
+            num_read += 1
+            yield line
+
+    monkeypatch.setattr(run_events, "parse_json", parse)
+    lines = [json.dumps({"kind": "update", "step": step}).encode() for step in range(1, 101)]
+    kept = run_events.lines_of_checkpoint(reading(), {"update": 60})
+    for number in range(60):
+        assert next(kept) == lines[number] + b"\n"
+        assert num_read == len(parsed) == number + 1
+    assert [*kept] == []
+    assert (num_read, parsed) == (100, lines)
+    parsed.clear()
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    JsonLines(path, 60, 60).close()
+    assert (parsed, len(read(path))) == ([*lines, b""], 60)
+
+
 def test_the_log_has_times_all_events_and_the_warnings_of_all_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -333,6 +333,7 @@ def test_what_was_sent_before_memory_ran_out_counts_once(
     assert len({begin for begin, _ in processes.sent}) == len(processes.sent)
 
 
+@pytest.mark.long
 def test_two_processes_end_with_the_same_bytes(server: Server, whole_of_two: Run) -> None:
     """Of two numbers the sum has one order."""
     results = server.script(

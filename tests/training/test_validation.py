@@ -150,13 +150,12 @@ def test_a_set_is_translated_and_scored_in_its_direction_with_the_tags_of_its_pa
         assert held_out.text is not None
         rows = np.flatnonzero(data.valid.corpus == number)[:8]
         sources, targets = (
-            np.split(ids, offsets[1:-1])
-            for ids, offsets in (data.valid.source_ids(rows), data.valid.target_ids(rows))
+            stored.rows() for stored in (data.valid.source_ids(rows), data.valid.target_ids(rows))
         )
         translator = held_out.text.translator(TorchEngine(setup.updater.model), lambda _: None)
         segments = translator.segment(held_out.text.sources).segments
-        assert [each.read_ids for each in segments] == [ids.tolist() for ids in sources]
-        starts = [ids.tolist()[: tags in ("target", "both")] for ids in targets]
+        assert [each.read_ids for each in segments] == sources
+        starts = [ids[: tags in ("target", "both")] for ids in targets]
         assert [[*each.start_ids] for each in segments] == starts
     line = json.loads((config.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     found = {name: scores["bleu_tokenizer"] for name, scores in line["sets"].items()}
@@ -247,6 +246,7 @@ def outcome_of(config: RunConfig) -> tuple[list[float], torch.Tensor, str]:
     return [line["loss"] for line in lines if line["kind"] == "update"], random, log
 
 
+@pytest.mark.long
 def test_compiled_layers_make_the_same_updates_and_are_recorded(counting: Backend) -> None:
     planned: dict[str, Any] = {"schedule": {"shape": "linear", "peak_lr": 0.003, "warmup_steps": 1}}
     losses, random, log = outcome_of(config_of(compile=True, **planned))

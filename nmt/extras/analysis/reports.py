@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from nmt.commands.evaluate import EvaluatedModel
 from nmt.errors import ConfigError
 from nmt.extras.analysis.gates import gates_of
-from nmt.files.json_file import field
+from nmt.files.json_file import what_is_wrong
 from nmt.metrics.metric import MetricScorer, Score, as_quality, format_score, label_of
 from nmt.metrics.result import (
     Evaluation,
     EvaluationReport,
     System,
+    SystemRecord,
     hash_references,
     paired_tests,
     prefixed,
@@ -101,37 +101,33 @@ def read_baseline_report(
             contains no translations, or was scored with other settings.
     """
     try:
-        document = read_report(path)
-        found = document.get("evaluations", [document])
-        wanted = hash_references(references)
-        fitting = [each for each in found if each.get("references_sha256") == wanted]
-        if not fitting:
-            names = ", ".join(str(each.get("test")) for each in found)
-            problem = f"the references of {names} and {test} differ"
-            fix = "Evaluate the baseline on the same sentences and references."
-            raise ConfigError(f"{path} is a report of a different test set: {problem}.", fix=fix)
-        (system, *others) = field(fitting[0], "systems", kind=list)
-        if others:
-            problem = (
-                f"{path} contains {len(others) + 1} systems, but a baseline must be one system."
-            )
-            raise ConfigError(problem, fix="Create the report again with one system.")
-        _check_signatures(path, system, scorers)
-        lines = system.get("hypotheses")
-        if not lines or len(lines) != len(references[0]) or set(map(type, lines)) != {str}:
-            problem = f"{path} does not contain the translations (hypotheses) of {test}."
-            raise ConfigError(problem, fix=_AGAIN)
-        return System(f"{field(system, 'name', kind=str)} ({path.name})", lines)
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        problem = f"{path} is not a JSON report of nmt evaluate: {error}."
+        evaluations = read_report(path)
+    except (OSError, ValueError) as error:
+        problem = f"{path} is not a JSON report of nmt evaluate: {what_is_wrong(error)}."
         raise ConfigError(problem, fix=_AGAIN) from error
+    identity = hash_references(references)
+    matching = [each for each in evaluations if each.references_sha256 == identity]
+    if not matching:
+        names = ", ".join(evaluation.test for evaluation in evaluations)
+        problem = f"the references of {names} and {test} differ"
+        fix = "Evaluate the baseline on the same sentences and references."
+        raise ConfigError(f"{path} is a report of a different test set: {problem}.", fix=fix)
+    system, *others = matching[0].systems
+    if others:
+        problem = f"{path} contains {len(others) + 1} systems, but a baseline must be one system."
+        raise ConfigError(problem, fix="Create the report again with one system.")
+    _check_signatures(path, system, scorers)
+    if len(system.lines) != len(references[0]):
+        problem = f"{path} does not contain the translations (hypotheses) of {test}."
+        raise ConfigError(problem, fix=_AGAIN)
+    return System(f"{system.name} ({path.name})", system.lines)
 
 
-def _check_signatures(path: Path, system: Any, scorers: Sequence[MetricScorer]) -> None:
-    then = {score["metric"]: score["signature"] for score in system.get("scores", ())}
+def _check_signatures(path: Path, system: SystemRecord, scorers: Sequence[MetricScorer]) -> None:
+    signatures = {score.metric: score.signature for score in system.scores}
     for scorer in scorers:
         now = scorer.metric.signature
-        before = then.get(scorer.name, now)
+        before = signatures.get(scorer.name, now)
         if _VERSION.sub("", before) != _VERSION.sub("", now):
             problem = f"{path} was scored with {scorer.name} {before}; the options now give {now}."
             fix = "Use the same `tokenize`, `lowercase`, model and references for both."

@@ -23,11 +23,12 @@ from nmt.commands.evaluate import EvaluatedSet
 from nmt.commands.evaluation_set import training_data
 from nmt.data.filters import LEAKAGE
 from nmt.data.prepared import PreparedData
-from nmt.data.store import FlatIds, Ids, ParallelStore, Rows
+from nmt.data.store import ParallelStore
 from nmt.files.progress import progress_bar
 from nmt.metrics.metric import MetricScorer, Score
 from nmt.metrics.result import ReportSection, System, show_score
 from nmt.metrics.scoring import Resampling, measure
+from nmt.text.flat import FlatIds
 from nmt.text.languages import numbers_of
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
@@ -106,17 +107,13 @@ def _training_lines(
 ) -> Iterator[list[str]]:
     for prepared in data:
         tokenizer = load_tokenizers(prepared.tokenizer_dir).source
-        for ids, offsets in _source_blocks(prepared.train):
-            lines = []
-            for line in np.split(ids, offsets[1:-1]):
-                text_ids = tokenizer.without_tags(line.tolist())
-                lines.append(tokenizer.decode(text_ids))
-            yield lines
-            progress(len(offsets) - 1)
+        for block in _source_blocks(prepared.train):
+            yield [tokenizer.decode(tokenizer.without_tags(line)) for line in block.rows()]
+            progress(len(block.lengths))
 
 
-def _source_blocks(store: ParallelStore) -> Iterator[tuple[Ids, Rows]]:
-    """Yield the source ids of blocks of lines, concatenated, and where each line starts."""
+def _source_blocks(store: ParallelStore) -> Iterator[FlatIds]:
+    """Yield the source lines in blocks."""
     for start in range(0, len(store), _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, len(store))
         yield store.source_ids(np.arange(start, stop))
@@ -306,13 +303,12 @@ def count_in_training(
     """
     hasher = _WordHasher(tokenizer)
     encoded = FlatIds.of(tokenizer.encode_batch(lines))
-    offsets = np.concatenate(([0], np.cumsum(encoded.lengths)))
-    words = hasher.words(encoded.ids, offsets)
+    words = hasher.words(encoded)
     of_words = _Counts(words)
     of_pairs = _Counts(words.pairs())
     for store in stores:
-        for ids, offsets in _source_blocks(store):
-            words = hasher.words(ids, offsets)
+        for block in _source_blocks(store):
+            words = hasher.words(block)
             of_words.add(words)
             of_pairs.add(words.pairs())
     word_counts = of_words.by_line(len(lines))
@@ -367,20 +363,16 @@ class _WordHasher:
         self._follows_space = np.array(follows_space)
         self._has_letters = np.array(has_letters)
 
-    def words(self, ids: Ids, offsets: Rows) -> _Words:
-        """Return the words of lines.
-
-        Args:
-            ids: Token ids of all lines, concatenated.
-            offsets: Start of each line in ``ids``, and the end of the last line.
-        """
+    def words(self, lines: FlatIds) -> _Words:
+        """Return the words of lines."""
         # A word begins after a space, after punctuation, and at the start of a line. A token of
         # punctuation is a "word", too, until the end of this function.
+        ids = lines.ids
         is_word = self._has_letters[ids]
         is_first = self._follows_space[ids] | ~is_word
         is_first[1:] |= ~is_word[:-1]
-        is_blank = np.diff(offsets) == 0
-        is_first[offsets[:-1][~is_blank]] = True
+        line_starts = lines.offsets[:-1]
+        is_first[line_starts[lines.lengths > 0]] = True
         starts = np.flatnonzero(is_first)
         lengths = np.diff(starts, append=len(ids))
         place_in_word = np.arange(len(ids)) - np.repeat(starts, lengths)
@@ -388,5 +380,6 @@ class _WordHasher:
         products = (ids.astype(np.uint64) + np.uint64(1)) * factors
         mixed = products ^ (products >> np.uint64(29))
         hashes = np.add.reduceat(mixed, starts)
-        lines = np.searchsorted(offsets, starts, side="right") - 1
-        return _Words(hashes[is_word[starts]], lines[is_word[starts]])
+        line_of = np.searchsorted(lines.offsets, starts, side="right") - 1
+        is_kept = is_word[starts]
+        return _Words(hashes[is_kept], line_of[is_kept])

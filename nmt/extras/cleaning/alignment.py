@@ -26,12 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Lexicon, Pairs, learn_lexicon, sample_step
-from nmt.data.store import Ids, Lines, ParallelStore, Rows
+from nmt.data.store import Lines, ParallelStore, Rows
 from nmt.data.workers import HERE, Workers
 from nmt.extras.cleaning.evidence import Evidence, Measured, PairScorer, share_above, usual_scores
 from nmt.extras.cleaning.ranges import Range, find_ranges, first_offsets, is_odd, joined
 from nmt.extras.cleaning.scores import Column, Scores
 from nmt.files.progress import progress_bar
+from nmt.text.flat import FlatIds
 
 _ROUNDS = 4
 _AGREED = 0.01  # Iteration stops when fewer than this share of the lines change.
@@ -244,13 +245,13 @@ class CutLines:
     def __reduce__(self) -> tuple[Any, ...]:
         return CutLines, (self._store,)
 
-    def source_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the source ids of ``rows``, concatenated, and where each row starts and ends."""
-        return _cut(*self._store.source_ids(rows))
+    def source_ids(self, rows: Rows) -> FlatIds:
+        """Return the source ids of ``rows``."""
+        return _cut(self._store.source_ids(rows))
 
-    def target_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the target ids of ``rows``, concatenated, and where each row starts and ends."""
-        return _cut(*self._store.target_ids(rows))
+    def target_ids(self, rows: Rows) -> FlatIds:
+        """Return the target ids of ``rows``."""
+        return _cut(self._store.target_ids(rows))
 
 
 class _CutLengths:
@@ -264,11 +265,9 @@ class _CutLengths:
         return self._values[rows].astype(np.int32)
 
 
-def _cut(ids: Ids, offsets: Rows) -> tuple[Ids, Rows]:
+def _cut(flat: FlatIds) -> FlatIds:
     """Truncate each sentence to `MOST_TOKENS` tokens."""
-    whole = np.diff(offsets)
-    lengths = np.minimum(whole, MOST_TOKENS)
-    if (lengths == whole).all():
-        return ids, offsets
-    cut = np.concatenate(([0], np.cumsum(lengths)))
-    return ids[np.arange(cut[-1]) + np.repeat(offsets[:-1] - cut[:-1], lengths)], cut
+    if flat.lengths.max(initial=0) <= MOST_TOKENS:
+        return flat
+    positions = np.arange(len(flat.ids)) - flat.offsets[flat.sentences]
+    return FlatIds(flat.ids[positions < MOST_TOKENS], np.minimum(flat.lengths, MOST_TOKENS))

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Cooccurrences, Lexicon, Pairs, batches, cells_of
-from nmt.data.store import Ids, Lines, Rows
+from nmt.data.store import Lines, Rows
 from nmt.data.workers import HERE, Workers
+from nmt.text.flat import FlatIds, Ids
 
 MOST_AGAINST = 4.0
 # Limits for the evidence of one line, in nats: from its words, against and for; from its length.
@@ -75,7 +76,7 @@ class PairScorer:
             Scores in nats. (S, T). Ignore the values of blank lines.
         """
         lexicon, lines = self.lexicon, self.lexicon.lines
-        sides = [_bags(*lines.source_ids(sources)), _bags(*lines.target_ids(targets))]
+        sides = [_bags(lines.source_ids(sources)), _bags(lines.target_ids(targets))]
         keys = sides[0][1][:, None].astype(np.int64) * lexicon.sizes[1] + sides[1][1]
         assert lexicon.table is not None
         links = lexicon.table.cells[cells_of(keys)]
@@ -135,12 +136,12 @@ def _repeats(pairs: Rows, ids: Ids) -> npt.NDArray[np.float32]:
     return counts[places].astype(np.float32)
 
 
-def _bags(ids: Ids, offsets: Rows) -> tuple[npt.NDArray[np.float32], Ids]:
+def _bags(flat: FlatIds) -> tuple[npt.NDArray[np.float32], Ids]:
     """Return the word counts of each line, (lines, words), and the ids of the words, (words,)."""
-    words, places = np.unique(ids, return_inverse=True)
-    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    size = (len(offsets) - 1) * len(words)
-    bags = np.bincount(rows * len(words) + places, minlength=size).astype(np.float32)
+    words, places = np.unique(flat.ids, return_inverse=True)
+    size = len(flat.lengths) * len(words)
+    cells = flat.sentences * len(words) + places
+    bags = np.bincount(cells, minlength=size).astype(np.float32)
     return bags.reshape(-1, len(words)), words
 
 

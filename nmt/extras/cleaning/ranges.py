@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from nmt.data.store import Lines, Rows
 from nmt.extras.cleaning.evidence import MOST_AGAINST, Evidence, Measured, PairScorer
+from nmt.text.flat import FlatIds
 
 MOST_OFFSET = 100  # Maximum shift, in lines up or down, that is found.
 _WINDOW = 50
@@ -271,7 +272,8 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
         return 0
     start = low + (high - low - num) // 2
     rows = np.arange(start, start + num)
-    source, target = _likeness(*lines.source_ids(rows)), _likeness(*lines.target_ids(rows))
+    source = _likeness(lines.source_ids(rows))
+    target = _likeness(lines.target_ids(rows))
     offsets = np.arange(-_LIKE_OFFSET, _LIKE_OFFSET + 1)
     sums = np.empty(len(offsets))
     for place, offset in enumerate(offsets.tolist()):
@@ -283,16 +285,15 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
     return int(offsets[best]) if sums[best] > others.mean() + _LIKE_GAIN * others.std() else 0
 
 
-def _likeness(ids: npt.NDArray[np.integer], offsets: Rows) -> npt.NDArray[np.float32]:
+def _likeness(flat: FlatIds) -> npt.NDArray[np.float32]:
     """Return the cosine similarity of the rare words of every two lines; the diagonal is 0."""
-    _, places, counts = np.unique(ids, return_inverse=True, return_counts=True)
-    num = len(offsets) - 1
-    rows = np.repeat(np.arange(num), np.diff(offsets))
+    _, places, counts = np.unique(flat.ids, return_inverse=True, return_counts=True)
+    num = len(flat.lengths)
     is_rare = (counts > 1) & (counts < max(num // 20, 3))
     column = np.cumsum(is_rare) - 1
     used = is_rare[places]
     bags = np.zeros((num, int(is_rare.sum())), np.float32)
-    bags[rows[used], column[places[used]]] = 1 / np.sqrt(counts[places[used]])
+    bags[flat.sentences[used], column[places[used]]] = 1 / np.sqrt(counts[places[used]])
     bags /= np.maximum(np.sqrt((bags**2).sum(1, keepdims=True)), 1e-6)
     cosines: npt.NDArray[np.float32] = bags @ bags.T
     np.fill_diagonal(cosines, 0)

@@ -29,8 +29,7 @@ from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_
 from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions, PullOptions, PushOptions, is_resized
 from nmt.files.atomic import atomic_folder
-from nmt.files.json_file import NAME as MANIFEST
-from nmt.files.json_file import FileRecord, Manifest
+from nmt.files.json_file import MANIFEST, FileRecord, Manifest
 from nmt.metrics.result import read_report
 
 NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
@@ -122,18 +121,18 @@ def push(options: PushOptions) -> PushResult:
 def _results(path: Path) -> Iterator[dict[str, Any]]:
     """Convert a JSON report of `nmt evaluate` to entries for the Hub's model-index."""
     try:
-        report = read_report(path)
-        for part in report.get("evaluations", [report]):
-            dataset = _named(str(part.get("test_set") or path.stem))
-            metrics = [
-                _named(x["metric"], value=float(x["value"]), args={"signature": x["signature"]})
-                for x in part["systems"][0]["scores"]
-            ]
-            yield {"task": {"type": "translation"}, "dataset": dataset, "metrics": metrics}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        evaluations = read_report(path)
+    except (OSError, ValueError) as error:
         problem = f"{path} is not a JSON report of `nmt evaluate`."
         fix = f"Create the report again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
         raise DataError(problem, fix=fix) from error
+    for evaluation in evaluations:
+        metrics = [
+            _named(score.metric, value=score.value, args={"signature": score.signature})
+            for score in evaluation.systems[0].scores
+        ]
+        dataset = _named(evaluation.test)
+        yield {"task": {"type": "translation"}, "dataset": dataset, "metrics": metrics}
 
 
 def _named(name: str, **values: Any) -> dict[str, Any]:

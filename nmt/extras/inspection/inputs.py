@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.loader import Batch, collate
-from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import ConfigError
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import isolated, number_text, vector_text
@@ -26,6 +26,7 @@ from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels, moved
 from nmt.model.positions import POSITIONS, sinusoids
 from nmt.packed import Packed
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
+from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizer
 
 Pair = tuple[list[int], list[int]]  # Ids of source and target, without special ones.
@@ -179,7 +180,7 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
     if inspected.prepared is not None:
         valid = inspected.prepared.valid
         for row in np.arange(min(_NUM_PAIRS, len(valid)))[:, None]:
-            pair = valid.source_ids(row)[0].tolist(), valid.target_ids(row)[0].tolist()
+            pair = valid.source_ids(row).ids.tolist(), valid.target_ids(row).ids.tolist()
             if pair not in pairs and max(map(len, pair)) <= MAX_TOKENS:
                 pairs.append(pair)
     if not pairs:

@@ -19,9 +19,10 @@ from nmt.data.corpus import VALID, check_files, is_piped
 from nmt.data.hubs import is_on_hub
 from nmt.data.prepare_report import current_report
 from nmt.data.prepared import TOKENIZER, TRAIN, PreparedData, PreparedManifest
-from nmt.data.store import FlatIds, StoreWriter
+from nmt.data.store import StoreWriter
 from nmt.errors import DataError
 from nmt.text import NUM_SPECIAL
+from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
 _MEDIAN, _SPREAD, _SPREAD_OF_RATIO = 24.0, 0.6, 0.2

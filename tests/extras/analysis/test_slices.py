@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import TokenizerConfig
-from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.store import ParallelStore, StoreWriter
 from nmt.extras.analysis import slices
 from nmt.extras.analysis.slices import (
     Group,
@@ -30,6 +30,7 @@ from nmt.inference.request import Result
 from nmt.metrics.metric import MetricOptions, MetricScorer
 from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems
+from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from tests.learning import train_sentencepiece
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from nmt.data.lexicon import Pairs, learn_lexicon
-from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.store import ParallelStore, StoreWriter
 from nmt.extras.cleaning.alignment import MOST_TOKENS, Alignment, CutLines, align_corpora
 from nmt.extras.cleaning.evidence import PairScorer, usual_scores
 from nmt.extras.cleaning.ranges import (
@@ -26,6 +26,7 @@ from nmt.extras.cleaning.ranges import (
     likely_offsets,
     path_ranges,
 )
+from nmt.text.flat import FlatIds
 
 Rows = npt.NDArray[np.int64]
 VOCAB = 400
@@ -41,10 +42,8 @@ class Text:
         )
         self.source_ids, self.target_ids = partial(self._ids, 0), partial(self._ids, 1)
 
-    def _ids(self, side: int, rows: Rows) -> tuple[Rows, Rows]:
-        lines = [self._sides[side][row] for row in rows]
-        offsets = np.cumsum([0, *map(len, lines)])
-        return np.array([each for line in lines for each in line], np.int64), offsets
+    def _ids(self, side: int, rows: Rows) -> FlatIds:
+        return FlatIds.of([self._sides[side][row] for row in rows])
 
 
 def language(num: int, seed: int = 1) -> tuple[list[list[int]], list[list[int]]]:
@@ -259,9 +258,8 @@ def test_long_lines_are_cut_and_those_beside_them_are_whole(tmp_path: Path) -> N
         (cut.source_ids, cut.source_lengths, lines),
         (cut.target_ids, cut.target_lengths, lines[::-1]),
     ):
-        ids, offsets = ids_of(rows)
         expected = [side[row][:MOST_TOKENS] for row in rows]
-        assert [part.tolist() for part in np.split(ids, offsets[1:-1])] == expected
+        assert ids_of(rows).rows() == expected
         assert lengths[rows].tolist() == [len(line) for line in expected]
 
 

@@ -22,10 +22,13 @@ from typer.testing import CliRunner
 
 from nmt.checkpoint.model_folder import load_model
 from nmt.cli.app import app
+from nmt.commands.evaluate import evaluate
+from nmt.commands.options import EvaluateOptions
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.hub import PullResult, PushResult, check_names, parse_name, pull, push
 from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
+from nmt.metrics.result import read_report
 from tests.extras.exchange.m2m_files import write_nllb
 from tests.extras.exchange.marian_files import KINDS, write
 from tests.process import LIMIT
@@ -112,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     server = Hub(("127.0.0.1", 0), Handler)
     server.files, server.sent = {".gitattributes": b"*.safetensors filter=lfs\n"}, []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     from huggingface_hub import constants
@@ -158,13 +161,13 @@ def pulled(output: Path, name: str = NAME) -> PullResult:
 def test_a_pushed_model_is_pulled_unchanged_with_its_commit(
     hub: Hub, model: Path, tmp_path: Path, back: Path
 ) -> None:
-    score = {"metric": "bleu", "value": 31.25, "signature": "nrefs:1|case:mixed"}
-    report = {"test_set": "wmt14", "systems": [{"name": "a", "scores": [score]}]}
     hub.files["old.json"] = b"{}"
+    score = {"metric": "bleu", "value": 31.25, "signature": "nrefs:1|case:mixed"}
+    report = {"test": "wmt14", "systems": [{"name": "a", "scores": [score]}]}
     scores = tmp_path / "scores.json"
     scores.write_text(json.dumps(report), encoding="utf-8")
     several = tmp_path / "several.json"  # of two test sets, as `nmt evaluate` writes them
-    evaluations = [report | {"test_set": name} for name in ("a", "b")]
+    evaluations = [report | {"test": name} for name in ("a", "b")]
     several.write_text(json.dumps({"evaluations": evaluations}), encoding="utf-8")
     found = pushed(model, license="cc-by-4.0", scores=(scores, several), private=True)
     # Old versions of the library send another key.
@@ -317,6 +320,27 @@ def test_a_release_of_marian_is_pulled_with_its_languages(
     pull(PullOptions(name=NAME, output=back, languages="en-de"))
     assert load_model(back).config.languages == ("en", "de")
     assert {"beam4.nbest", "greedy.nbest"}.isdisjoint(hub.sent)
+
+
+@pytest.mark.usefixtures("hub")
+def test_scores_are_published_under_the_name_of_their_test_set(model: Path, tmp_path: Path) -> None:
+    """The reader and `nmt evaluate` agree on every key of the report."""
+    reference, report = tmp_path / "news.en", tmp_path / "report.json"
+    reference.write_text("a dog runs\na cat sleeps in the sun\n", encoding="utf-8")
+    files: dict[str, Any] = {"hypothesis": (reference,), "reference": (reference,)}
+    evaluation = evaluate(EvaluateOptions(**files, report=(report,), resamples=0))
+    document = evaluation.as_dict()
+    assert json.loads(report.read_text("utf-8")) == document
+    card = pushed(model, scores=(report,), dry_run=True).card
+    (result,) = yaml.safe_load(card.split("---\n")[1])["model-index"][0]["results"]
+    assert result["dataset"] == {"name": document["test"], "type": document["test"]}
+    assert document["test"] == "news.en"
+    scores = [(x["metric"], x["value"], x["signature"]) for x in document["systems"][0]["scores"]]
+    published = [(x["type"], x["value"], x["args"]["signature"]) for x in result["metrics"]]
+    assert published == scores
+    (record,) = read_report(report)
+    assert record.systems[0].lines == document["systems"][0]["hypotheses"]
+    assert record.as_dict() == {name: x for name, x in document.items() if name != "format"}
 
 
 @pytest.mark.usefixtures("hub")

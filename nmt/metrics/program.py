@@ -1,0 +1,150 @@
+"""Programs of the user that score translations: in `nmt evaluate`, and in the validation.
+
+``external`` of `nmt evaluate` reads one line of JSON and writes one score for each sentence. So
+metrics that need a separate environment get intervals, significance tests and gates.
+`training.validation.command` reads files, and its last word is the score of all sentences.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from nmt.errors import ConfigError, DataError
+from nmt.metrics.metric import Floats, Metric, MetricOptions, References
+
+# Variables of a launcher. A program that uses torch would take itself for one of our processes.
+_OF_LAUNCHER = re.compile(r"(\w+_)?(RANK|WORLD_SIZE)|(MASTER|TORCHELASTIC)_\w+")
+_SHOWN_LINES = 5  # Lines of standard error in a message.
+_SHOWN_CHARACTERS = 500
+
+
+def run_program(command: str | Sequence[str], text: str = "") -> str:
+    """Run a program in the current directory without a time limit; return what it prints.
+
+    Args:
+        command: Words of the command, or a command for the shell.
+        text: Standard input of the program.
+
+    Raises:
+        OSError: The program cannot be started.
+        CalledProcessError: The program fails.
+    """
+    environment = {x: os.environ[x] for x in os.environ if not _OF_LAUNCHER.fullmatch(x)}
+    process = subprocess.run(
+        command,
+        shell=isinstance(command, str),
+        input=text.encode(),
+        env=environment,
+        capture_output=True,
+        check=True,
+    )
+    return process.stdout.decode("utf-8", "replace")
+
+
+def _errors_of(error: subprocess.CalledProcessError) -> str:
+    return error.stderr.decode("utf-8", "replace").strip()
+
+
+def score_by_program(command: Sequence[str], texts: Mapping[str, Sequence[str]]) -> float:
+    """Return the score that a program prints as its last word.
+
+    Args:
+        command: Words of the command. The name of a text in braces is replaced by its file.
+        texts: Lines of each text by name.
+
+    Raises:
+        DataError: The program cannot be started, fails, or does not print a finite number.
+    """
+    shown = shlex.join(command)
+    with TemporaryDirectory(prefix="nmt-") as folder:
+        for name, lines in texts.items():
+            path = Path(folder, name)
+            path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+            command = [word.replace(f"{{{name}}}", str(path)) for word in command]
+        try:
+            score = float(run_program(command).split()[-1])
+            if math.isfinite(score):
+                return score
+            problem = f"printed {score}"
+        except OSError as error:
+            problem = f"cannot be started: {error}"
+        except subprocess.CalledProcessError as error:
+            last = _errors_of(error).splitlines()[-_SHOWN_LINES:]
+            problem = "\n    ".join([f"failed with status {error.returncode}:", *last])
+        except (IndexError, ValueError):
+            problem = "did not print a number as its last word"
+    fix = "Correct training.validation.command."
+    raise DataError(f"The program `{shown}` {problem}.", fix=fix)
+
+
+class ExternalMetric(Metric):
+    """A metric computed by a shell command: the mean of sentence scores; higher is better.
+
+    The command reads one JSON object for each sentence: ``{"source": ..., "hypothesis": ...,
+    "references": [...]}``; the source is null if unknown. The command writes one line for each
+    sentence: a number, or an object with a number ``score``.
+
+    Args:
+        references: Streams of reference lines.
+        options: ``argument`` is the shell command; ``source`` may be None.
+
+    Raises:
+        ConfigError: There is no command.
+    """
+
+    label = "external"
+    argument = "COMMAND"
+
+    def __init__(self, references: References, options: MetricOptions) -> None:
+        self._command = options.argument
+        self._references = references
+        self._source = options.source
+        self.signature = f"mean of: {self._command}"
+        if not self._command:
+            raise ConfigError("external needs a command.", fix="Add `external` COMMAND.")
+
+    def statistics(self, hypotheses: Sequence[str]) -> Floats:
+        """Return the score of each sentence, and a count of 1, for the mean. (n, 2).
+
+        Raises:
+            DataError: The command fails, or does not write one number for each sentence.
+        """
+        sentences = []
+        for row, line in enumerate(hypotheses):
+            source = self._source[row] if self._source else None
+            references = [stream[row] for stream in self._references]
+            values = {"source": source, "hypothesis": line, "references": references}
+            sentences.append(json.dumps(values) + "\n")
+        try:
+            lines = run_program(self._command, "".join(sentences)).splitlines()
+        except subprocess.CalledProcessError as error:
+            message = _errors_of(error)[-_SHOWN_CHARACTERS:] or "no message"
+            raise self._error(f"failed with status {error.returncode}: {message}") from error
+        if len(lines) != len(hypotheses):
+            raise self._error(f"wrote {len(lines):,} lines for {len(hypotheses):,} sentences")
+        scores = [self._number(line, number) for number, line in enumerate(lines, start=1)]
+        return np.column_stack([scores, np.ones(len(scores))])
+
+    def _number(self, line: str, number: int) -> float:
+        try:
+            parsed = json.loads(line)
+            value = float(parsed["score"] if isinstance(parsed, dict) else parsed)
+        except (ValueError, TypeError, KeyError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise self._error(f"did not write a finite number in line {number:,}: {line[:80]!r}")
+        return value
+
+    def _error(self, problem: str) -> DataError:
+        fix = "For each line of JSON, the command must write one line with a number."
+        return DataError(f"The external metric `{self._command}` {problem}.", fix=fix)
