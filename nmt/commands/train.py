@@ -246,8 +246,7 @@ class Trainer:
                 given = [f"training.{key}" for key in limits if getattr(self._training, key)]
                 outcome = f"training is complete at step {step:,}; to continue, raise "
                 outcome += " and ".join(given)
-            # A stage is an entry of data.stages. It ends after its number of updates, or at a
-            # validation score (`_validate_and_save`); then the loader starts again.
+            # A stage is an entry of data.stages, which ends after its number of updates.
             while reason is None:
                 stage = progress.position.stage
                 with (
@@ -369,7 +368,6 @@ class Trainer:
             return
         score = scores.value(training.validation.metric_name)
         progress.history[step] = score
-        progress.position = self._loader.after_score(progress.position, score)
         # During warm-up, some models are worse than a random guess.
         warmup = training.schedule.warmup_updates(progress.total_steps)
         vocab_size = len(self._updater.model.output_weight)

@@ -35,7 +35,7 @@ from nmt.files.atomic import write_errors
 from nmt.inference.direction import Languages
 from nmt.inference.request import Request
 from nmt.inference.translator import TranslationOptions
-from nmt.metrics.metric import label_of, lower_is_better, split_argument
+from nmt.metrics.metric import label_of, split_argument
 from nmt.model.transformer import build_model, count_parameters
 from nmt.registry import Registry, load_attribute
 from nmt.text.subword_dropout import SubwordDropout
@@ -95,14 +95,13 @@ def build(
         raise DeviceError(problem, fix=fix) from error
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.training)).tolist()
     longest, bos = config.filters.max_length, config.model.source_bos
-    is_error = lower_is_better(validation.metric_name)
     # Half of the cores. The other half queues work on the device and writes checkpoints.
     num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2)) if updater.pace.uses_threads else 0
     loader = Loader(
         data.train,
         batch,
         weights=epoch_weights(corpora, sizes),
-        stages=build_stages(corpora, sizes, lower_is_better=is_error),
+        stages=build_stages(corpora, sizes),
         seed=training.seed,
         rank=processes.rank,
         num_ranks=processes.size,
