@@ -320,8 +320,7 @@ class Trainer:
     def _run_stage(self) -> str | None:
         """Make updates until training or the stage ends; return why training ends, if it does.
 
-        A stage is an entry of data.stages. It ends after its number of updates, or at a validation
-        score (`_validate_and_save`); then the loader starts again.
+        A stage is an entry of data.stages, which ends after its number of updates.
         """
         progress = self.progress
         stage = progress.position.stage
@@ -455,7 +454,6 @@ class Trainer:
             return
         score = scores.value(training.validation.metric_name)
         progress.history[step] = score
-        progress.position = self._loader.after_score(progress.position, score)
         # During warm-up, some models are worse than a random guess.
         warmup = training.schedule.warmup_updates(progress.total_steps)
         vocab_size = len(self._updater.model.output_weight)

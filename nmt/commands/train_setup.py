@@ -35,7 +35,7 @@ from nmt.files.atomic import write_errors
 from nmt.inference.direction import Languages
 from nmt.inference.request import Request
 from nmt.inference.translator import TranslationOptions
-from nmt.metrics.metric import label_of, lower_is_better, split_argument
+from nmt.metrics.metric import label_of, split_argument
 from nmt.model.transformer import build_model, count_parameters
 from nmt.registry import Registry, load_attribute
 from nmt.text.subword_dropout import SubwordDropout
@@ -154,7 +154,6 @@ def _build_loader(
 ) -> Loader:
     corpora = config.data
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.training)).tolist()
-    is_error_rate = lower_is_better(config.training.validation.metric_name)
     num_workers = 0
     if updater.pace.uses_threads:
         # Half of the cores. The other half queues work on the device and writes checkpoints.
@@ -166,7 +165,7 @@ def _build_loader(
         data.train,
         batch,
         weights=epoch_weights(corpora, sizes),
-        stages=build_stages(corpora, sizes, lower_is_better=is_error_rate),
+        stages=build_stages(corpora, sizes),
         seed=config.training.seed,
         rank=updater.processes.rank,
         num_ranks=updater.processes.size,
