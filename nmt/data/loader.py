@@ -251,15 +251,8 @@ class Loader:
         is_done = not is_last and self.stages[after.stage].is_over(epochs, updates)
         return after.next_stage() if is_done else after
 
-    def after_score(self, position: Position, score: float) -> Position:
-        """Return the position after a validation, which may end the current stage."""
-        if position.stage + 1 >= len(self.stages):
-            return position
-        wanted = self.stages[position.stage].score
-        return position.next_stage() if wanted is not None and score >= wanted else position
-
     def epoch_updates(self) -> Iterator[int]:
-        """Yield the number of updates of each epoch, as if no validation score ended a stage."""
+        """Yield the number of updates of each epoch."""
         count = 0
         for _, epoch, after in self._planned(Position()):
             count += 1

@@ -166,7 +166,7 @@ def assert_values_are_told_right(
     (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 101}, "pad_vocab_by 100 vocab_size 400"),
     (DataConfig, {**DATA, "test": {"a": {"demo": "test", "scores": "s"}}}, "a scores"),
     (DataConfig, staged({"mix": {"b": 1, "c": 1}}), "stages.0.mix c a b"),
-    (DataConfig, staged(A, A), "stages.0.until steps score"),
+    (DataConfig, staged(A, A), "stages.0.until steps corpus"),
     (DataConfig, staged({**A, "until": {"a": 1, "steps": 9}}), "stages.0.until exactly"),
     (DataConfig, staged({**A, "until": {"b": 1}}), "stages.0.until b"),
     (DataConfig, staged({**A, "until": {"steps": 1.5}}), "stages.0.until steps whole"),
@@ -236,7 +236,7 @@ def test_a_rule_between_sections_is_explained(values: dict[str, Any], names: str
 @pytest.mark.parametrize(("section", "values"), [
     # The last stage may have no end.
     (DataConfig, staged({**A, "until": {"steps": 9}}, {**A, "until": {"a": 0.5}},
-                        {**A, "until": {"score": 20.5}}, A)),
+                        {**A, "until": {"steps": 20}}, A)),
     # Without tags of the source, its language is free.
     (RunConfig, {**RUN, "data": {**DATA, "valid": FRENCH}}),
     # A model to start from may know other tags and languages.
