@@ -12,7 +12,9 @@ Source: Papineni et al. (2002); Popović (2015); smoothing by Chen and Cherry (2
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +44,19 @@ def characters(texts: Iterable[str]) -> FlatIds:
     return FlatIds(symbols, np.array([len(line) for line in lines], np.int64))
 
 
+class WordNumbers:
+    """Assigns a number to each distinct word."""
+
+    def __init__(self, words_of: Callable[[str], Sequence[str]]) -> None:
+        self._words_of = words_of
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
+
+    def lines(self, texts: Iterable[str]) -> FlatIds:
+        """Convert texts to sequences of word numbers."""
+        number_of = self._numbers.__getitem__
+        return FlatIds.of([list(map(number_of, self._words_of(text))) for text in texts])
+
+
 def match_counts(hypotheses: FlatIds, references: Sequence[FlatIds], max_order: int) -> Floats:
     """Count clipped n-gram matches of each hypothesis, by order. (n, M).
 
@@ -54,38 +69,48 @@ def match_counts(hypotheses: FlatIds, references: Sequence[FlatIds], max_order: 
     """
     sides = [hypotheses, *references]
     num_lines = len(hypotheses.lengths)
-    found = np.zeros((num_lines, max_order))
+    counts = np.zeros((num_lines, max_order))
     for first in range(0, num_lines, _SENTENCES_AT_ONCE):
         last = min(first + _SENTENCES_AT_ONCE, num_lines)
         parts = [side.part(first, last) for side in sides]
-        _match_part(parts, found[first:last])
-    return found
+        counts[first:last] = _match_part(parts, max_order)
+    return counts
 
 
-def _match_part(sides: Sequence[FlatIds], found: Floats) -> None:
-    """Count the matches of a part of the sentences, and write them to ``found`` (n, M)."""
-    num_lines, max_order = found.shape
+def _match_part(sides: Sequence[FlatIds], max_order: int) -> Floats:
+    """Count the matches of a part of the sentences. (n, M)."""
+    num_lines = len(sides[0].lengths)
+    matches = np.zeros((num_lines, max_order))
     lengths = np.concatenate([side.lengths for side in sides])
     borders = np.cumsum([len(side.ids) for side in sides])
     symbols = _renumbered(np.concatenate([side.ids for side in sides]))
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(symbols))  # symbols to line end
-    lines, width = np.arange(num_lines), int(symbols.max(initial=0)).bit_length() or 1
+    starts = np.arange(len(symbols))
+    to_line_end = np.repeat(np.cumsum(lengths), lengths) - starts
+    # A key contains the number of the line in its high bits, then the symbols of the n-gram.
+    lines = np.arange(num_lines)
     keys = np.repeat(np.tile(lines, len(sides)), lengths)
-    starts, shift, used = np.arange(len(symbols)), 0, num_lines.bit_length()
+    symbol_bits = int(symbols.max(initial=0)).bit_length() or 1
+    line_bits = num_lines.bit_length()
+    gram_bits = 0
     for order in range(max_order):  # an n-gram is a shorter n-gram plus a symbol
-        fits = left[starts] > order
-        starts, keys = starts[fits], keys[fits]
-        if used + width > _KEY_BITS:
+        fits = to_line_end[starts] > order
+        starts = starts[fits]
+        keys = keys[fits]
+        if line_bits + gram_bits + symbol_bits > _KEY_BITS:
             values, keys = np.unique(keys, return_inverse=True)
-            lines, shift, used = lines[values >> shift], 0, len(values).bit_length()
-        keys = (keys << width) | symbols[starts + order]
-        shift, used = shift + width, used + width
-        own, *others = np.split(keys, np.searchsorted(starts, borders[:-1]))
-        grams, counts = np.unique(own, return_counts=True)
+            lines = lines[values >> gram_bits]
+            line_bits = len(values).bit_length()
+            gram_bits = 0
+        keys = (keys << symbol_bits) | symbols[starts + order]
+        gram_bits += symbol_bits
+        hypothesis, *references = np.split(keys, np.searchsorted(starts, borders[:-1]))
+        grams, counts = np.unique(hypothesis, return_counts=True)
         allowed = np.zeros(len(grams), np.int64)
-        for other in others:
-            np.maximum(allowed, _counts_of(grams, other), out=allowed)
-        found[:, order] = np.bincount(lines[grams >> shift], np.minimum(counts, allowed), num_lines)
+        for reference in references:
+            np.maximum(allowed, _counts_of(grams, reference), out=allowed)
+        clipped = np.minimum(counts, allowed)
+        matches[:, order] = np.bincount(lines[grams >> gram_bits], clipped, num_lines)
+    return matches
 
 
 def _counts_of(grams: Ints, others: Ints) -> Ints:
@@ -120,12 +145,13 @@ def bleu(
     exists = totals > 0
     is_missed = exists & (matches == 0)
     smoothing = np.cumprod(np.where(is_missed, 2.0, 1.0), axis=-1)
-    counted = np.where(is_missed, 1 / smoothing, matches)
-    log_precision = np.log(np.where(exists, counted / np.where(exists, totals, 1), 1))
+    smoothed = np.where(is_missed, 1 / smoothing, matches)
+    precision = np.where(exists, smoothed / np.where(exists, totals, 1), 1)
     orders = np.maximum(exists.sum(-1), 1) if effective else totals.shape[-1]
     is_scored = (matches > 0).any(-1) & (effective | exists.all(-1))
     brevity = np.minimum(1 - reference_lengths / np.maximum(lengths, 1), 0)
-    return np.where(is_scored, 100 * np.exp(brevity + log_precision.sum(-1) / orders), 0.0)
+    scores = 100 * np.exp(brevity + np.log(precision).sum(-1) / orders)
+    return np.where(is_scored, scores, 0.0)
 
 
 def chrf(totals: Floats, reference_totals: Floats, matches: Floats) -> Floats:
@@ -153,8 +179,7 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
            [100. , 100. ,  10.4],
            [  8.8,   8.8, 100. ]])
     """
-    characters = [np.array([ord(c) for c in "".join(text.split())], np.int64) for text in texts]
-    matches, totals = _matches(characters, _CHRF_ORDERS)
+    matches, totals = _matches(characters(texts), _CHRF_ORDERS)
     return chrf(totals[:, None], totals[None, :], matches)
 
 
@@ -169,33 +194,28 @@ def pairwise_bleu(texts: Sequence[str], words: Callable[[str], Sequence[str]]) -
     array([[100. ,  66.9],
            [ 66.9, 100. ]])
     """
-    ids: dict[str, int] = {}
-    lines = [
-        np.array([ids.setdefault(word, len(ids)) for word in words(text)], np.int64)
-        for text in texts
-    ]
+    lines = WordNumbers(words).lines(texts)
     matches, totals = _matches(lines, _BLEU_ORDERS)
-    lengths = np.array([len(line) for line in lines], np.float64)
+    lengths = lines.lengths.astype(np.float64)
     return bleu(lengths[:, None], lengths[None, :], matches, totals[:, None], effective=True)
 
 
-def _matches(lines: Sequence[Ints], max_order: int) -> tuple[Floats, Floats]:
+def _matches(lines: FlatIds, max_order: int) -> tuple[Floats, Floats]:
     """Return clipped matches of each pair of lines, (n, n, M), and n-grams of each line, (n, M)."""
-    lengths = np.array([len(line) for line in lines], np.int64)
-    rows = np.repeat(np.arange(len(lines)), lengths)
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(lengths.sum())  # symbols to line end
-    _, symbols = np.unique(np.concatenate(lines), return_inverse=True)
-    starts, grams = np.arange(len(symbols)), symbols
-    matches, totals = [], []
-    for order in range(1, max_order + 1):
-        if order > 1:  # an n-gram is a shorter n-gram plus a symbol, renumbered
-            fits = left[starts] >= order
+    num_lines = len(lines.lengths)
+    _, symbols = np.unique(lines.ids, return_inverse=True)
+    starts = np.arange(len(symbols))
+    to_line_end = np.repeat(np.cumsum(lines.lengths), lines.lengths) - starts
+    grams = symbols
+    matches = []
+    for order in range(max_order):
+        if order:  # an n-gram is a shorter n-gram plus a symbol, renumbered
+            fits = to_line_end[starts] > order
             starts = starts[fits]
-            longer = grams[fits] * (len(symbols) + 1) + symbols[starts + order - 1]
+            longer = grams[fits] * (len(symbols) + 1) + symbols[starts + order]
             _, grams = np.unique(longer, return_inverse=True)
-        matches.append(_common(rows[starts], grams, len(lines)))
-        totals.append(np.bincount(rows[starts], minlength=len(lines)).astype(np.float64))
-    return np.stack(matches, axis=-1), np.stack(totals, axis=-1)
+        matches.append(_common(lines.sentences[starts], grams, num_lines))
+    return np.stack(matches, axis=-1), count_ngrams(lines, max_order)
 
 
 def _common(rows: Ints, grams: Ints, num_lines: int) -> Floats:
@@ -203,19 +223,18 @@ def _common(rows: Ints, grams: Ints, num_lines: int) -> Floats:
 
     The minimum of two counts is computed as the number of integers 1, 2, 3, ... up to both counts.
     """
-    found = np.zeros((num_lines, num_lines))
+    common = np.zeros((num_lines, num_lines))
     order = np.argsort(grams, kind="stable")
-    rows, grams = rows[order], grams[order]
-    num_grams = int(grams[-1]) + 1 if len(grams) else 0
+    rows = rows[order]
+    grams = grams[order]
+    num_grams = int(grams.max(initial=-1)) + 1
     width = max(1, min(num_grams, _MOST_CELLS // num_lines))
     for first in range(0, num_grams, width):
-        part = slice(*np.searchsorted(grams, (first, first + width)))
-        cells = rows[part] * width + grams[part] - first
+        begin, end = np.searchsorted(grams, (first, first + width))
+        cells = rows[begin:end] * width + grams[begin:end] - first
         counts = np.bincount(cells, minlength=num_lines * width).reshape(num_lines, width)
-        level = 1
-        while (reached := (counts >= level).any(axis=0)).any():
-            counts = counts[:, reached]
-            both = (counts >= level).astype(np.float32)
-            found += both @ both.T
-            level += 1
-    return found
+        for level in range(1, int(counts.max(initial=0)) + 1):
+            counts = counts[:, (counts >= level).any(axis=0)]
+            reached = (counts >= level).astype(np.float32)
+            common += reached @ reached.T
+    return common
