@@ -226,7 +226,8 @@ class EvaluationReport:
     def as_text(self) -> str:
         """Return tables with rounded scores and 95% intervals, then one-line explanations."""
         if self.sentence_level:
-            return "\n".join(json.dumps(x, ensure_ascii=False) for x in self._sentences())
+            lines = (json.dumps(x, ensure_ascii=False) for x in self._sentences())
+            return "\n".join(lines)
         titles = [evaluation.title for evaluation in self.evaluations]
         blocks = ["\n".join(titles), text_table(score_rows(self.evaluations))]
         notes: list[str] = []
@@ -250,8 +251,9 @@ class EvaluationReport:
         notes += settings
         if notes:
             blocks.append("\n".join(dict.fromkeys(notes)))
-        signatures = dict.fromkeys((label_of(score.metric), score.signature) for score in scores)
-        return "\n\n".join([*blocks, text_table(list(signatures))])
+        signatures = [(label_of(score.metric), score.signature) for score in scores]
+        blocks.append(text_table(list(dict.fromkeys(signatures))))
+        return "\n\n".join(blocks)
 
 
 def section_values(sections: Iterable[ReportSection]) -> dict[str, Any]:
@@ -270,7 +272,8 @@ def read_report(path: Path) -> Sequence[EvaluationRecord]:
         ValueError: The file is not a JSON report of ``nmt evaluate``.
         NewerFormatError: A newer version of nmt wrote the report.
     """
-    document, number = split_format(field(read_json(path), kind=dict), str(path))
+    document = field(read_json(path), kind=dict)
+    document, number = split_format(document, str(path))
     report = migrate(document, number, kind=Kind.REPORT)
     records = TypeAdapter(tuple[EvaluationRecord, ...])
     return records.validate_python(report.get("evaluations", [report]))
@@ -278,7 +281,9 @@ def read_report(path: Path) -> Sequence[EvaluationRecord]:
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
     """Return each evaluation with a prefix for tables: the test set's name if there are several."""
-    return [(each, f"{each.test}: " if len(evaluations) > 1 else "") for each in evaluations]
+    if len(evaluations) == 1:
+        return [(evaluations[0], "")]
+    return [(evaluation, f"{evaluation.test}: ") for evaluation in evaluations]
 
 
 def mean_scores(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float]]:
@@ -324,7 +329,9 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
         head += [f"mean {label_of(metric)}" for metric in metrics]
         for name, row in rows.items():
             mean = means.get(name, {})
-            row += [format_score(x, mean[x]) if x in mean else "-" for x in metrics]
+            for metric in metrics:
+                value = mean.get(metric)
+                row.append("-" if value is None else format_score(metric, value))
     return [head, *rows.values()]
 
 
@@ -344,7 +351,9 @@ def show_score(score: Score) -> str:
 
 def show_p_value(p_value: float) -> str:
     """Format a p-value with three decimals."""
-    return f"p = {p_value:.3f}" if p_value >= 0.0005 else "p < 0.001"
+    if p_value < 0.0005:
+        return "p < 0.001"
+    return f"p = {p_value:.3f}"
 
 
 def paired_tests(evaluations: Iterable[Evaluation]) -> list[str]:
@@ -372,6 +381,10 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     Wide characters count as two. Nothing is cut or wrapped, whatever the width of the terminal, so
     that the output can be searched and compared.
     """
-    widths = [max(map(cell_len, column)) for column in zip_longest(*rows, fillvalue="")]
-    lines = (map(set_cell_size, row, widths) for row in rows)
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    columns = zip_longest(*rows, fillvalue="")
+    widths = [max(map(cell_len, column)) for column in columns]
+    lines = []
+    for row in rows:
+        cells = map(set_cell_size, row, widths)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -19,6 +19,7 @@ from nmt.config.language_codes import matching
 from nmt.errors import ConfigError
 from nmt.metrics import ngrams
 from nmt.metrics.metric import Floats, Metric, MetricOptions, References
+from nmt.metrics.ngrams import BLEU_ORDERS, CHRF_ORDERS
 from nmt.text.flat import FlatIds
 from nmt.text.languages import writes_spaces
 
@@ -29,7 +30,6 @@ TOKENIZERS = tuple(BLEU.TOKENIZERS)  # Tokenizers of BLEU.
 _LANGUAGE_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 # Errors of a tokenizer whose library or model is missing.
 _UNUSABLE = (RuntimeError, ImportError, OSError, SystemExit)
-_BLEU_ORDERS, _CHARACTER_ORDERS = 4, 6
 _CHRF_COUNTS = 3
 _PUNCTUATION = frozenset(punctuation)
 
@@ -67,19 +67,22 @@ class Bleu(Metric):
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 10)."""
         lines = self._words.lines(hypotheses)
-        lengths = np.sort([each.lengths for each in self._references], axis=0)  # ties: the shorter
+        references = [reference.lengths for reference in self._references]
+        lengths = np.sort(references, axis=0)  # ties: the shorter
         closest = np.abs(lengths - lines.lengths).argmin(0)
-        matches = ngrams.match_counts(lines, self._references, _BLEU_ORDERS)
+        matches = ngrams.match_counts(lines, self._references, BLEU_ORDERS)
         chosen = np.take_along_axis(lengths, closest[None], 0)[0]
         return np.column_stack(
-            [lines.lengths, chosen, matches, ngrams.count_ngrams(lines, _BLEU_ORDERS)]
+            [lines.lengths, chosen, matches, ngrams.count_ngrams(lines, BLEU_ORDERS)]
         )
 
     def score(self, sums: Floats, *, effective: bool = False) -> Floats:
         """Return the scores of summed counts. (R, 10) -> (R,)."""
-        matches = sums[:, 2 : 2 + _BLEU_ORDERS]
-        totals = sums[:, 2 + _BLEU_ORDERS :]
-        return ngrams.bleu(sums[:, 0], sums[:, 1], matches, totals, effective=effective)
+        matches = sums[:, 2 : 2 + BLEU_ORDERS]
+        totals = sums[:, 2 + BLEU_ORDERS :]
+        lengths = sums[:, 0]
+        reference_lengths = sums[:, 1]
+        return ngrams.bleu(lengths, reference_lengths, matches, totals, effective=effective)
 
     def sentence_score(self, statistics: Floats) -> Floats:
         """Return sentence-level BLEU, which ignores n-gram orders longer than the hypothesis."""
@@ -107,13 +110,17 @@ class Chrf(Metric):
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 3 M)."""
         lines = self._lines(hypotheses)
-        tables = np.array([self._counts(lines, reference) for reference in self._references])
-        best = np.array([self.score(table) for table in tables]).argmax(0)
-        return tables[best, np.arange(len(hypotheses))]
+        tables = [self._counts(lines, reference) for reference in self._references]
+        scores = [self.score(table) for table in tables]
+        best = np.array(scores).argmax(0)
+        rows = np.arange(len(hypotheses))
+        return np.array(tables)[best, rows]
 
     def score(self, sums: Floats) -> Floats:
         """Return the scores of summed counts. (R, 3 M) -> (R,)."""
-        totals, reference_totals, matches = (sums[:, i::_CHRF_COUNTS] for i in range(_CHRF_COUNTS))
+        totals = sums[:, 0::_CHRF_COUNTS]
+        reference_totals = sums[:, 1::_CHRF_COUNTS]
+        matches = sums[:, 2::_CHRF_COUNTS]
         return ngrams.chrf(totals, reference_totals, matches)
 
     def _lines(self, texts: Sequence[str]) -> list[FlatIds]:
@@ -128,13 +135,14 @@ class Chrf(Metric):
     def _counts(self, hypotheses: Sequence[FlatIds], references: Sequence[FlatIds]) -> Floats:
         """Return the counts of each sentence for one stream of references. (n, 3 M)."""
         columns = []
-        max_orders = (_CHARACTER_ORDERS, self._word_orders)
+        max_orders = (CHRF_ORDERS, self._word_orders)
         for lines, reference, max_order in zip(hypotheses, references, max_orders, strict=False):
             matches = ngrams.match_counts(lines, [reference], max_order)
             reference_totals = ngrams.count_ngrams(reference, max_order)
             # As in sacrebleu, orders without n-grams in the reference are not counted.
             totals = ngrams.count_ngrams(lines, max_order) * (reference_totals > 0)
-            columns.append(np.stack([totals, reference_totals, matches], axis=-1))
+            counts = [totals, reference_totals, matches]
+            columns.append(np.stack(counts, axis=-1))
         table = np.concatenate(columns, axis=1)
         return table.reshape(len(table), -1)
 
@@ -172,7 +180,8 @@ class Ter(Metric):
     def score(self, sums: Floats) -> Floats:
         """Return the scores of summed counts; 100 if the reference is empty. (R, 2) -> (R,)."""
         edits, lengths = sums.T
-        rates = np.divide(edits, lengths, out=(edits > 0).astype(np.float64), where=lengths > 0)
+        rates = (edits > 0).astype(np.float64)
+        np.divide(edits, lengths, out=rates, where=lengths > 0)
         return 100 * rates
 
 

@@ -139,8 +139,14 @@ def _every_two(
             comparison = score.comparison
             assert comparison is not None
             assert comparison.p_value is not None
-            numbers = {"delta": comparison.delta, "p_value": comparison.p_value}
-            values.append({"first": one, "second": other, "metric": score.metric, **numbers})
+            value = {
+                "first": one,
+                "second": other,
+                "metric": score.metric,
+                "delta": comparison.delta,
+                "p_value": comparison.p_value,
+            }
+            values.append(value)
             delta = format_score(score.metric, comparison.delta, "+")
             row.append(f"{delta} ({show_p_value(comparison.p_value)})")
         rows.append(row)
@@ -260,7 +266,8 @@ def resample_scores(
     """
     num_sentences = len(tables[0])
     joined = np.hstack(tables)
-    ends = np.cumsum([table.shape[1] for table in tables])[:-1]
+    widths = [table.shape[1] for table in tables]
+    ends = np.cumsum(widths)[:-1]
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences)
     parts: list[list[Floats]] = [[] for _ in tables]
@@ -381,5 +388,6 @@ def least_p_value(system: Floats, baseline: Floats) -> float:
         system: Statistics of each sentence of the system. (n, D).
         baseline: Statistics of each sentence of the baseline. (n, D).
     """
-    num_different = int(np.count_nonzero((system != baseline).any(axis=1)))
+    differs = (system != baseline).any(axis=1)
+    num_different = int(np.count_nonzero(differs))
     return min(1.0, 2.0 ** (1 - num_different))
