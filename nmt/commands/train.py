@@ -41,7 +41,7 @@ from nmt.config.run import RunConfig
 from nmt.data.loader import Batch, Position
 from nmt.data.prepared import PreparedData
 from nmt.device import device as devices
-from nmt.device.distributed import Processes, join
+from nmt.device.distributed import Processes, join, report_one_failure
 from nmt.errors import ConfigError, DivergedError, command_words
 from nmt.files.atomic import run_lock
 from nmt.inference.confidence import calibrate_confidence
@@ -52,7 +52,7 @@ from nmt.registry import load_attribute
 from nmt.training import checkpoints
 from nmt.training.checkpoints import CheckpointWriter, Progress, TrainingSummary
 from nmt.training.events import Event, Reporter, ReporterList, RunLog
-from nmt.training.processes import StoppedBySignal, StopSignal, launch, report_one_failure
+from nmt.training.processes import StoppedBySignal, StopSignal, launch
 from nmt.training.schedule import build_schedule
 from nmt.training.timing import TrainingSetup, plan_budget
 from nmt.training.update import UpdateStats, read_together
