@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MOST_HYPOTHESES = 16
 RETRY = {"Retry-After": "1"}
 _WORD = re.compile(r"\S+")
-_TRIED_TYPE = re.compile(r"function-|list\[|(?:str|Text)$")
+_TRIED_TYPE = re.compile(r"function-|list\[|(?:str|Text)\Z")
 _END = "</s>"
 _OF_SENTENCE = ("score", "log_prob", "alternatives", "alarms", "confidence")
 _LISTED = "See /openapi.json for all paths and fields."
@@ -47,6 +47,7 @@ def _readable(value: Any) -> Any:
 Words = Annotated[str, BeforeValidator(_readable)]
 # Name of a model, a language or a tag.
 Name = Annotated[Words, Field(max_length=100)]
+Answer = dict[str, Any]  # An object in the JSON of an answer.
 Phrases = Annotated[list[Words], Field(max_length=64)]
 
 
@@ -195,7 +196,7 @@ FIELDS = sorted(set().union(*(body.model_fields for body in _BODIES)))
 
 def join_results(
     source: str, split: SplitText, results: Sequence[Result], joiner: str, *, with_attention: bool
-) -> dict[str, Any]:
+) -> Answer:
     """Combine the results of all sentences of a text into its answer.
 
     For one sentence, the answer has the same fields as a JSON line of `nmt translate`. For several
@@ -207,9 +208,9 @@ def join_results(
     num_words = sum(len(sentence.split()) for sentence in split.sentences)
     place = 0  # in the source
     translation = ""
-    sentences: list[dict[str, Any]] = []
-    source_words: list[dict[str, Any]] = []
-    target_words: list[dict[str, Any]] = []
+    sentences: list[Answer] = []
+    source_words: list[Answer] = []
+    target_words: list[Answer] = []
     links: list[tuple[int, int]] = []
     attention: list[tuple[float, ...]] = []  # target words times source words
     for source_gap, gap, result in zip(split.gaps, gaps, results, strict=False):
@@ -223,10 +224,10 @@ def join_results(
         before = len(source_words)
         after = num_words - before - len(sources)
         rows, pairs = _of_words(result, len(sources), len(targets))
-        for row in rows:
-            attention.append((0.0,) * before + row + (0.0,) * after)
-        for source_word, target_word in pairs:
-            links.append((before + source_word, len(target_words) + target_word))
+        left = (0.0,) * before
+        right = (0.0,) * after
+        attention += (left + row + right for row in rows)
+        links += ((before + i, len(target_words) + j) for i, j in pairs)
         source_words += sources
         target_words += targets
         source_span = [place, place + len(result.source)]
@@ -250,19 +251,26 @@ def join_results(
         tokens = [result.tokens for result in results if result.tokens is not None]
         alarms = chain.from_iterable(result.alarms for result in results)
         retried = chain.from_iterable(result.retried for result in results)
-        answer = Result(
+        optional: dict[str, Any] = {}
+        if results:
+            optional["alternatives"] = (Alternative(translation, score, log_prob),)
+        if any(result.alignment is not None for result in results):
+            optional["alignment"] = tuple(links)
+        if any(result.attention is not None for result in results):
+            optional["attention"] = tuple(attention)
+        if tokens:
+            optional["tokens"] = tuple(chain.from_iterable(tokens))
+        whole = Result(
             source,
             translation,
             score,
-            alternatives=(Alternative(translation, score, log_prob),) if results else (),
             alarms=tuple(dict.fromkeys(alarms)),
             retried=tuple(dict.fromkeys(retried)),
-            alignment=tuple(links) if any(x.alignment is not None for x in results) else None,
-            attention=tuple(attention) if any(x.attention is not None for x in results) else None,
             log_prob=log_prob,
-            tokens=tuple(chain.from_iterable(tokens)) if tokens else None,
             confidence=confidence,
-        ).as_dict()
+            **optional,
+        )
+        answer = whole.as_dict()
     answer |= {"source": source, "translation": translation, "sentences": sentences}
     if answer.keys() & {"alignment", "tokens", "attention"}:
         answer["words"] = {"source": source_words, "target": target_words}
@@ -284,11 +292,12 @@ def _of_words(result: Result, source: int, target: int) -> tuple[Matrix, Links]:
     return (zeros,) * target, ()
 
 
-def _words(text: str, offset: int) -> list[dict[str, Any]]:
-    return [
-        {"text": word[0], "start": offset + word.start(), "end": offset + word.end()}
-        for word in _WORD.finditer(text)
-    ]
+def _words(text: str, offset: int) -> list[Answer]:
+    words = []
+    for match in _WORD.finditer(text):
+        start = offset + match.start()
+        words.append({"text": match[0], "start": start, "end": start + len(match[0])})
+    return words
 
 
 def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float]:
@@ -329,7 +338,7 @@ class RefusedError(Exception):
     fix: str
     headers: Mapping[str, str] | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Answer:
         """Return the body of the answer."""
         return {"error": self.problem, "fix": self.fix}
 

@@ -20,6 +20,7 @@ from nmt.checkpoint.model_folder import (
 )
 from nmt.config.loader import change_options
 from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.extras.serving.bodies import Answer
 from nmt.files.json_file import Manifest
 from nmt.inference.direction import LanguageOptions, names_language
 from nmt.inference.engine import EngineLacksError, LoadedModel
@@ -102,9 +103,7 @@ class ServedModel:
         """Return the context for a search: on a GPU, a lock; on a CPU, nothing."""
         return self._gpu if translator.engine.on_gpu else nullcontext()
 
-    def score(
-        self, pairs: Sequence[tuple[str, str]], options: LanguageOptions
-    ) -> list[dict[str, Any]]:
+    def score(self, pairs: Sequence[tuple[str, str]], options: LanguageOptions) -> list[Answer]:
         """Score given translations with torch, as `nmt score` does; an export cannot use torch."""
         translator = self.translator
         if not self.is_export:
@@ -121,7 +120,7 @@ class ServedModel:
         with self.searching(translator):
             return [score.as_dict() for score in scorer.score(pairs, options)]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Answer:
         """Return the public description of the model, for GET /v1/models."""
         translator = self.translator
         engine = translator.engine.name
@@ -132,7 +131,7 @@ class ServedModel:
         card = None
         if (self.folder / CARD).is_file():
             card = (self.folder / CARD).read_text("utf-8", "replace")[:_MOST_CARD]
-        described: dict[str, dict[str, Any]] = {}
+        described: dict[str, Answer] = {}
         for code in chain.from_iterable(self.directions):
             described[code] = {"name": name_of(code), "rtl": is_right_to_left(code)}
         return {
@@ -225,7 +224,8 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
     for text in models:
         name, sign, folder = text.partition("=")
         if not sign or Path(text).exists():
-            name, folder = "", text
+            name = ""
+            folder = text
         elif not re.fullmatch(r"[\w.-]{1,64}", name) or not folder:
             fix = "Write NAME=FOLDER, such as de-en=runs/base. NAME: letters, digits, . _ and -"
             raise ConfigError(f"{text!r} is not a valid model argument.", fix=fix)

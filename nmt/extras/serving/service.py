@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends
 from fastapi import Request as HttpRequest
@@ -22,7 +22,7 @@ from nmt.device import own_cores
 from nmt.errors import NmtError
 from nmt.extras.serving import bodies
 from nmt.extras.serving.batching import Batcher
-from nmt.extras.serving.bodies import RefusedError, join_results
+from nmt.extras.serving.bodies import Answer, RefusedError, join_results
 from nmt.extras.serving.documents import read_document
 from nmt.extras.serving.models import Route, ServedModel, TranslationTask, detect
 from nmt.extras.serving.options import ServeOptions
@@ -110,9 +110,7 @@ class Service:
                 return detect(text, codes, model.profiles)
         return detect(text, codes)
 
-    async def choose(
-        self, choice: bodies.Choice, texts: Sequence[str]
-    ) -> tuple[Route, dict[str, Any]]:
+    async def choose(self, choice: bodies.Choice, texts: Sequence[str]) -> tuple[Route, Answer]:
         """Return model and languages of a request, and the fields of the answer that name them.
 
         Raises:
@@ -156,7 +154,7 @@ class Service:
 
     def translate(
         self, body: bodies.TranslateBody, route: Route, client: str
-    ) -> AsyncGenerator[dict[str, Any]]:
+    ) -> AsyncGenerator[Answer]:
         """Yield the answer for each text in order, each as soon as it is ready.
 
         A text that cannot be translated gets ``error`` and ``fix``. When the caller closes the
@@ -183,7 +181,7 @@ class Service:
 
     async def _answers(
         self, body: bodies.TranslateBody, task: TranslationTask, route: Route, client: str
-    ) -> AsyncGenerator[dict[str, Any]]:
+    ) -> AsyncGenerator[Answer]:
         joiner = joiner_for(route.target)
         with_attention = "attention" in body.want
         items: list[tuple[bodies.Text, SplitText]] = []
@@ -199,7 +197,7 @@ class Service:
             for item, split in items:
                 of_text = islice(rest, len(split.sentences))
                 results = await asyncio.gather(*of_text, return_exceptions=True)
-                answer: dict[str, Any] = {}
+                answer: Answer = {}
                 if item.id is not None:
                     answer["id"] = item.id
                 good = [result for result in results if isinstance(result, Result)]
@@ -236,9 +234,7 @@ class Service:
             for future in futures:
                 future.cancel()
 
-    async def document(
-        self, body: bodies.DocumentBody, route: Route, client: str
-    ) -> dict[str, Any]:
+    async def document(self, body: bodies.DocumentBody, route: Route, client: str) -> Answer:
         """Return the translated document, its number of sentences, and its number of warnings.
 
         Raises:
@@ -263,7 +259,7 @@ class Service:
 
     async def score(
         self, route: Route, pairs: Sequence[tuple[str, str]], tag: str | None, client: str
-    ) -> list[dict[str, Any]]:
+    ) -> list[Answer]:
         """Score given translations in one of the batcher's threads."""
         options = LanguageOptions(*route.languages, tag)
         return await self.batcher.run(client, lambda: route.model.score(pairs, options))
