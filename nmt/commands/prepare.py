@@ -39,8 +39,7 @@ from typing import IO
 from nmt.checkpoint.model_folder import CONFIG, PROFILES, SHORTLIST, load_folder_config
 from nmt.checkpoint.run import has_data_settings, trained_on
 from nmt.commands.config import load_config
-from nmt.commands.options import PreparationOptions, PrepareOptions
-from nmt.commands.result import TextResult
+from nmt.commands.options import PreparationOptions, PrepareOptions, TextResult
 from nmt.config.data import CorpusConfig, Direction
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values

@@ -272,16 +272,8 @@ class Loader:
             return after.next_stage()
         return after
 
-    def after_score(self, position: Position, score: float) -> Position:
-        """Return the position after a validation, which may end the current stage."""
-        if position.stage + 1 < len(self.stages):
-            wanted = self.stages[position.stage].score
-            if wanted is not None and score >= wanted:
-                return position.next_stage()
-        return position
-
     def epoch_updates(self) -> Iterator[int]:
-        """Yield the number of updates of each epoch, as if no validation score ended a stage."""
+        """Yield the number of updates of each epoch."""
         count = 0
         for update in self._planned(Position()):
             count += 1

@@ -172,7 +172,7 @@ def training_weights(data: DataConfig, sizes: Sequence[int]) -> list[float]:
         data: The data section of the configuration.
         sizes: Number of pairs of each training corpus.
     """
-    stages = build_stages(data, sizes, lower_is_better=False)
+    stages = build_stages(data, sizes)
     if not stages:
         return epoch_weights(data, sizes)
     columns = zip(*(stage.weights for stage in stages), strict=True)

@@ -58,7 +58,7 @@ def hidden_of(model: Transformer, shape: Shape) -> Tensor:
     ("variant", "counting"),
     [
         pytest.param("relative", "eager", marks=pytest.mark.long),
-        ("modern", "eager"),
+        pytest.param("modern", "eager", marks=pytest.mark.long),
         ("two-widths", "eager"),
         pytest.param("paper", "aot_eager", marks=pytest.mark.long),
     ],

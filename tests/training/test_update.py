@@ -23,7 +23,7 @@ from nmt.data.loader import Batch
 from nmt.device import precision as precision_module
 from nmt.device.compilation import compile_layers
 from nmt.device.device import deterministic
-from nmt.device.distributed import PendingSum, Processes
+from nmt.device.distributed import PendingSum, Processes, ProcessGroup
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed, round_up
@@ -369,7 +369,7 @@ def test_on_a_gpu_nccl_sends_slices_of_the_same_gradient(
     place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
-    processes = Processes(launched=True)
+    processes = ProcessGroup()
     found = []
     for in_slices in (False, True):
         model = small_model(encoder_layers=2, decoder_layers=2).to(device)

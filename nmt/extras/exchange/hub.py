@@ -22,8 +22,7 @@ from typing import Any
 from typing_extensions import override
 
 from nmt.checkpoint.files import MODEL, adapter_record
-from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
-from nmt.commands.result import log_next_commands
+from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model, log_next_commands
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
 from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter

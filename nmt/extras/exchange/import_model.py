@@ -20,8 +20,12 @@ import torch
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from nmt.checkpoint.files import tensor_differences
-from nmt.checkpoint.model_folder import CONFIG, check_new_folder, load_folder_config
-from nmt.commands.result import log_next_commands
+from nmt.checkpoint.model_folder import (
+    CONFIG,
+    check_new_folder,
+    load_folder_config,
+    log_next_commands,
+)
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_spelling, primary_code

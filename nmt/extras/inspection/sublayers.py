@@ -85,7 +85,7 @@ class Sublayer:
         """Recompute the intermediate results of all heads; for attention sublayers only."""
         module = self.module
         assert isinstance(module, SelfAttention | CrossAttention)
-        width, bias, vectors = module.head_dim, None, None
+        width, vectors = module.head_dim, None
         if isinstance(module, SelfAttention):
             fused = module.query_key_value(self.inputs).unflatten(1, (-1, width))
             query, key, value = fused.split(module.sizes, 1)
@@ -94,7 +94,7 @@ class Sublayer:
             if (scheme := module.positions) is not None:
                 order = torch.arange(len(self.inputs))
                 query, key = scheme.rotate(query, order), scheme.rotate(key, order)
-                bias, vectors = scheme.bias(order, order), scheme.vectors(order, order)
+                vectors = scheme.vectors(order, order)
         else:
             assert self.memory is not None
             query = module.query(self.inputs).unflatten(1, (-1, width))
@@ -108,7 +108,6 @@ class Sublayer:
         if vectors is not None:
             products = products + torch.einsum("hte,tse->hts", query, vectors[0])
         scores = products * width**-0.5
-        scores = scores if bias is None else scores + bias
         if self.kind == "decoder":
             future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, -torch.inf)
