@@ -16,8 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 from rich.cells import cell_len, set_cell_size
 
-from nmt.config.migration import FORMAT, Kind, migrate, split_format
-from nmt.config.migration import KEY as FORMAT_KEY
+from nmt.config.migration import FORMAT, FORMAT_KEY, Kind, migrate
 from nmt.errors import GateError, NmtError
 from nmt.files.json_file import field, read_json
 from nmt.metrics.metric import Floats, Score, format_score, label_of
@@ -244,8 +243,8 @@ def read_report(path: Path) -> Sequence[EvaluationRecord]:
         ValueError: The file is not a JSON report of ``nmt evaluate``.
         NewerFormatError: A newer version of nmt wrote the report.
     """
-    document, number = split_format(field(read_json(path), kind=dict), str(path))
-    report = migrate(document, number, kind=Kind.REPORT)
+    document = field(read_json(path), kind=dict)
+    report = migrate(document, str(path), kind=Kind.REPORT)
     records = TypeAdapter(tuple[EvaluationRecord, ...])
     return records.validate_python(report.get("evaluations", [report]))
 
