@@ -18,7 +18,6 @@ from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
 from nmt.commands.config import with_metric
 from nmt.config.data import BatchConfig, CorpusConfig
 from nmt.config.run import RunConfig
-from nmt.config.training import TRACKERS as BUILTIN_TRACKERS
 from nmt.data.corpus import corpus_names, valid_names
 from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, epoch_weights
@@ -459,7 +458,7 @@ def check_tools(config: RunConfig) -> None:
     if config.training.lora is not None:
         load_attribute(_ADAPT)  # the extra may be missing
     for name in config.training.trackers:
-        if name in BUILTIN_TRACKERS:  # others may start something when they are made
+        if TRACKERS.is_built_in(name):  # others may start something when they are made
             TRACKERS[name](config)
 
 

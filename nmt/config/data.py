@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, create_model, field_validator
 from pydantic_core import CoreSchema, core_schema
 
 from nmt.config.language_codes import matching
-from nmt.config.section import Binds, FilePath, Many, Pair, Section
+from nmt.config.section import Binds, BindsData, BindsRun, FilePath, Free, Many, Pair, Section
 from nmt.errors import did_you_mean
 
 T = TypeVar("T")
@@ -176,10 +176,10 @@ class CorpusConfig(Section):
     streaming: bool = False
     sacrebleu: str | None = None
     demo: Literal["train", "valid", "test"] | None = None
-    weight: Annotated[float, Binds("run")] = Field(default=1.0, gt=0, le=100)
+    weight: BindsRun[float] = Field(default=1.0, gt=0, le=100)
     max_pairs: int | None = Field(default=None, ge=1)
     tag: str | None = Field(default=None, min_length=1)
-    noise: Annotated[NoiseConfig, Binds("run")] = NoiseConfig()
+    noise: BindsRun[NoiseConfig] = NoiseConfig()
     scores: FilePath | None = None
 
     @property
@@ -261,7 +261,7 @@ class ReplayConfig(Section):
             select the best checkpoint.
     """
 
-    share: Annotated[float, Binds("run")] = Field(default=0.2, gt=0, lt=1)
+    share: BindsRun[float] = Field(default=0.2, gt=0, lt=1)
     train: Many[CorpusConfig] = Field(min_length=1)
     valid: _Sets = ()
 
@@ -283,13 +283,13 @@ class DataConfig(Section):
             training corpora have several target languages.
     """
 
-    train: Annotated[Many[CorpusConfig], Binds("data")] = Field(min_length=1)
-    valid: Annotated[_Sets, Binds("data")]
-    test: dict[str, CorpusConfig] = Field(default={})
-    temperature: Annotated[float, Binds("run")] = Field(default=1.0, ge=0.1, le=100)
-    stages: Annotated[Many[StageConfig], Binds("run")] = ()
+    train: BindsData[Many[CorpusConfig]] = Field(min_length=1)
+    valid: BindsData[_Sets]
+    test: Free[dict[str, CorpusConfig]] = Field(default={})
+    temperature: BindsRun[float] = Field(default=1.0, ge=0.1, le=100)
+    stages: BindsRun[Many[StageConfig]] = ()
     language_tags: Annotated[LanguageTags | None, Binds("data", "run")] = None
-    replay: Annotated[ReplayConfig | None, Binds("data")] = None
+    replay: BindsData[ReplayConfig | None] = None
 
     @property
     def training(self) -> tuple[CorpusConfig, ...]:

@@ -240,16 +240,25 @@ class Embedding(nn.Module):
         return dropout(values, config.dropout, self.training)
 
 
-def _sinusoidal(layout: str) -> PositionScheme:
-    return PositionScheme(lambda _, dim: SinusoidalPositions(dim, layout))
+def _sinusoidal(config: ModelConfig, dim: int) -> SinusoidalPositions:
+    return SinusoidalPositions(dim, config.positions)
 
 
-POSITIONS.register("none", PositionScheme())
-for _layout in ("sinusoidal", "sinusoidal-concatenated", "sinusoidal-halves"):
-    POSITIONS.register(_layout, _sinusoidal(_layout))
-POSITIONS.register("learned", PositionScheme(lambda c, dim: LearnedPositions(c.max_positions, dim)))
-POSITIONS.register("rotary", PositionScheme(relative=lambda *_: RotaryPositions()))
-POSITIONS.register(
-    "relative",
-    PositionScheme(relative=lambda c, dim: RelativeEmbeddings(c.max_relative_distance, dim)),
-)
+def _learned(config: ModelConfig, dim: int) -> LearnedPositions:
+    return LearnedPositions(config.max_positions, dim)
+
+
+def _rotary(_config: ModelConfig, _dim: int) -> RotaryPositions:
+    return RotaryPositions()
+
+
+def _relative(config: ModelConfig, dim: int) -> RelativeEmbeddings:
+    return RelativeEmbeddings(config.max_relative_distance, dim)
+
+
+# The entries of registry.toml.
+NO_POSITIONS = PositionScheme()
+SINUSOIDAL = PositionScheme(_sinusoidal)
+LEARNED = PositionScheme(_learned)
+ROTARY = PositionScheme(relative=_rotary)
+RELATIVE = PositionScheme(relative=_relative)
