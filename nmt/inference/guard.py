@@ -119,8 +119,7 @@ class Guard:
             if not hypotheses and segment.constraints == NONE:
                 raise damaged_weights()
             outputs.append(Output(hypotheses, self._alarms_of(segment, hypotheses)))
-        if self.limits is not None and self.search_again is not None:
-            self._retry(segments, outputs, self.limits, self.search_again)
+        self._retry(segments, outputs)
         for row, segment in enumerate(segments):
             if self._is_misplaced(segment, outputs[row].hypotheses):
                 alarms_of_row = (*outputs[row].alarms, "constraint")
@@ -137,25 +136,21 @@ class Guard:
         source = self.tokenizers.source.decode(source_ids)
         return source, self.tokenizers.target.decode(target_ids)
 
-    def _retry(
-        self,
-        segments: Sequence[Segment],
-        outputs: list[Output],
-        limits: GuardLimits,
-        search_again: SearchAgain,
-    ) -> None:
+    def _retry(self, segments: Sequence[Segment], outputs: list[Output]) -> None:
         """Search segments with alarms again; in place, replace outputs that get fewer alarms."""
+        if self.limits is None or self.search_again is None:
+            return
         # Segments that need the same changed options are searched as one batch.
         groups: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
         for row, output in enumerate(outputs):
             if output.alarms:
-                changes = fallback_search(output.alarms, self.decoding, limits)
+                changes = fallback_search(output.alarms, self.decoding, self.limits)
                 groups[tuple(changes.items())].append(row)
         groups.pop((), None)  # no option prevents these faults
         for changed, rows in groups.items():
             begin = time.perf_counter()
             try:
-                again = search_again([segments[row] for row in rows], dict(changed))
+                again = self.search_again([segments[row] for row in rows], dict(changed))
             except ConfigError:  # the engine does not support these options: keep the alarms
                 continue
             seconds = (time.perf_counter() - begin) / len(rows)

@@ -42,7 +42,7 @@ from nmt.inference.request import (
     subwords,
 )
 from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, joiner_for, segment
-from nmt.search.hypothesis import NONE, Hypothesis
+from nmt.search.hypothesis import NONE, NBestLists
 from nmt.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:  # slow to import
@@ -278,7 +278,7 @@ class Translator:
 
     def _search(
         self, segments: Sequence[Segment], decoding: DecodingConfig, on_batch: OnBatch
-    ) -> list[list[Hypothesis]]:
+    ) -> NBestLists:
         """Return the hypotheses of each segment, best first; none if no output is possible."""
         mbr = self.options.mbr
         engine_decoding = decoding
@@ -295,7 +295,7 @@ class Translator:
             if any(each != NONE for each in constraints):
                 task = replace(task, constraints=constraints)
             tasks.append(task)
-        found: list[list[Hypothesis]] = [[] for _ in segments]
+        found: NBestLists = [[] for _ in segments]
         # Close on interruption: workers must not use a model whose training continues.
         with closing(self.engine.search_all(tasks, engine_decoding)) as results:
             for rows, hypotheses_of_rows in zip(batches, results, strict=True):
@@ -308,9 +308,7 @@ class Translator:
                 found[row] = mbr.choose(candidates, self._text, decoding.n_best, source)
         return found
 
-    def _search_again(
-        self, segments: Sequence[Segment], changes: Mapping[str, Any]
-    ) -> list[list[Hypothesis]]:
+    def _search_again(self, segments: Sequence[Segment], changes: Mapping[str, Any]) -> NBestLists:
         decoding = self.options.decoding.model_copy(update=dict(changes))
         # `progress` is called to allow an interruption. The lines were already counted.
         return self._search(segments, decoding, lambda _: self.options.progress(0))

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from nmt.search.hypothesis import Hypothesis, Ids, contains, length_penalty
+from nmt.search.hypothesis import Hypothesis, Ids, NBestLists, contains, length_penalty
 from nmt.search.selector import (
     BeamState,
     FinishedHypotheses,
@@ -150,7 +150,7 @@ class BeamSelector(Selector):
         self._finished.add(pools[rows], history, log_probs, coverage)
 
     @override
-    def results(self) -> list[list[Hypothesis]]:
+    def results(self) -> NBestLists:
         """Return the n-best list of every sentence, by score.
 
         Groups contribute in turn: the best of each group, then the second best of each group.
