@@ -111,14 +111,16 @@ def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> Confid
     means = table.mean(0)
     widths = table.std(0) + 1e-9
     scaled = (table - means) / widths
-    squares = scaled.T @ scaled + _RIDGE * np.eye(table.shape[1])
-    weights = np.linalg.solve(squares, scaled.T @ (targets - mean_target)) / widths
-    columns = np.stack([weights, table.min(0), table.max(0)], axis=1)
-    rows = columns.round(_DIGITS).tolist()
-    terms = [Term(weight=weight, low=low, high=high) for weight, low, high in rows]
+    squares = scaled.T @ scaled + _RIDGE * np.eye(len(means))
+    products = scaled.T @ (targets - mean_target)
+    weights = np.linalg.solve(squares, products) / widths
+    columns = (weights, table.min(0), table.max(0))
+    terms = {}
+    for name, row in zip(_FEATURES, np.stack(columns, axis=1), strict=True):
+        weight, low, high = row.round(_DIGITS).tolist()
+        terms[name] = Term(weight=weight, low=low, high=high)
     intercept = round(float(mean_target - means @ weights), _DIGITS)
-    named = dict(zip(_FEATURES, terms, strict=True))
-    return ConfidenceModel(intercept=intercept, num_lines=len(results), **named)
+    return ConfidenceModel(intercept=intercept, num_lines=len(results), **terms)
 
 
 def read_confidence(folder: Path) -> ConfidenceModel | None:
@@ -147,12 +149,14 @@ def calibrate_confidence(
     Raises:
         CheckpointError: The folder is not writable.
     """
-    pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0].text.strip()]
+    zipped = zip(sources, targets, strict=True)
+    pairs = [(source, target) for source, target in zipped if source.text.strip()]
     if len(pairs) < _FEWEST_LINES:
         return
     num_lines = min(len(pairs), _MOST_TRANSLATED)
     rows = np.linspace(0, len(pairs) - 1, num_lines, dtype=np.int64)
-    lines, references = zip(*(pairs[row] for row in rows.tolist()), strict=True)
+    chosen = [pairs[row] for row in rows]
+    lines, references = zip(*chosen, strict=True)
     with progress_bar("fitting confidence", unit="lines", total=len(lines), leave=False) as bar:
         results = translate(lines, bar.update)
     scorer = MetricScorer("chrf", [references], MetricOptions())

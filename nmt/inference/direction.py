@@ -91,7 +91,7 @@ class Languages:
             MissingLanguageError: A language is not set, and the model has several.
             ConfigError: A language or tag is unknown.
         """
-        tag_ids: list[int] = []
+        tag_ids = []
         if options.tag is not None:
             tag_ids.append(tokenizers.source.tag_id(options.tag))
         tagged_sources, tagged_targets = self._tagged(tokenizers)

@@ -294,7 +294,7 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
     [[1, 2], [0], [3]]
     """
     batches: list[list[int]] = []
-    batch: list[int] = []
+    batch = list[int]()
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         num_tokens = (len(batch) + 1) * (lengths[row] + 1)
         if not batch or num_tokens > max_tokens or len(batch) == max_rows:
