@@ -9,43 +9,44 @@ Shapes: B sentences, N tokens in total, S length of the longest sentence.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, pairwise
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
-_TOKEN_STEP, _CELL_STEP = 32, 4
+_TOKEN_STEP = 32
+_CELL_STEP = 4
 
 
+@dataclass(frozen=True, eq=False)
 class Packed:
     """Token ids of a batch, created by `nmt.data.loader.collate` or an engine.
 
-    Args:
-        ids: Tokens of all sentences, concatenated. (N,), int64.
-        cu_seqlens: Start of each sentence, and the end of the last sentence. (B + 1,), int32.
-        max_length: Length S of the longest sentence in tokens, or a larger number.
-        num_filler: Tokens at the end that only round sizes up: see `round_up`.
+    Frozen, because masks and indices of the sentences are cached at first use.
     """
 
-    def __init__(
-        self, ids: Tensor, cu_seqlens: Tensor, max_length: int, num_filler: int = 0
-    ) -> None:
-        self.ids = ids
-        self.cu_seqlens = cu_seqlens
-        self.max_length = max_length
-        self.num_filler = num_filler
-        # Masks and indices that every layer needs, computed at first use.
-        self._derived: dict[Hashable, Any] = {}
+    ids: Tensor  # Tokens of all sentences, concatenated. (N,), int64.
+    # Start of each sentence, and the end of the last sentence. (B + 1,), int32.
+    cu_seqlens: Tensor
+    max_length: int  # Length S of the longest sentence in tokens, or a larger number.
+    num_filler: int = 0  # Tokens at the end that only round sizes up: see `round_up`.
+    _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Packed:
         """Pack lists of token ids. No list may be empty."""
         lengths = [len(row) for row in rows]
-        ids = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
-        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return cls(ids, ends, max(lengths, default=0)).to(torch.device(device))
+        ends = list(accumulate(lengths, initial=0))
+        ids = list(chain.from_iterable(rows))
+        packed = cls(
+            torch.tensor(ids, dtype=torch.int64),
+            torch.tensor(ends, dtype=torch.int32),
+            max(lengths, default=0),
+        )
+        return packed.to(torch.device(device))
 
     def rows(self) -> list[list[int]]:
         """Return the token ids of each sentence."""
@@ -86,8 +87,8 @@ class Packed:
         if key not in self._derived:
             with torch.inference_mode(False):
                 self._derived[key] = make(self, *args)
-        found: T = self._derived[key]
-        return found
+        value: T = self._derived[key]
+        return value
 
     @property
     def sentences(self) -> Tensor:
@@ -118,42 +119,53 @@ class Packed:
 
     def mask(self) -> Tensor:
         """True where the padded batch has a token. (B, S), bool."""
-        return torch.arange(self.max_length, device=self.ids.device) < self.lengths.unsqueeze(1)
+        positions = torch.arange(self.max_length, device=self.ids.device)
+        return positions < self.lengths.unsqueeze(1)
 
     def pad(self, packed: Tensor) -> Tensor:
         """Pad with zeros: (N, ...) -> (B, S, ...)."""
         cells = packed.new_zeros(self.num_cells, *packed.shape[1:])
         # The backward pass of index_copy only selects. That of an indexed assignment sums, which is
         # slower.
-        return cells.index_copy(0, self.cells, packed).unflatten(0, (len(self), self.max_length))
+        cells = cells.index_copy(0, self.cells, packed)
+        return cells.unflatten(0, (len(self), self.max_length))
 
     def prepend(self, token: int) -> Packed:
         """Return the sentences with ``token`` added in front of each."""
-        order = torch.arange(len(self) + 1, device=self.ids.device, dtype=torch.int32)
+        device = self.ids.device
+        places = torch.arange(self.num_tokens, device=device) + self.sentences + 1
         ids = self.ids.new_full((self.num_tokens + len(self),), token)
-        places = torch.arange(self.num_tokens, device=self.ids.device) + self.sentences + 1
         ids.index_copy_(0, places, self.ids)
-        return Packed(ids, self.cu_seqlens + order, self.max_length + 1)
+        num_added = torch.arange(len(self) + 1, device=device, dtype=torch.int32)
+        return Packed(ids, self.cu_seqlens + num_added, self.max_length + 1)
 
     def part(self, start: int, stop: int) -> Packed:
         """Return the sentences ``start`` (included) to ``stop`` (excluded)."""
         ends = self.cu_seqlens[start : stop + 1]
-        first, last = int(ends[0]), int(ends[-1])
-        return Packed(self.ids[first:last], ends - first, int(ends.diff().max()))
+        first = int(ends[0])
+        last = int(ends[-1])
+        longest = int(ends.diff().max())
+        return Packed(self.ids[first:last], ends - first, longest)
 
     def to(self, device: torch.device) -> Packed:
         """Return a copy on ``device`` without waiting for the transfer. ``self`` is unchanged."""
         if self.ids.device.type == device.type:
             return self
-        ids, ends = (move(tensor, device) for tensor in (self.ids, self.cu_seqlens))
+        ids = move(self.ids, device)
+        ends = move(self.cu_seqlens, device)
         return Packed(ids, ends, self.max_length, self.num_filler)
 
-    def _filled(self, rows: int, tokens: int, max_length: int) -> Packed:
-        """Add ``rows`` filler sentences of about equal length, with ``tokens`` tokens in total."""
-        ends = self.num_tokens + torch.arange(1, rows + 1) * tokens // max(rows, 1)
+    def _filled(self, rows: int, longest: int) -> Packed | None:
+        """Add ``rows`` filler sentences of about equal length; None if they would be too long."""
+        width = min(rounded(self.max_length, _CELL_STEP), longest)
+        width = max(width, self.max_length)
+        tokens = rounded(self.num_tokens + rows, _TOKEN_STEP) - self.num_tokens
+        if tokens > rows * width:
+            return None
         ids = torch.cat((self.ids, self.ids[:1].expand(tokens)))
+        ends = self.num_tokens + torch.arange(1, rows + 1) * tokens // max(rows, 1)
         ends = torch.cat((self.cu_seqlens, ends.to(self.cu_seqlens.dtype)))
-        return Packed(ids, ends, max_length, tokens)
+        return Packed(ids, ends, width, tokens)
 
 
 def round_up(source: Packed, target: Packed, longest: int) -> tuple[Packed, Packed]:
@@ -172,14 +184,12 @@ def round_up(source: Packed, target: Packed, longest: int) -> tuple[Packed, Pack
         Source and target with the same number of filler sentences.
     """
     # A compiled layer or a recorded GPU graph only serves one size.
-    sides = source, target
-    widths = [max(s.max_length, min(rounded(s.max_length, _CELL_STEP), longest)) for s in sides]
     rows = rounded(len(source), _CELL_STEP) - len(source)
     while True:
-        tokens = [rounded(s.num_tokens + rows, _TOKEN_STEP) - s.num_tokens for s in sides]
-        if all(n <= rows * width for n, width in zip(tokens, widths, strict=True)):
-            source, target = map(Packed._filled, sides, (rows, rows), tokens, widths)
-            return source, target
+        filled_source = source._filled(rows, longest)
+        filled_target = target._filled(rows, longest)
+        if filled_source is not None and filled_target is not None:
+            return filled_source, filled_target
         rows += _CELL_STEP
 
 

@@ -18,7 +18,9 @@ from nmt.errors import ConfigError
 T = TypeVar("T")
 _EXTRAS = "nmt.extras."
 # Kind -> name -> ``module:attribute``.
-_BUILT_IN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_BUILT_IN: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
 _BY_KIND: dict[str, Registry[Any]] = {}
 
 
@@ -27,18 +29,15 @@ class Registry(Generic[T]):
 
     Args:
         kind: Word for an entry in messages, for example ``metric``.
-        homes: ``module:attribute`` of each built-in entry; the module is imported on first use. By
-            default, the entries of ``registry.toml``.
         suggest: Whether the error for an unknown name suggests a similar name.
     """
 
-    def __init__(
-        self, kind: str, homes: Mapping[str, str] | None = None, *, suggest: bool = True
-    ) -> None:
-        self.kind, self._suggest = kind, suggest
+    def __init__(self, kind: str, *, suggest: bool = True) -> None:
+        self.kind = kind
+        self._suggest = suggest
+        self._homes = _BUILT_IN.get(kind, {})  # Name -> ``module:attribute``.
+        self._entries: dict[str, T] = {}  # Imported or registered.
         _BY_KIND[kind] = self
-        self._homes = dict(_BUILT_IN.get(kind, {}) if homes is None else homes)
-        self._entries: dict[str, T] = {}
 
     def register(self, name: str, entry: T) -> None:
         """Add an entry, or replace the entry called ``name``."""
@@ -56,8 +55,15 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T | None:
         """Return the entry called ``name``; None if it is unknown or its extra is missing."""
-        is_there = name in self and (name in self._entries or not _missing_extra(self._homes[name]))
-        return self[name] if is_there else None
+        if name in self._entries:
+            return self._entries[name]
+        if name not in self._homes or _missing_extra(self._homes[name]):
+            return None
+        return self[name]
+
+    def is_built_in(self, name: str) -> bool:
+        """Whether ``registry.toml`` lists a name."""
+        return name in self._homes
 
     def __getitem__(self, name: str) -> T:
         """Return the entry called ``name``.
@@ -73,8 +79,15 @@ class Registry(Generic[T]):
 
 
 def names_of(kind: str) -> list[str]:
-    """Return the names in the registry of a kind, or [] if its module is not imported."""
-    return _BY_KIND[kind].names() if kind in _BY_KIND else []
+    """Return the built-in names of a kind, then the names that programs have registered."""
+    if kind in _BY_KIND:
+        return _BY_KIND[kind].names()
+    return built_in_names(kind)
+
+
+def built_in_names(kind: str) -> list[str]:
+    """Return the names of a kind in ``registry.toml``."""
+    return list(_BUILT_IN.get(kind, {}))
 
 
 def chosen(choices: Mapping[str, T], name: str, kind: str) -> T:
@@ -94,7 +107,8 @@ def load_attribute(home: str) -> Any:
     Raises:
         ConfigError: The module belongs to an extra whose folder is missing.
     """
-    if extra := _missing_extra(home):
+    extra = _missing_extra(home)
+    if extra:
         problem = f"The folder nmt/extras/{extra} is missing from this installation."
         raise ConfigError(problem, fix="Reinstall nmt with all of its folders.")
     module, _, attribute = home.partition(":")
@@ -103,5 +117,8 @@ def load_attribute(home: str) -> Any:
 
 def _missing_extra(home: str) -> str:
     """Return the extra that ``home`` belongs to, if this extra is missing; else an empty text."""
-    extra = home.removeprefix(_EXTRAS).partition(".")[0] if home.startswith(_EXTRAS) else ""
-    return extra if extra and find_spec(_EXTRAS + extra) is None else ""
+    if not home.startswith(_EXTRAS):
+        return ""
+    extra = home.removeprefix(_EXTRAS).partition(".")[0]
+    is_missing = find_spec(_EXTRAS + extra) is None
+    return extra if is_missing else ""

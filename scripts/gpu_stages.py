@@ -30,7 +30,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gpu_report import ROOT
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -57,6 +56,7 @@ from nmt.training.losses import CrossEntropy, cross_entropy
 from nmt.training.optimizer import build_optimizer
 from nmt.training.update import Updater, read_together
 
+ROOT = Path(__file__).resolve().parents[1]
 SIZES = {
     "base": ModelConfig(),
     "big": ModelConfig(preset="transformer-big"),

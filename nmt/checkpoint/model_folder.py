@@ -547,3 +547,12 @@ def write_average(
         write_json(place / RECORD, record)
 
     write_model_folder(folder, run_dir, max(steps), write)
+
+
+def log_next_commands(folder: Path) -> None:
+    """Log the commands to run next with a new model."""
+    commands = [shell_command("translate", folder, input="FILE", output="FILE")]
+    _, record = load_folder_document(folder)
+    if recorded_value(record, "data.test"):
+        commands.insert(0, shell_command("evaluate", folder))
+    logger.info("next: %s", ", ".join(commands))

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Identity = Mapping[str, Any]  # What `identity` returns.
 _HASH_LENGTH = 64
 # Schedules that decay until the end depend on the number of updates.
-_ENDING_SCHEDULES = ("linear", "cosine", "wsd")
 _MOST_KEYS = 4  # Maximum number of keys in an error message.
 _VARYING = ("filters", "budget")  # Parts of an `identity` that can be empty.
 _FIX = "Set run_dir to a folder you can write to, or free disk space."
@@ -47,14 +46,12 @@ def identity(
         vocab_hash: Hash of the tokenizer.
         num_processes: Number of training processes.
     """
-    schedule = config.training.schedule
-    ends = schedule.shape in _ENDING_SCHEDULES or schedule.warmup_ratio is not None
     # BPE-dropout and noise can make pairs longer than the filters allow, so max_length matters.
     is_redrawn = config.batch.bpe_dropout or any(x.noise.rates for x in config.data.train)
     return {
         **bound_values(config, "run"),
         "filters": {"max_length": config.filters.max_length} if is_redrawn else {},
-        "budget": bound_values(config, "budget") if ends else {},
+        "budget": bound_values(config, "budget") if config.training.schedule.needs_budget else {},
         "num_processes": num_processes,
         "data_hash": data_hash,
         "vocab_hash": vocab_hash,

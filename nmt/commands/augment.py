@@ -18,7 +18,7 @@ from nmt.checkpoint.model_folder import find_model
 from nmt.commands.loading import decoding_changes, warn_of_language
 from nmt.commands.options import AugmentOptions, given
 from nmt.data.corpus import Block
-from nmt.data.workers import Result, Stored, map_blocks
+from nmt.data.workers import Result, StoredResults, map_blocks
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
 from nmt.files.json_file import read_json, sha256_of_file, sha256_of_json
@@ -112,7 +112,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
             # After a kill, only the missing shards are translated.
             parts = _parts([text, *filter(None, [references])], options.shard_lines)
             translate = _Translate(translator, forward)
-            stored = Stored(translate, output / _SHARDS, sha256_of_json(settings))
+            stored = StoredResults(translate, output / _SHARDS, sha256_of_json(settings))
             counts = Counter[str]()
             with open_output(output / CORPUS) as corpus:
                 for _, result in map_blocks(f"translating {text}", parts, stored):

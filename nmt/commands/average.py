@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nmt.checkpoint.files import STATE, by_score, list_checkpoints, read_state
-from nmt.checkpoint.model_folder import check_new_folder, load_model, write_average
-from nmt.commands.options import AverageOptions
-from nmt.commands.result import TextResult, log_next_commands
+from nmt.checkpoint.model_folder import (
+    check_new_folder,
+    load_model,
+    log_next_commands,
+    write_average,
+)
+from nmt.commands.options import AverageOptions, TextResult
 from nmt.errors import CheckpointError
 from nmt.files.json_file import Manifest
 

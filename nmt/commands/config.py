@@ -10,8 +10,7 @@ from pathlib import Path
 
 from nmt.checkpoint.files import list_checkpoints
 from nmt.checkpoint.run import changed_settings, recorded_settings
-from nmt.commands.options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
-from nmt.commands.result import TextResult
+from nmt.commands.options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions, TextResult
 from nmt.config import loader
 from nmt.config.keys import describe_keys, described_sections
 from nmt.config.loader import CONFIG, dump_config, settings_of

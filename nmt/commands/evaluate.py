@@ -21,8 +21,7 @@ from nmt.checkpoint.model_folder import CONFIG, load_folder_config
 from nmt.commands import evaluation_set
 from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_systems
 from nmt.commands.loading import loading, mbr
-from nmt.commands.options import EvaluateOptions
-from nmt.commands.result import TextResult
+from nmt.commands.options import EvaluateOptions, TextResult
 from nmt.config.language_codes import primary_code
 from nmt.config.loader import load_inference
 from nmt.data.checks import likely_language

@@ -20,8 +20,13 @@ from nmt.checkpoint.model_folder import (
     recorded_value,
 )
 from nmt.checkpoint.run import trained_on
-from nmt.commands.options import EvaluateOptions, MbrOptions, SearchOptions, TranslatorOptions
-from nmt.commands.result import TextResult
+from nmt.commands.options import (
+    EvaluateOptions,
+    MbrOptions,
+    SearchOptions,
+    TextResult,
+    TranslatorOptions,
+)
 from nmt.config.data import CorpusConfig, DataConfig, Direction
 from nmt.config.flag import changed
 from nmt.config.inference import InferenceConfig

@@ -1,17 +1,18 @@
-"""Options of the commands, shared groups first. Loads no torch.
+"""What commands take and return: options, shared groups first, and results. Loads no torch.
 
-The ``title`` of a class is a heading in the help.
+The ``title`` of a class of options is a heading in the help.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 from nmt.config.flag import OF_THE_MODEL, Flag, Options, changed, file_name
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.files.lines import is_standard
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 
@@ -666,3 +667,35 @@ class CheckOptions(Options):
 
     configs: Annotated[Files, Flag(argument=True, metavar="CONFIG")]
     set_: Overrides = ()
+
+
+class CommandResult(Protocol):
+    """Result of a command; the command line prints it as text or JSON.
+
+    A result can also have ``failure``, an `NmtError` that is raised after printing.
+    """
+
+    def as_text(self) -> str:
+        """Return text for users, without the last line break."""
+        ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextResult:
+    """A text; ``values`` are its plain data."""
+
+    text: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    failure: NmtError | None = None
+
+    def as_text(self) -> str:
+        """Return the text without the last line break."""
+        return self.text.removesuffix("\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return dict(self.values)

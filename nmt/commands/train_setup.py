@@ -18,7 +18,6 @@ from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
 from nmt.commands.config import with_metric
 from nmt.config.data import BatchConfig, CorpusConfig
 from nmt.config.run import RunConfig
-from nmt.config.training import TRACKERS as BUILTIN_TRACKERS
 from nmt.data.corpus import corpus_names, valid_names
 from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, epoch_weights
@@ -35,7 +34,7 @@ from nmt.files.atomic import write_errors
 from nmt.inference.direction import Languages
 from nmt.inference.request import Request
 from nmt.inference.translator import TranslationOptions
-from nmt.metrics.metric import label_of, lower_is_better, split_argument
+from nmt.metrics.metric import label_of, split_argument
 from nmt.model.transformer import build_model, count_parameters
 from nmt.registry import Registry, load_attribute
 from nmt.text.subword_dropout import SubwordDropout
@@ -76,16 +75,17 @@ def build(
         checkpoint: Checkpoint to resume from. It contains the batch size if that was measured.
     """
     config = with_metric(config)
-    training, corpora, validation = config.training, config.data, config.training.validation
     batch = config.batch
+    recorded_adapter = None
     if checkpoint is not None:
         present = identity(config, data_hash="", vocab_hash="")
         refuse_other_keys(checkpoint.state["identity"], present, config.run_dir)
-    if checkpoint is not None and batch.max_tokens == "auto":
-        own = {"gradient_accumulation": reshared(checkpoint.state, processes.size)}
-        batch = BatchConfig.model_validate(checkpoint.state["batch"] | own)
+        recorded_adapter = checkpoint.state.get(ADAPTER)
+        if batch.max_tokens == "auto":
+            accumulation = {"gradient_accumulation": reshared(checkpoint.state, processes.size)}
+            batch = BatchConfig.model_validate(checkpoint.state["batch"] | accumulation)
     try:
-        updater, adapter = _updater(config, data, processes, checkpoint)
+        updater, adapter = _build_updater(config, data, processes, recorded_adapter)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -93,107 +93,41 @@ def build(
         fix += "to adafactor, or use a device with more memory."
         problem = "Out of memory while building the model and its optimizer."
         raise DeviceError(problem, fix=fix) from error
-    sizes = np.bincount(data.train.corpus, minlength=len(corpora.training)).tolist()
-    longest, bos = config.filters.max_length, config.model.source_bos
-    is_error = lower_is_better(validation.metric_name)
-    # Half of the cores. The other half queues work on the device and writes checkpoints.
-    num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2)) if updater.pace.uses_threads else 0
-    loader = Loader(
-        data.train,
-        batch,
-        weights=epoch_weights(corpora, sizes),
-        stages=build_stages(corpora, sizes, lower_is_better=is_error),
-        seed=training.seed,
-        rank=processes.rank,
-        num_ranks=processes.size,
-        resegment=_redrawn_text(config, data),
-        source_bos=bos,
-        num_workers=num_workers,
-        longest=longest + 1 + bos if updater.precision.repeats_sizes else None,
-        keys=[*corpora.corpora],  # training corpora come first
+    loader = _build_loader(config, batch, data, updater)
+    seed_rank(config.training.seed, processes.rank)  # processes draw different dropout masks
+    loader = fit_batches(updater, loader, config.filters.max_length + config.model.source_bos)
+    loader_of_validation = replace(loader, store=data.valid, resegment=None)
+    sets = _build_validation_sets(config, data, updater, loader_of_validation)
+    # Show what the run forgets of the model that it starts from.
+    starts_pretrained = config.training.init_from is not None
+    return TrainingSetup(
+        training=config.training,
+        data=data,
+        updater=updater,
+        loader=loader,
+        validator=Validator(updater, sets, stop, config.training.validation.choose_by),
+        validates_first=starts_pretrained and not all(each.is_choosing for each in sets),
+        adapter=adapter,
     )
-    seed_rank(training.seed, processes.rank)  # processes draw different dropout masks
-    loader = fit_batches(updater, loader, longest + bos)
-    of_valid = replace(loader, store=data.valid, resegment=None)
-    sets = _validation_sets(config, data, updater, of_valid)
-    validator = Validator(updater, sets, stop, validation.choose_by)
-    starts_pretrained = training.init_from is not None
-    is_forgetful = starts_pretrained and not all(held_out.is_choosing for held_out in sets)
-    return TrainingSetup(training, data, updater, loader, validator, is_forgetful, adapter)
 
 
-def _validation_sets(
-    config: RunConfig, data: PreparedData, updater: Updater, loader: Loader
-) -> list[ValidationSet]:
-    """Return the validation sets. ``loader`` reads all of them; their corpora have numbers."""
-    validation, processes, sets = config.training.validation, updater.processes, []
-    sides, most = (data.valid_source, data.valid_target), validation.max_sentences
-    corpora = config.data.validation
-    for number, (name, corpus) in enumerate(zip(valid_names(config.data), corpora, strict=True)):
-        rows, text = np.flatnonzero(data.valid.corpus == number), None
-        direction = config.direction(corpus)
-        if any(sides):
-            sources, references = ([side[row] for row in rows[:most]] for side in sides)
-            text = HeldOutText(
-                sources,
-                references,
-                load_tokenizers(data.tokenizer_dir),
-                TranslationOptions(
-                    # Without slow options that hardly change the scores.
-                    decoding=config.decoding.plain(validation.beam_size),
-                    max_length=config.filters.max_length,
-                    retry=False,
-                    languages=languages_of(config),
-                    **_tags_of(config, corpus),
-                ),
-                language=direction.target,
-                metric=str(validation.metric),
-                device=str(updater.device),
-                command=validation.command,
-            )
-            if processes.rank == 0:  # report a missing package, model or program before training
-                text.scorers  # noqa: B018
-                if validation.metric == COMMAND:
-                    text.run_command(text.references, is_trial=True)
-        batches = fixed_batches(loader, processes, rows)
-        is_choosing = number < len(config.data.valid)
-        sets.append(ValidationSet(name, direction, len(rows), batches, text, is_choosing))
-    return sets
-
-
-def languages_of(config: RunConfig) -> Languages:
-    """Return the languages of the model; none without language tags, which no line then gets."""
-    return Languages.of(config.inference) if config.language_tags else Languages()
-
-
-def _tags_of(config: RunConfig, corpus: CorpusConfig) -> dict[str, Any]:
-    """Return the tags that a corpus has in the prepared data, as fields of a `Request`."""
-    direction = config.direction(corpus) if config.language_tags else (None, None)
-    return {"source_language": direction[0], "target_language": direction[1], "tag": corpus.tag}
-
-
-def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[str]]:
-    """Return source and reference lines of the validation sets that choose the best checkpoint."""
-    corpora, numbers = config.data.valid, data.valid.corpus.tolist()
-    tags = [_tags_of(config, corpora[number]) for number in numbers if number < len(corpora)]
-    # The sets of `data.valid` come first.
-    requests = [Request(line, **each) for line, each in zip(data.valid_source, tags, strict=False)]
-    return requests, data.valid_target[: len(requests)]
-
-
-def _updater(
-    config: RunConfig, data: PreparedData, processes: Processes, checkpoint: Checkpoint | None
+def _build_updater(
+    config: RunConfig,
+    data: PreparedData,
+    processes: Processes,
+    recorded_adapter: AdapterRecord | None,
 ) -> tuple[Updater, AdapterRecord | None]:
     """Return an updater with a new model and its optimizer, and `TrainingSetup.adapter`."""
-    training, vocab, adapter = config.training, data.manifest, None
+    training = config.training
     device = choose_device(training.device)
     precision = choose_precision(training.precision, device)
     torch.manual_seed(training.seed)
-    model = build_model(config.model, vocab.source_vocab_size, vocab.target_vocab_size)
+    vocab_sizes = (data.manifest.source_vocab_size, data.manifest.target_vocab_size)
+    model = build_model(config.model, *vocab_sizes)
     freeze(model, training.freeze)
+    adapter = None
     if training.lora is not None:
-        recorded = checkpoint and checkpoint.state[ADAPTER]
-        adapter = load_attribute(_ADAPT)(model, config, recorded)
+        adapter = load_attribute(_ADAPT)(model, config, recorded_adapter)
     model = model.to(device)
     model.recompute = training.activation_checkpointing
     optimizer = build_optimizer(
@@ -203,32 +137,69 @@ def _updater(
         ema_decay=training.ema_decay,
         frozen_dtype=precision.dtype if adapter else None,
     )
-    parts = model, optimizer, precision, LOSSES[loss_name(training)](training)
-    clip_norm = training.optimizer.clip_norm
-    return Updater(*parts, clip_norm=clip_norm, processes=processes), adapter
+    updater = Updater(
+        model,
+        optimizer,
+        precision,
+        LOSSES[loss_name(training)](training),
+        clip_norm=training.optimizer.clip_norm,
+        processes=processes,
+    )
+    return updater, adapter
 
 
-def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
+def _build_loader(
+    config: RunConfig, batch: BatchConfig, data: PreparedData, updater: Updater
+) -> Loader:
+    corpora = config.data
+    sizes = np.bincount(data.train.corpus, minlength=len(corpora.training)).tolist()
+    num_workers = 0
+    if updater.pace.uses_threads:
+        # Half of the cores. The other half queues work on the device and writes checkpoints.
+        num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2))
+    longest = None
+    if updater.precision.repeats_sizes:
+        longest = config.filters.max_length + 1 + config.model.source_bos
+    return Loader(
+        data.train,
+        batch,
+        weights=epoch_weights(corpora, sizes),
+        stages=build_stages(corpora, sizes),
+        seed=config.training.seed,
+        rank=updater.processes.rank,
+        num_ranks=updater.processes.size,
+        resegment=_build_resegment(config, data),
+        source_bos=config.model.source_bos,
+        num_workers=num_workers,
+        longest=longest,
+        keys=[*corpora.corpora],  # training corpora come first
+    )
+
+
+def _build_resegment(config: RunConfig, data: PreparedData) -> Resegment | None:
     """Return a function that draws noise and BPE-dropout in each epoch; None if both are off.
 
     Raises:
         ConfigError: The vocabulary does not allow BPE-dropout.
     """
-    seed, longest = config.training.seed, config.filters.max_length
-    rates, bpe_dropout = [c.noise.rates for c in config.data.training], config.batch.bpe_dropout
+    rates = [corpus.noise.rates for corpus in config.data.training]
+    bpe_dropout = config.batch.bpe_dropout
+    if not (any(rates) or bpe_dropout):
+        return None
+    seed = config.training.seed
+    longest = config.filters.max_length
+    tokenizers = load_tokenizers(data.tokenizer_dir)
     changes: list[Resegment] = []
-    if any(rates) or bpe_dropout:
-        tokenizers = load_tokenizers(data.tokenizer_dir)
-        if any(rates):
-            starts = np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right")
-            changes.append(NoiseAdder(tokenizers, starts, rates, seed=seed, longest=longest))
-        if bpe_dropout:
-            source = _subword_dropout(tokenizers.source, bpe_dropout)
-            target = (
-                source if tokenizers.is_joint else _subword_dropout(tokenizers.target, bpe_dropout)
-            )
-            changes.append(Resegmenter((source, target), seed=seed, longest=longest))
-    return partial(in_turn, changes) if changes else None
+    if any(rates):
+        ends = np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right")
+        changes.append(NoiseAdder(tokenizers, ends, rates, seed=seed, longest=longest))
+    if bpe_dropout:
+        source = _subword_dropout(tokenizers.source, bpe_dropout)
+        target = source
+        if not tokenizers.is_joint:
+            target = _subword_dropout(tokenizers.target, bpe_dropout)
+        changes.append(Resegmenter((source, target), seed=seed, longest=longest))
+    return partial(in_turn, changes)
 
 
 def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
@@ -238,6 +209,92 @@ def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
         problem = "batch.bpe_dropout needs a BPE vocabulary, but this vocabulary is not BPE."
         raise ConfigError(problem, fix="Set batch.bpe_dropout to 0, or tokenizer.kind to bpe.")
     return SubwordDropout(pieces, scores, is_normal, rate)
+
+
+def _build_validation_sets(
+    config: RunConfig, data: PreparedData, updater: Updater, loader: Loader
+) -> list[ValidationSet]:
+    """Return the validation sets. ``loader`` reads all of them; their corpora have numbers."""
+    most = config.training.validation.max_sentences
+    has_text = any((data.valid_source, data.valid_target))
+    sets = []
+    names = valid_names(config.data)
+    for number, corpus in enumerate(config.data.validation):
+        rows = np.flatnonzero(data.valid.corpus == number)
+        text = None
+        if has_text:
+            sources = [data.valid_source[row] for row in rows[:most]]
+            references = [data.valid_target[row] for row in rows[:most]]
+            text = _held_out_text(config, corpus, data, sources, references, str(updater.device))
+            if updater.processes.rank == 0:
+                # Report a missing package, model or program before training.
+                text.scorers  # noqa: B018
+                if text.metric == COMMAND:
+                    text.run_command(text.references, is_trial=True)
+        validation_set = ValidationSet(
+            name=names[number],
+            direction=config.direction(corpus),
+            num_pairs=len(rows),
+            batches=fixed_batches(loader, updater.processes, rows),
+            text=text,
+            is_choosing=number < len(config.data.valid),
+        )
+        sets.append(validation_set)
+    return sets
+
+
+def _held_out_text(
+    config: RunConfig,
+    corpus: CorpusConfig,
+    data: PreparedData,
+    sources: Sequence[str],
+    references: Sequence[str],
+    device: str,
+) -> HeldOutText:
+    validation = config.training.validation
+    options = TranslationOptions(
+        # Without slow options that hardly change the scores.
+        decoding=config.decoding.plain(validation.beam_size),
+        max_length=config.filters.max_length,
+        retry=False,
+        languages=languages_of(config),
+        **_tags_of(config, corpus),
+    )
+    return HeldOutText(
+        sources,
+        references,
+        load_tokenizers(data.tokenizer_dir),
+        options,
+        language=config.direction(corpus).target,
+        metric=str(validation.metric),
+        device=device,
+        command=validation.command,
+    )
+
+
+def languages_of(config: RunConfig) -> Languages:
+    """Return the languages of the model; none without language tags, which no line then gets."""
+    if not config.language_tags:
+        return Languages()
+    return Languages.of(config.inference)
+
+
+def _tags_of(config: RunConfig, corpus: CorpusConfig) -> dict[str, Any]:
+    """Return the tags that a corpus has in the prepared data, as fields of a `Request`."""
+    if not config.language_tags:
+        return {"tag": corpus.tag}
+    source, target = config.direction(corpus)
+    return {"source_language": source, "target_language": target, "tag": corpus.tag}
+
+
+def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[str]]:
+    """Return source and reference lines of the validation sets that choose the best checkpoint."""
+    tags = [_tags_of(config, corpus) for corpus in config.data.valid]
+    requests = []
+    for line, number in zip(data.valid_source, data.valid.corpus.tolist(), strict=False):
+        if number < len(tags):  # the sets of `data.valid` come first
+            requests.append(Request(line, **tags[number]))
+    return requests, data.valid_target[: len(requests)]
 
 
 def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) -> dict[str, Any]:
@@ -255,7 +312,8 @@ def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) ->
 
 def compile_model(setup: TrainingSetup) -> Compilation:
     """Compile the layers, as `training.compile` configures."""
-    updater, loader = setup.updater, setup.loader
+    updater = setup.updater
+    loader = setup.loader
     num_parameters = sum(p.numel() for p in updater.model.parameters())
     num_tokens = int(loader.config.max_tokens or 0) * loader.config.gradient_accumulation
     return compile_layers(
@@ -269,35 +327,41 @@ def compile_model(setup: TrainingSetup) -> Compilation:
 
 def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress: Progress) -> Event:
     """Return the event of the start: model size, data, device and schedule."""
-    schedule, updater, pairs = config.training.schedule, setup.updater, len(setup.data.train)
-    counts = [setup.data.manifest.counts.get(x, {}) for x in corpus_names(config.data.training)]
-    reasons = sum(map(Counter, counts), Counter[str]()).most_common()
-    share = schedule.warmup_ratio and f"{schedule.warmup_ratio:.2%} of the updates"
-    rise = f"{share or f'{schedule.warmup_steps:,} updates'} of warm-up to {schedule.peak_lr:g}"
-    sizes, threads = count_parameters(updater.model), torch.get_num_threads()
+    schedule = config.training.schedule
+    updater = setup.updater
+    pairs = len(setup.data.train)
+    rise = f"{schedule.warmup_steps:,} updates"
+    if schedule.warmup_ratio:
+        rise = f"{schedule.warmup_ratio:.2%} of the updates"
+    reasons = Counter[str]()
+    for corpus in corpus_names(config.data.training):
+        reasons += Counter(setup.data.manifest.counts.get(corpus, {}))
+    sizes = count_parameters(updater.model)
+    num_parameters = sum(sizes.values())
+    threads = torch.get_num_threads()
     metric = setup.training.validation.metric_name
     facts = {
         "device": str(updater.device),
         "precision": updater.precision.name,
         "threads": threads,
         "processes": updater.processes.size,
-        "parameters": sum(sizes.values()),
-        "schedule": f"{schedule.shape}: {rise}",
+        "parameters": num_parameters,
+        "schedule": f"{schedule.shape}: {rise} of warm-up to {schedule.peak_lr:g}",
         "metric": metric,
         "label_smoothing": config.training.label_smoothing,
         "pairs": pairs,
         **_facts_of_sets(setup.validator),
-        "dropped": {name: number for name, number in reasons if name not in (READ, KEPT)},
+        "dropped": {x: count for x, count in reasons.most_common() if x not in (READ, KEPT)},
         "total_steps": progress.total_steps,
     }
     parts = ", ".join(f"{name} {number:,}" for name, number in sizes.items())
-    where = f"{updater.precision.name} on {updater.device}, CPU threads: {threads}"
-    if (size := updater.processes.size) > 1:
-        where += f" in each of {size} processes"
-    text = f"{sum(sizes.values()):,} parameters ({parts}), {pairs:,} sentence pairs, {where}"
+    place = f"{updater.precision.name} on {updater.device}, CPU threads: {threads}"
+    if updater.processes.size > 1:
+        place += f" in each of {updater.processes.size} processes"
     if note:
-        text += f", {note}"
-    text = f"{progress.describe()}: {text}; {label_of(metric)} selects the best checkpoint"
+        place += f", {note}"
+    model = f"{num_parameters:,} parameters ({parts}), {pairs:,} sentence pairs, {place}"
+    text = f"{progress.describe()}: {model}; {label_of(metric)} selects the best checkpoint"
     return Event(progress.step, text, "start", facts)
 
 
@@ -305,33 +369,41 @@ def _facts_of_sets(validator: Validator) -> dict[str, Any]:
     """Return what the report shows about several validation sets; empty for one set."""
     if len(validator.sets) == 1:
         return {}
-    several = sum(held_out.is_choosing for held_out in validator.sets) > 1
     sets = {
         x.name: {"direction": str(x.direction), "pairs": x.num_pairs, "is_choosing": x.is_choosing}
         for x in validator.sets
     }
-    return {"combination": validator.choose_by if several else None, "sets": sets}
+    combination = None
+    if sum(validation_set.is_choosing for validation_set in validator.sets) > 1:
+        combination = validator.choose_by
+    return {"combination": combination, "sets": sets}
 
 
 def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
     """Load the weights of `training.init_from`, if set; return notes for the log."""
-    folder, optimizer = config.training.init_from, setup.updater.optimizer
+    folder = config.training.init_from
+    optimizer = setup.updater.optimizer
     if folder is None:
         return []
     start = find_model(folder)
     notes = [f"starting with the weights of {folder}"]
-    if config.training.lora is not None:  # `_updater` has loaded them
-        kept, sizes = optimizer.parameters.trained_size, count_parameters(setup.updater.model)
-        share = f"{kept:,} parameters of adapters ({kept / sum(sizes.values()):.2%} of all)"
-        notes.append(f"training {share}; the other weights are frozen and are not saved")
+    if config.training.lora is not None:  # `_build_updater` has loaded them
+        kept = optimizer.parameters.trained_size
+        share = kept / sum(count_parameters(setup.updater.model).values())
+        trained = f"{kept:,} parameters of adapters ({share:.2%} of all)"
+        notes.append(f"training {trained}; the other weights are frozen and are not saved")
     elif config.training.init_differences:
-        tokenizers, new = load_tokenizers(setup.data.tokenizer_dir), optimizer.weights()
-        weights, table = load_attribute(_PARTIAL)(config, read_weights(start), tokenizers, new)
+        tokenizers = load_tokenizers(setup.data.tokenizer_dir)
+        initial_weights = load_attribute(_PARTIAL)
+        weights, table = initial_weights(
+            config, read_weights(start), tokenizers, optimizer.weights()
+        )
         optimizer.load_weights(weights)
         notes.append(f"origin of the weights:\n  {table}")
     else:
         optimizer.load_weights(read_weights(start).model.state_dict())
-    was, now = start.config.languages, config.inference.languages
+    was = start.config.languages
+    now = config.inference.languages
     if was != now and not config.language_tags:
         text = f"from {was[0]} to {was[1]}, but this run translates from {now[0]} to {now[1]}"
         notes.append(f"{folder} was trained to translate {text}")
@@ -349,21 +421,26 @@ def check_start(config: RunConfig) -> None:
     Raises:
         ConfigError: The ``model`` sections differ more than `training.init_differences` says.
     """
-    where = config.training.init_from
-    if where is None or not (where / CONFIG).is_file():  # `init_from` reports it later
+    folder = config.training.init_from
+    if folder is None or not (folder / CONFIG).is_file():  # `init_from` reports it later
         return
-    was, now = (c.model.model_dump() for c in (load_folder_config(where), config))
-    differences = config.training.init_differences
-    new_sizes = ("encoder", "decoder") if "layers" in differences else differences
+    was = load_folder_config(folder).model.model_dump()
+    now = config.model.model_dump()
+    new_sizes = config.training.init_differences
+    if "layers" in new_sizes:
+        new_sizes = ("encoder", "decoder")
     allowed = {*_REGULARISATION, *(f"{side}_layers" for side in new_sizes)}
     keys = [key for key in now if key not in allowed and was[key] != now[key]]
     if keys:
-        problem = f"The model in {where} (training.init_from) has different settings:"
-        lines = [f"model.{x}: {was[x]} in that model, {now[x]} in this configuration" for x in keys]
+        problem = f"The model in {folder} (training.init_from) has different settings:"
+        for key in keys:
+            problem += (
+                f"\n  model.{key}: {was[key]} in that model, {now[key]} in this configuration"
+            )
         fix = "Remove the model section, so that the settings of that model are used."
         if all(key.endswith("_layers") for key in keys):
             fix = "Set training.init_differences to [layers], or remove these keys."
-        raise ConfigError("\n  ".join([problem, *lines]), fix=fix)
+        raise ConfigError(problem, fix=fix)
 
 
 def check_tools(config: RunConfig) -> None:
@@ -380,9 +457,9 @@ def check_tools(config: RunConfig) -> None:
         raise ConfigError(problem, fix="Install the program, or correct the command.")
     if config.training.lora is not None:
         load_attribute(_ADAPT)  # the extra may be missing
-    # Only these: others may start something when they are made.
-    for name in {*BUILTIN_TRACKERS} & {*config.training.trackers}:
-        TRACKERS[name](config)
+    for name in config.training.trackers:
+        if TRACKERS.is_built_in(name):  # others may start something when they are made
+            TRACKERS[name](config)
 
 
 def make_reporters(
@@ -393,7 +470,8 @@ def make_reporters(
     Raises:
         CheckpointError: The files cannot be written.
     """
-    run_dir, start = config.run_dir, progress.step
+    run_dir = config.run_dir
+    start = progress.step
     # A new start also repeats the validation before the first update, at step 0.
     last = max(progress.history, default=0 if start else -1)
     fix = "Set run_dir to a folder you can write to, or free disk space."

@@ -28,7 +28,7 @@ from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import MAX_CHUNK_LINES, MAX_NOTES, LineDecoder, is_standard, open_input
 from nmt.files.progress import file_bar
 from nmt.inference import request
-from nmt.inference.distributed import errors_only, join_team, translated
+from nmt.inference.distributed import errors_only, joined_processes, translated
 from nmt.inference.guard import GuardCounts
 from nmt.inference.request import ERROR, Request, RequestError, Result, as_pharaoh, parse_request
 from nmt.inference.translator import Translator
@@ -62,25 +62,25 @@ def translate(options: TranslateOptions) -> None:
     source = options.source
     _refuse_sentence(options.model, source)
     check_output(options.output, source, options.model)
-    with join_team() as team:
-        with errors_only() if team.rank else nullcontext():  # only the first process reports
+    with joined_processes() as processes:
+        with errors_only() if processes.rank else nullcontext():  # only the first process reports
             translator = load_translator(options)
-        if team.rank:  # translate chunks from the first process until it sends no more
-            deque(translated(translator, iter(()), team), maxlen=0)
+        if processes.rank:  # translate chunks from the first process until it sends no more
+            deque(translated(translator, iter(()), processes), maxlen=0)
             return
         with (
             open_input(source) as reader,
             open_output(options.output) as output,
             file_bar("translating", source, unit="lines") as bar,
         ):
-            if team.size == 1:
+            if processes.size == 1:
                 translator = translator.with_options(progress=bar.update)
-            chunks = _read(reader, options, team.size, translator)
+            chunks = _read(reader, options, processes.size, translator)
             writer = _Writer(output, options, translator.options.decoding.n_best)
             # In streaming mode, do not read ahead.
             has_more = partial(text_lines.has_input, reader, 0.0)
             is_ready = (lambda: False) if options.stream else has_more
-            for (first, lines), results in translated(translator, chunks, team, is_ready):
+            for (first, lines), results in translated(translator, chunks, processes, is_ready):
                 writer.write(first, lines, results)
                 bar.update(writer.num_lines - bar.n)
     writer.close()

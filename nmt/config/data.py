@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, create_model, field_validator
 from pydantic_core import CoreSchema, core_schema
 
 from nmt.config.language_codes import matching
-from nmt.config.section import Binds, FilePath, Many, Pair, Section
+from nmt.config.section import Binds, BindsData, BindsRun, FilePath, Free, Many, Pair, Section
 from nmt.errors import did_you_mean
 
 T = TypeVar("T")
@@ -176,10 +176,10 @@ class CorpusConfig(Section):
     streaming: bool = False
     sacrebleu: str | None = None
     demo: Literal["train", "valid", "test"] | None = None
-    weight: Annotated[float, Binds("run")] = Field(default=1.0, gt=0, le=100)
+    weight: BindsRun[float] = Field(default=1.0, gt=0, le=100)
     max_pairs: int | None = Field(default=None, ge=1)
     tag: str | None = Field(default=None, min_length=1)
-    noise: Annotated[NoiseConfig, Binds("run")] = NoiseConfig()
+    noise: BindsRun[NoiseConfig] = NoiseConfig()
     scores: FilePath | None = None
 
     @property
@@ -205,9 +205,9 @@ class CorpusConfig(Section):
 
 
 _Amount = Annotated[float, Field(gt=0)]
-_ENDS = ("steps", "score")
+_STEPS = "steps"  # Key of `StageConfig.until` for a number of updates.
 _MIX: dict[str, Any] = {"allowed": "a mapping from training corpora to numbers above 0"}
-_UNTIL: dict[str, Any] = {"allowed": "steps, score or a corpus of the mix, with a number"}
+_UNTIL: dict[str, Any] = {"allowed": "steps or a corpus of the mix, with a number"}
 
 
 class StageConfig(Section):
@@ -216,9 +216,8 @@ class StageConfig(Section):
     Args:
         mix: Share of the sentence pairs from each corpus, by name. Corpora without a share are not
             read, and ``weight`` is ignored.
-        until: End of the stage: after N epochs of a corpus (``{NAME: N}``), after N updates
-            (``{steps: N}``), or at validation score X (``{score: X}``). The last stage may omit
-            ``until``; it runs to the end of training.
+        until: End of the stage: after N epochs of a corpus (``{NAME: N}``), or after N updates
+            (``{steps: N}``). The last stage may omit ``until``; it runs to the end of training.
     """
 
     mix: dict[str, _Amount] = Field(min_length=1, json_schema_extra=_MIX)
@@ -262,7 +261,7 @@ class ReplayConfig(Section):
             select the best checkpoint.
     """
 
-    share: Annotated[float, Binds("run")] = Field(default=0.2, gt=0, lt=1)
+    share: BindsRun[float] = Field(default=0.2, gt=0, lt=1)
     train: Many[CorpusConfig] = Field(min_length=1)
     valid: _Sets = ()
 
@@ -284,13 +283,13 @@ class DataConfig(Section):
             training corpora have several target languages.
     """
 
-    train: Annotated[Many[CorpusConfig], Binds("data")] = Field(min_length=1)
-    valid: Annotated[_Sets, Binds("data")]
-    test: dict[str, CorpusConfig] = Field(default={})
-    temperature: Annotated[float, Binds("run")] = Field(default=1.0, ge=0.1, le=100)
-    stages: Annotated[Many[StageConfig], Binds("run")] = ()
+    train: BindsData[Many[CorpusConfig]] = Field(min_length=1)
+    valid: BindsData[_Sets]
+    test: Free[dict[str, CorpusConfig]] = Field(default={})
+    temperature: BindsRun[float] = Field(default=1.0, ge=0.1, le=100)
+    stages: BindsRun[Many[StageConfig]] = ()
     language_tags: Annotated[LanguageTags | None, Binds("data", "run")] = None
-    replay: Annotated[ReplayConfig | None, Binds("data")] = None
+    replay: BindsData[ReplayConfig | None] = None
 
     @property
     def training(self) -> tuple[CorpusConfig, ...]:
@@ -342,16 +341,20 @@ class DataConfig(Section):
         for number, stage in enumerate(self.stages):
             where, until = f"stages.{number}", stage.until or {}
             for name in stage.mix:
-                if name not in names or name in _ENDS:
+                if name not in names or name == _STEPS:
                     known = ", ".join(names) or "no corpus has a name"
                     near = did_you_mean(name, names)
                     yield f"{where}.mix: no training corpus is named {name} (names: {known}).{near}"
             if len(until) > 1 or not (until or number == len(self.stages) - 1):
-                yield f"{where}.until: set exactly one of steps, score, or a corpus of the mix"
+                yield f"{where}.until: set exactly one of steps, or a corpus of the mix"
             for what in until:
-                if what not in (*stage.mix, *_ENDS):
-                    yield f"{where}.until: {what} is not steps, score, or a corpus of the mix"
-            if until.get("steps", 1) % 1:
+                if what in (*stage.mix, _STEPS):
+                    continue
+                if what == "score":
+                    yield f"{where}.until: stages can no longer end at a score; use steps"
+                else:
+                    yield f"{where}.until: {what} is not steps or a corpus of the mix"
+            if until.get(_STEPS, 1) % 1:
                 yield f"{where}.until: steps must be a whole number"
 
     @field_validator("test")

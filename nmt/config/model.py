@@ -10,13 +10,6 @@ from pydantic import Field, model_validator
 
 from nmt.config.section import Many, Registered, Section
 
-_POSITIONS = (
-    "sinusoidal", "sinusoidal-concatenated", "sinusoidal-halves", "learned", "rotary", "relative",
-    "none",
-)  # fmt: skip
-_SEARCHES = (
-    "auto", "greedy", "beam", "diverse", "sampling", "alternatives", "constrained",
-)  # fmt: skip
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
 OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
 _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
@@ -100,7 +93,7 @@ class ModelConfig(Section):
     norm_position: Literal["post", "pre"] = "post"
     norm: Literal["layer", "layer-std", "rms"] = "layer"
     norm_epsilon: float | None = Field(default=None, gt=0, lt=1)
-    positions: Annotated[str, Registered("position scheme", _POSITIONS)] = "sinusoidal"
+    positions: Annotated[str, Registered("position scheme")] = "sinusoidal"
     max_positions: int = Field(default=1024, ge=2, le=1 << 24)
     first_position: int = Field(default=0, ge=0, le=2)
     max_relative_distance: int = Field(default=16, ge=1, le=4096)
@@ -230,7 +223,7 @@ class DecodingConfig(Section):
             many as fit on a GPU.
     """
 
-    search: Annotated[str, Registered("search", _SEARCHES)] = "auto"
+    search: Annotated[str, Registered("search", first=("auto",))] = "auto"
     beam_size: int = Field(default=5, ge=1, le=256)
     n_best: int = Field(default=1, ge=1)
     length_penalty: float = Field(default=1.0, ge=0, le=20)

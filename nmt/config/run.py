@@ -26,7 +26,7 @@ from nmt.config.data import (
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import first_spelling, is_spelling, matching
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.config.section import Binds, FilePath, Section
+from nmt.config.section import Binds, BindsData, BindsRun, FilePath, Free, Section
 from nmt.config.training import TrainingConfig
 from nmt.errors import ConfigError
 
@@ -98,19 +98,19 @@ class RunConfig(Section):
     # A file can omit ``training``; `load_config` fills it in.
     model_config = ConfigDict(json_schema_extra=lambda x: x["required"].remove("training"))
 
-    recipe: Literal["low-resource"] | None = None
-    name: str
+    recipe: Free[Literal["low-resource"] | None] = None
+    name: Free[str]
     source_language: Annotated[LanguageCode, Binds("data", "run")]
     target_language: Annotated[LanguageCode, Binds("data", "run")]
-    prepared_dir: FilePath = Field(Path(), json_schema_extra={"default": "prepared/<name>"})
-    run_dir: FilePath = Field(Path(), json_schema_extra={"default": "runs/<name>"})
+    prepared_dir: Free[FilePath] = Field(Path(), json_schema_extra={"default": "prepared/<name>"})
+    run_dir: Free[FilePath] = Field(Path(), json_schema_extra={"default": "runs/<name>"})
     data: DataConfig
-    tokenizer: Annotated[TokenizerConfig, Binds("data")] = TokenizerConfig()
-    filters: Annotated[FilterConfig, Binds("data")] = FilterConfig()
-    batch: Annotated[BatchConfig, Binds("run")] = BatchConfig()
-    model: Annotated[ModelConfig, Binds("run")] = ModelConfig()
+    tokenizer: BindsData[TokenizerConfig] = TokenizerConfig()
+    filters: BindsData[FilterConfig] = FilterConfig()
+    batch: BindsRun[BatchConfig] = BatchConfig()
+    model: BindsRun[ModelConfig] = ModelConfig()
     training: TrainingConfig
-    decoding: DecodingConfig = DecodingConfig()
+    decoding: Free[DecodingConfig] = DecodingConfig()
 
     @property
     def languages(self) -> dict[str, str]:

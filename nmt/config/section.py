@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Strict, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nmt.registry import names_of
+from nmt.registry import built_in_names, names_of
 
 T = TypeVar("T")
-_FREE: Any = object()  # Marks a value that can change.
+_FREE: Any = ()  # In place of a value that can change: JSON data contain no tuples.
 
 # YAML has no paths and tuples, so text and lists are accepted.
 FilePath = Annotated[Path, Strict(strict=False)]
@@ -51,13 +52,15 @@ class Section(BaseModel):
 class Registered:
     """Marks a string that must be a name in a `nmt.registry.Registry`: ``Annotated[str, ...]``.
 
-    The built-in names are repeated here, so that validation does not import registries and torch.
-    Names that the user's program has registered are valid, too. A colon separates a name from an
-    argument. The error for an unknown name has the advice, or else a similar name.
+    The names are those of registry.toml, and those that the user's program has registered. A colon
+    separates a name from an argument. The error for an unknown name has the advice, or else a
+    similar name.
     """
 
     kind: str
-    builtin: tuple[str, ...]
+    first: tuple[str, ...] = ()  # Other valid names, described before those of the registry.
+    last: tuple[str, ...] = ()  # Other valid names, described after those of the registry.
+    hidden: tuple[str, ...] = ()  # Names of the registry that are valid, but not described.
     advice: str = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
@@ -66,49 +69,70 @@ class Registered:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         """List the built-in names as examples."""
-        names = list(self.builtin)
+        names = self._described(built_in_names(self.kind))
         return {**handler(schema), "examples": names, "allowed": ", ".join(names)}
 
-    def _check(self, name: str) -> str:
-        names = list(dict.fromkeys((*self.builtin, *names_of(self.kind))))
-        if name.partition(":")[0] not in names:
-            text = f"one of {', '.join(names)}"
-            raise PydanticCustomError("unknown_name", text, {"names": names, "advice": self.advice})
-        return name
+    def _described(self, registered: list[str]) -> list[str]:
+        shown = [name for name in registered if name not in self.hidden]
+        return [*self.first, *shown, *self.last]
+
+    def _check(self, text: str) -> str:
+        name = text.partition(":")[0]
+        names = self._described(names_of(self.kind))
+        if name not in names and name not in self.hidden:
+            message = f"one of {', '.join(names)}"
+            context = {"names": names, "advice": self.advice}
+            raise PydanticCustomError("unknown_name", message, context)
+        return text
 
 
 Bound = Literal["data", "run", "budget"]
 
 
 class Binds:
-    """Marks a field whose change requires new data or a new run: ``Annotated[int, Binds("run")]``.
+    """Marks what a field binds, which a change of the field therefore makes useless.
 
     ``data``: a change prepares the data again. ``run``: a run cannot be resumed after a change.
-    ``budget``: like ``run``, if the learning rate depends on the length of the training. The mark
-    of a section applies to its fields without a mark; ``Binds()`` removes it.
+    ``budget``: like ``run``, if the learning rate depends on the length of the training. Without
+    these, a field is free. Every field of the configuration has a mark; that of a section applies
+    to its fields without a mark.
     """
 
     def __init__(self, *by: Bound) -> None:
         self.by = frozenset(by)
 
 
+BindsData = Annotated[T, Binds("data")]
+BindsRun = Annotated[T, Binds("run")]
+BindsBudget = Annotated[T, Binds("budget")]
+Free = Annotated[T, Binds()]
+
+
 def bound_values(section: Section, *by: Bound) -> dict[str, Any]:
     """Return the values of fields with one of the marks ``by``, nested, as plain data."""
-    found = _bound(section, section.model_dump(mode="json"), frozenset(by), is_bound=False)
-    return {} if found is _FREE else found
+    values = _bound(section, section.model_dump(mode="json"), frozenset(by), is_bound=False)
+    return values or {}
+
+
+def mark_of(field: FieldInfo) -> Binds | None:
+    """Return the mark of a field of a section, or None."""
+    return next((note for note in field.metadata if isinstance(note, Binds)), None)
 
 
 def _bound(value: Any, plain: Any, by: frozenset[Bound], *, is_bound: bool) -> Any:
+    """Return the bound part of ``value``, whose plain data are ``plain``; `_FREE` without one."""
     if isinstance(value, Section):
         values = {}
         for name, field in type(value).model_fields.items():
-            mark = next((note for note in field.metadata if isinstance(note, Binds)), None)
+            mark = mark_of(field)
             inner_is_bound = is_bound if mark is None else bool(mark.by & by)
             inner = _bound(getattr(value, name), plain[name], by, is_bound=inner_is_bound)
             if inner is not _FREE:
                 values[name] = inner
         return values or _FREE
-    if isinstance(value, tuple) and any(isinstance(each, Section) for each in value):
-        items = [_bound(*pair, by, is_bound=is_bound) for pair in zip(value, plain, strict=True)]
-        return _FREE if all(item is _FREE for item in items) else items
+    if isinstance(value, tuple) and any(isinstance(item, Section) for item in value):
+        items = []
+        for item, plain_item in zip(value, plain, strict=True):
+            items.append(_bound(item, plain_item, by, is_bound=is_bound))
+        return items if items.count(_FREE) < len(items) else _FREE
     return plain if is_bound else _FREE

@@ -9,14 +9,26 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from nmt.config.section import Binds, FilePath, Many, Pair, Registered, Section
+from nmt.config.section import (
+    BindsBudget,
+    BindsRun,
+    FilePath,
+    Free,
+    Many,
+    Pair,
+    Registered,
+    Section,
+)
 
-_SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
-_OPTIMIZERS = ("adamw", "schedule-free", "muon", "adafactor")
-_LOSSES = ("auto", "cross_entropy", "r_drop")
-_METRICS = ("bleu", "chrf", "chrf++", "ter", "comet", "loss", "command")
-_OWN_METRIC = "; for a different metric, set training.validation.command"
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+_Metric = Annotated[
+    str,
+    Registered(
+        "metric",
+        last=("loss", "command"),
+        hidden=("external",),
+        advice="; for a different metric, set training.validation.command",
+    ),
+]
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
@@ -72,12 +84,22 @@ class ScheduleConfig(Section):
             ``peak_lr``.
     """
 
-    shape: Annotated[str, Registered("schedule", _SCHEDULES)] = "inverse_sqrt"
+    shape: Annotated[str, Registered("schedule")] = "inverse_sqrt"
     peak_lr: float = Field(default=5e-4, gt=0, le=10)
     warmup_steps: int = Field(default=4000, ge=0)
     warmup_ratio: float | None = Field(default=None, gt=0)
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the learning rate decays until the end of the training."""
+        return self.shape in ("linear", "cosine", "wsd")
+
+    @property
+    def needs_budget(self) -> bool:
+        """Whether the learning rate depends on the planned number of updates."""
+        return self.ends or self.warmup_ratio is not None
 
     def warmup_updates(self, total_steps: int | None) -> int:
         """Return the number of warm-up updates.
@@ -111,7 +133,7 @@ class OptimizerConfig(Section):
             exact.
     """
 
-    kind: Annotated[str, Registered("optimizer", _OPTIMIZERS)] = "adamw"
+    kind: Annotated[str, Registered("optimizer")] = "adamw"
     betas: Pair[Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
     epsilon: float = Field(default=1e-9, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -137,13 +159,11 @@ class ValidationConfig(Section):
             their mean, or the score of the worst set (``minimum``).
     """
 
-    beam_size: int = Field(default=1, ge=1)
-    max_sentences: int | None = Field(default=None, ge=1)
-    metric: Annotated[
-        Annotated[str, Registered("metric", _METRICS, _OWN_METRIC)] | None, Binds("run")
-    ] = None
-    command: Annotated[Many[str], BeforeValidator(split_command), _COMMAND] = ()
-    choose_by: Annotated[Literal["mean", "minimum"], Binds("run")] = "mean"
+    beam_size: Free[int] = Field(default=1, ge=1)
+    max_sentences: Free[int | None] = Field(default=None, ge=1)
+    metric: BindsRun[_Metric | None] = None
+    command: Free[Annotated[Many[str], BeforeValidator(split_command), _COMMAND]] = ()
+    choose_by: BindsRun[Literal["mean", "minimum"]] = "mean"
 
     @property
     def metric_name(self) -> str:
@@ -236,36 +256,36 @@ class TrainingConfig(Section):
             continue training.
     """
 
-    max_steps: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
-    max_minutes: Annotated[float | None, Binds("budget")] = Field(default=None, gt=0)
-    max_epochs: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
-    seed: Annotated[int, Binds("run")] = Field(default=1, ge=0, lt=2**31)
-    precision: Annotated[_Precision, BeforeValidator(full_dtype_name), Binds("run")] = "auto"
-    device: DeviceName = "auto"
-    compile: Literal["auto"] | bool = "auto"
-    deterministic: bool = True
-    threads: int | None = Field(default=None, ge=1, le=1024)
-    label_smoothing: Annotated[float, Binds("run")] = Field(default=0.1, ge=0, lt=1)
-    loss: Annotated[str, Registered("loss", _LOSSES), Binds("run")] = "auto"
-    r_drop_weight: Annotated[float, Binds("run")] = Field(default=0.0, ge=0)
-    optimizer: Annotated[OptimizerConfig, Binds("run")] = OptimizerConfig()
-    schedule: Annotated[ScheduleConfig, Binds("run")] = ScheduleConfig()
+    max_steps: BindsBudget[int | None] = Field(default=None, ge=1)
+    max_minutes: BindsBudget[float | None] = Field(default=None, gt=0)
+    max_epochs: BindsBudget[int | None] = Field(default=None, ge=1)
+    seed: BindsRun[int] = Field(default=1, ge=0, lt=2**31)
+    precision: BindsRun[Annotated[_Precision, BeforeValidator(full_dtype_name)]] = "auto"
+    device: Free[DeviceName] = "auto"
+    compile: Free[Literal["auto"] | bool] = "auto"
+    deterministic: Free[bool] = True
+    threads: Free[int | None] = Field(default=None, ge=1, le=1024)
+    label_smoothing: BindsRun[float] = Field(default=0.1, ge=0, lt=1)
+    loss: BindsRun[Annotated[str, Registered("loss", first=("auto",))]] = "auto"
+    r_drop_weight: BindsRun[float] = Field(default=0.0, ge=0)
+    optimizer: BindsRun[OptimizerConfig] = OptimizerConfig()
+    schedule: BindsRun[ScheduleConfig] = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
-    ema_decay: Annotated[float | None, Binds("run")] = Field(default=None, gt=0, lt=1)
-    init_from: FilePath | None = None
-    init_differences: Annotated[Many[_Difference], Binds("run")] = ()
-    lora: Annotated[LoraConfig | None, Binds("run")] = None
-    freeze: Annotated[Many[str], Binds("run")] = ()
-    activation_checkpointing: bool = False
-    trackers: Many[Annotated[str, Registered("tracker", TRACKERS)]] = ()
-    log_every: int = Field(default=50, ge=1)
-    save_every: int = Field(default=1000, ge=1)
-    validate_every: int = Field(default=1000, ge=1)
-    patience: int | None = Field(default=None, ge=1)
-    keep_last: int = Field(default=2, ge=1)
-    keep_best: int = Field(default=1, ge=1)
-    average_last: int | None = Field(default=None, ge=2)
-    on_full_disk: Literal["stop", "continue"] = "stop"
+    ema_decay: BindsRun[float | None] = Field(default=None, gt=0, lt=1)
+    init_from: Free[FilePath | None] = None
+    init_differences: BindsRun[Many[_Difference]] = ()
+    lora: BindsRun[LoraConfig | None] = None
+    freeze: BindsRun[Many[str]] = ()
+    activation_checkpointing: Free[bool] = False
+    trackers: Free[Many[Annotated[str, Registered("tracker")]]] = ()
+    log_every: Free[int] = Field(default=50, ge=1)
+    save_every: Free[int] = Field(default=1000, ge=1)
+    validate_every: Free[int] = Field(default=1000, ge=1)
+    patience: Free[int | None] = Field(default=None, ge=1)
+    keep_last: Free[int] = Field(default=2, ge=1)
+    keep_best: Free[int] = Field(default=1, ge=1)
+    average_last: Free[int | None] = Field(default=None, ge=2)
+    on_full_disk: Free[Literal["stop", "continue"]] = "stop"
 
     @property
     def keeps_vocabulary(self) -> bool:
@@ -283,11 +303,12 @@ class TrainingConfig(Section):
             # Without warm-up the rate would be peak_lr / sqrt(step).
             yield "schedule.shape inverse_sqrt needs warm-up: set warmup_steps"
         if not (self.max_steps or self.max_minutes or self.max_epochs):
-            ends = shape in ("linear", "cosine", "wsd")
             if self.patience is None:
                 yield "set max_steps, max_minutes, max_epochs or patience"
-            elif ends or self.schedule.warmup_ratio:
-                what = f"shape {shape} depends on" if ends else "warmup_ratio is a share of"
+            elif self.schedule.needs_budget:
+                what = "warmup_ratio is a share of"
+                if self.schedule.ends:
+                    what = f"shape {shape} depends on"
                 yield f"schedule.{what} the budget: set max_steps, max_minutes or max_epochs"
         if self.optimizer.kind == "schedule-free":
             name = "optimizer.kind schedule-free"

@@ -28,8 +28,7 @@ class Stage:
 
     weights: Sequence[float]  # How often an epoch reads each corpus.
     epochs: int | None = None  # The stage ends after this number of epochs,
-    updates: int | None = None  # or after this number of updates,
-    score: float | None = None  # or when the validation score reaches this value.
+    updates: int | None = None  # or after this number of updates.
 
     def is_over(self, epochs: int, updates: int) -> bool:
         """Whether the stage ends after this number of its epochs or updates."""
@@ -83,7 +82,7 @@ def epoch_weights(data: DataConfig, sizes: Sequence[int]) -> list[float]:
     return tempered_weights(weights, sizes, data.temperature)
 
 
-def build_stages(data: DataConfig, sizes: Sequence[int], *, lower_is_better: bool) -> list[Stage]:
+def build_stages(data: DataConfig, sizes: Sequence[int]) -> list[Stage]:
     """Return the stages of training; an empty list if ``data.stages`` is empty.
 
     An epoch of a stage has as many pairs as the corpora that the stage mixes. If the stage ends
@@ -93,7 +92,6 @@ def build_stages(data: DataConfig, sizes: Sequence[int], *, lower_is_better: boo
     Args:
         data: The data section of the configuration.
         sizes: Number of pairs of each training corpus.
-        lower_is_better: Whether a lower validation score is better.
     """
     names, stages = [corpus.name for corpus in data.train], list[Stage]()
     for config in data.stages:
@@ -107,8 +105,7 @@ def build_stages(data: DataConfig, sizes: Sequence[int], *, lower_is_better: boo
         pairs = [share / sum(shares) * length for share in shares]
         weights = [own / size if size else 0.0 for own, size in zip(pairs, sizes, strict=True)]
         updates = int(until) if what == "steps" else None
-        score = (-until if lower_is_better else until) if what == "score" else None
-        stages.append(Stage(weights, epochs, updates, score))
+        stages.append(Stage(weights, epochs, updates))
     return stages
 
 

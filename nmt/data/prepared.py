@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,12 +18,18 @@ from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped, valid_n
 from nmt.data.pairs import SPOOL
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError, shell_command
-from nmt.files.json_file import FileRecord, damage, read_json, sha256_of_file, sha256_of_json
+from nmt.files.json_file import (
+    MANIFEST,
+    FileRecord,
+    SealedManifest,
+    damage,
+    sha256_of_file,
+    sha256_of_json,
+)
 from nmt.files.lines import STANDARD, is_standard, read_lines
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 
 FORMAT_VERSION = 2
-MANIFEST = "manifest.json"
 # Subfolders, in addition to `VALID`.
 TRAIN, TOKENIZER = "train", "tokenizer"
 AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
@@ -36,15 +41,11 @@ _WEIGHTS: Any = {
     "stages": True,
     "temperature": True,
 }
-_SEAL = "sha256"  # key of the manifest's own hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedManifest:
-    """The inputs and the files of a prepared folder.
-
-    The manifest is written last, so a folder without a manifest is incomplete.
-    """
+class PreparedManifest(SealedManifest):
+    """The inputs and the files of a prepared folder."""
 
     format_version: int = FORMAT_VERSION
     config_hash: str  # hash of the configuration keys that change the result
@@ -78,13 +79,6 @@ class PreparedManifest:
             target_vocab_size=target_size, counts=counts, scored_with=scored_with, files=files,
         )  # fmt: skip
 
-    def write(self, folder: Path) -> None:
-        """Write ``manifest.json`` into ``folder``."""
-        values = asdict(self)
-        values[_SEAL] = sha256_of_json(values)
-        text = json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False)
-        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8", newline="\n")
-
     @classmethod
     def read(cls, folder: Path) -> PreparedManifest:
         """Read the manifest of ``folder``.
@@ -94,16 +88,14 @@ class PreparedManifest:
         """
         path = folder / MANIFEST
         try:
-            values = read_json(path)
-            version, seal = values["format_version"], values.pop(_SEAL)
+            values = cls.sealed_values(path)
+            version = values["format_version"]
             if version == FORMAT_VERSION:
-                if seal != sha256_of_json(values):
-                    raise ValueError("its content has changed")
                 return TypeAdapter(cls).validate_python(values)
         except FileNotFoundError as error:
             problem = f"{folder} is not a prepared folder: {MANIFEST} is missing."
             raise DataError(problem, fix="Run `nmt prepare CONFIG`.") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
         problem = f"{path} has format version {version}; this release reads {FORMAT_VERSION}."
         raise DataError(problem, fix=AGAIN)

@@ -1,22 +1,26 @@
-"""Communication of the processes that train one model. A single process is a special case.
+"""Communication of the processes that train or translate together. One process is a special case.
 
-Only this module uses torch.distributed. Either torchrun or `nmt train` with `devices` starts the
-processes, and each process reads its rank from environment variables.
+Only this module uses torch.distributed, which it imports only if there are several processes. A
+launcher starts them: torchrun, or `nmt train` with `devices`. Each process reads its rank from
+environment variables.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing_extensions import override
 
 from nmt.errors import DeviceError, NmtError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -24,6 +28,8 @@ PEER_LOST = 75  # Exit code of a process that ends because another process has f
 _STORE_TIMEOUT = timedelta(seconds=10)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _PREPARATION_TIMEOUT = timedelta(days=7)
+_SECONDS_TO_REPORT = 5
+_MISSING: Any = object()
 
 
 class PeerLostError(NmtError):
@@ -63,74 +69,99 @@ class PendingSum:
 
 
 class Processes:
-    """The processes of one training. Every process must make the same calls in the same order.
+    """The processes of one job. Every process must make the same calls in the same order.
 
-    Tensors on the CPU are exchanged through gloo, tensors on GPUs through NCCL.
-
-    Args:
-        launched: Whether a launcher has started several processes. If not, the methods return
-            immediately.
+    This class is a single process, so its methods return at once. `join` returns several processes.
     """
 
-    rank, size = 0, 1  # Rank of this process, from 0, and number of processes.
-    _store: Any = None
+    rank = 0  # Rank of this process, from 0.
+    size = 1  # Number of processes.
 
-    def __init__(self, *, launched: bool = False) -> None:
-        if not launched:
-            return
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=_COLLECTIVE_TIMEOUT)
-        self._patient = dist.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        # A separate store, which still works when a collective call of the groups has failed.
-        # Its class is documented, but missing from the type stubs of torch.distributed.
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        options: Any = {"is_master": False, "timeout": _STORE_TIMEOUT}
-        store = dist.TCPStore(address, port, **options)  # type: ignore[attr-defined]
-        # A launcher that restarts the processes keeps the store and its values of the last attempt.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"nmt/{attempt}", store)  # type: ignore[attr-defined]
-
-    @_or_peer_lost()
     def begin_sum(self, tensor: Tensor) -> PendingSum:
         """Start to replace ``tensor``, on any device, by its sum over all processes."""
-        if self._store is None:
-            return PendingSum()
-        return PendingSum(dist.all_reduce(tensor, async_op=True))
+        del tensor
+        return PendingSum()
 
-    @_or_peer_lost()
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank. The values are pickled."""
-        found: list[Any] = [value] * self.size
-        if self._store is not None:
-            dist.all_gather_object(found, value, group=self._patient)
-        return found
+        return [value]
 
-    @_or_peer_lost()
     def share(self, value: T) -> T:
         """Return the value of the first process. The value is pickled."""
-        box = [value]
-        if self._store is not None:
-            dist.broadcast_object_list(box, src=0, group=self._patient)
-        return box[0]
+        return value
 
-    @_or_peer_lost()
     def wait(self) -> None:
         """Wait for all processes, for up to seven days, because one may have to prepare data."""
-        if self._store is not None:
-            dist.barrier(group=self._patient)
 
     def is_first_to_fail(self) -> bool:
         """Whether this process is the first one to fail, so that it should print its error."""
+        return True
+
+    def leave(self) -> None:
+        """Leave the other processes. No other method may be called afterwards."""
+
+
+class ProcessGroup(Processes):
+    """Several processes that a launcher has started.
+
+    Tensors on the CPU are exchanged through gloo, tensors on GPUs through NCCL.
+    """
+
+    def __init__(self) -> None:
+        from torch import cuda, distributed  # noqa: PLC0415 - a single process may not need torch
+
+        backend = "cpu:gloo,cuda:nccl" if cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, timeout=_COLLECTIVE_TIMEOUT)
+        self.rank = distributed.get_rank()
+        self.size = distributed.get_world_size()
+        self._distributed: Any = distributed
+        self._patient = distributed.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
+        # A separate store, which still works when a collective call of the groups has failed.
+        # Its class is documented, but missing from the type stubs of torch.distributed.
+        store = self._distributed.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=_STORE_TIMEOUT,
+        )
+        # A launcher that restarts the processes keeps the store and its values of the last attempt.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = self._distributed.PrefixStore(f"nmt/{attempt}", store)
+
+    @_or_peer_lost()
+    @override
+    def begin_sum(self, tensor: Tensor) -> PendingSum:
+        return PendingSum(self._distributed.all_reduce(tensor, async_op=True))
+
+    @_or_peer_lost()
+    @override
+    def gather(self, value: T) -> list[T]:
+        values = [value] * self.size
+        self._distributed.all_gather_object(values, value, group=self._patient)
+        return values
+
+    @_or_peer_lost()
+    @override
+    def share(self, value: T) -> T:
+        box = [value]
+        self._distributed.broadcast_object_list(box, src=0, group=self._patient)
+        return box[0]
+
+    @_or_peer_lost()
+    @override
+    def wait(self) -> None:
+        self._distributed.barrier(group=self._patient)
+
+    @override
+    def is_first_to_fail(self) -> bool:
         try:
-            return self._store is None or bool(self._store.add("failures", 1) == 1)
+            return bool(self._store.add("failures", 1) == 1)
         except RuntimeError:
             return False
 
+    @override
     def leave(self) -> None:
-        """Leave the process group. No other method may be called afterwards."""
-        if self._store is not None:
-            dist.destroy_process_group()
+        self._distributed.destroy_process_group()
 
 
 def join() -> Processes:
@@ -139,14 +170,28 @@ def join() -> Processes:
     Raises:
         DeviceError: The processes cannot connect to each other.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
         return Processes()
     try:
-        return Processes(launched=True)
+        return ProcessGroup()
     except (RuntimeError, ValueError) as error:
-        problem = f"The {os.environ['WORLD_SIZE']} processes cannot connect to each other: {error}"
+        problem = f"The {size} processes cannot connect to each other: {error}"
         fix = "Start the processes with torchrun, set `devices`, or unset WORLD_SIZE."
         raise DeviceError(problem, fix=fix) from error
+
+
+@contextmanager
+def report_one_failure(processes: Processes) -> Iterator[None]:
+    """Make only the first failing process print an error; all other processes exit silently."""
+    try:
+        yield
+    except Exception:
+        if processes.is_first_to_fail():
+            raise
+        # torchrun kills all processes as soon as one exits: give the failed one time to report.
+        time.sleep(_SECONDS_TO_REPORT)
+        raise SystemExit(PEER_LOST) from None
 
 
 def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
@@ -155,5 +200,5 @@ def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
     >>> interleave([[0, 3, 6], [1, 4], [2, 5]])
     [0, 1, 2, 3, 4, 5, 6]
     """
-    longest = max(map(len, parts), default=0)
-    return [part[i] for i in range(longest) for part in parts if i < len(part)]
+    rows = zip_longest(*parts, fillvalue=_MISSING)
+    return [value for value in chain.from_iterable(rows) if value is not _MISSING]

@@ -1,4 +1,4 @@
-"""JSON from untrusted files, and the manifest of a checkpoint or model folder.
+"""JSON from untrusted files, and manifests of folders.
 
 File size, nesting depth and the length of numbers are limited. Problems raise `ValueError`, which
 each caller converts to a specific error. A manifest lists the size and the hash of every file of a
@@ -33,7 +33,7 @@ _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string", f
 _NAMES |= {int: "a whole number", bool: "true or false", type(None): "null"}
 
 FORMAT_VERSION = 1
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 # Key of the manifest's own hash. It tells a damaged manifest from one of another format version.
 _SEAL = "sha256"
 
@@ -171,10 +171,42 @@ def damage(folder: Path, files: Mapping[str, FileRecord], names: Iterable[str]) 
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """The files of a checkpoint or a model folder."""
+class SealedManifest:
+    """Base class of manifests, which are written to ``manifest.json`` with their own hash."""
 
     format_version: int
+
+    @staticmethod
+    def sealed_values(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+        """Read a manifest of any format version, without its own hash.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: The file is damaged.
+        """
+        values = read_json(path, max_bytes=max_bytes)
+        seal = field(values, _SEAL, kind=str)
+        del values[_SEAL]
+        if seal != sha256_of_json(values):
+            raise ValueError("its content has changed")
+        field(values, "format_version", kind=int)
+        return dict(values)
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest into ``folder``. Call this after all other files are written."""
+        (folder / MANIFEST).write_bytes(self.text().encode())
+
+    def text(self) -> str:
+        """Return the manifest as JSON text, including its own hash."""
+        values = asdict(self)
+        values[_SEAL] = sha256_of_json(values)
+        return json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(SealedManifest):
+    """The files of a checkpoint or a model folder."""
+
     package_version: str
     step: Annotated[int, Field(ge=0)]
     files: Mapping[Annotated[str, AfterValidator(_inside)], FileRecord]
@@ -193,14 +225,10 @@ class Manifest:
             CheckpointError: The manifest is missing or damaged.
             UnknownFormatError: The manifest has a different format version.
         """
-        path = folder / NAME
+        path = folder / MANIFEST
         try:
-            values = read_json(path, max_bytes=1 << 24)
-            seal = field(values, _SEAL, kind=str)
-            del values[_SEAL]
-            if seal != sha256_of_json(values):
-                raise ValueError("its content has changed")
-            version = field(values, "format_version", kind=int)
+            values = cls.sealed_values(path, max_bytes=1 << 24)
+            version = values["format_version"]
             if version == FORMAT_VERSION:
                 return cls(**values)
         except FileNotFoundError as error:
@@ -211,15 +239,6 @@ class Manifest:
             raise CheckpointError(f"{path} is damaged: {what_is_wrong(error)}.", fix=fix) from error
         fix = f"Use the release that wrote it: nmt {values.get('package_version', '?')}."
         raise UnknownFormatError(f"{path} has a different format version: {version}.", fix=fix)
-
-    def write(self, folder: Path) -> None:
-        """Write the manifest into ``folder``. Call this after all other files are written."""
-        (folder / NAME).write_bytes(self.text().encode())
-
-    def text(self) -> str:
-        """Return the manifest as JSON text, including its own hash."""
-        values = asdict(self)
-        return json.dumps(values | {_SEAL: sha256_of_json(values)}, indent=2, sort_keys=True) + "\n"
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
         """Check the sizes and hashes of the named files of ``folder``, or of all files.

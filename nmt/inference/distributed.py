@@ -8,15 +8,15 @@ calls, such as whether more input is available.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from nmt.device import is_one_of_torchrun
+from nmt.device.distributed import Processes, join, report_one_failure
 from nmt.errors import DataError
 from nmt.inference.request import Request, Result
 from nmt.inference.translator import Translator
@@ -24,41 +24,10 @@ from nmt.inference.translator import Translator
 T = TypeVar("T")
 P = TypeVar("P")
 
-_SECONDS_TO_REPORT = 5
-
-
-class Team(Protocol):
-    """A group of processes that make the same collective calls: see `nmt.device.distributed`."""
-
-    rank: int
-    size: int
-
-    def share(self, value: T) -> T:
-        """Return the value that the first process passed (broadcast)."""
-        ...
-
-    def gather(self, value: T) -> list[T]:
-        """Return the values that all processes passed, in order of rank (all-gather)."""
-        ...
-
-
-class Alone:
-    """A team of a single process."""
-
-    rank, size = 0, 1
-
-    def share(self, value: T) -> T:
-        """Return ``value``."""
-        return value
-
-    def gather(self, value: T) -> list[T]:
-        """Return ``value`` in a list."""
-        return [value]
-
 
 @contextmanager
-def join_team() -> Iterator[Team]:
-    """Yield the processes that torchrun started, as a team; `Alone` if this is the only process.
+def joined_processes() -> Iterator[Processes]:
+    """Yield the processes that torchrun started; they must make the same collective calls.
 
     If several processes fail, only the first one reports its error.
 
@@ -66,27 +35,16 @@ def join_team() -> Iterator[Team]:
         DeviceError: The processes cannot connect to each other.
         PeerLostError: Another process ended without reporting an error.
     """
-    if not is_one_of_torchrun():
-        yield Alone()
-        return
-    from nmt.device.distributed import join  # noqa: PLC0415 - loads torch
-
-    processes = join()
-    try:
+    processes = join() if is_one_of_torchrun() else Processes()
+    with report_one_failure(processes):
         yield processes
         processes.leave()
-    except Exception as error:
-        if processes.is_first_to_fail():
-            raise
-        # torchrun kills all processes as soon as one exits: give the reporting process time.
-        time.sleep(_SECONDS_TO_REPORT)
-        raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
 def translated(
     translator: Translator,
     chunks: Iterator[tuple[int, Sequence[Request | DataError]]],
-    team: Team,
+    processes: Processes,
     is_ready: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[tuple[int, Sequence[Request | DataError]], list[Result | DataError]]]:
     """Translate chunks together with the other processes, and yield each with its results.
@@ -96,33 +54,33 @@ def translated(
     Args:
         translator: A translator of the same model in every process.
         chunks: First line number and lines of each chunk. Only the first process's chunks are read.
-        team: All processes.
+        processes: All processes.
         is_ready: Whether the next chunk can be read without blocking; called in the first process.
             If not, pending results are yielded first.
     """
 
     def prepare(chunk: tuple[int, Sequence[Request | DataError]]) -> Any:
         first, lines = chunk
-        begin, part = part_of(lines, team.rank, team.size)
+        begin, part = part_of(lines, processes.rank, processes.size)
         return chunk, translator.segment(part, first + begin)
 
-    common = shared(team, chunks)
+    common = shared(processes, chunks)
     prepared: Iterator[Any] = map(prepare, common)
     if translator.engine.on_gpu:  # tokenize the next chunk while the GPU searches
-        prepared = ahead(common, prepare, lambda: team.share(is_ready()))
+        prepared = ahead(common, prepare, lambda: processes.share(is_ready()))
     for chunk, segmented in prepared:
-        yield chunk, list(chain(*team.gather(translator.finish(segmented))))
+        yield chunk, list(chain(*processes.gather(translator.finish(segmented))))
 
 
-def shared(team: Team, chunks: Iterator[T]) -> Iterator[T]:
+def shared(processes: Processes, chunks: Iterator[T]) -> Iterator[T]:
     """Yield the chunks of the first process in every process; ignore chunks of other processes."""
     while True:
         try:
             chunk = next(chunks, None)
         except Exception:  # the input is damaged: all processes finish the chunks read before
-            team.share(None)
+            processes.share(None)
             raise
-        if (common := team.share(chunk)) is None:
+        if (common := processes.share(chunk)) is None:
             return
         yield common
 

@@ -29,8 +29,14 @@ _MANY_SCORES = 2048  # with fewer scores torch's fused kernel is faster on a CPU
 _DTYPES = (torch.bfloat16, torch.float16)
 _LEAST_CAPABILITY = 8
 _WIDEST_HEAD = 256
-# The sentences of queries and of keys: the same object twice in self-attention.
-Segments = tuple[Packed, Packed]
+
+
+class Segments(NamedTuple):
+    """Which tokens attend to which."""
+
+    queries: Packed  # Sentences of the queries.
+    keys: Packed  # Sentences of the keys: the same object in self-attention.
+    is_causal: bool = False  # Whether later keys are masked.
 
 
 def attention(
@@ -39,8 +45,6 @@ def attention(
     value: Tensor,
     segments: Segments,
     *,
-    causal: bool = False,
-    bias: Tensor | None = None,
     vectors: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
@@ -51,8 +55,6 @@ def attention(
         key: (M, G, E).
         value: (M, G, E).
         segments: Sentences of queries and keys.
-        causal: Whether to mask later tokens.
-        bias: Added to the scores. (H, T, S).
         vectors: Added to keys and to values, depending on the position of the query. (W, W', E)
             each, with widths from `row_width`.
         dropout: Probability of dropping an attention weight.
@@ -61,17 +63,16 @@ def attention(
         (N, H, E), in the dtype of ``query``.
     """
     if vectors is not None:
-        return _plain_attention(query, key, value, bias, vectors, segments, causal, dropout)
+        return _relative_attention(query, key, value, segments, vectors, dropout)
     flash = FLASH.get(query.device.type)
-    if flash is not None and flash.fits(query, key, bias, dropout):
-        return flash(query, key, value, segments, causal)
-    backend = "compiled" if torch.compiler.is_compiling() else query.device.type
-    return BACKENDS.get(backend, sdpa_attention)(query, key, value, bias, segments, causal, dropout)
+    if flash is not None and flash.fits(query, key, dropout):
+        return flash(query, key, value, segments)
+    kind = "compiled" if torch.compiler.is_compiling() else query.device.type
+    backend = BACKENDS.get(kind, sdpa_attention)
+    return backend(query, key, value, segments, dropout)
 
 
-def cached_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None = None
-) -> Tensor:
+def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute attention of one new token of each row over cached keys and values.
 
     The beams of a sentence and the heads of a group share keys, so their queries are multiplied in
@@ -82,20 +83,16 @@ def cached_attention(
         key: (R, G, S, E), or (B, G, S, E) if the beams of a sentence share keys.
         value: Same shape as ``key``.
         mask: 0, or minus infinity for masked keys. (B, G, 1, S), or a shape that expands to it.
-        bias: Added to the scores. (H, 1, S).
 
     Returns:
         (R, H, E).
     """
     rows, num_heads, dim = query.shape
     sentences, groups, length, _ = key.shape
-    beams, share = rows // sentences, num_heads // groups
+    beams = rows // sentences
+    share = num_heads // groups
     grouped = query.view(sentences, beams, groups, share, dim).transpose(1, 2)
     grouped = grouped.reshape(sentences, groups, beams * share, dim)
-    if bias is not None:
-        own = bias.view(groups, 1, share, length).expand(-1, beams, -1, -1)
-        own = own.reshape(groups, beams * share, length).to(query.dtype)
-        mask = own if mask is None else own + mask
     if query.device.type == "cpu" and rows * num_heads * length >= _MANY_SCORES:
         mixed = _cpu_products(grouped, key, value, mask)
     else:
@@ -107,10 +104,13 @@ def cached_attention(
 def _cpu_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute attention as three operations, up to twice as fast as torch's fused kernel."""
     queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))
-    added, beta = queries.new_empty(1), 0
-    if mask is not None:
-        added, beta = mask.expand(*query.shape[:2], -1, -1).flatten(0, 1), 1
-    scores = torch.baddbmm(added, queries, keys.mT, beta=beta, alpha=query.shape[-1] ** -0.5)
+    scale = query.shape[-1] ** -0.5
+    if mask is None:
+        ignored = queries.new_empty(1)
+        scores = torch.baddbmm(ignored, queries, keys.mT, beta=0, alpha=scale)
+    else:
+        mask = mask.expand(*query.shape[:2], -1, -1).flatten(0, 1)
+        scores = torch.baddbmm(mask, queries, keys.mT, alpha=scale)
     return torch.bmm(scores.softmax(-1), values).view(query.shape)
 
 
@@ -125,22 +125,26 @@ def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     Returns:
         (B, T, S), float32. Rows sum to 1.
     """
-    key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
+    share = query.shape[2] // key.shape[2]
+    key = key.repeat_interleave(share, dim=2)
     scores = query.float().transpose(1, 2) @ key.float().permute(0, 2, 3, 1)
-    scores.mul_(query.shape[-1] ** -0.5).masked_fill_(~mask[:, None, None, :], -torch.inf)
+    scores.mul_(query.shape[-1] ** -0.5)
+    scores.masked_fill_(~mask[:, None, None, :], -torch.inf)
     return scores.softmax(-1).mean(1)
 
 
 def _padding_rows(packed: Packed, heads: int) -> Tensor:
     """Return the indices of the rows of (B * heads * S, E) that are padding."""
-    return (~packed.mask()).unsqueeze(1).expand(-1, heads, -1).flatten().nonzero().squeeze(1)
+    is_padding = ~packed.mask().unsqueeze(1)
+    return is_padding.expand(-1, heads, -1).flatten().nonzero().squeeze(1)
 
 
 def _key_mask(packed: Packed, heads: int) -> Tensor:
     """Return 0 for real keys and minus infinity for padding. (B * heads, 1, S), float32."""
-    mask = packed.mask()
-    bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
-    return bias.repeat_interleave(heads, dim=0).unsqueeze(1)
+    is_token = packed.mask()
+    mask = torch.zeros(is_token.shape, device=is_token.device)
+    mask.masked_fill_(~is_token, -torch.inf)
+    return mask.repeat_interleave(heads, dim=0).unsqueeze(1)
 
 
 class _BmmAttention(torch.autograd.Function):
@@ -153,138 +157,124 @@ class _BmmAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None,
-        segments: Segments,
-        causal: bool,
-        dropout: float,
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropout: float
     ) -> Tensor:
-        queries, keys = segments
-        num_heads, groups, dim = query.shape[1], key.shape[1], query.shape[2]
+        queries, keys, _ = segments
+        _, num_heads, dim = query.shape
+        groups = key.shape[1]
         query = to_padded(query, queries).view(len(queries) * groups, -1, dim)
-        key, value = to_padded(key, keys), to_padded(value, keys)
-        added, scale = _added(query, bias, keys, groups, causal), dim**-0.5
-        if added is None:
+        key = to_padded(key, keys)
+        value = to_padded(value, keys)
+        mask = _score_mask(query, segments, groups)
+        scale = dim**-0.5
+        if mask is None:
             weights = torch.bmm(query * scale, key.mT).softmax(-1)
         else:
-            weights = torch.baddbmm(added, query, key.mT, alpha=scale).softmax(-1)
+            weights = torch.baddbmm(mask, query, key.mT, alpha=scale).softmax(-1)
         kept = None
         if dropout:
             kept = keep_mask(weights.shape, dropout, weights.dtype).to(weights.dtype)
             kept.mul_(1 / (1 - dropped_share(dropout)))
-        mixed = torch.bmm(weights if kept is None else weights * kept, value)
+        mixed = torch.bmm(_dropped(weights, kept), value)
         ctx.save_for_backward(query, key, value, weights, kept)
-        ctx.segments, ctx.heads = segments, (num_heads, groups)
-        ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+        ctx.segments = segments
+        ctx.num_heads = num_heads
         return to_packed(mixed.view(-1, dim), queries, (num_heads,))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, weights, kept = ctx.saved_tensors
-        (queries, keys), (num_heads, groups) = ctx.segments, ctx.heads
+        queries, keys, _ = ctx.segments
+        num_heads = ctx.num_heads
+        groups = len(key) // len(keys)
         dim = query.shape[-1]
-        mixed = to_padded(gradient, queries)
+        of_mixed = to_padded(gradient, queries)
         if queries.has_padding:
-            mixed.view(-1, dim).index_fill_(0, queries.derived(_padding_rows, num_heads), 0)
-        mixed = mixed.view_as(query)
+            padding = queries.derived(_padding_rows, num_heads)
+            of_mixed.view(-1, dim).index_fill_(0, padding, 0)
+        of_mixed = of_mixed.view_as(query)
 
-        sizes = [query.shape[0] * query.shape[1], *[key.shape[0] * key.shape[1]] * 2]
-        gradients = key.new_empty(sum(sizes), dim)
-        of_query, of_key, of_value = gradients.split(sizes)
-        dropped = weights if kept is None else weights * kept
-        torch.bmm(dropped.mT, mixed, out=of_value.view_as(value))
-        of_weights = torch.bmm(mixed, value.mT)
+        # One tensor with the gradients of queries, keys and values, so that one selection packs it.
+        num_queries = query.numel() // dim
+        num_keys = key.numel() // dim
+        gradients = key.new_empty(num_queries + 2 * num_keys, dim)
+        of_query, of_key, of_value = gradients.split([num_queries, num_keys, num_keys])
+        torch.bmm(_dropped(weights, kept).mT, of_mixed, out=of_value.view_as(value))
+        of_scores = torch.bmm(of_mixed, value.mT)
         if kept is not None:
-            of_weights.mul_(kept)
+            of_scores.mul_(kept)
         # Gradient of softmax: weights * (gradient - sum(gradient * weights)). torch's kernel for it
         # is not public. torch.autograd.grad on softmax would run recomputed layers once more.
-        of_scores = of_weights.mul_(weights)
+        of_scores.mul_(weights)
         of_scores.addcmul_(weights, of_scores.sum(-1, keepdim=True), value=-1)
-        of_bias = None
-        if ctx.bias is not None and ctx.needs_input_grad[3]:
-            shape, dtype = ctx.bias
-            of_bias = of_scores.view(-1, *shape).sum(0).to(dtype)
         of_scores.mul_(dim**-0.5)
         torch.bmm(of_scores.mT, query, out=of_key.view_as(key))
         torch.bmm(of_scores, key, out=of_query.view_as(query))
         if queries is keys:
-            joined = to_packed(gradients, queries, (num_heads, groups, groups))
-            parts = joined.split((num_heads, groups, groups), dim=1)
-        else:
-            both = to_packed(gradients[sizes[0] :], keys, (groups, groups))
-            parts = (to_packed(of_query, queries, (num_heads,)), *both.split(groups, dim=1))
-        return *parts, of_bias, None, None, None
+            heads = (num_heads, groups, groups)
+            fused = to_packed(gradients, queries, heads)
+            return *fused.split(heads, dim=1), None, None
+        packed = to_packed(of_query, queries, (num_heads,))
+        fused = to_packed(gradients[num_queries:], keys, (groups, groups))
+        return packed, *fused.split(groups, dim=1), None, None
 
 
-def _added(
-    query: Tensor, bias: Tensor | None, keys: Packed, groups: int, causal: bool
-) -> Tensor | None:
-    """Return masks plus bias, broadcastable to (B * G, H / G * T, S); None if there are none."""
-    width, added = keys.max_length, None
-    if causal:
-        shares = query.shape[1] // width
+def _score_mask(query: Tensor, segments: Segments, groups: int) -> Tensor | None:
+    """Return a mask to add to scores (B * G, H / G * T, S), or None if no score is masked."""
+    keys = segments.keys
+    if segments.is_causal:
+        width = keys.max_length
         blocked = torch.full((width, width), -torch.inf, dtype=query.dtype, device=query.device)
-        added = blocked.triu_(1) if shares == 1 else blocked.triu_(1).repeat(shares, 1)
-    elif keys.has_padding:
-        added = keys.derived(_key_mask, groups).to(query.dtype)
-    if bias is None:
-        return added
-    own = bias.reshape(groups, -1, width).repeat(len(keys), 1, 1).to(query.dtype)
-    return own if added is None else own + added
+        blocked.triu_(1)
+        share = query.shape[1] // width
+        return blocked if share == 1 else blocked.repeat(share, 1)
+    if keys.has_padding:
+        return keys.derived(_key_mask, groups).to(query.dtype)
+    return None
 
 
-# Takes query, key, value, bias, segments, causal and dropout of `attention`; returns its result.
-Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Segments, bool, float], Tensor]
+def _dropped(weights: Tensor, kept: Tensor | None) -> Tensor:
+    return weights if kept is None else weights * kept
+
+
+# Takes query, key, value, segments and dropout of `attention`; returns its result.
+Backend = Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]
 # Attention by batched matrix products on padded batches.
 bmm_attention: Backend = _BmmAttention.apply
 
 
 def sdpa_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    segments: Segments,
-    causal: bool,
-    dropout: float,
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, dropout: float
 ) -> Tensor:
     """Attention by torch's fused kernels on padded batches. For the arguments see `attention`.
 
     No branch depends on the batch, so one compiled graph serves all batches.
     """
-    queries, keys = (Padding.of(packed) for packed in segments)
+    queries = Padding.of(segments.queries)
+    keys = Padding.of(segments.keys)
+    mask = None
     # Causal attention needs no padding mask, because padding is on the right.
-    mask = None if causal else keys.is_real[:, None, None, :]
-    if bias is not None:  # one float mask that includes the causal mask
-        widths = queries.token.shape[1], keys.token.shape[1]
-        missing = 0, widths[1] - bias.shape[2], 0, widths[0] - bias.shape[1]
-        if mask is None:
-            mask = torch.ones(widths, dtype=torch.bool, device=bias.device).tril()
-        mask = F.pad(bias, missing).masked_fill(~mask, -torch.inf).to(query.dtype)
+    if not segments.is_causal:
+        mask = keys.is_real[:, None, None, :]
     mixed = F.scaled_dot_product_attention(
         queries.pad(query).transpose(1, 2),
         keys.pad(key).transpose(1, 2),
         keys.pad(value).transpose(1, 2),
         attn_mask=mask,
         dropout_p=dropout,
-        is_causal=causal and bias is None,
+        is_causal=segments.is_causal,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return queries.unpad(mixed.transpose(1, 2))
 
 
-def _plain_attention(
+def _relative_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
-    vectors: tuple[Tensor, Tensor],
     segments: Segments,
-    causal: bool,
+    vectors: tuple[Tensor, Tensor],
     dropout: float,
 ) -> Tensor:
     """Attention whose keys and values depend on the position of the query (Shaw et al. 2018).
@@ -292,19 +282,19 @@ def _plain_attention(
     Fused kernels do not support this. Scores and outputs are sums of two products: one with the
     keys or values of tokens, one with the vectors of position pairs (section 3.3 of the paper).
     """
-    queries, keys = (Padding.of(packed) for packed in segments)
+    queries = Padding.of(segments.queries)
+    keys = Padding.of(segments.keys)
     of_keys, of_values = (x.to(query.dtype) for x in vectors)
-    groups, widths = key.shape[1], of_keys.shape[:2]
-    query = queries.pad(query).unflatten(2, (groups, -1)) * query.shape[2] ** -0.5  # (B,T,G,H/G,E)
-    key, value = keys.pad(key), keys.pad(value)  # (B, S, G, E)
+    groups = key.shape[1]
+    scale = query.shape[2] ** -0.5
+    query = queries.pad(query).unflatten(2, (groups, -1)) * scale  # (B, T, G, H/G, E)
+    key = keys.pad(key)  # (B, S, G, E)
+    value = keys.pad(value)
     scores = torch.einsum("btghe,bsge->bghts", query, key)
     scores = scores + torch.einsum("btghe,tse->bghts", query, of_keys)
     mask = keys.is_real[:, None, None, None, :]
-    if causal:
-        mask = mask & torch.ones(widths, dtype=torch.bool, device=mask.device).tril()
-    if bias is not None:
-        bias = F.pad(bias, (0, widths[1] - bias.shape[2], 0, widths[0] - bias.shape[1]))
-        scores = scores + bias.unflatten(0, (groups, -1)).to(scores.dtype)
+    if segments.is_causal:
+        mask = mask & torch.ones(of_keys.shape[:2], dtype=torch.bool, device=mask.device).tril()
     wide = torch.promote_types(scores.dtype, torch.float32)
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1, dtype=wide).to(query.dtype)
     weights = drop(weights, dropout, training=True)
@@ -324,9 +314,10 @@ def to_padded(heads: Tensor, packed: Packed) -> Tensor:
         heads = heads.contiguous()
     # Select from the fused projection: this saves the copy of `contiguous`.
     apart = heads.stride(0) // dim
-    rows = heads.as_strided(((len(heads) - 1) * apart + num_heads, dim), (dim, 1))
-    found = rows.index_select(0, packed.derived(_padded_rows, apart, num_heads))
-    return found.view(len(packed) * num_heads, packed.max_length, dim)
+    num_rows = (len(heads) - 1) * apart + num_heads
+    rows = heads.as_strided((num_rows, dim), (dim, 1))
+    padded = rows.index_select(0, packed.derived(_padded_rows, apart, num_heads))
+    return padded.view(len(packed) * num_heads, packed.max_length, dim)
 
 
 def to_packed(rectangles: Tensor, packed: Packed, parts: Sequence[int]) -> Tensor:
@@ -339,17 +330,21 @@ def _padded_rows(packed: Packed, apart: int, heads: int) -> Tensor:
     """Return the row index of each cell of (B, heads, S), if each token has ``apart`` rows."""
     order = torch.arange(packed.num_tokens, device=packed.ids.device)
     tokens = order.new_zeros(packed.num_cells).index_copy(0, packed.cells, order)
+    tokens = tokens.view(len(packed), 1, -1)
     head = torch.arange(heads, device=order.device).view(1, heads, 1)
-    return (tokens.view(len(packed), 1, -1) * apart + head).flatten()
+    return (tokens * apart + head).flatten()
 
 
 def _packed_rows(packed: Packed, *parts: int) -> Tensor:
     """Return the row index, in concatenated padded batches (B, heads, S), of (N, sum of heads)."""
-    columns, first = [], 0
-    sentences, positions = packed.sentences.unsqueeze(1), packed.positions.unsqueeze(1)
+    columns = []
+    first = 0
+    sentences = packed.sentences.unsqueeze(1)
+    positions = packed.positions.unsqueeze(1)
     for heads in parts:
         head = torch.arange(heads, device=sentences.device)
-        columns.append(first + (sentences * heads + head) * packed.max_length + positions)
+        rectangle = sentences * heads + head
+        columns.append(first + rectangle * packed.max_length + positions)
         first += packed.num_cells * heads
     return torch.cat(columns, dim=1).flatten()
 
@@ -389,8 +384,9 @@ def row_width(packed: Packed) -> int:
 def _padding_of(packed: Packed) -> Padding:
     width = row_width(packed)
     cell = packed.sentences * width + packed.positions
+    order = torch.arange(len(cell), device=cell.device)
     token = cell.new_zeros(max(len(packed), 2), width)
-    token.view(-1).index_copy_(0, cell, torch.arange(len(cell), device=cell.device))
+    token.view(-1).index_copy_(0, cell, order)
     is_real = torch.zeros_like(token, dtype=torch.bool)
     is_real.view(-1).index_fill_(0, cell, True)
     is_real[:, 0] = True  # attention over a row without any key is NaN
@@ -417,7 +413,8 @@ class _Select(torch.autograd.Function):
         back, is_real = ctx.saved_tensors
         gradient = gradient.index_select(0, back)
         if is_real is not None:
-            gradient = gradient.masked_fill(~is_real.view(-1, *[1] * (gradient.dim() - 1)), 0)
+            others = [1] * (gradient.dim() - 1)
+            gradient = gradient.masked_fill(~is_real.view(-1, *others), 0)
         return gradient, None, None, None
 
 
@@ -440,37 +437,46 @@ class FlashAttention:
     def of(cls, kernel: Callable[..., Any]) -> FlashAttention:
         """Wrap ``kernel``, with arguments that fit its signature."""
         names = inspect.signature(kernel).parameters
-        causal = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
-        return cls(kernel, causal, {"enable_gqa": True} if "enable_gqa" in names else None)
+        causal: dict[str, Any] = {"is_causal": True}
+        if "window_size" in names:
+            causal = {"window_size": (-1, 0)}
+        shared = {"enable_gqa": True} if "enable_gqa" in names else None
+        return cls(kernel, causal, shared)
 
-    def fits(self, query: Tensor, key: Tensor, bias: Tensor | None, dropout: float) -> bool:
+    def fits(self, query: Tensor, key: Tensor, dropout: float) -> bool:
         """Whether the kernel supports these arguments of `attention`."""
-        width, can_share = query.shape[2], self.shared is not None
+        _, num_heads, width = query.shape
         fits_heads = query.dtype in _DTYPES and width % 8 == 0 and width <= _WIDEST_HEAD
-        fits_keys = can_share or query.shape[1] == key.shape[1]
-        return fits_heads and fits_keys and bias is None and not dropout
+        fits_keys = self.shared is not None or num_heads == key.shape[1]
+        return fits_heads and fits_keys and not dropout
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        segments: tuple[Packed, Packed],
-        causal: bool,
-    ) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
         """Compute attention: (N, H, E) and twice (M, G, E) -> (N, H, E)."""
-        queries, keys = segments
-        options = dict(self.causal) if causal else {}
+        queries, keys, is_causal = segments
+        options: dict[str, Any] = {}
+        if is_causal:
+            options |= self.causal
         if query.shape[1] != key.shape[1]:
             options |= self.shared or {}
-        ends, lengths = (queries.cu_seqlens, keys.cu_seqlens), (queries.max_length, keys.max_length)
-        mixed: Tensor = self.kernel(query, key, value, *ends, *lengths, **options)
+        mixed: Tensor = self.kernel(
+            query,
+            key,
+            value,
+            queries.cu_seqlens,
+            keys.cu_seqlens,
+            queries.max_length,
+            keys.max_length,
+            **options,
+        )
         return mixed
 
 
 def find_flash(device: torch.device) -> FlashAttention | None:
     """Return flash attention for ``device``; None if torch or the device does not support it."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < _LEAST_CAPABILITY:
+    if device.type != "cuda":
+        return None
+    major, _ = torch.cuda.get_device_capability(device)
+    if major < _LEAST_CAPABILITY:
         return None
     try:
         # Imported here, because it loads the compiler, which takes seconds.

@@ -41,11 +41,12 @@ class SelfCache(NamedTuple):
             All keys, all values, (R, G, t + 1, E) each, and the mask.
         """
         keys, values = self.kv.unbind(0)
-        for heads, new in ((keys, key), (values, value)):
-            if self.mask is None:
-                heads.select(2, -1).copy_(new)
-            else:
-                heads.index_copy_(2, self.position, new.unsqueeze(2))
+        if self.mask is None:
+            keys.select(2, -1).copy_(key)
+            values.select(2, -1).copy_(value)
+        else:
+            keys.index_copy_(2, self.position, key.unsqueeze(2))
+            values.index_copy_(2, self.position, value.unsqueeze(2))
         return keys, values, self.mask
 
 
@@ -97,17 +98,15 @@ class DecoderState:
     @property
     def rows(self) -> Tensor | None:
         """Row of ``self_kv`` of each beam. (R,), int64; None if the rows are in order."""
-        return None if self.slots is None else _rows(self.slots).to(self.self_kv.device)
+        if self.slots is None:
+            return None
+        return _rows(self.slots).to(self.self_kv.device)
 
     def with_room(self) -> DecoderState:
         """Return a state whose caches have space for one more position."""
         if self.length < self.self_kv.shape[4]:
             return self
         return replace(self, self_kv=F.pad(self.self_kv, (0, 0, 0, GROWTH)))
-
-    def after_step(self, coverage: Tensor | None) -> DecoderState:
-        """Return the state with a length of one more, and with this coverage."""
-        return replace(self, length=self.length + 1, coverage=coverage)
 
     def select(self, sentences: Tensor, beams: Tensor) -> DecoderState:
         """Keep ``sentences``, and in each of them ``beams``.
@@ -118,28 +117,43 @@ class DecoderState:
             sentences: Sentences to keep, ascending. (B',), int64.
             beams: Beams to keep in each sentence, possibly several times. (B', K'), int64.
         """
-        caches, device = self.self_kv, self.self_kv.device
+        caches = self.self_kv
+        device = caches.device
         if caches.shape[4] - self.length > GROWTH:  # many are unused, as in CUDA graphs
             caches = caches.narrow(4, 0, self.length)
         chosen = (sentences.unsqueeze(1) * self.num_beams + beams).flatten().to(device)
-        coverage = None if self.coverage is None else self.coverage.index_select(0, chosen)
-        stay_all = len(sentences) == len(self.source_mask)
+        coverage = _selected(self.coverage, chosen)
+        num_sentences, num_beams = beams.shape
+        has_all = num_sentences == len(self.source_mask)
+        least = LARGE if device.type == "cpu" else LARGE_ON_GPU
         # Only with `beams` on the CPU: `reorder_cache` would wait for the device.
-        is_large = beams.device.type == "cpu" and caches.numel() >= (
-            LARGE if device.type == "cpu" else LARGE_ON_GPU
-        )
-        if stay_all and beams.shape[1] == self.num_beams and is_large:
-            return replace(self, coverage=coverage, slots=reorder_cache(caches, self.slots, beams))
-        if (rows := self.rows) is not None:
+        is_large = beams.device.type == "cpu" and caches.numel() >= least
+        if has_all and num_beams == self.num_beams and is_large:
+            slots = reorder_cache(caches, self.slots, beams)
+            return replace(self, coverage=coverage, slots=slots)
+        rows = self.rows
+        if rows is not None:
             chosen = rows.index_select(0, chosen)
-        cross_kv, mask, allowed = self.cross_kv, self.source_mask, self.allowed
-        if not stay_all:
-            sentences = sentences.to(device)
-            cross_kv = cross_kv.index_select(2, sentences)
-            mask = mask.index_select(0, sentences)
-            allowed = None if allowed is None else allowed.index_select(0, sentences)
-        self_kv = caches.index_select(2, chosen)
-        return DecoderState(cross_kv, mask, self_kv, beams.shape[1], self.length, coverage, allowed)
+        state = replace(
+            self,
+            self_kv=caches.index_select(2, chosen),
+            num_beams=num_beams,
+            coverage=coverage,
+            slots=None,
+        )
+        if has_all:
+            return state
+        sentences = sentences.to(device)
+        return replace(
+            state,
+            cross_kv=self.cross_kv.index_select(2, sentences),
+            source_mask=self.source_mask.index_select(0, sentences),
+            allowed=_selected(self.allowed, sentences),
+        )
+
+
+def _selected(rows: Tensor | None, indices: Tensor) -> Tensor | None:
+    return None if rows is None else rows.index_select(0, indices)
 
 
 def _rows(slots: Tensor) -> Tensor:
@@ -164,12 +178,16 @@ def reorder_cache(self_kv: Tensor, slots: Tensor | None, beams: Tensor) -> Tenso
     """
     order = torch.arange(beams.shape[1], device=beams.device)
     before = beams if slots is None else slots.gather(1, beams)
-    is_first = (before.unsqueeze(2) == before.unsqueeze(1)).int().argmax(2) == order
+    is_equal = before.unsqueeze(2) == before.unsqueeze(1)
+    is_first = is_equal.int().argmax(2) == order
+    is_copy = ~is_first
     is_free = torch.ones_like(is_first).scatter_(1, before, False)
     free = is_free.int().argsort(dim=1, descending=True, stable=True)
-    after = free.gather(1, ((~is_first).cumsum(1) - 1).clamp_(min=0))
-    after = torch.where(is_first, before, after)
-    moves = (~is_first).flatten().nonzero().squeeze(1)
-    origin, slot = (_rows(x).index_select(0, moves).to(self_kv.device) for x in (before, after))
-    self_kv.index_copy_(2, slot, self_kv.index_select(2, origin))
+    # The first copy gets the first free slot, and so on.
+    number_of_copy = (is_copy.cumsum(1) - 1).clamp_(min=0)
+    after = torch.where(is_first, before, free.gather(1, number_of_copy))
+    copies = is_copy.flatten().nonzero().squeeze(1)
+    origins = _rows(before).index_select(0, copies).to(self_kv.device)
+    places = _rows(after).index_select(0, copies).to(self_kv.device)
+    self_kv.index_copy_(2, places, self_kv.index_select(2, origins))
     return after

@@ -21,14 +21,17 @@ def dropped_share(probability: float) -> float:
     >>> dropped_share(0.1)
     0.1015625
     """
-    return min(max(round(probability * 256), 1), 255) / 256 if probability > 0 else 0.0
+    if probability <= 0:
+        return 0.0
+    return min(max(round(probability * 256), 1), 255) / 256
 
 
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
     """Draw a mask of kept elements on the CPU: bool, or 0 and 1 if ``dtype`` has 16 bits."""
     size = shape.numel()
     # One number for eight elements, because drawing is most of the cost of dropout on a CPU.
-    words = torch.empty((size + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+    num_words = (size + 7) // 8
+    words = torch.empty(num_words, dtype=torch.int64).random_(-(2**63), None)
     dropped = round(dropped_share(probability) * 256)
     keep = words.view(torch.uint8)[:size].view(shape).ge(dropped)
     if dtype.itemsize != 2:

@@ -54,7 +54,8 @@ def make_norm(config: ModelConfig, dim: int) -> nn.Module:
     if config.norm == "rms":
         return RMSNorm(dim, eps=config.norm_epsilon or 1e-6)
     kind = StdLayerNorm if config.norm == "layer-std" else nn.LayerNorm
-    return kind(dim, eps=config.norm_epsilon or 1e-5, bias=config.has_bias("norm"))
+    epsilon = config.norm_epsilon or 1e-5
+    return kind(dim, eps=epsilon, bias=config.has_bias("norm"))
 
 
 class StdLayerNorm(nn.LayerNorm):
@@ -66,12 +67,16 @@ class StdLayerNorm(nn.LayerNorm):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (..., D), computed in float32, returned in the dtype of ``x``."""
-        wide, bias = _wide(x), cast("Tensor | None", self.bias)
+        wide = _wide(x)
         centred = wide - wide.mean(-1, keepdim=True)
+        variance = centred.square().mean(-1, keepdim=True)
         # Clamped, because the gradient of the square root is infinite at 0.
-        deviation = centred.square().mean(-1, keepdim=True).clamp_min(_LEAST_VARIANCE).sqrt()
+        deviation = variance.clamp_min(_LEAST_VARIANCE).sqrt()
         scaled = centred / (deviation + self.eps) * self.weight
-        return (scaled if bias is None else scaled + bias).to(x.dtype)
+        bias = cast("Tensor | None", self.bias)
+        if bias is not None:
+            scaled = scaled + bias
+        return scaled.to(x.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -111,7 +116,9 @@ class FeedForward(nn.Module):
     @override
     def forward(self, values: Tensor) -> Tensor:
         """Run the layer: (N, D) -> (N, D)."""
-        return self.outer(dropout(self._activate(self.inner(values)), self._dropout, self.training))
+        inner = self._activate(self.inner(values))
+        inner = dropout(inner, self._dropout, self.training)
+        return self.outer(inner)
 
 
 def _swiglu(values: Tensor) -> Tensor:
@@ -139,15 +146,17 @@ class _SplitHeads(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        first, heads, place = gradients[0], sum(ctx.sizes), gradients[0].data_ptr()
-        step = first.element_size() * first.shape[2]
-        strides = heads * first.shape[2], first.shape[2], 1
+        first = gradients[0]
+        num_tokens, _, dim = first.shape
+        num_heads = sum(ctx.sizes)
+        strides = (num_heads * dim, dim, 1)
+        address = first.data_ptr()
         # If the gradients are adjacent parts of one tensor, return that tensor.
-        for gradient, size in zip(gradients, ctx.sizes, strict=True):
-            if gradient.stride() != strides or gradient.data_ptr() != place:
+        for gradient in gradients:
+            if gradient.stride() != strides or gradient.data_ptr() != address:
                 return torch.cat(gradients, dim=1), None
-            place += size * step
-        return first.as_strided((len(first), heads, first.shape[2]), strides), None
+            address += gradient.shape[1] * dim * gradient.element_size()
+        return first.as_strided((num_tokens, num_heads, dim), strides), None
 
 
 def _split_heads(fused: Tensor, sizes: list[int], dim: int) -> tuple[Tensor, ...]:
@@ -167,14 +176,17 @@ class _Attention(nn.Module):
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads or config.num_heads
         self.head_dim = dim // config.num_heads
-        self._dropout, self._bias = dropout, config.has_bias("attention")
+        self._dropout = dropout
+        self._bias = config.has_bias("attention")
 
     def _add_output(self, dim: int, config: ModelConfig) -> None:
         """Add the output projection, and QK-norm (Henry et al. 2020) if configured."""
         self.output = linear(dim, dim, bias=self._bias)
         # Always RMSNorm, whatever the other norms are: only the direction of heads matters.
-        names = ("query_norm", "key_norm") if config.qk_norm else ()
-        self.heads = nn.ModuleDict({name: RMSNorm(self.head_dim, eps=1e-6) for name in names})
+        self.heads = nn.ModuleDict()
+        if config.qk_norm:
+            self.heads["query_norm"] = RMSNorm(self.head_dim, eps=1e-6)
+            self.heads["key_norm"] = RMSNorm(self.head_dim, eps=1e-6)
 
     def _norm(self, name: str, heads: Tensor) -> Tensor:
         return self.heads[name](heads) if len(self.heads) else heads
@@ -203,7 +215,7 @@ class SelfAttention(_Attention):
     def forward(
         self,
         values: Tensor,
-        segments: Packed | None,
+        sentences: Packed | None,
         *,
         causal: bool = False,
         cache: SelfCache | None = None,
@@ -212,37 +224,38 @@ class SelfAttention(_Attention):
 
         Args:
             values: Hidden states of packed tokens.
-            segments: Sentences of the tokens; not used with a cache.
+            sentences: Sentences of the tokens; not used with a cache.
             causal: Whether to mask later tokens.
             cache: Keys and values of earlier tokens, for decoding. The new keys and values are
                 stored in it.
         """
-        query, key, value = _split_heads(self.query_key_value(values), self.sizes, self.head_dim)
-        query, key = self._norm("query_norm", query), self._norm("key_norm", key)
-        relative, bias, vectors = self.positions, None, None
+        fused = self.query_key_value(values)
+        query, key, value = _split_heads(fused, self.sizes, self.head_dim)
+        query = self._norm("query_norm", query)
+        key = self._norm("key_norm", key)
+        relative = self.positions
+        vectors = None
         if cache is not None:
             # Keys are stored after rotation, because their positions never change.
             if relative is not None:
-                query, key = (relative.rotate(heads, cache.position) for heads in (query, key))
-                bias = relative.bias(cache.position, cache.order)
+                query = relative.rotate(query, cache.position)
+                key = relative.rotate(key, cache.position)
                 vectors = relative.vectors(cache.position, cache.order)
             keys, values, mask = cache.extend(key, value)
             if vectors is not None:  # the query has one position, so all rows share the vectors
-                keys, values = keys + vectors[0], values + vectors[1]
-            return self.output(cached_attention(query, keys, values, mask, bias).flatten(1))
-        assert segments is not None
+                of_keys, of_values = vectors
+                keys = keys + of_keys
+                values = values + of_values
+            return self.output(cached_attention(query, keys, values, mask).flatten(1))
+        assert sentences is not None
         if relative is not None:
-            query, key = (relative.rotate(heads, segments.positions) for heads in (query, key))
-            # Backends expect vectors of the width of `Padding`. They pad the bias, which has
-            # the width of the longest sentence.
-            order = torch.arange(row_width(segments), device=values.device)
+            query = relative.rotate(query, sentences.positions)
+            key = relative.rotate(key, sentences.positions)
+            # Backends expect vectors of the width of `Padding`.
+            order = torch.arange(row_width(sentences), device=values.device)
             vectors = relative.vectors(order, order)
-            order = order[: segments.max_length]
-            bias = relative.bias(order, order)
-        both, drop = (segments, segments), self._drop
-        mixed = attention(
-            query, key, value, both, causal=causal, bias=bias, vectors=vectors, dropout=drop
-        )
+        segments = Segments(sentences, sentences, causal)
+        mixed = attention(query, key, value, segments, vectors=vectors, dropout=self._drop)
         return self.output(mixed.flatten(1))
 
 
@@ -288,16 +301,17 @@ class CrossAttention(_Attention):
             # Computed separately, in float32: fused kernels do not return attention weights.
             if weights is not None:
                 beams = query.unflatten(0, (len(cache.key), -1))
-                keys, is_real = cache.key.transpose(1, 2), cache.mask[:, 0, 0] == 0
-                weights.append(mean_weights(beams, keys, is_real))
+                is_source = cache.mask[:, 0, 0] == 0
+                weights.append(mean_weights(beams, cache.key.transpose(1, 2), is_source))
             return self.output(cached_attention(query, *cache).flatten(1))
         assert memory is not None
         assert segments is not None
         key, value = self.project_cross_kv(memory)
         if weights is not None:
-            targets, sources = segments
+            targets, sources, _ = segments
             weights.append(mean_weights(targets.pad(query), sources.pad(key), sources.mask()))
-        return self.output(attention(query, key, value, segments, dropout=self._drop).flatten(1))
+        mixed = attention(query, key, value, segments, dropout=self._drop)
+        return self.output(mixed.flatten(1))
 
 
 class Residual(nn.Module):
@@ -314,9 +328,9 @@ class Residual(nn.Module):
         """Apply ``sublayer`` with norm, dropout and residual: (N, D) -> (N, D)."""
         # Pre-norm keeps an identity path from input to output, so deep models train without
         # warm-up (Xiong et al. 2020). Post-norm is the original (Vaswani et al. 2017).
-        if self._is_pre:
-            return values + dropout(sublayer(self.norm(values)), self._dropout, self.training)
-        return self.norm(values + dropout(sublayer(values), self._dropout, self.training))
+        inputs = self.norm(values) if self._is_pre else values
+        values = values + dropout(sublayer(inputs), self._dropout, self.training)
+        return values if self._is_pre else self.norm(values)
 
 
 class EncoderLayer(nn.Module):
@@ -331,9 +345,9 @@ class EncoderLayer(nn.Module):
         self.feed_forward_residual = Residual(dim, config)
 
     @override
-    def forward(self, values: Tensor, segments: Packed) -> Tensor:
+    def forward(self, values: Tensor, source: Packed) -> Tensor:
         """Run the layer on packed source tokens: (N, D) -> (N, D)."""
-        values = self.self_residual(values, lambda x: self.self_attention(x, segments))
+        values = self.self_residual(values, lambda x: self.self_attention(x, source))
         return self.feed_forward_residual(values, self.feed_forward)
 
 
@@ -342,8 +356,10 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        dim, dropout = config.decoder_dim, config.decoder_attention_dropout
-        dropout = config.attention_dropout if dropout is None else dropout
+        dim = config.decoder_dim
+        dropout = config.decoder_attention_dropout
+        if dropout is None:
+            dropout = config.attention_dropout
         self.self_attention = SelfAttention(dim, config, dropout=dropout)
         self.self_residual = Residual(dim, config)
         self.cross_attention = CrossAttention(dim, config.model_dim, config, dropout=dropout)
@@ -371,13 +387,17 @@ class DecoderLayer(nn.Module):
             cache: Caches for decoding, instead of ``memory``, ``target`` and ``source``.
             weights: See `CrossAttention.forward`.
         """
-        segments = None if target is None or source is None else (target, source)
-        of_self, of_source = (None, None) if cache is None else cache
-        values = self.self_residual(
-            values, lambda x: self.self_attention(x, target, causal=True, cache=of_self)
-        )
-        values = self.cross_residual(
-            values,
-            lambda x: self.cross_attention(x, memory, segments, cache=of_source, weights=weights),
-        )
+        segments = None
+        if target is not None and source is not None:
+            segments = Segments(target, source)
+        of_self, of_source = cache or (None, None)
+
+        def attend_to_target(x: Tensor) -> Tensor:
+            return self.self_attention(x, target, causal=True, cache=of_self)
+
+        def attend_to_source(x: Tensor) -> Tensor:
+            return self.cross_attention(x, memory, segments, cache=of_source, weights=weights)
+
+        values = self.self_residual(values, attend_to_target)
+        values = self.cross_residual(values, attend_to_source)
         return self.feed_forward_residual(values, self.feed_forward)

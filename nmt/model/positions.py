@@ -1,9 +1,9 @@
 """Position schemes, their registry, and token embeddings.
 
 A scheme has up to two parts. `AbsolutePositions` are vectors that are added to the embeddings.
-`RelativePositions` change self-attention: they rotate queries and keys, add a bias to the scores,
-or add vectors to keys and values. To add a scheme, write its parts in a new file and register it in
-`POSITIONS`; then ``model.positions: NAME`` selects it.
+`RelativePositions` change self-attention: they rotate queries and keys, or add vectors to keys and
+values. To add a scheme, write its parts in a new file and register it in `POSITIONS`; then
+``model.positions: NAME`` selects it.
 
 Shapes: N packed tokens, D model width, H heads, E head width, T query and S key positions.
 """
@@ -39,11 +39,6 @@ class RelativePositions(nn.Module):
         """Rotate queries or keys (N, H, E) at ``positions``, (N,) or (1,). Same shape."""
         del positions
         return heads
-
-    def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Return a bias of the scores, (H, T, S), for positions (T,) and (S,); None for no bias."""
-        del queries, keys
-        return None
 
     def vectors(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return vectors to add to keys and to values, depending on the position of the query.
@@ -90,13 +85,18 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
         (num_positions, D), in torch's default dtype.
     """
     half = dim // 2
-    steps = max(half - 1, 1) if layout == "sinusoidal-halves" else half
-    rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000.0) / steps))
+    steps = half
+    if layout == "sinusoidal-halves":
+        steps = max(half - 1, 1)
     # In float64, because late positions have large angles, which lose digits in float32.
-    angles = torch.arange(num_positions, dtype=torch.float64).unsqueeze(1) * rates
-    waves = angles.sin(), angles.cos()
-    interleaved = layout == "sinusoidal"
-    table = torch.stack(waves, dim=-1).flatten(1) if interleaved else torch.cat(waves, dim=-1)
+    exponents = torch.arange(half, dtype=torch.float64) * (-math.log(10_000.0) / steps)
+    positions = torch.arange(num_positions, dtype=torch.float64)
+    angles = positions.unsqueeze(1) * torch.exp(exponents)
+    waves = (angles.sin(), angles.cos())
+    if layout == "sinusoidal":
+        table = torch.stack(waves, dim=-1).flatten(1)
+    else:
+        table = torch.cat(waves, dim=-1)
     return table.to(torch.get_default_dtype())
 
 
@@ -107,7 +107,8 @@ class SinusoidalPositions(AbsolutePositions):
 
     def __init__(self, dim: int, layout: str) -> None:
         super().__init__()
-        self._dim, self._layout = dim, layout
+        self._dim = dim
+        self._layout = layout
         # Not saved: a checkpoint must not depend on the longest sentence so far.
         self.register_buffer("_table", sinusoids(256, dim, layout), persistent=False)
 
@@ -147,7 +148,8 @@ class RotaryPositions(RelativePositions):
         rates = torch.arange(half, device=heads.device, dtype=torch.float32)
         rates = torch.exp(rates * (-math.log(10_000.0) / half))
         angles = (positions.unsqueeze(1) * rates).unsqueeze(1)  # (N, 1, E / 2)
-        cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+        cos = angles.cos().to(heads.dtype)
+        sin = angles.sin().to(heads.dtype)
         first, second = heads.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -166,14 +168,16 @@ class RelativeEmbeddings(RelativePositions):
 
     def __init__(self, longest: int, dim: int) -> None:
         super().__init__()
-        self.keys = nn.Parameter(nn.init.xavier_uniform_(torch.empty(2 * longest + 1, dim)))
-        self.values = nn.Parameter(nn.init.xavier_uniform_(torch.empty(2 * longest + 1, dim)))
+        shape = (2 * longest + 1, dim)
+        self.keys = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
+        self.values = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
 
     @override
     def vectors(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         longest = len(self.keys) // 2
         # Clamped: exact distances are only useful nearby (a hypothesis of the paper).
-        rows = (keys - queries.unsqueeze(1)).clamp(-longest, longest) + longest  # (T, S)
+        distances = keys - queries.unsqueeze(1)  # (T, S)
+        rows = distances.clamp(-longest, longest) + longest
         return F.embedding(rows, self.keys), F.embedding(rows, self.values)
 
 
@@ -188,15 +192,17 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig, dim: int, *, zero_start: bool = False) -> None:
         super().__init__()
-        self._zero_start, self._first = zero_start, config.first_position
+        self._config = config
+        self._zero_start = zero_start
         self._scale = dim**0.5 if config.scale_embeddings else 1.0
-        self._dropout, self._word_dropout = config.dropout, config.word_dropout
         absolute = POSITIONS[config.positions].absolute
         self.positions = absolute(config, dim) if absolute else None
 
     def position_table(self, num_positions: int) -> Tensor | None:
         """Return vectors of at least ``num_positions`` positions; None if the scheme has none."""
-        return None if self.positions is None else self.positions.table(num_positions + self._first)
+        if self.positions is None:
+            return None
+        return self.positions.table(num_positions + self._config.first_position)
 
     @override
     def forward(
@@ -214,6 +220,7 @@ class Embedding(nn.Module):
         Returns:
             (N, D).
         """
+        config = self._config
         values = F.embedding(ids, vectors)
         kind = values.device.type
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
@@ -222,26 +229,36 @@ class Embedding(nn.Module):
             values = values * self._scale
         if self._zero_start:
             values = values.masked_fill((positions == 0).unsqueeze(1), 0)
-        if self.training and self._word_dropout:
+        if self.training and config.word_dropout:
             # A whole token is dropped, as if it were unknown, so other tokens are not scaled up.
-            kept = torch.rand(len(ids), 1, device=ids.device) >= self._word_dropout
+            kept = torch.rand(len(ids), 1, device=ids.device) >= config.word_dropout
             values = values * kept.to(values.dtype)
         if table is not None:
-            positions = positions + self._first if self._first else positions
+            if config.first_position:
+                positions = positions + config.first_position
             values = values + table.index_select(0, positions).to(values.dtype)
-        return dropout(values, self._dropout, self.training)
+        return dropout(values, config.dropout, self.training)
 
 
-def _sinusoidal(layout: str) -> PositionScheme:
-    return PositionScheme(lambda _, dim: SinusoidalPositions(dim, layout))
+def _sinusoidal(config: ModelConfig, dim: int) -> SinusoidalPositions:
+    return SinusoidalPositions(dim, config.positions)
 
 
-POSITIONS.register("none", PositionScheme())
-for _layout in ("sinusoidal", "sinusoidal-concatenated", "sinusoidal-halves"):
-    POSITIONS.register(_layout, _sinusoidal(_layout))
-POSITIONS.register("learned", PositionScheme(lambda c, dim: LearnedPositions(c.max_positions, dim)))
-POSITIONS.register("rotary", PositionScheme(relative=lambda *_: RotaryPositions()))
-POSITIONS.register(
-    "relative",
-    PositionScheme(relative=lambda c, dim: RelativeEmbeddings(c.max_relative_distance, dim)),
-)
+def _learned(config: ModelConfig, dim: int) -> LearnedPositions:
+    return LearnedPositions(config.max_positions, dim)
+
+
+def _rotary(_config: ModelConfig, _dim: int) -> RotaryPositions:
+    return RotaryPositions()
+
+
+def _relative(config: ModelConfig, dim: int) -> RelativeEmbeddings:
+    return RelativeEmbeddings(config.max_relative_distance, dim)
+
+
+# The entries of registry.toml.
+NO_POSITIONS = PositionScheme()
+SINUSOIDAL = PositionScheme(_sinusoidal)
+LEARNED = PositionScheme(_learned)
+ROTARY = PositionScheme(relative=_rotary)
+RELATIVE = PositionScheme(relative=_relative)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -65,19 +65,19 @@ class Transformer(nn.Module):
         # Whether to store only the inputs of each layer, and recompute the rest in the backward
         # pass.
         self.recompute = False
-        self._forwards: dict[type[nn.Module], _Forward] = {}
         self._compiler: Callable[[_Forward], _Forward] | None = None
         self._compiled: dict[_Forward, _Forward] = {}
-        self._shares_inputs, self._ties_output = config.shares_inputs, config.ties_output
+        self._shares_inputs = config.shares_inputs
+        self._ties_output = config.ties_output
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied embeddings are one parameter under the first name, so they are stored once.
         if not config.shares_inputs:
             self.target_vectors = _vectors(target_vocab_size, config.decoder_dim)
         if not config.ties_output:
             self.output_vectors = _vectors(target_vocab_size, config.decoder_dim)
-        self.output_bias = (
-            nn.Parameter(torch.zeros(target_vocab_size)) if config.output_bias else None
-        )
+        self.output_bias = None
+        if config.output_bias:
+            self.output_bias = nn.Parameter(torch.zeros(target_vocab_size))
         self.source_embedding = Embedding(config, config.model_dim)
         # Marian shifts the embedded target by one position instead of using BOS: the first is 0.
         zero_start = config.decoder_start == "zero"
@@ -109,7 +109,8 @@ class Transformer(nn.Module):
         the fifth of six layers. Attention is taken from the step that predicts a token. Chen et al.
         (2020) take the step that reads it, which was worse for three decoder layers on Multi30k.
         """
-        return {*list(self.decoder)[len(self.decoder) // 2 :]}
+        upper = len(self.decoder) // 2
+        return set(self.decoder[upper:])
 
     def compile_layers(self, compiled: Callable[[_Forward], _Forward] | None) -> None:
         """Compile the layers with ``compiled``; None undoes it.
@@ -120,9 +121,8 @@ class Transformer(nn.Module):
         Args:
             compiled: Compiles a function, for example `torch.compile`.
         """
-        kinds = EncoderLayer, DecoderLayer
-        self._forwards = {kind: compiled(kind.forward) for kind in kinds} if compiled else {}
-        self._compiler, self._compiled = compiled, {}
+        self._compiler = compiled
+        self._compiled = {}
 
     def compiled(self, function: _Forward) -> _Forward:
         """Return ``function``, compiled if the layers are compiled. For use in loss functions."""
@@ -134,10 +134,12 @@ class Transformer(nn.Module):
 
     def _run(self, layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
         # `__call__`, not `forward`, so that hooks run (`nmt inspect` uses them).
-        run = partial(self._forwards.get(type(layer), nn.Module.__call__), layer)
+        run: _Forward = nn.Module.__call__
+        if self._compiler is not None:
+            run = self.compiled(type(layer).forward)
         if self.recompute and self.training:
-            return checkpoint(run, *inputs, use_reentrant=False)
-        return run(*inputs)
+            return checkpoint(run, layer, *inputs, use_reentrant=False)
+        return run(layer, *inputs)
 
     def encode(self, source: Packed, *, run: _Forward = nn.Module.__call__) -> Tensor:
         """Encode source sentences: (M, D).
@@ -182,11 +184,14 @@ class Transformer(nn.Module):
         Returns:
             (N, D), without the filler of ``target``.
         """
-        if self._forwards:
+        if self._compiler is not None:
             for packed in (source, target):
                 Padding.of(packed)  # cached here, because compiled layers must not do it
-        hidden = self.decode(target, self.encode(source, run=self._run), source, run=self._run)
-        return hidden[: -target.num_filler] if target.num_filler else hidden
+        memory = self.encode(source, run=self._run)
+        hidden = self.decode(target, memory, source, run=self._run)
+        if target.num_filler:
+            hidden = hidden[: -target.num_filler]
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states to logits: (..., D) -> (..., V)."""
@@ -195,7 +200,9 @@ class Transformer(nn.Module):
     def narrow_output(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Return a function for the logits of ``tokens`` (V',) only: (..., D) -> (..., V')."""
         weight = self.output_weight.index_select(0, tokens)
-        bias = None if self.output_bias is None else self.output_bias.index_select(0, tokens)
+        bias = None
+        if self.output_bias is not None:
+            bias = self.output_bias.index_select(0, tokens)
         return lambda hidden: _project(hidden, weight, bias)
 
     @torch.inference_mode()
@@ -213,10 +220,13 @@ class Transformer(nn.Module):
             belongs to the prediction of token t + 1 of ``target``. Rows sum to 1. Rows of padding
             have no meaning.
         """
-        weights, aligning = list[Tensor](), self._aligning_layers
+        weights: list[Tensor] = []
+        aligning = self._aligning_layers
 
         def run(layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
-            return layer(*inputs, weights=weights if layer in aligning else None)
+            if layer in aligning:
+                return layer(*inputs, weights=weights)
+            return layer(*inputs)
 
         # The same layers as in decoding, over the whole target at once.
         with evaluating(self):
@@ -237,18 +247,25 @@ class Transformer(nn.Module):
         # Keys and values of the source are the same in every step, so they are projected once.
         memory = self.encode(source)
         layers = [m for m in self.decoder.modules() if isinstance(m, CrossAttention)]
-        groups, width = layers[0].num_kv_heads, source.max_length
-        projected = [heads for layer in layers for heads in layer.project_cross_kv(memory)]
-        cross_kv = torch.stack([to_padded(heads, source) for heads in projected])
-        cross_kv = cross_kv.view(len(layers), 2, len(source), groups, width, -1)
+        num_groups = layers[0].num_kv_heads
+        width = source.max_length
+        padded = []
+        for layer in layers:
+            key, value = layer.project_cross_kv(memory)
+            padded += [to_padded(key, source), to_padded(value, source)]
+        shape = (len(layers), 2, len(source), num_groups, width, -1)
+        cross_kv = torch.stack(padded).view(shape)
         mask = memory.new_zeros(len(source), width).masked_fill_(~source.mask(), -torch.inf)
+        coverage = None
+        if with_coverage:
+            coverage = torch.zeros(mask.shape, device=mask.device)
         return DecoderState(
             cross_kv=cross_kv,
-            source_mask=mask[:, None, None, :].repeat(1, groups, 1, 1),
+            source_mask=mask[:, None, None, :].repeat(1, num_groups, 1, 1),
             self_kv=cross_kv[..., :0, :],
             num_beams=1,
             length=0,
-            coverage=torch.zeros(mask.shape, device=mask.device) if with_coverage else None,
+            coverage=coverage,
             allowed=allowed,
         )
 
@@ -266,29 +283,37 @@ class Transformer(nn.Module):
         Returns:
             Hidden states (B, K, D), and the next state.
         """
-        # Recorded steps cannot return attention weights.
-        run = run if state.coverage is None else None
+        weights = None
+        if state.coverage is not None:
+            weights = list[Tensor]()
+            run = None  # recorded steps cannot return attention weights
         state = state.with_room() if run is None else run.with_room(state)
         longer = state.length + 1
-        position = tokens.new_full((1,), state.length)
-        table = self.target_embedding.position_table(longer)
-        ids, rows, coverage = tokens.flatten(), state.rows, state.coverage
+        ids = tokens.flatten()
+        rows = state.rows
         # Caches may be in a different order than beams (see `reorder_cache`). Move tokens to the
         # rows of their caches, and move results back.
         if rows is not None:
             ids = torch.empty_like(ids).index_copy_(0, rows, ids)
-        kv = state.self_kv.narrow(4, 0, longer)
-        inputs = StepInputs(ids, position, table, state.source_mask, state.cross_kv, kv)
-        if coverage is None:
-            hidden = (run or self.decode_token)(inputs)
-        else:
-            weights: list[Tensor] = []
-            hidden = self.decode_token(inputs, weights=weights)
-            newly = torch.stack(weights).mean(0).flatten(0, 1)
-            coverage = coverage + (newly if rows is None else newly.index_select(0, rows))
+        inputs = StepInputs(
+            ids=ids,
+            position=tokens.new_full((1,), state.length),
+            table=self.target_embedding.position_table(longer),
+            source_mask=state.source_mask,
+            cross_kv=state.cross_kv,
+            self_kv=state.self_kv.narrow(4, 0, longer),
+        )
+        hidden = run(inputs) if run else self.decode_token(inputs, weights=weights)
+        coverage = state.coverage
+        if weights is not None and coverage is not None:
+            attended = torch.stack(weights).mean(0).flatten(0, 1)
+            if rows is not None:
+                attended = attended.index_select(0, rows)
+            coverage = coverage + attended
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        return hidden.view(*tokens.shape, -1), state.after_step(coverage)
+        state = replace(state, length=longer, coverage=coverage)
+        return hidden.view(*tokens.shape, -1), state
 
     def decode_token(
         self,
@@ -311,12 +336,13 @@ class Transformer(nn.Module):
         """
         ids, position, table, source_mask, cross_kv, self_kv = inputs
         values = self.target_embedding(ids, position, self.target_embeddings, table)
-        sources, targets = cross_kv.flatten(0, 1).unbind(0), self_kv.unbind(0)
         aligning = set() if weights is None else self._aligning_layers
-        pairs = zip(sources[::2], sources[1::2], strict=True)
-        for layer, target, (key, value) in zip(self.decoder, targets, pairs, strict=True):
-            cache = SelfCache(target, position, filled), CrossCache(key, value, source_mask)
-            values = layer(values, cache=cache, weights=weights if layer in aligning else None)
+        caches = zip(cross_kv.unbind(0), self_kv.unbind(0), strict=True)
+        for layer, (of_source, of_target) in zip(self.decoder, caches, strict=True):
+            key, value = of_source.unbind(0)
+            cache = (SelfCache(of_target, position, filled), CrossCache(key, value, source_mask))
+            wanted = weights if layer in aligning else None
+            values = layer(values, cache=cache, weights=wanted)
         return self.decoder_norm(values)
 
 
@@ -329,8 +355,11 @@ def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not is_narrow or torch.is_grad_enabled():
         return F.linear(hidden, weight, bias)
     # A 16-bit product with a float32 result: casting the weights would double their memory.
-    rows = torch.mm(hidden.reshape(-1, hidden.shape[-1]), weight.mT, out_dtype=torch.float32)
-    return (rows if bias is None else rows + bias).view(*hidden.shape[:-1], -1)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    logits = torch.mm(rows, weight.mT, out_dtype=torch.float32)
+    if bias is not None:
+        logits = logits + bias
+    return logits.view(*hidden.shape[:-1], -1)
 
 
 @contextmanager
@@ -362,8 +391,10 @@ def count_parameters(model: Transformer) -> Mapping[str, int]:
     """Count parameters of ``embeddings`` (with the output projection), ``encoder``, ``decoder``."""
     sizes = {"embeddings": 0, "encoder": 0, "decoder": 0}
     for name, parameter in model.named_parameters():
-        part = name.split("_")[0].split(".")[0]
-        sizes[part if part in sizes else "embeddings"] += parameter.numel()
+        part, _, _ = name.replace(".", "_").partition("_")
+        if part not in sizes:
+            part = "embeddings"
+        sizes[part] += parameter.numel()
     return sizes
 
 
@@ -378,8 +409,8 @@ def fused_rows(model: nn.Module) -> Mapping[str, list[int]]:
             matrix = "query_key_value" if isinstance(module, SelfAttention) else "key_value"
             fused[f"{name}.{matrix}.weight"] = [size * module.head_dim for size in module.sizes]
         elif isinstance(module, FeedForward):
-            width = module.outer.weight.shape[1]
-            fused[f"{name}.inner.weight"] = [width] * (len(module.inner.weight) // width)
+            num_blocks = module.inner.out_features // module.outer.in_features
+            fused[f"{name}.inner.weight"] = [module.outer.in_features] * num_blocks
     return fused
 
 

@@ -10,9 +10,9 @@ Shapes: B active sentences, K beams in G groups of k, V vocabulary, t tokens gen
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import torch
@@ -33,7 +33,7 @@ from nmt.text import EOS_ID, PAD_ID
 
 # For each phrase, how many of its first tokens the output ends with; the whole length once the
 # output contains the phrase.
-Progress = tuple[int, ...]
+PhraseProgress = tuple[int, ...]
 # Cost, in nats, of continuing for a phrase where EOS is the most probable token.
 _PAST_END = 10.0
 
@@ -53,10 +53,12 @@ class Candidates(NamedTuple):
         """
         ends = self.tokens == EOS_ID
         if not bool(ends.any()):
-            return Candidates(*(x[:, :beam_size] for x in self))
-        order = ends.int().argsort(dim=1, stable=True)[:, :beam_size]
-        totals = self.log_probs.masked_fill(ends, -math.inf)
-        return Candidates(*(x.gather(1, order) for x in (self.parents, self.tokens, totals)))
+            return Candidates(*(column[:, :beam_size] for column in self))
+        order = ends.int().argsort(dim=1, stable=True)
+        order = order[:, :beam_size]
+        log_probs = self.log_probs.masked_fill(ends, -math.inf)
+        columns = (self.parents, self.tokens, log_probs)
+        return Candidates(*(column.gather(1, order) for column in columns))
 
 
 def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Candidates:
@@ -74,18 +76,23 @@ def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Candidates:
     Returns:
         2 x ``beam_size`` candidates for each sentence, best first.
     """
+    count = 2 * beam_size
     # Rank within each beam first: the host then sorts 2K x K sums instead of K x V.
-    of_beam, tokens = largest(log_probs, 2 * beam_size)
-    sums = (totals.unsqueeze(-1) + of_beam).flatten(1)
-    best, order = torch.sort(sums, stable=True, dim=-1, descending=True)
-    best, order = best[:, : 2 * beam_size], order[:, : 2 * beam_size]
-    found = Candidates(order // of_beam.shape[-1], tokens.flatten(1).gather(1, order), best)
-    short = 2 * beam_size - order.shape[1]
-    if not short:
-        return found
-    # The vocabulary is smaller than the beam: fill up with empty candidates.
-    fillings = zip(found, (0, 0, -math.inf), strict=True)
-    return Candidates(*(F.pad(x, (0, short), value=filling) for x, filling in fillings))
+    of_beam, tokens = largest(log_probs, count)
+    sums = totals.unsqueeze(-1) + of_beam
+    sums = sums.flatten(1)
+    sums, order = sums.sort(stable=True, descending=True)
+    sums = sums[:, :count]
+    order = order[:, :count]
+    parents = order // of_beam.shape[-1]
+    tokens = tokens.flatten(1).gather(1, order)
+    missing = count - order.shape[1]
+    if missing:  # the vocabulary is smaller than the beam: fill up with empty candidates
+        padding = (0, missing)
+        parents = F.pad(parents, padding)
+        tokens = F.pad(tokens, padding)
+        sums = F.pad(sums, padding, value=-math.inf)
+    return Candidates(parents, tokens, sums)
 
 
 class BeamSelector(Selector):
@@ -97,19 +104,21 @@ class BeamSelector(Selector):
     """
 
     def __init__(self, inputs: SearchInputs, num_groups: int = 1) -> None:
-        options, self._count = inputs.options, len(inputs.source)
-        self._num_groups, self._n_best = num_groups, options.n_best
-        self._beam_size = options.beam_size // num_groups  # of each group
-        size, most = self._beam_size, min(self._beam_size, self._n_best)
+        self._num_groups = num_groups
+        self._n_best = inputs.options.n_best
+        self._beam_size = inputs.options.beam_size // num_groups  # of each group
         self._finished = FinishedHypotheses(
-            inputs, beam_size=size, n_best=most, pools_per_sentence=num_groups
+            inputs,
+            beam_size=self._beam_size,
+            n_best=min(self._beam_size, self._n_best),
+            pools_per_sentence=num_groups,
         )
 
     @override
-    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
-        found = self._expand(beams, log_probs)
-        self._finish(found, beams.sentences, beams.history, coverage)
-        parents, tokens, totals = found.active(self._beam_size)
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor) -> Selection:
+        candidates = self._expand(beams, log_probs)
+        self._finish(candidates, beams.sentences, beams.history, coverage)
+        parents, tokens, totals = candidates.active(self._beam_size)
         active = self._finished.active(beams.sentences, totals[:, 0])
         return Selection(tokens, totals, parents, active)
 
@@ -121,18 +130,24 @@ class BeamSelector(Selector):
         return expand(beams.totals, log_probs, self._beam_size)
 
     def _finish(
-        self, found: Candidates, pools: Tensor, history: Tensor, coverage: Tensor | None
+        self,
+        candidates: Candidates,
+        pools: Tensor,
+        history: Tensor,
+        coverage: Tensor,
     ) -> None:
         """Add candidates among the best K that end in EOS to the ``pools`` (B,)."""
-        ends = found.tokens[:, : self._beam_size] == EOS_ID
-        if not bool(ends.any()):
+        ends = candidates.tokens == EOS_ID
+        ends &= candidates.log_probs.isfinite()
+        best_ends = ends[:, : self._beam_size]
+        rows, ranks = best_ends.nonzero(as_tuple=True)
+        if not len(rows):
             return
-        ends &= found.log_probs[:, : self._beam_size].isfinite()
-        rows, ranks = ends.nonzero(as_tuple=True)
-        if len(rows):
-            parents, log_probs = found.parents[rows, ranks], found.log_probs[rows, ranks]
-            lost = None if coverage is None else coverage[rows, parents]
-            self._finished.add(pools[rows], history[rows, parents], log_probs, lost)
+        parents = candidates.parents[rows, ranks]
+        log_probs = candidates.log_probs[rows, ranks]
+        history = history[rows, parents]
+        coverage = coverage[rows, parents]
+        self._finished.add(pools[rows], history, log_probs, coverage)
 
     @override
     def results(self) -> list[list[Hypothesis]]:
@@ -140,14 +155,16 @@ class BeamSelector(Selector):
 
         Groups contribute in turn: the best of each group, then the second best of each group.
         """
-        found, groups = [], self._num_groups
-        for first in range(0, self._count * groups, groups):
-            rounds = zip_longest(*map(self._finished.ranked, range(first, first + groups)))
+        results = []
+        for pools in self._finished.by_sentence():
             # Groups may find the same output: keep it once.
-            unique = {h.ids: h for round_ in rounds for h in round_ if h is not None}
+            unique: dict[Ids, Hypothesis] = {}
+            for hypothesis in chain(*zip_longest(*pools)):
+                if hypothesis is not None:
+                    unique[hypothesis.ids] = hypothesis
             best = list(unique.values())[: self._n_best]
-            found.append(sorted(best, key=lambda hypothesis: -hypothesis.score))
-        return found
+            results.append(sorted(best, key=lambda hypothesis: -hypothesis.score))
+        return results
 
 
 class DiverseSelector(BeamSelector):
@@ -164,30 +181,38 @@ class DiverseSelector(BeamSelector):
         self._strength = inputs.options.diverse_beam_strength
 
     @override
-    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
-        pools = beams.sentences.unsqueeze(1) * self._num_groups + torch.arange(self._num_groups)
-        full = self._finished.full(pools)  # (B, G)
-        taken = torch.zeros_like(log_probs[:, 0])  # (B, V)
-        rows, groups = torch.arange(len(taken), device=taken.device).unsqueeze(1), []
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor) -> Selection:
+        size = self._beam_size
+        first_pools = beams.sentences.unsqueeze(1) * self._num_groups
+        pools = first_pools + torch.arange(self._num_groups)  # (B, G)
+        full = self._finished.full(pools).unsqueeze(-1)
+        num_chosen = torch.zeros_like(log_probs[:, 0])  # beams of earlier groups. (B, V)
+        rows = torch.arange(len(pools)).unsqueeze(1)
+        groups: list[Candidates] = []
         for group in range(self._num_groups):
-            first = group * self._beam_size if beams.history.shape[1] > 1 else 0
-            own = slice(first, first + self._beam_size)
+            # At the first step all groups continue the same empty hypothesis.
+            first = group * size if beams.history.shape[1] > 1 else 0
+            of_group = slice(first, first + size)
             # A full group continues with empty beams, so that all groups keep the same width.
-            before = beams.totals[:, own].masked_fill(full[:, group, None], -torch.inf)
-            # The penalty only affects the ranking: the totals below are sums of `log_probs`.
-            ranked = log_probs[:, own] - self._strength * taken.unsqueeze(1)
-            found = expand(before, ranked, self._beam_size)
-            where = rows, *(x.to(rows.device) for x in (found.parents + first, found.tokens))
-            own_total = before.gather(1, found.parents) + log_probs[where].cpu()
-            found = found._replace(log_probs=own_total)
-            lost = None if coverage is None else coverage[:, own]
-            self._finish(found, pools[:, group], beams.history[:, own], lost)
-            parents, tokens, totals = found.active(self._beam_size)
-            groups.append((parents + first, tokens, totals))
-            taken.scatter_add_(1, tokens.to(taken.device), totals.isfinite().to(taken))
-        parents, tokens, totals = (torch.cat(parts, dim=1) for parts in zip(*groups, strict=True))
-        best = totals.unflatten(1, (self._num_groups, -1)).amax(-1)
-        return Selection(tokens, totals, parents, self._finished.active(pools, best).any(1))
+            totals = beams.totals[:, of_group]
+            totals = totals.masked_fill(full[:, group], -torch.inf)
+            values = log_probs[:, of_group]  # (B, k, V)
+            # The penalty only affects the ranking: the totals below are sums of `values`.
+            penalty = self._strength * num_chosen.unsqueeze(1)
+            parents, tokens, _ = expand(totals, values - penalty, size)
+            chosen = values[rows, parents, tokens].cpu()
+            totals = totals.gather(1, parents) + chosen
+            candidates = Candidates(parents, tokens, totals)
+            history = beams.history[:, of_group]
+            self._finish(candidates, pools[:, group], history, coverage[:, of_group])
+            active = candidates.active(size)
+            groups.append(active._replace(parents=active.parents + first))
+            is_used = active.log_probs.isfinite().to(num_chosen)
+            num_chosen.scatter_add_(1, active.tokens.to(log_probs.device), is_used)
+        parents, tokens, totals = (torch.cat(parts, 1) for parts in zip(*groups, strict=True))
+        of_groups = totals.unflatten(1, (self._num_groups, -1))
+        active_groups = self._finished.active(pools, of_groups.amax(-1))
+        return Selection(tokens, totals, parents, active_groups.any(1))
 
 
 @lru_cache(1 << 16)
@@ -205,7 +230,10 @@ def _advance(phrase: Ids, matched: int, token: int) -> int:
     (3, 0)
     """
     seen = (*phrase[:matched], token)
-    return next(n for n in range(len(seen), -1, -1) if seen[len(seen) - n :] == phrase[:n])
+    for length in range(len(seen), 0, -1):
+        if seen[-length:] == phrase[:length]:
+            return length
+    return 0
 
 
 class RequiredPhrases:
@@ -216,38 +244,40 @@ class RequiredPhrases:
     """
 
     def __init__(self, phrases: Sequence[Ids]) -> None:
-        unique = dict.fromkeys(phrases)
+        kept = []
+        for phrase in dict.fromkeys(phrases):
+            others = [other for other in phrases if other != phrase]
+            if not any(contains(other, phrase) for other in others):
+                kept.append(phrase)
+        self.phrases = tuple(kept)
+        self.num_tokens = sum(map(len, kept))  # Tokens of all phrases.
+        self.start = (0,) * len(self.phrases)  # Progress of an empty output.
 
-        def is_inside(phrase: Ids) -> bool:
-            return any(contains(other, phrase) for other in unique if other != phrase)
-
-        self.phrases = tuple(phrase for phrase in unique if not is_inside(phrase))
-        self.num_tokens = sum(map(len, self.phrases))  # Tokens of all phrases.
-        self.start: Progress = (0,) * len(self.phrases)  # Progress of an empty output.
-
-    def advance(self, progress: Progress, token: int) -> Progress:
+    def advance(self, progress: PhraseProgress, token: int) -> PhraseProgress:
         """Return the progress after one more token."""
-        return tuple(
-            matched if matched == len(phrase) else _advance(phrase, matched, token)
-            for phrase, matched in zip(self.phrases, progress, strict=True)
-        )
+        after = []
+        for phrase, matched in zip(self.phrases, progress, strict=True):
+            is_complete = matched == len(phrase)
+            after.append(matched if is_complete else _advance(phrase, matched, token))
+        return tuple(after)
 
-    def wanted(self, progress: Progress) -> set[int]:
+    def wanted(self, progress: PhraseProgress) -> set[int]:
         """Return the tokens that continue or start a phrase."""
-        return {phrase[matched] for phrase, matched in self._open(progress)}
+        return {phrase[matched] for phrase, matched in self._missing(progress)}
 
-    def num_met(self, progress: Progress) -> int:
+    def num_met(self, progress: PhraseProgress) -> int:
         """Return the number of met tokens: of all finished phrases, and of the longest started one.
 
         The output contains all phrases if this equals ``num_tokens``.
         """
-        begun = max((matched for _, matched in self._open(progress)), default=0)
-        missing = sum(len(phrase) for phrase, _ in self._open(progress))
-        return self.num_tokens - missing + begun
+        missing = self._missing(progress)
+        longest = max((matched for _, matched in missing), default=0)
+        return self.num_tokens - sum(len(phrase) for phrase, _ in missing) + longest
 
-    def _open(self, progress: Progress) -> Iterator[tuple[Ids, int]]:
+    def _missing(self, progress: PhraseProgress) -> list[tuple[Ids, int]]:
+        """Return the phrases that the output does not contain, with their matched tokens."""
         pairs = zip(self.phrases, progress, strict=True)
-        return ((phrase, matched) for phrase, matched in pairs if matched < len(phrase))
+        return [(phrase, matched) for phrase, matched in pairs if matched < len(phrase)]
 
 
 def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
@@ -281,13 +311,13 @@ def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
     return sizes
 
 
-class _Candidate(NamedTuple):
-    """One continuation. Candidates are sorted by their fields, in this order."""
+class _Continuation(NamedTuple):
+    """One candidate of a sentence. Candidates are sorted by their fields, in this order."""
 
     cost: float  # Negative log probability plus ``past_end``.
     beam: int
     token: int
-    progress: Progress
+    progress: PhraseProgress
     past_end: float  # `_PAST_END` or 0.
 
 
@@ -305,87 +335,96 @@ class ConstrainedSelector(BeamSelector):
 
     def __init__(self, inputs: SearchInputs) -> None:
         super().__init__(inputs)
-        self._phrases = [RequiredPhrases(own.required) for own in inputs.constraints]
-        self._progress = [[own.start] for own in self._phrases]  # for each sentence and beam
-        self._past_end = [[0.0] for _ in self._phrases]
-        self._paid: dict[int, list[float]] = {}  # costs of the beams before this step
+        self._phrases = [RequiredPhrases(each.required) for each in inputs.constraints]
+        # Of each sentence and beam:
+        self._progress = [[phrases.start] for phrases in self._phrases]
+        self._past_end = torch.zeros(len(self._phrases), self._beam_size)
         self._penalty = length_penalty(inputs.options)
 
     @override
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor) -> Selection:
+        # Hypotheses that end in this step pay what they owed before it.
+        _, num_beams, length = beams.history.shape
+        past_end = self._past_end[beams.sentences, :num_beams]
+        lost = -past_end / self._penalty(length + 1)
+        return super().select(beams, log_probs, coverage + lost)
+
+    @override
     def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:
-        found = super()._expand(beams, log_probs)
-        best = log_probs.argmax(dim=-1).tolist()
+        candidates = super()._expand(beams, log_probs)
+        best_tokens = log_probs.argmax(dim=-1).tolist()
         for row, sentence in enumerate(beams.sentences.tolist()):
-            own = self._phrases[sentence]
-            if not own.num_tokens:
+            phrases = self._phrases[sentence]
+            if not phrases.num_tokens:
                 continue
-            both = zip(self._progress[sentence], best[row], strict=True)
-            wanted = ({first, *own.wanted(progress)} for progress, first in both)
-            steps = [(beam, token) for beam, chosen in enumerate(wanted) for token in chosen]
+            steps = []
+            for beam, progress in enumerate(self._progress[sentence]):
+                wanted = phrases.wanted(progress) | {best_tokens[row][beam]}
+                steps += [(beam, token) for token in wanted]
             parents, tokens = torch.tensor(steps).unbind(1)
-            totals = beams.totals[row, parents] + log_probs[row, parents, tokens].cpu()
-            more = Candidates(parents, tokens, totals)
-            pairs = zip(found, more, strict=True)
-            has_ended = [token == EOS_ID for token in best[row]]
-            lists = [torch.cat((x[row], y)).tolist() for x, y in pairs]
-            kept = self._divide(sentence, has_ended, *lists)
-            for values, chosen in zip(found, zip(*kept, strict=True), strict=True):
-                values[row] = torch.tensor(chosen)
-        return found
+            chosen = log_probs[row, parents, tokens].cpu()
+            totals = beams.totals[row, parents] + chosen
+            plain = zip(*(column[row].tolist() for column in candidates), strict=True)
+            more = zip(*map(Tensor.tolist, (parents, tokens, totals)), strict=True)
+            kept = self._divide(sentence, best_tokens[row], {*plain, *more})
+            columns = zip(*kept, strict=True)
+            for column, values in zip(candidates, columns, strict=True):
+                column[row] = torch.tensor(values)
+        return candidates
 
     def _divide(
         self,
         sentence: int,
-        has_ended: list[bool],
-        parents: list[int],
-        tokens: list[int],
-        scores: list[float],
+        best_tokens: list[int],
+        candidates: Iterable[tuple[int, int, float]],
     ) -> list[tuple[int, int, float]]:
-        """Return the candidates that end, then those that continue, and store their progress."""
-        own, before = self._phrases[sentence], self._progress[sentence]
-        paid = self._paid[sentence] = self._past_end[sentence]
+        """Divide the beam of a sentence, and store the state of the hypotheses that continue.
 
-        def candidate(beam: int, token: int, score: float) -> _Candidate:
-            goes_on = has_ended[beam] and own.num_met(before[beam]) < own.num_tokens
-            past_end = _PAST_END if goes_on else paid[beam]
-            progress = own.advance(before[beam], token)
-            return _Candidate(past_end - score, beam, token, progress, past_end)
+        Args:
+            sentence: Number of the sentence.
+            best_tokens: Most probable next token of each beam.
+            candidates: Beam, token and log probability of each candidate.
 
-        candidates = sorted(
-            candidate(beam, token, score)
-            for beam, token, score in set(zip(parents, tokens, scores, strict=True))
-            if math.isfinite(score)
-            and (token != EOS_ID or own.num_met(before[beam]) == own.num_tokens)
-        )
-        ended = [c for c in self._within_banks(own, candidates) if c.token == EOS_ID]
-        live = self._within_banks(own, [c for c in candidates if c.token != EOS_ID])
-        nothing = _Candidate(math.inf, 0, PAD_ID, own.start, 0.0)
-        live += [nothing] * (self._beam_size - len(live))
-        self._progress[sentence] = [candidate.progress for candidate in live]
-        self._past_end[sentence] = [candidate.past_end for candidate in live]
-        kept = ended + live + [nothing] * (self._beam_size - len(ended))
+        Returns:
+            2K candidates: those that end, then those that continue, then empty ones.
+        """
+        phrases = self._phrases[sentence]
+        progress = self._progress[sentence]
+        past_end = self._past_end[sentence].tolist()
+        allowed: list[_Continuation] = []
+        for beam, token, log_prob in candidates:
+            is_complete = phrases.num_met(progress[beam]) == phrases.num_tokens
+            if token == EOS_ID and not is_complete:
+                continue
+            cost = past_end[beam]
+            if best_tokens[beam] == EOS_ID and not is_complete:
+                cost = _PAST_END
+            after = phrases.advance(progress[beam], token)
+            if math.isfinite(log_prob):
+                allowed.append(_Continuation(cost - log_prob, beam, token, after, cost))
+        allowed.sort()
+        active = [candidate for candidate in allowed if candidate.token != EOS_ID]
+        active = self._within_banks(phrases, active)
+        ending = self._within_banks(phrases, allowed)
+        ending = [candidate for candidate in ending if candidate.token == EOS_ID]
+        nothing = _Continuation(math.inf, 0, PAD_ID, phrases.start, 0.0)
+        active += [nothing] * (self._beam_size - len(active))
+        self._progress[sentence] = [candidate.progress for candidate in active]
+        costs = [candidate.past_end for candidate in active]
+        self._past_end[sentence] = torch.tensor(costs)
+        kept = ending + active
+        kept += [nothing] * (2 * self._beam_size - len(kept))
         return [(each.beam, each.token, each.past_end - each.cost) for each in kept]
 
-    @override
-    def _finish(
-        self, found: Candidates, pools: Tensor, history: Tensor, coverage: Tensor | None
-    ) -> None:
-        costs = torch.zeros(history.shape[:2])
-        for row, sentence in enumerate(pools.tolist()):
-            if paid := self._paid.get(sentence):
-                costs[row] = torch.tensor(paid)
-        if self._paid:
-            lost = -costs / self._penalty(history.shape[2] + 1)
-            coverage = lost if coverage is None else coverage + lost
-        super()._finish(found, pools, history, coverage)
-
     def _within_banks(
-        self, own: RequiredPhrases, candidates: Sequence[_Candidate]
-    ) -> list[_Candidate]:
+        self, phrases: RequiredPhrases, candidates: Sequence[_Continuation]
+    ) -> list[_Continuation]:
         """Return the best candidates of each bank, in the same order."""
-        banks = [own.num_met(candidate.progress) for candidate in candidates]
-        counts = [banks.count(bank) for bank in range(own.num_tokens + 1)]
-        places, kept = bank_sizes(counts, self._beam_size), []
+        banks = [phrases.num_met(candidate.progress) for candidate in candidates]
+        numbers = range(phrases.num_tokens + 1)
+        counts = [banks.count(bank) for bank in numbers]
+        places = bank_sizes(counts, self._beam_size)
+        kept = []
         for candidate, bank in zip(candidates, banks, strict=True):
             if places[bank]:
                 places[bank] -= 1

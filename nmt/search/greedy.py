@@ -13,6 +13,7 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from typing_extensions import override
 
 from nmt.config.model import DecodingConfig
 from nmt.search.hypothesis import Hypothesis, LengthPenalty
-from nmt.search.rules import renormalize
+from nmt.search.rules import delay_end, end_at_limit, renormalize
 from nmt.search.selector import (
     BeamState,
     FinishedHypotheses,
@@ -40,12 +41,15 @@ from nmt.text import EOS_ID, NUM_NEVER_CHOSEN
 _STEPS_BETWEEN_LOOKS = 4
 # SplitMix64 (Steele et al. 2014) instead of torch.Generator, whose numbers depend on earlier draws
 # and so on the batch. The constants are signed, because torch integers are; they wrap around.
-_GOLDEN, _MIX_1, _MIX_2 = (
-    x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
 _BITS = 32
 _MOST_POSITIONS = 1 << 32
 _FIRST_LOOK = 256  # tokens; most nuclei are smaller
+
+
+Choice = tuple[Tensor, Tensor]  # Log probability and id of a token.
 
 
 class IndependentSelector(Selector):
@@ -60,15 +64,16 @@ class IndependentSelector(Selector):
     """
 
     def __init__(self, inputs: SearchInputs, num_hypotheses: int) -> None:
-        self._count, self._num_hypotheses = len(inputs.source), num_hypotheses
+        self._num_hypotheses = num_hypotheses
         self._finished = FinishedHypotheses(
             inputs, beam_size=1, n_best=1, pools_per_sentence=num_hypotheses
         )
-        self._numbers = torch.arange(num_hypotheses).expand(self._count, -1)
+        numbers = torch.arange(num_hypotheses)
+        self._numbers = numbers.expand(len(inputs.source), -1)
         self._is_open = torch.ones_like(self._numbers, dtype=torch.bool)
 
     @abstractmethod
-    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> Choice:
         """Choose the next token of each hypothesis.
 
         Args:
@@ -82,41 +87,44 @@ class IndependentSelector(Selector):
         """
 
     @override
-    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
-        count = self._numbers.shape[1]
-        are_one = log_probs.shape[1] < count
-        best, ids = self.pick(log_probs.expand(-1, count, -1), beams, self._numbers)
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor) -> Selection:
+        width = self._numbers.shape[1]
+        is_copied = log_probs.shape[1] < width
+        best, ids = self.pick(log_probs.expand(-1, width, -1), beams, self._numbers)
         totals = beams.totals + best
         # No hypothesis ends in most steps. Lists detect this much faster than tensor operations.
         has_end = EOS_ID in ids.flatten().tolist()
-        may_end = has_end or not math.isfinite(sum(best.flatten().tolist()))
-        if not are_one and not may_end:
+        is_finite = math.isfinite(sum(best.flatten().tolist()))
+        if is_finite and not (is_copied or has_end):
             return Selection(ids, totals)
-        ends = self._is_open & ((ids == EOS_ID) | ~(best > -torch.inf))
+        ends = (ids == EOS_ID) | ~(best > -torch.inf)
+        ends &= self._is_open
         rows, slots = (ends & totals.isfinite()).nonzero(as_tuple=True)
         if len(rows):
-            pools = beams.sentences[rows] * self._num_hypotheses + self._numbers[rows, slots]
-            history = beams.history.expand(-1, count, -1)[rows, slots]
-            self._finished.add(pools, history, totals[rows, slots])
+            first_pools = beams.sentences[rows] * self._num_hypotheses
+            pools = first_pools + self._numbers[rows, slots]
+            history = beams.history.expand(-1, width, -1)
+            self._finished.add(pools, history[rows, slots], totals[rows, slots])
         self._is_open = self._is_open & ~ends
+        active = self._is_open.any(1)
         # Tensors are rectangular: sentences with fewer open hypotheses are filled up with ended
         # hypotheses at the end, which are not counted again.
-        active, width = self._is_open.any(1), int(self._is_open.sum(1).max())
-        if not width:
-            return Selection(ids, totals, active=active)
-        slots = (~self._is_open).int().argsort(dim=1, stable=True)[:, :width]
-        self._numbers, self._is_open = (
-            x.gather(1, slots)[active] for x in (self._numbers, self._is_open)
-        )
-        parents = torch.zeros_like(slots) if are_one else slots
-        return Selection(ids.gather(1, slots), totals.gather(1, slots), parents, active)
+        num_open = self._is_open.sum(1)
+        is_closed = (~self._is_open).int()
+        slots = is_closed.argsort(dim=1, stable=True)
+        slots = slots[:, : int(num_open.max())]
+        ids = ids.gather(1, slots)
+        totals = totals.gather(1, slots)
+        self._numbers = self._numbers.gather(1, slots)[active]
+        self._is_open = self._is_open.gather(1, slots)[active]
+        if is_copied:
+            slots = torch.zeros_like(slots)
+        return Selection(ids, totals, slots, active)
 
     @override
     def results(self) -> list[list[Hypothesis]]:
         """Return the hypotheses of each sentence, in order, without the dropped hypotheses."""
-        n = self._num_hypotheses
-        pools = (range(first, first + n) for first in range(0, self._count * n, n))
-        return [[h for pool in own for h in self._finished.ranked(pool)] for own in pools]
+        return [list(chain(*pools)) for pools in self._finished.by_sentence()]
 
 
 class GreedySelector(IndependentSelector):
@@ -125,16 +133,16 @@ class GreedySelector(IndependentSelector):
     The result equals that of beam search with one beam.
     """
 
-    def __init__(self, inputs: SearchInputs) -> None:
-        super().__init__(inputs, num_hypotheses=1)
+    def __init__(self, inputs: SearchInputs, num_hypotheses: int = 1) -> None:
+        super().__init__(inputs, num_hypotheses)
 
     @override
-    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> Choice:
         best, ids = first_largest(log_probs)
         return best.cpu(), ids.cpu()
 
 
-class AlternativesSelector(IndependentSelector):
+class AlternativesSelector(GreedySelector):
     """Alternatives: the most probable tokens after the prefix, each completed by greedy search.
 
     Results are in the order of these tokens, most probable first. There are fewer than ``n_best``
@@ -142,20 +150,21 @@ class AlternativesSelector(IndependentSelector):
     """
 
     def __init__(self, inputs: SearchInputs) -> None:
-        self._n_best = inputs.options.n_best
-        super().__init__(inputs, self._n_best)
-        self._part_at = torch.tensor([len(own.first_ids) for own in inputs.constraints])
+        super().__init__(inputs, inputs.options.n_best)
+        lengths = [len(each.first_ids) for each in inputs.constraints]
+        self._part_at = torch.tensor(lengths)
 
     @override
-    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        best, ids = (x.cpu() for x in first_largest(log_probs))
+    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> Choice:
+        best, ids = super().pick(log_probs, beams, numbers)
         parting = self._part_at[beams.sentences] == beams.history.shape[2]
         rows = parting.nonzero().squeeze(1)
         if len(rows):  # before this step all hypotheses of a sentence are equal
-            values, tokens = largest(log_probs[rows.to(log_probs.device), 0], self._n_best)
-            missing = self._n_best - values.shape[1]
-            best[rows] = F.pad(values, (0, missing), value=-torch.inf)
-            ids[rows] = F.pad(tokens, (0, missing))
+            parting_log_probs = log_probs[rows.to(log_probs.device), 0]
+            values, tokens = largest(parting_log_probs, self._num_hypotheses)
+            padding = (0, self._num_hypotheses - values.shape[1])
+            best[rows] = F.pad(values, padding, value=-torch.inf)
+            ids[rows] = F.pad(tokens, padding)
         return best, ids
 
 
@@ -178,68 +187,60 @@ def greedy_without_waiting(
     Returns:
         One hypothesis for each sentence; an empty list if no token was possible.
     """
-    device, count = beams.tokens.device, limits.shape[1]
-    results: list[list[Hypothesis]] = [[] for _ in range(count)]
-    sentences, new, tokens = torch.arange(count), list[Tensor](), beams.tokens
-    history, totals, own_limits = beams.history[:, 0], beams.totals[:, 0], limits.to(device)
-    length = history.shape[1]
+    device = beams.tokens.device
+    sentences = torch.arange(limits.shape[1])
+    results = [list[Hypothesis]() for _ in sentences]
+    limits_on_device = limits.to(device)
+    tokens = beams.tokens
+    history = beams.history[:, 0]
+    totals = beams.totals  # (B, 1)
     is_done = torch.zeros_like(totals, dtype=torch.bool)
+    length = history.shape[1]
+    new: list[Tensor] = []
     while len(sentences):
         log_probs, state = stepper.step(state, tokens)
+        log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
         length += 1
         # Limits are compared on the host, because reading them from the device would wait for it.
         shortest, longest = limits.tolist()
-        early = own_limits[0] > length if length < max(shortest) else None
-        last = own_limits[1] <= length if length >= min(longest) else None
-        tokens, best = _choose(log_probs, early, last)
+        if length < max(shortest):
+            is_early = limits_on_device[0] > length
+            delay_end(log_probs, is_early)
+            renormalize(log_probs, is_early)
+        if length >= min(longest):
+            end_at_limit(log_probs, limits_on_device[1] <= length)
+        # `max` returns the first of equal values, as `first_largest` does, which is faster on CPUs.
+        best, tokens = log_probs.max(dim=-1)  # (B, 1)
         # Ended sentences stay in the batch until the next check; their totals must not change.
-        totals = torch.where(is_done, totals, totals + best)
-        # Not `best == -inf`: NaN also ends a sentence.
-        is_done = is_done | (tokens == EOS_ID).squeeze(1) | ~(best > -torch.inf)
+        totals = totals.where(is_done, totals + best)
+        is_done = is_done | (tokens == EOS_ID)
+        is_done |= ~(best > -torch.inf)  # not `best == -inf`: NaN also ends a sentence
         new.append(tokens)
         if len(new) < _STEPS_BETWEEN_LOOKS and length < max(longest):
             continue
-        history, new = torch.cat((history, *new), dim=1), []
-        ended = is_done.cpu()
+        history = torch.cat((history, *new), dim=1)
+        new = []
+        ended = is_done.squeeze(1).cpu()
         if not bool(ended.any()):
             continue
-        found = (x.cpu()[ended].tolist() for x in (sentences, history, totals))
-        for sentence, ids, total in zip(*found, strict=True):
+        columns = [x.cpu()[ended].tolist() for x in (sentences, history, totals)]
+        for sentence, ids, (total,) in zip(*columns, strict=True):
             if total > -torch.inf:
                 ids = ids[: ids.index(EOS_ID)]
-                results[sentence] = [Hypothesis(tuple(ids), total, total / penalty(len(ids) + 1))]
+                score = total / penalty(len(ids) + 1)
+                results[sentence].append(Hypothesis(tuple(ids), total, score))
         active = (~ended).nonzero().squeeze(1)
-        sentences, limits = sentences[active], limits[:, active]
+        sentences = sentences[active]
+        limits = limits[:, active]
         active = active.to(device)
-        history, tokens, totals, is_done = (
-            x.index_select(0, active) for x in (history, tokens, totals, is_done)
-        )
-        own_limits = own_limits.index_select(1, active)
+        limits_on_device = limits_on_device.index_select(1, active)
+        tokens = tokens.index_select(0, active)
+        history = history.index_select(0, active)
+        totals = totals.index_select(0, active)
+        is_done = is_done.index_select(0, active)
         if len(sentences):
             state = stepper.select(state, active, torch.zeros_like(tokens))
     return results
-
-
-def _choose(log_probs: Tensor, early: Tensor | None, last: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the most probable token, (B, 1), int64, and its log probability, (B,), float32.
-
-    Args:
-        log_probs: (B, 1, V), float32. Overwritten.
-        early: Sentences in which EOS is not allowed yet. (B,), bool; None for no sentence.
-        last: Sentences in which only EOS is allowed. (B,), bool; None for no sentence.
-    """
-    log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
-    ends = log_probs[..., EOS_ID]  # (B, 1), a view
-    if early is not None:
-        ends.masked_fill_(early.unsqueeze(1), -torch.inf)
-        renormalize(log_probs, early)
-    if last is not None:
-        kept = ends.clone()
-        log_probs.masked_fill_(last[:, None, None], -torch.inf)
-        ends.copy_(kept)
-    # `max` returns the first of equal values, as `first_largest` does, which is faster on CPUs.
-    best, tokens = log_probs.squeeze(1).max(dim=-1, keepdim=True)
-    return tokens, best.squeeze(1)
 
 
 class SamplingSelector(IndependentSelector):
@@ -251,22 +252,27 @@ class SamplingSelector(IndependentSelector):
     """
 
     def __init__(self, inputs: SearchInputs) -> None:
-        super().__init__(inputs, inputs.options.n_best)
-        self._options, self._tokens = inputs.options, inputs.tokens
-        seed = inputs.options.seed
-        self._keys = torch.tensor([source_key(seed, ids) for ids in inputs.source.rows()])
+        options = inputs.options
+        super().__init__(inputs, options.n_best)
+        self._options = options
+        self._tokens = inputs.tokens
+        keys = [source_key(options.seed, ids) for ids in inputs.source.rows()]
+        self._keys = torch.tensor(keys)
 
     @override
-    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        keys = self._keys[beams.sentences].unsqueeze(1)
-        own = sample_keys(keys, numbers, beams.history.shape[2] + 1).to(log_probs.device)
-        ids = draw(log_probs, own, self._options, self._tokens)
-        return log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).cpu(), ids.cpu()
+    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> Choice:
+        sentence_keys = self._keys[beams.sentences].unsqueeze(1)
+        position = beams.history.shape[2] + 1
+        keys = sample_keys(sentence_keys, numbers, position)
+        ids = draw(log_probs, keys.to(log_probs.device), self._options, self._tokens)
+        chosen = log_probs.take_along_dim(ids.unsqueeze(-1), -1)
+        return chosen.squeeze(-1).cpu(), ids.cpu()
 
 
 def source_key(seed: int, ids: Sequence[int]) -> int:
     """Hash the seed and the source ids of a sentence to a signed 64-bit integer."""
-    digest = hashlib.blake2b(f"{seed}:{','.join(map(str, ids))}".encode(), digest_size=8).digest()
+    text = f"{seed}:{','.join(map(str, ids))}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
@@ -280,7 +286,8 @@ def sample_keys(keys: Tensor, numbers: Tensor, position: int) -> Tensor:
     """
     # SplitMix64 adds an odd constant for each draw, then mixes. Here the number of the draw is
     # computed from sample and position, so that every draw is independent of earlier draws.
-    return _mixed(keys + (numbers * _MOST_POSITIONS + position) * _GOLDEN)
+    draws = numbers * _MOST_POSITIONS + position
+    return _mixed(keys + draws * _GOLDEN)
 
 
 def exponential(keys: Tensor, ids: Tensor) -> Tensor:
@@ -293,9 +300,11 @@ def exponential(keys: Tensor, ids: Tensor) -> Tensor:
     Returns:
         (B, n, C), float32.
     """
-    bits = _shift(_mixed(keys + (ids + 1) * _GOLDEN), 64 - _BITS)
+    bits = _mixed(keys + (ids + 1) * _GOLDEN)
+    numbers = _shift(bits, 64 - _BITS).float()
+    chances = numbers.add_(0.5).mul_(2.0**-_BITS)
     # Below 1 in float32, because log(1 - 1) is infinite.
-    chances = bits.float().add_(0.5).mul_(2.0**-_BITS).clamp_(max=1 - 2**-24)
+    chances.clamp_(max=1 - 2**-24)
     return chances.neg_().log1p_().neg_()
 
 
@@ -312,7 +321,10 @@ def _shift(bits: Tensor, count: int) -> Tensor:
 
 
 def draw(
-    log_probs: Tensor, keys: Tensor, config: DecodingConfig, tokens: Tensor | None = None
+    log_probs: Tensor,
+    keys: Tensor,
+    config: DecodingConfig,
+    tokens: Tensor | None = None,
 ) -> Tensor:
     """Draw one token of each row, after temperature, top k, top p and epsilon cutoff.
 
@@ -335,7 +347,9 @@ def draw(
     if 0 < config.top_k < len(ids):
         ids = scores.topk(config.top_k, dim=-1).indices
         scores = scores.gather(-1, ids)
-    names = ids if tokens is None else tokens[ids]
+    vocabulary_ids = ids
+    if tokens is not None:
+        vocabulary_ids = tokens[ids]
     probs = scores.softmax(dim=-1)  # (B, n, C)
     if config.top_p < 1:
         probs = nucleus(probs, config.top_p)
@@ -344,8 +358,10 @@ def draw(
         probs = probs * (probs >= least)
     # The "exponential race": of clocks with rates p, each rings first with probability p. There is
     # no sum over the vocabulary, so shortlists and other batches draw the same token.
-    places = (probs / exponential(keys.unsqueeze(-1), names)).argmax(-1, keepdim=True)
-    return ids.expand_as(probs).gather(-1, places).squeeze(-1)
+    times = exponential(keys.unsqueeze(-1), vocabulary_ids)
+    places = (probs / times).argmax(-1, keepdim=True)
+    ids = ids.expand_as(probs).gather(-1, places)
+    return ids.squeeze(-1)
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
@@ -356,13 +372,16 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
     >>> nucleus(torch.tensor([0.1, 0.4, 0.2, 0.3]), 0.6)
     tensor([0.0000, 0.4000, 0.0000, 0.3000])
     """
-    count, size = min(_FIRST_LOOK, probs.shape[-1]), probs.shape[-1]
+    vocab_size = probs.shape[-1]
+    count = min(_FIRST_LOOK, vocab_size)
     while True:
-        best = probs.topk(count, dim=-1).values
+        best = probs.topk(count).values
         mass = best.cumsum(-1)
-        if count == size or bool((mass[..., -1] >= top_p).all()):
+        is_enough = mass[..., -1] >= top_p
+        if count == vocab_size or bool(is_enough.all()):
             break
-        count = min(8 * count, size)
+        count = min(8 * count, vocab_size)
+    num_before = (mass < top_p).sum(-1, keepdim=True)
+    last = num_before.clamp(max=count - 1)
     # Compare by value, so that the set does not depend on the order of equal values in `topk`.
-    needed = (mass < top_p).sum(-1, keepdim=True).clamp(max=count - 1)
-    return probs * (probs >= best.gather(-1, needed))
+    return probs * (probs >= best.gather(-1, last))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from nmt.config.model import DecodingConfig
@@ -55,7 +56,7 @@ class Constraints:
         phrases = (*self.required, *self.forbidden)
         if not all(phrases):
             raise ValueError("a phrase has no tokens")
-        if {PAD_ID, BOS_ID, EOS_ID} & {token for ids in (self.prefix, *phrases) for token in ids}:
+        if {PAD_ID, BOS_ID, EOS_ID} & set(chain(self.prefix, *phrases)):
             raise ValueError("a prefix or phrase must not contain PAD, BOS or EOS")
 
     @property
@@ -80,8 +81,9 @@ class Constraints:
             if any(contains(phrase, banned) for banned in self.forbidden):
                 return "a required phrase contains a forbidden phrase"
             size = no_repeat_ngram_size
-            ngrams = [phrase[i : i + size] for i in range(len(phrase) - size + 1)]
-            if size and len(set(ngrams)) < len(ngrams):
+            starts = range(len(phrase) - size + 1)
+            ngrams = {phrase[start : start + size] for start in starts}
+            if size and len(ngrams) < len(starts):
                 return f"a required phrase repeats {size} tokens (see no_repeat_ngram_size)"
         return None
 
@@ -95,7 +97,9 @@ def contains(ids: Ids, phrase: Ids) -> bool:
     >>> contains((4, 5, 6), (5, 6)), contains((4, 5, 6), (4, 6))
     (True, False)
     """
-    return any(ids[i : i + len(phrase)] == phrase for i in range(len(ids) - len(phrase) + 1))
+    size = len(phrase)
+    starts = range(len(ids) - size + 1)
+    return any(ids[start : start + size] == phrase for start in starts)
 
 
 class Limits(NamedTuple):
@@ -105,7 +109,11 @@ class Limits(NamedTuple):
     longest: int
 
 
-def limits_of(num_tokens: int, config: DecodingConfig, max_positions: int | None = None) -> Limits:
+def limits_of(
+    num_tokens: int,
+    config: DecodingConfig,
+    max_positions: int | None = None,
+) -> Limits:
     """Return the limits of the output length. The minimum is never above the maximum.
 
     Args:
@@ -118,10 +126,12 @@ def limits_of(num_tokens: int, config: DecodingConfig, max_positions: int | None
     >>> limits_of(10, DecodingConfig(min_length_factor=1), max_positions=8)
     Limits(shortest=8, longest=8)
     """
-    longest = max(1, int(num_tokens * config.max_length_factor) + config.max_length_offset) + 1
+    longest = int(num_tokens * config.max_length_factor) + config.max_length_offset
+    longest = max(1, longest) + 1
     if max_positions is not None:
         longest = min(longest, max_positions)
-    return Limits(min(int(num_tokens * config.min_length_factor) + 1, longest), longest)
+    shortest = int(num_tokens * config.min_length_factor) + 1
+    return Limits(min(shortest, longest), longest)
 
 
 def length_penalty(config: DecodingConfig) -> LengthPenalty:

@@ -55,45 +55,58 @@ def search(
     Raises:
         ConfigError: The search is unknown, or does not support required phrases.
     """
-    own = [NONE] * len(source) if constraints is None else constraints
-    has_phrases = any(each.required for each in own)
+    if constraints is None:
+        constraints = [NONE] * len(source)
+    has_phrases = any(each.required for each in constraints)
     name = _selector_name(options, has_phrases=has_phrases)
     make_selector = SELECTORS[name]
     if has_phrases and not make_selector.meets_required_phrases:
         fix = f"Use beam search: remove the options that select {name} search."
         raise ConfigError(f"decoding: {name} search does not support required phrases.", fix=fix)
     rules = Rules(
-        source.lengths, options, constraints or (), stepper.max_positions, end_loops=end_loops
+        source.lengths,
+        options,
+        constraints,
+        stepper.max_positions,
+        end_loops=end_loops,
     )
-    device, weight = source.ids.device, options.coverage_penalty
+    device = source.ids.device
     state = stepper.start(source)
     # Start with one beam per sentence: K copies of the empty output would give K equal results.
     beams = BeamState.first(len(source))
-    if starts := [each.start for each in own if each.start is not None]:
+    starts = [each.start for each in constraints if each.start is not None]
+    if starts:
         _, state = stepper.step(state, beams.tokens.to(device))
-        beams, _ = beams.advance(Selection(torch.tensor(starts).unsqueeze(1), beams.totals))
+        first = Selection(torch.tensor(starts).unsqueeze(1), beams.totals)
+        beams, _ = beams.advance(first)
     if name == "greedy" and device.type != "cpu" and rules.only_limit_length:
-        moved = BeamState(*(x.to(device) for x in beams))
+        beams = BeamState(*(tensor.to(device) for tensor in beams))
         penalty = length_penalty(options)
-        found = greedy_without_waiting(stepper, state, moved, rules.limits, penalty)
-        return _without_starts(found) if starts else found
-    selector = make_selector(SearchInputs(source, options, own, rules.limits[1], stepper.tokens))
+        results = greedy_without_waiting(stepper, state, beams, rules.limits, penalty)
+        return _without_starts(results) if starts else results
+    inputs = SearchInputs(source, options, constraints, rules.limits[1], stepper.tokens)
+    selector = make_selector(inputs)
     while len(beams.sentences):
         log_probs, state = stepper.step(state, beams.tokens.to(device))  # (B, K, V)
         rules(log_probs, beams.sentences, beams.history)
-        coverage = None
-        if weight:
+        coverage = torch.zeros_like(beams.totals)
+        if options.coverage_penalty:
             lengths = source.lengths[beams.sentences.to(device)]
-            coverage = coverage_penalty(stepper.coverage(state), lengths, weight).cpu()
-        beams, kept = beams.advance(selector.select(beams, log_probs, coverage))
+            attention = stepper.coverage(state)
+            coverage = coverage_penalty(attention, lengths, options.coverage_penalty).cpu()
+        selection = selector.select(beams, log_probs, coverage)
+        beams, kept = beams.advance(selection)
         # None if no beam moved, as in most steps of greedy search: caches are not copied.
         if kept is not None:
             state = stepper.select(state, *kept)
-    return _without_starts(selector.results()) if starts else selector.results()
+    results = selector.results()
+    return _without_starts(results) if starts else results
 
 
-def _without_starts(found: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
-    return [[replace(each, ids=each.ids[1:]) for each in own] for own in found]
+def _without_starts(results: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    for hypotheses in results:
+        hypotheses[:] = [replace(each, ids=each.ids[1:]) for each in hypotheses]
+    return results
 
 
 def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
@@ -127,8 +140,10 @@ def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) ->
     >>> coverage_penalty(torch.tensor([[[0.5, 2.0, 0.1]]]), torch.tensor([3]), 2.0)
     tensor([[-1.3863]])
     """
-    places = torch.arange(coverage.shape[-1], device=coverage.device)
-    words = places < (source_lengths - 1).unsqueeze(-1)  # (B, S)
+    positions = torch.arange(coverage.shape[-1], device=coverage.device)
+    num_words = (source_lengths - 1).unsqueeze(-1)
+    is_outside = positions >= num_words  # (B, S)
     # Clamped: a source token without any attention would make every score minus infinity.
-    logs = coverage.clamp(_LEAST_COVERAGE, 1).log().masked_fill(~words.unsqueeze(1), 0)
+    logs = coverage.clamp(_LEAST_COVERAGE, 1).log()
+    logs = logs.masked_fill(is_outside.unsqueeze(1), 0)
     return weight * logs.sum(-1)

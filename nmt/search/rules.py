@@ -16,8 +16,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -25,8 +27,10 @@ from nmt.config.model import DecodingConfig
 from nmt.search.hypothesis import Constraints, Ids, limits_of
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
 
-_ANY, _NOTHING = -1, -2
-_LOOP, _LONGEST_PERIOD = 8, 8
+_ANY = -1
+_NOTHING = -2
+_LOOP = 8
+_LONGEST_PERIOD = 8
 
 
 class Rules:
@@ -35,7 +39,7 @@ class Rules:
     Args:
         source_lengths: Source tokens of each sentence, EOS included. (B,), int.
         config: The decoding section.
-        constraints: Constraints of each sentence; empty for no constraints.
+        constraints: Constraints of each sentence; empty if no sentence has constraints.
         max_positions: Maximum output length, EOS included; None if there is no limit.
         end_loops: Whether to stop outputs that repeat endlessly; see `end_loops`.
     """
@@ -53,66 +57,79 @@ class Rules:
         *,
         end_loops: bool = False,
     ) -> None:
+        self._config = config
+        self._max_positions = max_positions
         self._end_loops = end_loops
         shortest, longest = length_limits(source_lengths, config, max_positions)
         if constraints:
-            most = max_positions or sys.maxsize
-            needed = torch.tensor([min(own.num_tokens + 1, most) for own in constraints])
-            longest = torch.maximum(longest, needed)
+            needed = torch.tensor([each.num_tokens + 1 for each in constraints])
+            longest = longest.maximum(needed.clamp(max=max_positions or sys.maxsize))
         self.limits = torch.stack((shortest, longest))
         # Lengths at which no sentence is at a limit.
-        bounds = max(shortest.tolist(), default=0), min(longest.tolist(), default=0)
-        self._free_lengths = range(*bounds)
-        self._config, self._max_positions = config, max_positions
-        phrases = [own.forbidden for own in constraints]
-        self._forbidden = ForbiddenPhrases(phrases) if any(phrases) else None
-        prefixes = [own.first_ids if own.prefix else () for own in constraints]
-        self._prefixes = Prefixes(prefixes) if any(prefixes) else None
+        first = max(shortest.tolist(), default=0)
+        self._free_lengths = range(first, min(longest.tolist(), default=0))
+        self._forbidden: ForbiddenPhrases | None = None
+        self._prefixes: Prefixes | None = None
+        phrases = [each.forbidden for each in constraints]
+        if any(phrases):
+            self._forbidden = ForbiddenPhrases(phrases)
+        prefixes = [each.first_ids if each.prefix else () for each in constraints]
+        if any(prefixes):
+            self._prefixes = Prefixes(prefixes)
 
     @property
     def only_limit_length(self) -> bool:
         """Whether all rules except the length limits are off."""
-        config = self._config
-        has_phrases = self._forbidden is not None or self._prefixes is not None
-        changes = config.no_repeat_ngram_size or config.repetition_penalty != 1
-        return not (has_phrases or changes)
+        has_phrases = self._forbidden or self._prefixes
+        changes_repetitions = (
+            self._config.no_repeat_ngram_size or self._config.repetition_penalty != 1
+        )
+        return not (has_phrases or changes_repetitions)
 
     def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply all rules to ``log_probs``, in place. For the shapes see the module."""
-        begun, beta = None, self._config.prefix_bias_beta
+        following = None
         if self._prefixes is not None:
-            begun = self._prefixes.next_tokens(sentences, history, log_probs.device)
-        if begun is not None and beta:
-            bias(log_probs, *begun, beta)
-        forced = None
-        if begun is not None and not beta:
-            # An unknown token of a forced prefix does not change the score.
-            forced = log_probs[begun].where(begun[2] >= NUM_NEVER_CHOSEN, 0.0)
+            following = self._prefixes.next_tokens(sentences, history, log_probs.device)
+        if following is None:
+            self._apply_others(log_probs, sentences, history)
+            return
+        rows, beams, tokens = following
+        if self._config.prefix_bias_beta:
+            bias(log_probs, rows, beams, tokens, self._config.prefix_bias_beta)
+            self._apply_others(log_probs, sentences, history)
+            return
+        forced = log_probs[rows, beams, tokens]
+        # An unknown token of a forced prefix does not change the score.
+        forced = forced.where(tokens >= NUM_NEVER_CHOSEN, 0.0)
         self._apply_others(log_probs, sentences, history)
-        if begun is not None and forced is not None:
-            log_probs[begun[:2]] = -torch.inf
-            if history.shape[-1] + 1 != self._max_positions:  # else the prefix does not fit
-                log_probs[begun] = forced
+        log_probs[rows, beams] = -torch.inf
+        if history.shape[-1] + 1 != self._max_positions:  # else the prefix does not fit
+            log_probs[rows, beams, tokens] = forced
 
     def _apply_others(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply the rules that do not apply to forced prefixes."""
+        config = self._config
         log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
         length = history.shape[-1] + 1
-        early = last = None
+        early = last = torch.zeros_like(sentences, dtype=torch.bool)
         if length not in self._free_lengths:
             shortest, longest = self.limits[:, sentences]
-            early, last = shortest > length, longest <= length
+            early = shortest > length
+            last = longest <= length
+        has_early = bool(early.any())
+        if has_early:
             delay_end(log_probs, early)
-        if self._config.no_repeat_ngram_size:
-            forbid_repeated_ngrams(log_probs, history, self._config.no_repeat_ngram_size)
-            renormalize(log_probs, None if last is None else ~last)
-        elif early is not None and bool(early.any()):
+        if config.no_repeat_ngram_size:
+            forbid_repeated_ngrams(log_probs, history, config.no_repeat_ngram_size)
+            renormalize(log_probs, ~last)
+        elif has_early:
             renormalize(log_probs, early)
-        if self._config.repetition_penalty != 1:
-            penalize_repetition(log_probs, history, self._config.repetition_penalty)
+        if config.repetition_penalty != 1:
+            penalize_repetition(log_probs, history, config.repetition_penalty)
         if self._forbidden is not None:
             self._forbidden(log_probs, sentences, history)
-        if last is not None:
+        if bool(last.any()):
             end_at_limit(log_probs, last)
         if self._end_loops:
             end_loops(log_probs, history)
@@ -122,9 +139,10 @@ def length_limits(
     source_lengths: Tensor, config: DecodingConfig, max_positions: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the minimum and the maximum output length, EOS included. (B,), int64 each."""
-    limits = [limits_of(n - 1, config, max_positions) for n in source_lengths.tolist()]
-    shortest, longest = torch.tensor(limits, dtype=torch.int64).view(-1, 2).unbind(1)
-    return shortest, longest
+    lengths = source_lengths.tolist()
+    limits = [limits_of(length - 1, config, max_positions) for length in lengths]
+    table = torch.tensor(limits, dtype=torch.int64).view(-1, 2)
+    return table[:, 0], table[:, 1]
 
 
 def renormalize(log_probs: Tensor, sentences: Tensor | None) -> None:
@@ -137,16 +155,19 @@ def renormalize(log_probs: Tensor, sentences: Tensor | None) -> None:
         log_probs: (B, K, V), float32.
         sentences: Sentences to normalize. (B,), bool; None for all.
     """
-    totals = log_probs.logsumexp(-1, keepdim=True).clamp_(min=torch.finfo(log_probs.dtype).min)
+    totals = log_probs.logsumexp(-1, keepdim=True)
+    # Finite, because a product of 0 and infinity is NaN.
+    totals.clamp_(min=torch.finfo(log_probs.dtype).min)
     if sentences is not None:
-        totals *= sentences.to(log_probs.device, log_probs.dtype)[:, None, None]
+        totals *= sentences.to(log_probs)[:, None, None]
     log_probs -= totals
     log_probs.clamp_(max=0.0)  # rounding may exceed 0
 
 
 def delay_end(log_probs: Tensor, early: Tensor) -> None:
     """Forbid EOS in the sentences ``early``, (B,), bool, whose outputs are too short."""
-    log_probs[early, :, EOS_ID] = -torch.inf
+    is_early = early.to(log_probs.device).unsqueeze(1)
+    log_probs[..., EOS_ID].masked_fill_(is_early, -torch.inf)
 
 
 def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
@@ -154,11 +175,11 @@ def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
 
     So every hypothesis ends in EOS and its score includes EOS.
     """
-    if bool(last.any()):
-        where = last.to(log_probs.device)
-        ends = log_probs[where][..., EOS_ID]
-        log_probs[where] = -torch.inf
-        log_probs[..., EOS_ID][where] = ends
+    is_last = last.to(log_probs.device).view(len(last), -1, 1)
+    ends = log_probs[..., EOS_ID]  # (B, K), a view
+    kept = ends.clone()
+    log_probs.masked_fill_(is_last, -torch.inf)
+    ends.copy_(kept)
 
 
 def end_loops(log_probs: Tensor, history: Tensor) -> None:
@@ -171,11 +192,14 @@ def end_loops(log_probs: Tensor, history: Tensor) -> None:
     >>> log_probs.isneginf().any(-1)
     tensor([[ True, False]])
     """
-    length, loops = history.shape[-1], torch.zeros(history.shape[:2], dtype=torch.bool)
-    for period in range(1, min(_LONGEST_PERIOD, length - _LOOP) + 1):
-        tail, before = history[..., -_LOOP:], history[..., -_LOOP - period : length - period]
+    loops = torch.zeros(history.shape[:2], dtype=torch.bool)
+    tail = history[..., -_LOOP:]
+    start = history.shape[-1] - _LOOP
+    for period in range(1, min(_LONGEST_PERIOD, start) + 1):
+        before = history[..., start - period :][..., :_LOOP]
         loops |= (tail == before).all(-1)
-    end_at_limit(log_probs, loops)
+    if bool(loops.any()):
+        end_at_limit(log_probs, loops)
 
 
 def penalize_repetition(log_probs: Tensor, history: Tensor, penalty: float) -> None:
@@ -189,8 +213,9 @@ def penalize_repetition(log_probs: Tensor, history: Tensor, penalty: float) -> N
     >>> log_probs
     tensor([[[-1., -3., -3.]]])
     """
-    seen = history.to(log_probs.device)
-    log_probs.scatter_(-1, seen, log_probs.gather(-1, seen) * penalty)
+    tokens = history.to(log_probs.device)
+    penalized = log_probs.gather(-1, tokens) * penalty
+    log_probs.scatter_(-1, tokens, penalized)
 
 
 def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> None:
@@ -205,8 +230,9 @@ def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> Non
     if length < size:
         return
     ngrams = history.unfold(-1, size, 1)  # (B, K, t - size + 1, size)
-    start = history[..., length - size + 1 :].unsqueeze(-2)
-    rows, beams, places = (ngrams[..., :-1] == start).all(-1).nonzero(as_tuple=True)
+    last_ids = history[..., length - size + 1 :].unsqueeze(-2)
+    matches = (ngrams[..., :-1] == last_ids).all(-1)
+    rows, beams, places = matches.nonzero(as_tuple=True)
     _forbid(log_probs, rows, beams, ngrams[rows, beams, places, -1])
 
 
@@ -218,30 +244,33 @@ class ForbiddenPhrases:
     """
 
     def __init__(self, phrases: Sequence[Sequence[Ids]]) -> None:
-        width = max(len(phrase) for own in phrases for phrase in own)
+        width = max(map(len, chain.from_iterable(phrases)))
         # Right-aligned: any tokens may precede a short phrase. PAD fills up missing phrases.
         table = torch.full((len(phrases), max(map(len, phrases)), width), _ANY)
         table[..., -1] = PAD_ID
-        for row, own in enumerate(phrases):
-            for place, phrase in enumerate(own):
+        for row, phrases_of_sentence in enumerate(phrases):
+            for place, phrase in enumerate(phrases_of_sentence):
                 table[row, place, width - len(phrase) :] = torch.tensor(phrase)
         self._table = table  # (sentences, P, width)
 
     def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply the rule in place. For the shapes see the module."""
         table = self._table[sentences].unsqueeze(1)  # (B, 1, P, width)
-        starts, width = table[..., :-1], table.shape[-1] - 1
-        tail = torch.full((*history.shape[:2], 1, width), _NOTHING)
-        known = min(width, history.shape[-1])
-        tail[..., 0, width - known :] = history[..., history.shape[-1] - known :]
-        rows, beams, places = ((starts == tail) | (starts == _ANY)).all(-1).nonzero(as_tuple=True)
+        starts = table[..., :-1]
+        width = starts.shape[-1]
+        # The last tokens of each output, with room for a phrase longer than the output.
+        padded = F.pad(history, (width, 0), value=_NOTHING)
+        last_ids = padded[..., history.shape[-1] :].unsqueeze(2)
+        matches = (starts == last_ids) | (starts == _ANY)
+        rows, beams, places = matches.all(-1).nonzero(as_tuple=True)
         _forbid(log_probs, rows, beams, table[rows, 0, places, -1])
 
 
-def _forbid(log_probs: Tensor, *where: Tensor) -> None:
-    """Forbid tokens, given as indices of rows, beams and tokens."""
-    if len(where[0]):
-        log_probs[tuple(x.to(log_probs.device) for x in where)] = -torch.inf
+def _forbid(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor) -> None:
+    if len(rows):
+        device = log_probs.device
+        where = (rows.to(device), beams.to(device), tokens.to(device))
+        log_probs[where] = -torch.inf
 
 
 class Prefixes:
@@ -254,7 +283,8 @@ class Prefixes:
     def __init__(self, prefixes: Sequence[Ids]) -> None:
         rows = [torch.tensor(prefix, dtype=torch.int64) for prefix in prefixes]
         self._table = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
-        self._lengths = torch.tensor([len(prefix) for prefix in prefixes])
+        lengths = [len(prefix) for prefix in prefixes]
+        self._lengths = torch.tensor(lengths)
 
     def next_tokens(
         self, sentences: Tensor, history: Tensor, device: torch.device
@@ -267,12 +297,15 @@ class Prefixes:
         length = history.shape[-1]
         if length >= self._table.shape[1]:
             return None
-        agrees = (history == self._table[sentences, :length].unsqueeze(1)).all(-1)
-        agrees &= (self._lengths[sentences] > length).unsqueeze(1)
+        begin = self._table[sentences, :length].unsqueeze(1)
+        agrees = (history == begin).all(-1)
+        is_longer = self._lengths[sentences] > length
+        agrees &= is_longer.unsqueeze(1)
         rows, beams = agrees.nonzero(as_tuple=True)
         if not len(rows):
             return None
-        return rows.to(device), beams.to(device), self._table[sentences[rows], length].to(device)
+        tokens = self._table[sentences[rows], length]
+        return rows.to(device), beams.to(device), tokens.to(device)
 
 
 def bias(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor, beta: float) -> None:
@@ -290,4 +323,5 @@ def bias(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor, beta: f
     """
     log_probs[rows, beams] += math.log1p(-beta)
     gain = torch.tensor(math.log(beta), device=log_probs.device)
-    log_probs[rows, beams, tokens] = torch.logaddexp(log_probs[rows, beams, tokens], gain)
+    biased = log_probs[rows, beams, tokens].logaddexp(gain)
+    log_probs[rows, beams, tokens] = biased

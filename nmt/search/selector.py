@@ -103,6 +103,9 @@ class Selection(NamedTuple):
     active: Tensor | None = None
 
 
+RowsAndBeams = tuple[Tensor, Tensor]  # Arguments of `Stepper.select`.
+
+
 class BeamState(NamedTuple):
     """The unfinished hypotheses of each active sentence. All tensors are on the CPU."""
 
@@ -116,38 +119,40 @@ class BeamState(NamedTuple):
     @classmethod
     def first(cls, count: int) -> BeamState:
         """Return one empty hypothesis for each of ``count`` sentences."""
+        sentences = torch.arange(count)
         history = torch.empty(count, 1, 0, dtype=torch.int64)
         tokens = torch.full((count, 1), BOS_ID)
-        return cls(torch.arange(count), history, tokens, torch.zeros(count, 1))
+        return cls(sentences, history, tokens, totals=torch.zeros(count, 1))
 
-    def advance(self, chosen: Selection) -> tuple[BeamState, tuple[Tensor, Tensor] | None]:
+    def advance(self, chosen: Selection) -> tuple[BeamState, RowsAndBeams | None]:
         """Append one token to each selected hypothesis.
 
         Returns:
             The next state, and the arguments of `Stepper.select`: rows (B',) and beams (B', K'),
             int64; None if all beams stay in place.
         """
-        sentences, history = self.sentences, self.history
+        sentences, history, _, _ = self
         tokens, totals, parents, active = chosen
-        # Detect common steps in which no beam moves or no sentence ends: they need no copy of the
-        # caches, which are far larger than the tensors here.
-        stay = [True] if active is None else active.tolist()
-        if not any(stay):
-            return self._replace(sentences=sentences[:0]), None
-        itself = torch.arange(history.shape[1]).expand(len(tokens), -1)
-        if parents is not None and torch.equal(parents, itself):
-            parents = None
+        rows = torch.arange(len(sentences))
+        if active is not None:
+            rows = rows[active]
+        if not len(rows):
+            return self._replace(sentences=rows), None
+        num_beams = history.shape[1]
+        in_place = torch.arange(num_beams).expand(len(tokens), -1)
+        if parents is None:
+            parents = in_place
         kept = None
-        if parents is not None or not all(stay):
-            rows, parents = torch.arange(len(sentences)), itself if parents is None else parents
-            if active is not None and not all(stay):
-                rows = active.nonzero().squeeze(1)
-                sentences, history, tokens, totals, parents = (
-                    x[rows] for x in (sentences, history, tokens, totals, parents)
-                )
-            history = history.gather(1, parents.unsqueeze(-1).expand(-1, -1, history.shape[2]))
-            kept = rows, parents
-        history = torch.cat((history, tokens.unsqueeze(-1)), dim=2)
+        # Detect common steps in which no beam moves and no sentence ends: they need no copy of the
+        # caches, which are far larger than the tensors here.
+        if len(rows) < len(sentences) or not torch.equal(parents, in_place):
+            beams = parents[rows]
+            sentences = sentences[rows]
+            tokens = tokens[rows]
+            totals = totals[rows]
+            history = history[rows].take_along_dim(beams.unsqueeze(-1), 1)
+            kept = (rows, beams)
+        history = torch.cat((history, tokens.unsqueeze(-1)), 2)
         return BeamState(sentences, history, tokens, totals), kept
 
 
@@ -166,7 +171,7 @@ class Selector(ABC):
     def __init__(self, inputs: SearchInputs) -> None: ...
 
     @abstractmethod
-    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
+    def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor) -> Selection:
         """Choose the hypotheses that continue with one more token.
 
         Args:
@@ -174,7 +179,7 @@ class Selector(ABC):
             log_probs: Log probability of each next token; minus infinity if it is not allowed. Must
                 not be changed. (B, K, V), float32, on the stepper's device.
             coverage: Coverage penalty of each hypothesis, at most 0, added to its score if it ends
-                in this step. (B, K), float32, on the CPU; None if the penalty is off.
+                in this step; 0 if the penalty is off. (B, K), float32, on the CPU.
         """
 
     @abstractmethod
@@ -197,20 +202,32 @@ class FinishedHypotheses:
     """
 
     def __init__(
-        self, inputs: SearchInputs, *, beam_size: int, n_best: int, pools_per_sentence: int = 1
+        self,
+        inputs: SearchInputs,
+        *,
+        beam_size: int,
+        n_best: int,
+        pools_per_sentence: int = 1,
     ) -> None:
+        self._n_best = n_best
+        self._max_finished = max_finished(inputs.options, beam_size)
         self._penalty = length_penalty(inputs.options)
-        self._full, self._n_best = max_finished(inputs.options, beam_size), n_best
-        lengths = inputs.max_lengths.tolist()
-        largest = torch.tensor([self._penalty(n) for n in lengths], dtype=torch.float64)
-        self._largest_penalty = largest.repeat_interleave(pools_per_sentence)
+        penalties = [self._penalty(length) for length in inputs.max_lengths.tolist()]
+        per_sentence = torch.tensor(penalties, dtype=torch.float64)
+        self._largest_penalty = per_sentence.repeat_interleave(pools_per_sentence)
+        # Score of the last hypothesis of each n-best list; minus infinity if the list is not full.
         self._to_beat = torch.full_like(self._largest_penalty, -torch.inf)
         self._counts = torch.zeros_like(self._to_beat, dtype=torch.int64)
-        self._of: list[list[Hypothesis]] = [[] for _ in self._counts]  # pools, each best first
-        self._is_any_found = False
+        self._pools_per_sentence = pools_per_sentence
+        # Each best first.
+        self._pools = [list[Hypothesis]() for _ in self._counts]
 
     def add(
-        self, pools: Tensor, histories: Tensor, log_probs: Tensor, coverage: Tensor | None = None
+        self,
+        pools: Tensor,
+        histories: Tensor,
+        log_probs: Tensor,
+        coverage: Tensor | None = None,
     ) -> None:
         """Add E finished hypotheses.
 
@@ -220,22 +237,22 @@ class FinishedHypotheses:
             log_probs: Log probabilities, EOS included. (E,), float32.
             coverage: Coverage penalty, added to the scores; at most 0. (E,), float32.
         """
-        self._is_any_found = True
+        if coverage is None:
+            coverage = torch.zeros_like(log_probs)
         penalty = self._penalty(histories.shape[1] + 1)
-        own = [self._of[number] for number in pools.tolist()]
-        extras = [0.0] * len(own) if coverage is None else coverage.tolist()
-        values = zip(own, histories.tolist(), log_probs.tolist(), extras, strict=True)
-        for pool, ids, log_prob, extra in values:
-            found = Hypothesis(tuple(ids), log_prob, log_prob / penalty + extra)
-            insort(pool, found, key=lambda hypothesis: -hypothesis.score)
-        self._counts[pools] = torch.tensor([len(pool) for pool in own])
-        place = self._n_best - 1
-        nth = [pool[place].score if len(pool) > place else -torch.inf for pool in own]
-        self._to_beat[pools] = torch.tensor(nth, dtype=torch.float64)
+        columns = (pools, histories, log_probs, coverage)
+        for number, ids, log_prob, lost in zip(*map(Tensor.tolist, columns), strict=True):
+            pool = self._pools[number]
+            score = log_prob / penalty + lost
+            hypothesis = Hypothesis(tuple(ids), log_prob, score)
+            insort(pool, hypothesis, key=lambda hypothesis: -hypothesis.score)
+            self._counts[number] = len(pool)
+            if len(pool) >= self._n_best:
+                self._to_beat[number] = pool[self._n_best - 1].score
 
     def full(self, pools: Tensor) -> Tensor:
         """Whether ``pools`` have ``patience`` x K hypotheses (Kasai et al. 2022)."""
-        return self._counts[pools] >= self._full
+        return self._counts[pools] >= self._max_finished
 
     def active(self, pools: Tensor, best_active: Tensor) -> Tensor:
         """Whether the search of each pool continues.
@@ -248,10 +265,8 @@ class FinishedHypotheses:
             best_active: Highest log probability of the unfinished hypotheses of each pool. The same
                 shape.
         """
-        exists = best_active.isfinite()
-        if not self._is_any_found:
-            return exists
-        return exists & ~self.full(pools) & ~self._hopeless(pools, best_active)
+        is_done = self.full(pools) | self._hopeless(pools, best_active)
+        return best_active.isfinite() & ~is_done
 
     def _hopeless(self, pools: Tensor, best_active: Tensor) -> Tensor:
         """Whether no unfinished hypothesis can reach the n-best list, so stopping is exact.
@@ -264,7 +279,13 @@ class FinishedHypotheses:
 
     def ranked(self, pool: int) -> list[Hypothesis]:
         """Return all hypotheses of a pool, best first."""
-        return self._of[pool]
+        return self._pools[pool]
+
+    def by_sentence(self) -> list[list[list[Hypothesis]]]:
+        """Return the hypotheses of each sentence, by pool, best first."""
+        size = self._pools_per_sentence
+        starts = range(0, len(self._pools), size)
+        return [self._pools[start : start + size] for start in starts]
 
 
 # Block sizes, best first: the number of blocks should be similar to the size of a block.
@@ -284,8 +305,23 @@ def _blocks(values: Tensor) -> Tensor:
     Torch searches a row sequentially. It is several times faster to compute the maximum of each
     block, and then to search only the best blocks.
     """
-    width = values.shape[-1]
-    return values.unflatten(-1, (-1, width if values.numel() < _FEW else _block_size(width)))
+    size = values.shape[-1]
+    if values.numel() >= _FEW:
+        size = _block_size(size)
+    return values.unflatten(-1, (-1, size))
+
+
+def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return what ``values.topk(count)`` returns, several times faster for long rows."""
+    blocks = _blocks(values)  # (..., n, size)
+    num_blocks, size = blocks.shape[-2:]
+    if num_blocks < 4 * count:
+        best, index = values.topk(count, dim=-1)
+        return best, index
+    chosen = blocks.amax(-1).topk(count, sorted=False).indices
+    inside = blocks.take_along_dim(chosen.unsqueeze(-1), -2)
+    best, place = inside.flatten(-2).topk(count)
+    return best, chosen.gather(-1, place // size) * size + place % size
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -305,32 +341,32 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     >>> largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
     (tensor([3., 3.]), tensor([1, 3]))
     """
-    more, blocks = min(count + 1, values.shape[-1]), _blocks(values)
-    if blocks.shape[-2] < 4 * more:
-        best, index = values.topk(more, dim=-1)
-    else:
-        block = blocks.amax(-1).topk(more, dim=-1, sorted=False).indices
-        inside, size = blocks.take_along_dim(block.unsqueeze(-1), -2), blocks.shape[-1]
-        best, place = inside.flatten(-2).topk(more, dim=-1)
-        index = block.gather(-1, place // size) * size + place % size
-    best, index = best.cpu(), index.cpu()
-    if not bool((best[..., 1:] == best[..., :-1]).any()):
+    width = values.shape[-1]
+    best, index = (x.cpu() for x in _top(values, min(count + 1, width)))
+    is_tied = best[..., 1:] == best[..., :-1]
+    if not bool(is_tied.any()):
         return best[..., :count], index[..., :count]
-    index, order = index.sort(dim=-1)
-    best, order = best.gather(-1, order).sort(stable=True, dim=-1, descending=True)
+    # Order equal values by their index.
+    index, order = index.sort()
+    best, order = best.gather(-1, order).sort(stable=True, descending=True)
     index = index.gather(-1, order)
-    if more <= count:  # the whole row
-        return best, index
-    border = best[..., count - 1]
-    cut = (border == best[..., count]) & (border > -math.inf)  # equal values were left out
-    best, index = best[..., :count], index[..., :count]
-    if bool(cut.any()):
-        where, border = cut.to(values.device), border[cut].unsqueeze(-1)
-        places = -torch.arange(values.shape[-1], dtype=values.dtype, device=values.device)
-        equal = values[where] == border.to(values.device)
-        first = largest(torch.where(equal, places, -math.inf), count)[1]
-        rank = torch.arange(count) - (best[cut] > border).sum(-1, keepdim=True)
-        index[cut] = torch.where(rank < 0, index[cut], first.gather(-1, rank.clamp(min=0)))
+    last = best[..., count - 1 : count]  # (..., 1)
+    following = best[..., count:]  # (..., 1); (..., 0) if the row has no more values
+    best = best[..., :count]
+    index = index[..., :count]
+    # Rows in which a value equal to the last one was left out: its index may be lower.
+    is_cut = (last == following) & (last > -math.inf)
+    is_cut = is_cut.any(-1)
+    if bool(is_cut.any()):
+        last = last[is_cut]  # (N, 1)
+        rows = values[is_cut.to(values.device)]  # (N, V)
+        positions = torch.arange(width, dtype=rows.dtype, device=rows.device)
+        positions = positions.where(rows == last.to(rows.device), width)
+        lowest = positions.topk(count, largest=False).values.long()
+        num_larger = (best[is_cut] > last).sum(-1, keepdim=True)
+        rank = torch.arange(count) - num_larger  # among the equal values; negative: larger
+        lowest = lowest.cpu().gather(-1, rank.clamp(min=0))
+        index[is_cut] = index[is_cut].where(rank < 0, lowest)
     return best, index
 
 
@@ -352,4 +388,5 @@ def first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
         return best, index
     best, block = blocks.amax(-1).max(dim=-1)
     inside = blocks.take_along_dim(block[..., None, None], -2)
-    return best, block * blocks.shape[-1] + inside.squeeze(-2).argmax(-1)
+    place = inside.squeeze(-2).argmax(-1)
+    return best, block * blocks.shape[-1] + place

@@ -99,8 +99,16 @@ class RDrop:
 
 
 LOSSES = Registry[Callable[[TrainingConfig], Objective]]("loss")
-LOSSES.register("cross_entropy", lambda config: CrossEntropy(config.label_smoothing))
-LOSSES.register("r_drop", lambda config: RDrop(config.label_smoothing, config.r_drop_weight))
+
+
+def make_cross_entropy(config: TrainingConfig) -> CrossEntropy:
+    """Return the loss ``cross_entropy`` with the configured label smoothing."""
+    return CrossEntropy(config.label_smoothing)
+
+
+def make_r_drop(config: TrainingConfig) -> RDrop:
+    """Return the loss ``r_drop`` with the configured label smoothing and weight."""
+    return RDrop(config.label_smoothing, config.r_drop_weight)
 
 
 def loss_name(config: TrainingConfig) -> str:

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -28,8 +27,6 @@ from nmt.errors import DeviceError, NmtError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-_SECONDS_TO_REPORT = 2
 
 
 class StoppedBySignal(SystemExit):
@@ -114,19 +111,6 @@ def _answer(text: str) -> None:
         begin = "\n" if os.isatty(2) else ""  # leave the line of a progress bar
         with suppress(OSError):
             os.write(2, f"{begin}nmt: {text}\n".encode())
-
-
-@contextmanager
-def report_one_failure(processes: Processes) -> Iterator[None]:
-    """Make only the first failing process print an error; all other processes exit silently."""
-    try:
-        yield
-    except Exception:
-        if processes.is_first_to_fail():
-            raise
-        # torchrun kills all processes as soon as one exits: give the failed one time to report.
-        time.sleep(_SECONDS_TO_REPORT)
-        raise SystemExit(PEER_LOST) from None
 
 
 class ProcessKilledError(NmtError):

@@ -97,16 +97,17 @@ def _lasting(shape: Callable[..., float]) -> ScheduleConstructor:
     )
 
 
-def _noam(config: ScheduleConfig, model_dim: int, _total_steps: int | None) -> Schedule:
-    warmup, factor = config.warmup_steps, config.peak_lr
-    return partial(noam, model_dim=model_dim, warmup_steps=warmup, factor=factor)
+def noam_schedule(config: ScheduleConfig, model_dim: int, _total_steps: int | None) -> Schedule:
+    """Return `noam` for a width of the model; ``peak_lr`` is its factor."""
+    warmup = config.warmup_steps
+    return partial(noam, model_dim=model_dim, warmup_steps=warmup, factor=config.peak_lr)
 
 
-SCHEDULES.register("noam", _noam)
-SCHEDULES.register("inverse_sqrt", _lasting(inverse_sqrt))
-SCHEDULES.register("constant", _lasting(constant))
-SCHEDULES.register("linear", _falling(lambda share: share))
+# More entries of registry.toml.
+INVERSE_SQRT = _lasting(inverse_sqrt)
+CONSTANT = _lasting(constant)
+LINEAR = _falling(lambda share: share)
 # Half a cosine (Loshchilov and Hutter 2017).
-SCHEDULES.register("cosine", _falling(lambda share: (1 - math.cos(math.pi * share)) / 2))
+COSINE = _falling(lambda share: (1 - math.cos(math.pi * share)) / 2)
 # Warm-up, stable, decay (Hu et al. 2024).
-SCHEDULES.register("wsd", _falling(lambda share: share, holds_peak=True))
+WSD = _falling(lambda share: share, holds_peak=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+import nmt.registry
 from nmt.config.data import (
     BatchConfig,
     CorpusConfig,
@@ -33,7 +35,7 @@ from nmt.config.run import (
     usual_vocab_size,
     with_scale,
 )
-from nmt.config.section import Binds, Registered, Section, bound_values
+from nmt.config.section import Binds, Free, Registered, Section, bound_values, mark_of
 from nmt.config.training import (
     OptimizerConfig,
     ScheduleConfig,
@@ -164,7 +166,7 @@ def assert_values_are_told_right(
     (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 101}, "pad_vocab_by 100 vocab_size 400"),
     (DataConfig, {**DATA, "test": {"a": {"demo": "test", "scores": "s"}}}, "a scores"),
     (DataConfig, staged({"mix": {"b": 1, "c": 1}}), "stages.0.mix c a b"),
-    (DataConfig, staged(A, A), "stages.0.until steps score"),
+    (DataConfig, staged(A, A), "stages.0.until steps corpus"),
     (DataConfig, staged({**A, "until": {"a": 1, "steps": 9}}), "stages.0.until exactly"),
     (DataConfig, staged({**A, "until": {"b": 1}}), "stages.0.until b"),
     (DataConfig, staged({**A, "until": {"steps": 1.5}}), "stages.0.until steps whole"),
@@ -234,7 +236,7 @@ def test_a_rule_between_sections_is_explained(values: dict[str, Any], names: str
 @pytest.mark.parametrize(("section", "values"), [
     # The last stage may have no end.
     (DataConfig, staged({**A, "until": {"steps": 9}}, {**A, "until": {"a": 0.5}},
-                        {**A, "until": {"score": 20.5}}, A)),
+                        {**A, "until": {"steps": 20}}, A)),
     # Without tags of the source, its language is free.
     (RunConfig, {**RUN, "data": {**DATA, "valid": FRENCH}}),
     # A model to start from may know other tags and languages.
@@ -570,13 +572,17 @@ def test_plain_decoding_keeps_limits_and_rules_only() -> None:
     assert groups.plain(1) == DecodingConfig(beam_size=1)
 
 
-def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry() -> None:
+def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Toy(Section):
-        name: Annotated[str, Registered("toy", ("first", "second"))] = "first"
+        name: Annotated[str, Registered("toy")] = "first"
 
+    homes = {"first": "nowhere:FIRST", "second": "nowhere:SECOND"}
+    monkeypatch.setitem(nmt.registry._BUILT_IN, "toy", homes)
     with pytest.raises(ValidationError, match="one of "):
         Toy(name="third")
-    toys = Registry[object]("toy", {"first": "nowhere:FIRST", "second": "nowhere:SECOND"})
+    toys = Registry[object]("toy")
     toys.register("third", object())
     for name in ("second", "third", "third:argument"):
         assert Toy(name=name).name == name
@@ -642,6 +648,27 @@ def test_what_binds_the_prepared_data_and_a_run() -> None:
     assert bound_values(config, "budget") == {
         "training": {"max_steps": 1, "max_minutes": None, "max_epochs": None}
     }
+
+
+def unmarked_fields(section: type[Section], path: str = "") -> Iterator[str]:
+    """Yield the keys that have no mark, and are in no section with a mark."""
+    for name, field in section.model_fields.items():
+        if mark_of(field) is None:
+            kind = field.annotation
+            if isinstance(kind, type) and issubclass(kind, Section):
+                yield from unmarked_fields(kind, f"{path}{name}.")
+            else:
+                yield f"{path}{name}"
+
+
+def test_every_key_says_what_it_binds() -> None:
+    class Toy(Section):
+        whole: Free[DecodingConfig] = DecodingConfig()
+        parts: ValidationConfig = ValidationConfig()
+        plain: int = 3
+
+    assert list(unmarked_fields(Toy)) == ["plain"]
+    assert list(unmarked_fields(RunConfig)) == []
 
 
 def test_two_vocabularies_choose_embeddings_that_allow_them() -> None:

@@ -258,7 +258,7 @@ def data_of(**values: Any) -> DataConfig:
 
 
 def staged(store: ParallelStore, *stages: dict[str, Any], **options: Any) -> Loader:
-    built = build_stages(data_of(stages=stages), (25, 25), lower_is_better=False)
+    built = build_stages(data_of(stages=stages), (25, 25))
     return loader_of(store, stages=built, accumulate=1, **options)
 
 
@@ -269,12 +269,11 @@ def read(loader: Loader, start: Position, number: int) -> list[tuple[list[int], 
 STAGES = (
     {"mix": {CLEAN: 0.5, NOISY: 0.5}, "until": {CLEAN: 2}},
     {"mix": {NOISY: 1}, "until": {"steps": 4}},
-    {"mix": {CLEAN: 0.8, NOISY: 0.2}, "until": {"score": 20}},
-    {"mix": {CLEAN: 1}},
+    {"mix": {CLEAN: 0.8, NOISY: 0.2}},
 )
 
 
-def test_a_stage_ends_with_epochs_of_a_corpus_updates_or_a_score(store: ParallelStore) -> None:
+def test_a_stage_ends_with_epochs_of_a_corpus_or_updates(store: ParallelStore) -> None:
     loader = staged(store, *STAGES)
     updates = read(loader, Position(), 60)
     of_stage: dict[int, list[int]] = {}
@@ -295,11 +294,6 @@ def test_a_stage_ends_with_epochs_of_a_corpus_updates_or_a_score(store: Parallel
     share = sum(row < 25 for row in of_stage[2]) / len(of_stage[2])
     assert share == pytest.approx(0.8, abs=0.05)
     assert [*of_stage] == [0, 1, 2]
-    last = updates[-1][1]
-    assert loader.after_score(last, 19.9) == last
-    after = loader.after_score(last, 20)
-    assert after == Position(last.epoch + (last.batch > 0), 0, 3)
-    assert max(row for rows, _ in read(loader, after, 30) for row in rows) < 25
 
 
 @FEW
@@ -318,13 +312,9 @@ def test_half_an_epoch_reads_half_a_corpus_with_its_share_of_other_corpora() -> 
         {"mix": {CLEAN: 3, NOISY: 1}, "until": {CLEAN: 1.5}},
         {"mix": {NOISY: 1}},
     ]
-    (first, last) = build_stages(data_of(stages=stages), (100, 1000), lower_is_better=True)
+    (first, last) = build_stages(data_of(stages=stages), (100, 1000))
     assert first == Stage([0.75, 0.025], epochs=2)
     assert last == Stage([0.0, 1.0])
-    stages[0]["until"] = {"score": 2.5}  # a score is a quality
-    for worse, score in ((False, 2.5), (True, -2.5)):
-        first, _ = build_stages(data_of(stages=stages), (25, 25), lower_is_better=worse)
-        assert first.score == score
 
 
 @given(sizes=st.lists(st.integers(1, 10**7), min_size=2, max_size=5), temperature=st.floats(1, 50))
@@ -357,8 +347,12 @@ def test_an_epoch_reads_corpora_by_weight_temperature_and_replay() -> None:
     ("stages", "expected"),
     [
         ([{"mix": {"claen": 1}}], r"no training corpus is named claen .*Did you mean clean\?"),
-        ([{"mix": {CLEAN: 1}, "until": {NOISY: 1}}], "noisy is not steps, score, or a corpus"),
-        ([{"mix": {CLEAN: 1}, "until": {"steps": 1, "score": 3}}], "until: set exactly one"),
+        ([{"mix": {CLEAN: 1}, "until": {NOISY: 1}}], "noisy is not steps or a corpus"),
+        ([{"mix": {CLEAN: 1}, "until": {"steps": 1, CLEAN: 3}}], "until: set exactly one"),
+        (
+            [{"mix": {CLEAN: 1}, "until": {"score": 3}}],
+            "until: stages can no longer end at a score",
+        ),
         ([{"mix": {CLEAN: 1}, "until": {"steps": 1.5}}], "steps must be a whole number"),
     ],
 )

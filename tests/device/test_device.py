@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from nmt.checkpoint.run import machine
 from nmt.device import device as memory
-from nmt.device import distributed, is_one_of_torchrun, own_cores
+from nmt.device import is_one_of_torchrun, own_cores
 from nmt.device import precision as precision_module
 from nmt.device.device import (
     choose_device,
@@ -42,7 +42,14 @@ from nmt.device.device import (
     restore_random_state,
     seed_rank,
 )
-from nmt.device.distributed import PeerLostError, PendingSum, Processes, interleave, join
+from nmt.device.distributed import (
+    PeerLostError,
+    PendingSum,
+    Processes,
+    ProcessGroup,
+    interleave,
+    join,
+)
 from nmt.device.precision import LossScale, choose_precision, has_fast_bf16
 from nmt.errors import DeviceError
 from tests.process import LIMIT
@@ -498,11 +505,11 @@ class Group:
         self._call("barrier", group)
 
 
-def joined(peers: Group, monkeypatch: pytest.MonkeyPatch) -> Processes:
-    monkeypatch.setattr(distributed, "dist", peers)
-    processes = Processes()
+def joined(peers: Group, monkeypatch: pytest.MonkeyPatch) -> ProcessGroup:
+    monkeypatch.setattr(ProcessGroup, "__init__", lambda _: None)
+    processes = ProcessGroup()
     processes.rank, processes.size = 1, 3
-    processes._store, processes._patient = object(), "patient"
+    vars(processes).update(_distributed=peers, _patient="patient")
     return processes
 
 
@@ -517,7 +524,7 @@ def test_processes_exchange_values_in_the_order_of_their_ranks(
     assert tensor.tolist() == [3, 3]
     assert processes.gather(7) == [7, 8, 9]
     assert processes.share("own") == "of rank 0"
-    Processes.wait(processes)
+    ProcessGroup.wait(processes)
     names = ["all_gather_object", "broadcast_object_list", "barrier"]
     patient = [(name, "patient") for name in names]
     assert peers.calls == [("all_reduce", None), ("wait", None), *patient]
@@ -529,11 +536,11 @@ def test_processes_exchange_values_in_the_order_of_their_ranks(
         lambda processes: PendingSum.wait(processes.begin_sum(torch.ones(2))),
         lambda processes: processes.gather(7),
         lambda processes: processes.share(7),
-        Processes.wait,
+        ProcessGroup.wait,
     ],
 )
 def test_a_lost_peer_is_told_with_the_first_line_of_its_cause(
-    call: Callable[[Processes], object], monkeypatch: pytest.MonkeyPatch
+    call: Callable[[ProcessGroup], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes = joined(Group("Connection closed [10.0.0.7]\nat frame 3"), monkeypatch)
     with pytest.raises(PeerLostError, match=r"Connection closed \[10\.0\.0\.7\]") as caught:
@@ -544,7 +551,7 @@ def test_a_lost_peer_is_told_with_the_first_line_of_its_cause(
 
 @pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False), (None, False)])
 def test_only_the_first_process_to_fail_prints_its_error(
-    count: int | None, *, expected: bool
+    count: int | None, monkeypatch: pytest.MonkeyPatch, *, expected: bool
 ) -> None:
     def add(key: str, amount: int) -> int:
         assert amount == 1
@@ -552,7 +559,7 @@ def test_only_the_first_process_to_fail_prints_its_error(
             raise RuntimeError(f"no store for {key}")
         return count
 
-    processes = Processes()
-    assert processes.is_first_to_fail()
-    processes._store = SimpleNamespace(add=add)
+    assert Processes().is_first_to_fail()
+    processes = joined(Group(), monkeypatch)
+    vars(processes).update(_store=SimpleNamespace(add=add))
     assert processes.is_first_to_fail() == expected

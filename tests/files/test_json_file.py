@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from nmt.errors import CheckpointError
 from nmt.files.json_file import (
     FORMAT_VERSION,
+    MANIFEST,
     MAX_DEPTH,
-    NAME,
     Manifest,
     UnknownFormatError,
     field,
@@ -82,7 +82,7 @@ def folder_with(folder: Path, **files: bytes) -> Manifest:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     manifest = Manifest.of(folder, files, step=7)
-    (folder / NAME).write_text(manifest.text(), encoding="utf-8")
+    (folder / MANIFEST).write_text(manifest.text(), encoding="utf-8")
     return manifest
 
 
@@ -102,9 +102,9 @@ def test_a_flipped_bit_is_found(
     """FAULT 10, for the manifest itself: only white space may change unnoticed."""
     folder = tmp_path_factory.mktemp("manifest")
     manifest = folder_with(folder, weights=b"12345")
-    content = bytearray((folder / NAME).read_bytes())
+    content = bytearray((folder / MANIFEST).read_bytes())
     content[position % len(content)] ^= 1 << bit
-    (folder / NAME).write_bytes(content)
+    (folder / MANIFEST).write_bytes(content)
     try:
         found = Manifest.read(folder)
     except UnknownFormatError:
@@ -118,7 +118,7 @@ def test_a_newer_format_is_named_with_the_release_that_wrote_it(tmp_path: Path) 
     """FAULT 16."""
     folder_with(tmp_path)
     newer = Manifest(FORMAT_VERSION + 1, "9.8.7", 7, {})
-    (tmp_path / NAME).write_text(newer.text(), encoding="utf-8")
+    (tmp_path / MANIFEST).write_text(newer.text(), encoding="utf-8")
     with pytest.raises(UnknownFormatError, match="a different format version: 2") as caught:
         Manifest.read(tmp_path)
     assert "nmt 9.8.7" in caught.value.fix
@@ -133,7 +133,7 @@ def test_other_contents_are_reported_as_damage(tmp_path: Path, text: str) -> Non
     """Finding 16."""
     with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
         Manifest.read(tmp_path)
-    (tmp_path / NAME).write_text(text, encoding="latin-1")
+    (tmp_path / MANIFEST).write_text(text, encoding="latin-1")
     with pytest.raises(CheckpointError, match=r"manifest\.json is damaged: ") as caught:
         Manifest.read(tmp_path)
     assert caught.value.exit_code == 4
@@ -142,7 +142,7 @@ def test_other_contents_are_reported_as_damage(tmp_path: Path, text: str) -> Non
 def write(folder: Path, **changes: object) -> None:
     """A manifest whose own hash is right, whatever else it says."""
     values = {"format_version": 1, "package_version": "0.1.0", "step": 7, "files": {}, **changes}
-    (folder / NAME).write_text(json.dumps({**values, "sha256": sha256_of_json(values)}))
+    (folder / MANIFEST).write_text(json.dumps({**values, "sha256": sha256_of_json(values)}))
 
 
 @pytest.mark.parametrize(

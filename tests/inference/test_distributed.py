@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from nmt.checkpoint.files import checkpoint_dir
+from nmt.device.distributed import Processes
 from nmt.errors import DataError
 from nmt.inference.distributed import ahead, part_of, translated
 from nmt.inference.engine import Engine
@@ -104,7 +105,7 @@ def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["in.de.gz"]
 
 
-class First:
+class First(Processes):
     """The first of two processes: notes all collective calls."""
 
     rank, size = 0, 2
@@ -112,16 +113,18 @@ class First:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
 
+    @override
     def share(self, value: Any) -> Any:
         self.calls.append(("share", value))
         return value
 
+    @override
     def gather(self, value: Any) -> Any:
         self.calls.append(("gather", value))
         return [value]
 
 
-class Second:
+class Second(Processes):
     """The second: its collective calls must be those of the first, in the same order."""
 
     rank, size = 1, 2
@@ -129,11 +132,13 @@ class Second:
     def __init__(self, calls: list[tuple[str, Any]]) -> None:
         self.calls = iter(calls)
 
-    def share(self, _: Any) -> Any:
-        name, value = next(self.calls)
+    @override
+    def share(self, value: Any) -> Any:
+        name, common = next(self.calls)
         assert name == "share"
-        return value
+        return common
 
+    @override
     def gather(self, value: Any) -> Any:
         name, others = next(self.calls)
         assert name == "gather"

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import nmt.registry
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.errors import ConfigError
 from nmt.inference import engine as engines
@@ -65,7 +66,8 @@ def test_only_models_without_a_position_limit_read_any_line(
 def test_without_its_extra_torch_translates(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an engine of one's own is named as the others are."""
     homes = {"ctranslate2": "nmt.extras.gone.engine:load"}
-    gone: Registry[EngineLoader] = Registry("toy engine", homes)
+    monkeypatch.setitem(nmt.registry._BUILT_IN, "toy engine", homes)
+    gone: Registry[EngineLoader] = Registry("toy engine")
     gone.register("torch", load_torch)
     gone.register("mine", load_torch)
     monkeypatch.setattr(engines, "ENGINES", gone)
@@ -109,7 +111,7 @@ def test_the_engine_follows_from_device_dtype_and_folder(
 
         return load
 
-    toys: Registry[EngineLoader] = Registry("toy engine", {})
+    toys: Registry[EngineLoader] = Registry("toy engine")
     for name in ("ctranslate2", "torch"):
         toys.register(name, loader(name))
     monkeypatch.setattr(engines, "ENGINES", toys)

@@ -57,8 +57,8 @@ def hidden_of(model: Transformer, shape: Shape) -> Tensor:
 @pytest.mark.parametrize(
     ("variant", "counting"),
     [
-        ("relative", "eager"),
-        ("modern", "eager"),
+        pytest.param("relative", "eager", marks=pytest.mark.long),
+        pytest.param("modern", "eager", marks=pytest.mark.long),
         ("two-widths", "eager"),
         pytest.param("paper", "aot_eager", marks=pytest.mark.long),
     ],

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.model import attention as module
-from nmt.model.attention import FlashAttention, attention, find_flash, sdpa_attention
+from nmt.model.attention import FlashAttention, Segments, attention, find_flash, sdpa_attention
 from tests.compiling import Backend
 from tests.model.small import packed
 from tests.model.test_compiled_layers import SHAPES, assert_alike, two_models
@@ -39,7 +39,7 @@ def read(heads: list[Tensor], ends: list[Tensor], causal: bool) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, mask, **shared).transpose(0, 1)
 
 
-def of_2_10(  # noqa: PLR0913
+def of_2_10(  # noqa: PLR0917
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
     max_q: int, max_k: int, is_causal: bool = False, return_aux: None = None,
 ) -> Tensor:  # fmt: skip
@@ -48,7 +48,7 @@ def of_2_10(  # noqa: PLR0913
     return read([query, key, value], [cu_seq_q, cu_seq_k], is_causal)
 
 
-def of_2_13(  # noqa: PLR0913
+def of_2_13(  # noqa: PLR0917
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
     max_q: int, max_k: int, *, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
@@ -76,7 +76,8 @@ def test_flash_attention_equals_padded_attention(
         of_keys = packed([3, 12, 4])
     shapes = [(of_queries.num_tokens, 4, 8), *[(of_keys.num_tokens, groups, 8)] * 2]
     torch.manual_seed(2)
-    heads, segments = [torch.randn(x, requires_grad=True) for x in shapes], (of_queries, of_keys)
+    heads = [torch.randn(x, requires_grad=True) for x in shapes]
+    segments = Segments(of_queries, of_keys, kind == "causal")
     found, calls = [], []
 
     def padded(*arguments: Any) -> Tensor:
@@ -86,7 +87,7 @@ def test_flash_attention_equals_padded_attention(
     for own in (None, FlashAttention.of(kernel)):
         monkeypatch.setitem(module.FLASH, "cpu", own)
         monkeypatch.setitem(module.BACKENDS, "cpu", padded)
-        mixed = attention(heads[0], heads[1], heads[2], segments, causal=kind == "causal")
+        mixed = attention(heads[0], heads[1], heads[2], segments)
         found.append([mixed, *torch.autograd.grad(mixed.square().sum(), heads)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -98,11 +99,10 @@ def test_unsupported_arguments_use_another_kernel() -> None:
     narrow = torch.empty(3, 4, 64, dtype=torch.bfloat16)
     wide, odd = narrow.new_empty(3, 4, 264), narrow.new_empty(3, 4, 60)
     for x, fits in ((narrow, 1), (narrow.half(), 1), (narrow.float(), 0), (wide, 0), (odd, 0)):
-        assert kernel.fits(x, x, None, 0.0) == bool(fits)
-    assert not kernel.fits(narrow, narrow, torch.zeros(4, 3, 3), 0.0)
-    assert not kernel.fits(narrow, narrow, None, 0.1)
-    assert kernel.fits(narrow, narrow[:, :2], None, 0.0)
-    assert not FlashAttention.of(of_2_10).fits(narrow, narrow[:, :2], None, 0.0)
+        assert kernel.fits(x, x, 0.0) == bool(fits)
+    assert not kernel.fits(narrow, narrow, 0.1)
+    assert kernel.fits(narrow, narrow[:, :2], 0.0)
+    assert not FlashAttention.of(of_2_10).fits(narrow, narrow[:, :2], 0.0)
 
 
 def test_flash_attention_depends_on_the_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +137,12 @@ def test_on_gpus_the_result_is_exact(dtype: torch.dtype, kind: str, is_determini
     shapes = (of_queries.num_tokens, 8, 64), *[(of_keys.num_tokens, 8, 64)] * 2
     heads = [torch.randn(x, device=device).to(dtype).requires_grad_() for x in shapes]
     exact = [x.detach().double().requires_grad_() for x in heads]
-    segments, causal, found = (of_queries, of_keys), kind == "causal", []
+    segments, found = Segments(of_queries, of_keys, kind == "causal"), []
     torch.use_deterministic_algorithms(is_deterministic)
     try:
         for own in (heads, exact):
-            assert kernel.fits(own[0], own[1], None, 0.0) is (own is heads)
-            mixed = attention(own[0], own[1], own[2], segments, causal=causal)
+            assert kernel.fits(own[0], own[1], 0.0) is (own is heads)
+            mixed = attention(own[0], own[1], own[2], segments)
             found.append([mixed, *torch.autograd.grad(mixed.square().sum(), own)])
     finally:
         torch.use_deterministic_algorithms(False)

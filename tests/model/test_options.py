@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import attention
+from nmt.model.attention import Segments, attention
 from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention, make_norm
 from nmt.model.positions import Embedding
 from nmt.model.transformer import Transformer, build_model, count_parameters
@@ -149,7 +149,7 @@ def test_dropped_weights_also_drop_their_relative_values() -> None:
     zeros = torch.zeros(128, 2, 4, dtype=torch.float64)
     vectors = torch.zeros(16, 16, 4), torch.ones(16, 16, 4)
     torch.manual_seed(1)
-    mixed = attention(zeros, zeros, zeros, (packed, packed), vectors=vectors, dropout=0.25)
+    mixed = attention(zeros, zeros, zeros, Segments(packed, packed), vectors=vectors, dropout=0.25)
     # 128 x 2 x 16 draws, of which 0.75 are kept and scaled by 1 / 0.75: 0.009 is one deviation.
     assert mixed.mean().item() == pytest.approx(1, abs=0.04)
     assert mixed.std() > 0.05

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -44,6 +44,13 @@ def packed_of(lengths: list[int]) -> Packed:
     return Packed.from_rows([[7] * length for length in lengths])
 
 
+def test_a_batch_does_not_change_under_its_cached_masks() -> None:
+    packed = packed_of([2, 3])
+    assert packed.derived(Packed.mask).sum() == 5
+    with pytest.raises(FrozenInstanceError):
+        packed.max_length = 9  # type: ignore[misc]
+
+
 @given(lengths=LENGTHS, heads=st.integers(1, 4))
 def test_tokens_survive_padding_to_sentences_and_back(lengths: list[int], heads: int) -> None:
     packed = packed_of(lengths)
@@ -58,20 +65,16 @@ def test_tokens_survive_padding_to_sentences_and_back(lengths: list[int], heads:
         assert torch.equal(padded * mask, packed.pad(part).transpose(1, 2))
 
 
-def reference(
-    query: Tensor, key: Tensor, value: Tensor, bias: Any, segments: Segments, causal: bool, _: float
-) -> Tensor:
+def reference(query: Tensor, key: Tensor, value: Tensor, segments: Segments, _: float) -> Tensor:
     """Sentence by sentence and head by head, by the formula."""
     rows, share = [], query.shape[1] // key.shape[1]
-    ends = [packed.cu_seqlens.tolist() for packed in segments]
+    ends = [packed.cu_seqlens.tolist() for packed in segments[:2]]
     for (q0, q1), (k0, k1) in zip(*map(pairwise, ends), strict=True):
         heads = []
         for head in range(query.shape[1]):
             keys, values = (x[k0:k1, head // share] for x in (key, value))
             scores = query[q0:q1, head] @ keys.T / query.shape[2] ** 0.5
-            if bias is not None:
-                scores = scores + bias[head, : q1 - q0, : k1 - k0]
-            if causal:
+            if segments.is_causal:
                 scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -torch.inf)
             heads.append(scores.softmax(-1) @ values)
         rows.append(torch.stack(heads, dim=1))
@@ -83,10 +86,9 @@ def reference(
     keys=LENGTHS,
     kind=st.sampled_from(["self", "causal", "cross"]),
     groups=st.sampled_from([1, 2, 4]),
-    with_bias=st.booleans(),
 )
 def test_attention_equals_the_formula_forwards_and_backwards(
-    queries: list[int], keys: list[int], kind: str, groups: int, with_bias: bool
+    queries: list[int], keys: list[int], kind: str, groups: int
 ) -> None:
     size = min(len(queries), len(keys))
     of_queries = of_keys = packed_of(queries[:size])
@@ -94,14 +96,11 @@ def test_attention_equals_the_formula_forwards_and_backwards(
         of_keys = packed_of(keys[:size])
     shapes = [(of_queries.num_tokens, 4, 3), *[(of_keys.num_tokens, groups, 3)] * 2]
     inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    widths = of_queries.max_length, of_keys.max_length
-    inputs += [torch.randn(4, *widths, dtype=torch.float64)] if with_bias else []
+    segments = Segments(of_queries, of_keys, kind == "causal")
     results = []
     for backend in (reference, bmm_attention, sdpa_attention):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        query, key, value, bias = (*leaves, None)[:4]
-        assert query is not None and key is not None and value is not None  # noqa: PT018
-        mixed = backend(query, key, value, bias, (of_queries, of_keys), kind == "causal", 0.0)
+        mixed = backend(leaves[0], leaves[1], leaves[2], segments, 0.0)
         (mixed * torch.arange(mixed.numel()).view_as(mixed)).sum().backward()
         results.append((mixed.detach(), *[leaf.grad for leaf in leaves]))
     for found in results[1:]:
@@ -114,21 +113,21 @@ def test_attention_dropout_scales_by_what_was_kept() -> None:
     packed = packed_of([64] * 8)
     query, key = (torch.zeros(512, 4, 4, dtype=torch.float64) for _ in range(2))
     value = torch.ones(512, 4, 4, dtype=torch.float64)
-    segments = packed, packed
-    assert torch.allclose(bmm_attention(query, key, value, None, segments, False, 0.0), value)
-    mixed = bmm_attention(query, key, value, None, segments, False, 0.25)
+    segments = Segments(packed, packed)
+    assert torch.allclose(bmm_attention(query, key, value, segments, 0.0), value)
+    mixed = bmm_attention(query, key, value, segments, 0.25)
     # 512 x 4 x 64 draws: the mean of kept / (1 - p) has a standard deviation of 0.0016.
     assert mixed.mean().item() == pytest.approx(1, abs=0.008)
     assert mixed.std() > 0.01
 
 
 def relative_attention(
-    query: Tensor, key: Tensor, value: Tensor, _: Any, both: Segments, causal: bool, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, both: Segments, dropout: float
 ) -> Tensor:
     """The way of schemes with vectors, which are 0 here."""
-    width = row_width(both[0])
+    width = row_width(both.queries)
     none = torch.zeros(width, width, query.shape[2])
-    return attention(query, key, value, both, causal=causal, vectors=(none, none), dropout=dropout)
+    return attention(query, key, value, both, vectors=(none, none), dropout=dropout)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -146,7 +145,7 @@ def test_gradients_of_queries_keys_and_values_have_the_mask_of_attention_dropout
 
     def mixed(value: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return backend(leaves[0], leaves[1], value, None, (packed, packed), causal, dropout)
+        return backend(leaves[0], leaves[1], value, Segments(packed, packed, causal), dropout)
 
     weights = mixed(units).detach()
     first = 0
@@ -184,14 +183,11 @@ def test_a_cached_step_equals_reading_all_keys(groups: int, length: int, beams: 
     key, value = torch.randn(2, 2, groups, length, 8).unbind(0)
     mask, few = torch.zeros(2, groups, 1, length), length // 2 + 1
     mask[1, ..., few:] = -torch.inf
-    bias = torch.randn(4, 1, length)
-    sentences = packed_of([beams] * 2), packed_of([length, few])
+    segments = Segments(packed_of([beams] * 2), packed_of([length, few]))
     keys, values = (torch.cat((x[0], x[1, :, :few]), 1).transpose(0, 1) for x in (key, value))
-    for added in (None, bias):
-        whole = None if added is None else added.expand(-1, beams, -1)
-        expected = reference(query, keys, values, whole, sentences, False, 0.0)
-        found = cached_attention(query, key, value, mask, added)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    expected = reference(query, keys, values, segments, 0.0)
+    found = cached_attention(query, key, value, mask)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -251,20 +247,21 @@ def test_the_table_of_positions_grows_with_the_longest_sentence(layout: str) -> 
     torch.testing.assert_close(table[699].double(), formula.sinusoid(699, 8))
 
 
-class Alibi(RelativePositions):
-    """Attention with linear biases (Press et al. 2022)."""
+class HalfRotary(RelativePositions):
+    """Rotates only the first ``dim`` features, as GPT-NeoX does (Black et al. 2022, 2.1)."""
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self._slopes = 2.0 ** (-8 * torch.arange(1, num_heads + 1) / num_heads)
+        self._dim = dim
+        self._rotary = RotaryPositions()
 
     @override
-    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
-        distances = (queries.unsqueeze(1) - keys).abs()
-        return -self._slopes.view(-1, 1, 1) * distances
+    def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
+        rotated = self._rotary.rotate(heads[..., : self._dim], positions)
+        return torch.cat((rotated, heads[..., self._dim :]), dim=-1)
 
 
-POSITIONS.register("alibi", PositionScheme(relative=lambda config, _: Alibi(config.num_heads)))
+POSITIONS.register("half-rotary", PositionScheme(relative=lambda _, dim: HalfRotary(dim // 2)))
 SOURCE = Packed.from_rows([[7, 8, 9, 4, 3], [11, 12, 3]])
 TARGET = Packed.from_rows([[2, 20, 21, 9], [2, 22]])
 
@@ -272,7 +269,7 @@ TARGET = Packed.from_rows([[2, 20, 21, 9], [2, 22]])
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 @torch.inference_mode()
 def test_a_registered_scheme_serves_all(num_kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model(positions="alibi", num_kv_heads=num_kv_heads)
+    model = small_model(positions="half-rotary", num_kv_heads=num_kv_heads)
     whole = model(SOURCE, TARGET)
     state, steps, ids = model.start(SOURCE), [], TARGET.pad(TARGET.ids)
     for position in range(4):

@@ -109,7 +109,7 @@ def test_the_health_check_asks_whether_the_server_is_ready(status: int) -> None:
     assert last_of("Dockerfile", "EXPOSE") == str(port)
     assert check[0] == "python"
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         code = check[2].replace(f":{port}/", f":{server.server_port}/")
         done = subprocess.run(
             [sys.executable, check[1], code], capture_output=True, check=False, timeout=LIMIT

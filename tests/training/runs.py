@@ -210,7 +210,7 @@ def _serve() -> None:
         importlib.import_module(f"nmt.{name}")  # once, for all children
     importlib.import_module("jinja2")
     importlib.import_module("torch._dynamo")
-    vars(importlib.import_module("nmt.training.processes"))["_SECONDS_TO_REPORT"] = 0.5
+    vars(importlib.import_module("nmt.device.distributed"))["_SECONDS_TO_REPORT"] = 0.5
     for number, line in enumerate(sys.stdin):
         request = json.loads(line)
         with socket.socket() as free:

@@ -53,7 +53,14 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("threads", "cores", "share"), [(3, 7, 3), (None, 7, 3), (None, 1, 1)])
+@pytest.mark.parametrize(
+    ("threads", "cores", "share"),
+    [
+        (None, 7, 3),
+        pytest.param(3, 7, 3, marks=pytest.mark.long),
+        pytest.param(None, 1, 1, marks=pytest.mark.long),
+    ],
+)
 def test_all_processes_get_the_arguments_their_place_and_their_threads(
     program: Program,
     tmp_path: Path,
@@ -76,9 +83,11 @@ def test_all_processes_get_the_arguments_their_place_and_their_threads(
     [
         (WAIT, "exit 3", 3),
         (f"exit {PEER_LOST}", "sleep 0.5; exit 5", PEER_LOST),  # before anybody else has failed
-        ("exec sleep 60", "exit 4", 4),  # has noticed nothing when torchrun ends it by SIGTERM
+        # Has noticed nothing when torchrun ends it by SIGTERM.
+        pytest.param("exec sleep 60", "exit 4", 4, marks=pytest.mark.long),
         # Asked to stop, and saved: someone sent the signal to one of them, not to torchrun.
-        *((f"exit {code}", f"exit {code}", code) for code in (130, 143)),
+        ("exit 130", "exit 130", 130),
+        pytest.param("exit 143", "exit 143", 143, marks=pytest.mark.long),
     ],
 )
 def test_a_failure_ends_the_others_and_gives_the_exit_code(

@@ -63,7 +63,7 @@ print(fit(nmt.load_config({str(whole_of_two.config)!r}, {settings})).step)
     assert [int(result.stdout) for result in results] == [expected, expected]
 
 
-@pytest.mark.parametrize("rank", [1, 0])
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_when_one_process_fails_all_end_and_one_error_is_printed(run: Run, rank: int) -> None:
     """FAULT 28: the first of them takes the store with it by which they talk."""
     results = run.start(harm=Harm("update", 7, message="a cable broke", rank=rank))
@@ -156,11 +156,18 @@ def test_processes_make_the_same_updates_as_one_process_that_accumulates(server:
         # After the processes have told each other whether they wish to stop.
         ("update.Updater._sum_gradients", 7, [5, 8], 1),
         # The other has done its part. Once more, in the validation that makes up for it.
-        ("validation.Validator._sum_losses", 1, [5, 10], 2),
+        pytest.param("validation.Validator._sum_losses", 1, [5, 10], 2, marks=pytest.mark.long),
     ],
 )
 def test_a_signal_to_one_process_interrupts_the_work_of_all(
-    server: Server, whole_of_two: Run, run: Run, place: str, call: int, steps: list[int], times: int
+    server: Server,
+    whole_of_two: Run,
+    run: Run,
+    *,
+    place: str,
+    call: int,
+    steps: list[int],
+    times: int,
 ) -> None:
     """FAULTS 19 and 20."""
     source = f"""
@@ -210,6 +217,7 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
     assert_equal(run, whole_of_two)
 
 
+@pytest.mark.long
 def test_two_processes_get_the_same_validation_scores_as_one(server: Server) -> None:
     """The same translations, so the same BLEU and chrF; the loss within 1e-6 of its size."""
     # One process learns pairs by heart; two go on from there, without a step that would be felt.

@@ -66,6 +66,7 @@ def test_a_run_resumed_in_new_processes_equals_an_uninterrupted_run(run: Run, wh
     assert_equal(run, whole)
 
 
+@pytest.mark.long
 def test_a_run_resumed_twice_equals_an_uninterrupted_run(run: Run, whole: Run) -> None:
     """FAULTS 3, 18, 19 and 26: the second time in the update before a validation is due.
 
@@ -84,7 +85,7 @@ def test_a_run_resumed_twice_equals_an_uninterrupted_run(run: Run, whole: Run) -
     assert_equal(run, whole)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_signal_interrupts_validation_to_be_repeated(run: Run, whole: Run, count: int) -> None:
     """FAULTS 18 and 19; the third is the one after the last update."""
     assert run.train(harm=Harm("validation", count, (signal.SIGTERM,))).code == 143
@@ -106,7 +107,10 @@ def test_one_interrupt_saves_and_two_quit_at_once(run: Run, whole: Run) -> None:
     assert_equal(run, whole)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+)
 def test_signals_end_preparation_at_once(run: Run, server: Server, number: int, code: int) -> None:
     """FAULTS 19 and 20: nothing is half-prepared afterwards."""
     place = server.folder / f"interrupted-{number}"
@@ -139,7 +143,10 @@ def test_patience_counts_on_over_a_restart(run: Run) -> None:
     assert run.metrics() == metrics
 
 
-@pytest.mark.parametrize(("signals", "code", "last"), [((15,), 143, 15), ((15, 2), 130, 10)])
+@pytest.mark.parametrize(
+    ("signals", "code", "last"),
+    [pytest.param((15,), 143, 15, marks=pytest.mark.long), ((15, 2), 130, 10)],
+)
 def test_a_signal_while_saving_completes_the_checkpoint_and_a_second_interrupt_discards_it(
     run: Run, whole: Run, signals: tuple[int, ...], code: int, last: int
 ) -> None:
@@ -265,6 +272,7 @@ def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:
     assert f"is in use by process {os.getpid()} on " in result.stderr
 
 
+@pytest.mark.long
 def test_a_time_budget_is_measured_once_and_kept(run: Run) -> None:
     """FAULTS 1 and 19: the number of updates is part of the run; its probe may be stopped."""
     minutes: dict[str, Any] = {"max_steps": None, "max_minutes": 0.005, "validate_every": 1000}
@@ -301,6 +309,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "recomputed": {"training.activation_checkpointing": True},
 }
+QUICK = ("muon, bpe-dropout and r-drop", "stages")
 AVERAGED: dict[str, Any] = {"keep_last": 3, "average_last": 3, "max_steps": 15}
 
 
@@ -308,7 +317,10 @@ def flags(settings: dict[str, Any]) -> list[str]:
     return [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in OPTIONS],
+)
 def test_resuming_is_exact_with(run: Run, server: Server, stopped_run: Run, name: str) -> None:
     """FAULTS 1, 2, 3 and 18."""
     settings = flags(OPTIONS[name])
@@ -357,6 +369,7 @@ def test_a_stop_does_not_change_the_average(run: Run, server: Server) -> None:
     assert read_best(run.folder) is not None
 
 
+@pytest.mark.long
 def test_continued_training_averages_again_only_once(run: Run) -> None:
     run.finish(**(AVERAGED | {"max_steps": 10}))
     mean = run.folder / AVERAGE / MODEL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -23,13 +23,13 @@ from nmt.data.loader import Batch
 from nmt.device import precision as precision_module
 from nmt.device.compilation import compile_layers
 from nmt.device.device import deterministic
-from nmt.device.distributed import PendingSum, Processes
+from nmt.device.distributed import PendingSum, Processes, ProcessGroup
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed, round_up
 from nmt.training.losses import LossSum, Objective
 from nmt.training.optimizer import FlatParameters, is_matrix
-from nmt.training.update import GradientReduction, Updater
+from nmt.training.update import GradientReduction, Updater, UpdateStats, read_together
 from tests.examples import FEW
 from tests.training.runs import Run, Server, all_stderr, codes
 from tests.training.small import FLOAT32, VOCAB_SIZE, batch_of, small_model, updater_of
@@ -238,6 +238,14 @@ BATCHES = [batch_of([5, 3]), batch_of([2, 7, 4], 1)]
 SIZE = 500
 
 
+def test_statistics_that_are_read_together_do_not_change_others() -> None:
+    queued = [UpdateStats([], 0.1, 1, 2, 3, torch.tensor([loss, 0.0, 0.5])) for loss in (4.0, 7.0)]
+    assert [stats.loss_sum for stats in read_together(queued)] == [4.0, 7.0]
+    assert all(vars(stats).keys() == vars(queued[0]).keys() for stats in queued)
+    with pytest.raises(FrozenInstanceError):
+        queued[0].stop = True  # type: ignore[misc]
+
+
 class Twins(Processes):
     """Two processes with the same gradient: a sum is twice the tensor."""
 
@@ -333,6 +341,7 @@ def test_what_was_sent_before_memory_ran_out_counts_once(
     assert len({begin for begin, _ in processes.sent}) == len(processes.sent)
 
 
+@pytest.mark.long
 def test_two_processes_end_with_the_same_bytes(server: Server, whole_of_two: Run) -> None:
     """Of two numbers the sum has one order."""
     results = server.script(
@@ -368,7 +377,7 @@ def test_on_a_gpu_nccl_sends_slices_of_the_same_gradient(
     place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
-    processes = Processes(launched=True)
+    processes = ProcessGroup()
     found = []
     for in_slices in (False, True):
         model = small_model(encoder_layers=2, decoder_layers=2).to(device)

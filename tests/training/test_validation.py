@@ -246,6 +246,7 @@ def outcome_of(config: RunConfig) -> tuple[list[float], torch.Tensor, str]:
     return [line["loss"] for line in lines if line["kind"] == "update"], random, log
 
 
+@pytest.mark.long
 def test_compiled_layers_make_the_same_updates_and_are_recorded(counting: Backend) -> None:
     planned: dict[str, Any] = {"schedule": {"shape": "linear", "peak_lr": 0.003, "warmup_steps": 1}}
     losses, random, log = outcome_of(config_of(compile=True, **planned))

@@ -274,6 +274,7 @@ def test_updates_continue_while_a_checkpoint_is_written(
     assert any(torch.equal(weights, tensor) for tensor in found.model.values())
 
 
+@pytest.mark.long
 def test_kills_while_a_thread_writes_leave_the_last_whole_checkpoint(run: Run, whole: Run) -> None:
     """FAULT 7: the end is the same to the bit."""
     draw = random.Random(18)

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import yaml
 
-from nmt.commands.options import File, Files
-from nmt.commands.result import TextResult
+from nmt.commands.options import File, Files, TextResult
 from nmt.config.flag import Flag, Options
 from nmt.errors import CheckpointError
 from nmt.files.atomic import check_output, open_output

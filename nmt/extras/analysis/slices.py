@@ -11,8 +11,10 @@ occurrences with the same ids are counted.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +33,8 @@ from nmt.text.languages import numbers_of
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
 SMALL_SLICE = 30  # Slices with fewer sentences are marked, because their scores are unreliable.
-SEEN, NOT_SEEN = "source in training data", "not found"
+SEEN = "source in training data"
+NOT_SEEN = "not found"
 _MEANING = f"slices: (few) marks fewer than {SMALL_SLICE} sentences, whose scores are unreliable."
 _LEAKS_MEAN = (
     '\nsource in training data: near means one or two different words; "not found" is new text.'
@@ -43,9 +46,12 @@ _LENGTHS = {10.0: "below 10", 20.0: "10-19", 30.0: "20-29", 40.0: "30-39"}
 _COUNTS = {1.0: "unseen", 10.0: "1-9 times", 100.0: "10-99 times"}
 _COVERED = {0.25: "below 25%", 0.5: "25-49%", 0.75: "50-74%"}
 _RATIOS = {0.8: "below 0.8", 1.25: "0.8-1.25"}
-_Hashes = npt.NDArray[np.uint64]
+_CASES = ("both cases", "no capitals", "all capitals", "no letters with case")
+_KEPT = ("nothing to keep", "kept", "lost")
+_VERY_OFTEN = 1 << 62
 _LONGEST_WORD = 64  # subwords with a factor of their own in the hash
-_FACTORS = np.random.default_rng(1).integers(1, 1 << 63, _LONGEST_WORD, np.uint64) | np.uint64(1)
+_factors = np.random.default_rng(1).integers(1, 1 << 63, _LONGEST_WORD, np.uint64)
+_FACTORS = _factors | np.uint64(1)
 _SPACE = "\u2581"
 
 
@@ -60,32 +66,34 @@ class Group:
 
 def slice_section(scored: EvaluatedSet) -> ReportSection:
     """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
-    common = [
-        Group(name, labels, list(dict.fromkeys(labels))) for name, labels in scored.labels.items()
-    ]
-    groups = {system.name: list(common) for system in scored.systems}
+    common: list[Group] = []
+    for name, labels in scored.labels.items():
+        common.append(Group(name, labels, list(dict.fromkeys(labels))))
+    groups = {system.name: common for system in scored.systems}
     if scored.options.slices:
-        source, references = scored.test.source, scored.test.references
-        texts = [list(training_data(model.folder)) for model in scored.models]
+        source = scored.test.source
+        data = [list(training_data(model.folder)) for model in scored.models]
         if source is not None:
             counts = None
-            if texts and texts[0]:
-                tokenizer = load_tokenizers(texts[0][0].tokenizer_dir).source
-                counts = count_in_training([each.train for each in texts[0]], tokenizer, source)
-            for own in groups.values():
-                own += groups_of_source(source, counts)
-            for system, data in zip(scored.systems, texts, strict=False):
-                if data:
-                    groups[system.name].insert(0, leakage_group(data, source))
-        for system in scored.systems:
-            groups[system.name] += groups_of_system(system, source, references)
+            if data and data[0]:
+                tokenizer = load_tokenizers(data[0][0].tokenizer_dir).source
+                stores = [prepared.train for prepared in data[0]]
+                counts = count_in_training(stores, tokenizer, source)
+            common += groups_of_source(source, counts)
+        # The first systems are the models; the others are files of translations.
+        data += [[]] * (len(scored.systems) - len(data))
+        for system, prepared in zip(scored.systems, data, strict=True):
+            of_system = [*common, *groups_of_system(system, source, scored.test.references)]
+            if prepared and source is not None:
+                of_system.insert(0, leakage_group(prepared, source))
+            groups[system.name] = of_system
     return score_slices(scored.systems, scored.scorers, scored.resampling, groups)
 
 
 def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
     """Group source lines by whether they occur in the training data: exact, near, or not found."""
     kinds: dict[int, str] = {}
-    total = sum(len(each.train) for each in data)
+    total = sum(len(prepared.train) for prepared in data)
     with progress_bar("looking for leaks", unit="lines", total=total) as bar:
         for leak in LEAKAGE["near"](source, _training_lines(data, bar.update)):
             if kinds.get(leak.held_out) != "exact":
@@ -97,13 +105,18 @@ def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
 def _training_lines(
     data: Iterable[PreparedData], progress: Callable[[int], object]
 ) -> Iterator[list[str]]:
-    for each in data:
-        store, tokenizer = each.train, load_tokenizers(each.tokenizer_dir).source
-        for start in range(0, len(store), _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
-            lines = store.source_ids(rows).rows()
-            yield [tokenizer.decode(tokenizer.without_tags(line)) for line in lines]
-            progress(len(rows))
+    for prepared in data:
+        tokenizer = load_tokenizers(prepared.tokenizer_dir).source
+        for block in _source_blocks(prepared.train):
+            yield [tokenizer.decode(tokenizer.without_tags(line)) for line in block.rows()]
+            progress(len(block.lengths))
+
+
+def _source_blocks(store: ParallelStore) -> Iterator[FlatIds]:
+    """Yield the source lines in blocks."""
+    for start in range(0, len(store), _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, len(store))
+        yield store.source_ids(np.arange(start, stop))
 
 
 def groups_of_source(
@@ -112,13 +125,12 @@ def groups_of_source(
     """Yield the groups by source text and, if known, by word counts in the training data."""
     lengths = [len(_WORD.findall(line)) for line in source]
     yield _binned("source words", lengths, _LENGTHS, "40 and more")
-    cases = ["both cases", "no capitals", "all capitals", "no letters with case"]
-    yield Group("source case", [cases[_case(line)] for line in source], cases)
+    yield Group("source case", [_case(line) for line in source], _CASES)
     if counts is None:
         return
-    rarest = [min(each.words, default=1 << 62) for each in counts]
+    rarest = [min(line.words, default=_VERY_OFTEN) for line in counts]
     yield _binned("rarest source word in training", rarest, _COUNTS, "100 times and more")
-    shares = [sum(n > 0 for n in x.pairs) / len(x.pairs) if x.pairs else 1.0 for x in counts]
+    shares = [line.share_of_pairs for line in counts]
     yield _binned("source word pairs in training", shares, _COVERED, "75% and more")
 
 
@@ -126,26 +138,49 @@ def groups_of_system(
     system: System, source: Sequence[str] | None, references: Sequence[Sequence[str]]
 ) -> Iterator[Group]:
     """Yield the groups that depend on the translations of one system."""
-    names = ["nothing to keep", "kept", "lost"]
     if source is not None:
-        numbers = [
-            _kept(_numbers(line), _numbers(output))
-            for line, output in zip(source, system.lines, strict=True)
-        ]
-        yield Group("numbers", [names[kind] for kind in numbers], names)
-        streams = [[_tokens(line) for line in stream] for stream in references]
-        copied = []
-        for number, line in enumerate(source):
-            allowed = set().union(*(stream[number] for stream in streams))
-            tokens = {token for token in _tokens(line) & allowed if _is_name(token)}
-            copied.append(names[_kept(tokens, _tokens(system.lines[number]))])
-        yield Group("names and copied tokens", copied, names)
-    pairs = zip(system.lines, references[0], strict=True)
-    ratios = [(len(output) + 1) / (len(reference) + 1) for output, reference in pairs]
+        numbers: list[str] = []
+        names: list[str] = []
+        for line, output, *translations in zip(source, system.lines, *references, strict=True):
+            numbers.append(_kept(_numbers(line), _numbers(output)))
+            allowed = set[str]().union(*map(_tokens, translations))
+            copied = filter(_is_name, _tokens(line) & allowed)
+            names.append(_kept(set(copied), _tokens(output)))
+        yield Group("numbers", numbers, _KEPT)
+        yield Group("names and copied tokens", names, _KEPT)
+    ratios: list[float] = []
+    for output, reference in zip(system.lines, references[0], strict=True):
+        ratios.append((len(output) + 1) / (len(reference) + 1))
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
     if system.results:
         labels = ["suspicious" if result.alarms else "not suspicious" for result in system.results]
         yield Group("guard", labels, ["not suspicious", "suspicious"])
+
+
+@dataclass(frozen=True, slots=True)
+class _SliceScores:
+    """The scores of one system on one slice."""
+
+    num_sentences: int
+    scores: Sequence[Score]  # Empty if the slice is empty.
+
+    def cells(self, num_metrics: int) -> list[str]:
+        """Return the number of sentences and the scores for a table."""
+        if not self.num_sentences:
+            return ["0", *["-"] * num_metrics]
+        count = f"{self.num_sentences:,}"
+        if self.num_sentences < SMALL_SLICE:
+            count += " (few)"
+        return [count, *map(show_score, self.scores)]
+
+    def as_dict(self, system: str) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "name": system,
+            "num_sentences": self.num_sentences,
+            "is_small": self.num_sentences < SMALL_SLICE,
+            "scores": [score.as_dict() for score in self.scores],
+        }
 
 
 def score_slices(
@@ -162,36 +197,40 @@ def score_slices(
         resampling: Options of the confidence intervals.
         groups: Groups of each system, by name of the system.
     """
-    # Number of sentences and scores by slice, then by system.
-    found: dict[tuple[str, str], dict[str, tuple[int, list[Score]]]] = {}
+    # By group and slice, then by system.
+    by_slice = defaultdict[tuple[str, str], dict[str, _SliceScores]](dict)
     for system in systems:
         for group in groups[system.name]:
             labels = np.array(group.labels, dtype=object)
             for name in group.slices:
                 (rows,) = np.nonzero(labels == name)
-                parts = [[table[rows] for table in system.tables]] if len(rows) else []
-                scores = [x.score for part in measure(parts, scorers, resampling) for x in part]
-                found.setdefault((group.name, name), {})[system.name] = len(rows), scores
-    table, values = [["slice", ""]], []
+                scores: list[Score] = []
+                if len(rows):
+                    tables = [table[rows] for table in system.tables]
+                    (measured,) = measure([tables], scorers, resampling)
+                    scores = [each.score for each in measured]
+                by_slice[group.name, name][system.name] = _SliceScores(len(rows), scores)
+    head = ["slice", ""]
     for system in systems:
         prefix = f"{system.name} " if len(systems) > 1 else ""
-        table[0] += (prefix + text for text in ("sentences", *(x.metric.label for x in scorers)))
-    for (group_name, name), own in found.items():
+        head.append(f"{prefix}sentences")
+        head += (f"{prefix}{scorer.metric.label}" for scorer in scorers)
+    table = [head]
+    values: list[dict[str, Any]] = []
+    for (group_name, name), by_system in by_slice.items():
         row = [group_name, name]
         for system in systems:
-            count, scores = own.get(system.name, (0, []))
-            few = " (few)" if 0 < count < SMALL_SLICE else ""
-            shown = f"{count:,}{few}" if system.name in own else "-"
-            row += [shown, *(map(show_score, scores) if scores else ["-"] * len(scorers))]
-        if any(count for count, _ in own.values()):  # empty slices are only in the values
-            table.append(row)
-        of_systems = [
-            {"name": system, "num_sentences": count, "is_small": count < SMALL_SLICE,
-             "scores": [score.as_dict() for score in scores]}
-            for system, (count, scores) in own.items()
-        ]  # fmt: skip
+            if system.name in by_system:
+                row += by_system[system.name].cells(len(scorers))
+            else:
+                row += ["-"] * (1 + len(scorers))
+        if any(part.num_sentences for part in by_system.values()):
+            table.append(row)  # empty slices are only in the values
+        of_systems = [part.as_dict(system) for system, part in by_system.items()]
         values.append({"group": group_name, "name": name, "systems": of_systems})
-    meaning = _MEANING + (_LEAKS_MEAN if any(group == SEEN for group, _ in found) else "")
+    meaning = _MEANING
+    if any(group == SEEN for group, _ in by_slice):
+        meaning += _LEAKS_MEAN
     return ReportSection("slices", "Slices", table, values, meaning)
 
 
@@ -202,11 +241,14 @@ def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], res
     return Group(name, [names[index] for index in bins], names)
 
 
-def _case(line: str) -> int:
-    has_upper, has_lower = any(map(str.isupper, line)), any(map(str.islower, line))
-    if not has_upper:
-        return 1 if has_lower else 3
-    return 0 if has_lower else 2
+def _case(line: str) -> str:
+    has_upper = any(map(str.isupper, line))
+    has_lower = any(map(str.islower, line))
+    if has_upper and has_lower:
+        return "both cases"
+    if has_lower:
+        return "no capitals"
+    return "all capitals" if has_upper else "no letters with case"
 
 
 def _numbers(line: str) -> set[str]:
@@ -214,17 +256,21 @@ def _numbers(line: str) -> set[str]:
 
 
 def _tokens(line: str) -> set[str]:
-    return {stripped for token in line.split() if (stripped := token.strip(".,;:!?\"'()[]«»„“”"))}
+    tokens = {token.strip(".,;:!?\"'()[]«»„“”") for token in line.split()}
+    return tokens - {""}
 
 
 def _is_name(token: str) -> bool:
     """Whether a token is like a name: it has a capital letter or a sign, but is not a number."""
-    return not token.isnumeric() and (not token.islower() or not token.isalpha())
+    is_plain = token.islower() and token.isalpha()
+    return not (is_plain or token.isnumeric())
 
 
-def _kept(wanted: set[str], written: set[str]) -> int:
-    """Return 0 if ``wanted`` is empty, 1 if ``written`` contains all of it, else 2."""
-    return 0 if not wanted else 1 if wanted <= written else 2
+def _kept(wanted: set[str], written: set[str]) -> str:
+    """Return whether there is anything to keep, and whether ``written`` contains all of it."""
+    if not wanted:
+        return "nothing to keep"
+    return "kept" if wanted <= written else "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +279,13 @@ class LineCounts:
 
     words: Sequence[int]  # Occurrences of each word.
     pairs: Sequence[int]  # Occurrences of each two consecutive words, ignoring punctuation.
+
+    @property
+    def share_of_pairs(self) -> float:
+        """Share of the pairs that occur; 1 without pairs."""
+        if not self.pairs:
+            return 1.0
+        return sum(count > 0 for count in self.pairs) / len(self.pairs)
 
 
 def count_in_training(
@@ -248,57 +301,85 @@ def count_in_training(
     Returns:
         The counts of each line, in order.
     """
-    split = _Splitter(tokenizer)
+    hasher = _WordHasher(tokenizer)
     encoded = FlatIds.of(tokenizer.encode_batch(lines))
-    hashes, line_of, pairs, first_of = split.words(encoded)
-    wanted, place = np.unique(np.concatenate([hashes, pairs]), return_inverse=True)
-    counts = np.zeros(len(wanted) + 1, np.int64)  # the last one is for all other words
-    blocks = (
-        store.source_ids(np.arange(start, min(start + _ROWS_AT_ONCE, len(store))))
-        for store in stores
-        for start in range(0, len(store), _ROWS_AT_ONCE)
-    )
-    for block in blocks:
-        words, _, couples, _ = split.words(block)
-        found = np.concatenate([words, couples])
-        at = np.searchsorted(wanted, found).clip(max=max(len(wanted) - 1, 0))
-        at = np.where(wanted[at] == found, at, len(wanted)) if len(wanted) else at
-        counts += np.bincount(at, minlength=len(wanted) + 1)
-    word_counts, pair_counts = np.split(counts[place], [len(hashes)])
-    borders = np.arange(1, len(lines))
-    by_line = np.split(word_counts, np.searchsorted(line_of, borders))
-    pairs_by_line = np.split(pair_counts, np.searchsorted(first_of, borders))
-    both = zip(by_line, pairs_by_line, strict=True)
-    return [LineCounts(*map(np.ndarray.tolist, x)) for x in both]
+    words = hasher.words(encoded)
+    of_words = _Counts(words)
+    of_pairs = _Counts(words.pairs())
+    for store in stores:
+        for block in _source_blocks(store):
+            words = hasher.words(block)
+            of_words.add(words)
+            of_pairs.add(words.pairs())
+    word_counts = of_words.by_line(len(lines))
+    pair_counts = of_pairs.by_line(len(lines))
+    return list(map(LineCounts, word_counts, pair_counts))
 
 
-class _Splitter:
+class _Words(NamedTuple):
+    """Words, or pairs of adjacent words, of several lines, in order."""
+
+    hashes: npt.NDArray[np.uint64]
+    lines: npt.NDArray[np.intp]  # Index of the line of each word.
+
+    def pairs(self) -> _Words:
+        """Return the pairs of adjacent words."""
+        first = self.hashes[:-1] * _FACTORS[0]
+        second = self.hashes[1:] * _FACTORS[1]
+        is_same_line = self.lines[1:] == self.lines[:-1]
+        return _Words((first + second)[is_same_line], self.lines[1:][is_same_line])
+
+
+class _Counts:
+    """Counts how often the given words occur in other text."""
+
+    def __init__(self, words: _Words) -> None:
+        self._lines = words.lines
+        self._distinct, self._places = np.unique(words.hashes, return_inverse=True)
+        self._counts = np.zeros(len(self._distinct), np.int64)
+
+    def add(self, words: _Words) -> None:
+        """Count the words of the next lines."""
+        wanted = words.hashes[np.isin(words.hashes, self._distinct)]
+        places = np.searchsorted(self._distinct, wanted)
+        self._counts += np.bincount(places, minlength=len(self._counts))
+
+    def by_line(self, num_lines: int) -> Iterator[list[int]]:
+        """Yield for each line the counts of its words."""
+        borders = np.searchsorted(self._lines, np.arange(1, num_lines))
+        by_line = np.split(self._counts[self._places], borders)
+        return map(np.ndarray.tolist, by_line)
+
+
+class _WordHasher:
     """Splits token ids into words, and hashes each word."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        texts = [piece for piece, _, _ in tokenizer.pieces()]
-        self._begins = np.array([text.startswith(_SPACE) for text in texts])
-        self._is_word = np.array([any(map(str.isalnum, text)) for text in texts])
+        follows_space: list[bool] = []
+        has_letters: list[bool] = []
+        for piece, _, _ in tokenizer.pieces():
+            follows_space.append(piece.startswith(_SPACE))
+            has_letters.append(any(map(str.isalnum, piece)))
+        self._follows_space = np.array(follows_space)
+        self._has_letters = np.array(has_letters)
 
-    def words(
-        self, lines: FlatIds
-    ) -> tuple[_Hashes, npt.NDArray[np.intp], _Hashes, npt.NDArray[np.intp]]:
-        """Return hash and line of each word, then hash and line of each pair of adjacent words."""
+    def words(self, lines: FlatIds) -> _Words:
+        """Return the words of lines."""
+        # A word begins after a space, after punctuation, and at the start of a line. A token of
+        # punctuation is a "word", too, until the end of this function.
         ids = lines.ids
-        is_word = self._is_word[ids]
-        starts = self._begins[ids] | ~is_word
-        starts[1:] |= ~is_word[:-1]
-        starts[lines.offsets[:-1][lines.lengths > 0]] = True
-        (first,) = np.nonzero(starts)
-        if not len(first):
-            return (*(np.empty(0, np.uint64), np.empty(0, np.intp)) * 2,)
-        within = np.arange(len(ids)) - np.repeat(first, np.diff([*first, len(ids)]))
-        mixed = (ids.astype(np.uint64) + np.uint64(1)) * _FACTORS[
-            within.clip(max=_LONGEST_WORD - 1)
-        ]
-        first_is_word = is_word[first]
-        hashes = np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), first)[first_is_word]
-        line_of = np.searchsorted(lines.offsets, first[first_is_word], side="right") - 1
-        is_same = line_of[1:] == line_of[:-1]
-        pairs = (hashes[:-1] * _FACTORS[0] + hashes[1:] * _FACTORS[1])[is_same]
-        return hashes, line_of, pairs, line_of[1:][is_same]
+        is_word = self._has_letters[ids]
+        is_first = self._follows_space[ids] | ~is_word
+        is_first[1:] |= ~is_word[:-1]
+        line_starts = lines.offsets[:-1]
+        is_first[line_starts[lines.lengths > 0]] = True
+        starts = np.flatnonzero(is_first)
+        lengths = np.diff(starts, append=len(ids))
+        place_in_word = np.arange(len(ids)) - np.repeat(starts, lengths)
+        factors = _FACTORS[place_in_word.clip(max=_LONGEST_WORD - 1)]
+        products = (ids.astype(np.uint64) + np.uint64(1)) * factors
+        mixed = products ^ (products >> np.uint64(29))
+        hashes = np.add.reduceat(mixed, starts)
+        line_of = np.searchsorted(lines.offsets, starts, side="right") - 1
+        is_kept = is_word[starts]
+        return _Words(hashes[is_kept], line_of[is_kept])

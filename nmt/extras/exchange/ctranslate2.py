@@ -30,18 +30,22 @@ from nmt.files.json_file import Manifest, sha256_of_file, sha256_of_json
 from nmt.inference.engine import EngineLacksError, ShortlistParts, require_shortlist
 from nmt.search.hypothesis import limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.tokenizer import Tokenizer
 from nmt.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nmt.checkpoint.model_folder import ModelBundle
+    from nmt.model.transformer import Transformer
 
 logger = logging.getLogger(__name__)
 
-# Increment when the conversion writes different files, so that older cached models are not used.
-CONVERSION = 1
-MODEL, RECORD, VOCABULARY_MAP = "model.bin", "export.json", "vmap.txt"
+MODEL = "model.bin"
+RECORD = "export.json"
+VOCABULARY_MAP = "vmap.txt"
+# A change of these modules makes converted models in the cache invalid.
+_CONVERTER = sorted(Path(__file__).parent.glob("ctranslate2*.py"))
 # Keys of the model section that must have their defaults. ``qk_norm``: in cross-attention,
 # CTranslate2 normalises the queries of all heads together (its ``process_cross_attention``).
 _NOT_EXPRESSED = frozenset({"qk_norm"})
@@ -73,7 +77,8 @@ _PARTS = {
 _NORM = {"weight": "gamma", "bias": "beta"}
 _RELATIVE = {"keys": "relative_position_keys", "values": "relative_position_values"}
 _LEAST_POSITIONS = 1024
-_KEPT_IN_RUN, _KEPT_OF_USER = 4, 16
+_KEPT_IN_RUN = 4
+_KEPT_OF_USER = 16
 
 
 def import_ctranslate2(name: str = "ctranslate2") -> Any:
@@ -93,7 +98,9 @@ def import_ctranslate2(name: str = "ctranslate2") -> Any:
 def not_expressed(config: ModelConfig) -> list[str]:
     """Return the model options that CTranslate2 does not support, each as key and value."""
     faults = _differing("model", config, _NOT_EXPRESSED)
-    return faults + (['model.norm "layer-std"'] if config.norm == "layer-std" else [])
+    if config.norm == "layer-std":
+        faults.append('model.norm "layer-std"')
+    return faults
 
 
 def not_followed(options: DecodingConfig) -> list[str]:
@@ -144,8 +151,9 @@ class CTranslate2Target(ExportTarget):
             fix = "Export with `to` safetensors, or train a model without this option."
             raise ConfigError(f"CTranslate2 does not support {', '.join(faults)}.", fix=fix)
         options = config.decoding
-        single = options.sampling or options.return_alternatives  # here n_best can exceed the beam
-        dropped = {*_NOT_FOLLOWED, *(["n_best"] if single else [])}
+        dropped = set(_NOT_FOLLOWED)
+        if options.sampling or options.return_alternatives:  # here n_best can exceed the beam
+            dropped.add("n_best")
         decoding = DecodingConfig(**options.model_dump(exclude=dropped))
         return config.model_copy(update={"decoding": decoding})
 
@@ -153,8 +161,8 @@ class CTranslate2Target(ExportTarget):
     def write(
         self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
     ) -> None:
-        tokenizers, model = bundle.tokenizers, bundle.config.model
-        source, target = (list(map(side.piece, range(side.vocab_size))) for side in tokenizers)
+        model = bundle.config.model
+        source, target = map(_tokens, bundle.tokenizers)
         positions = num_positions(bundle.config)
         spec = _specification(bundle, positions or _LEAST_POSITIONS)
         spec.register_source_vocabulary(source)
@@ -202,6 +210,10 @@ def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: Shor
     return "\n".join(lines) + "\n"
 
 
+def _tokens(tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
+
+
 def _array(tensor: Tensor) -> Any:
     return tensor.detach().float().contiguous().numpy()
 
@@ -209,23 +221,19 @@ def _array(tensor: Tensor) -> Any:
 def _specification(bundle: ModelBundle, num_positions: int) -> Any:
     """Convert a model to CTranslate2's specification, with ``num_positions`` positions."""
     specs = import_ctranslate2("ctranslate2.specs")
-    config, model = bundle.config.model, bundle.model
-    weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
-    if config.activation == "swiglu":  # the first half of the weights is the gate
-        for name in [name for name in weights if ".inner." in name]:
-            ungated = name.replace(".inner.", ".ungated.")
-            weights[name], weights[ungated] = np.split(weights[name], 2)
-    if config.norm == "layer":  # CTranslate2 treats a norm without a bias as RMSNorm
-        for name in [name for name in weights if name.endswith("norm.weight")]:
-            weights.setdefault(name.replace("weight", "bias"), 0 * weights[name])
-    parts: list[Any] = []
-    for side, embedding, vectors in (
-        ("encoder", model.source_embedding, model.source_vectors),
-        ("decoder", model.target_embedding, model.target_embeddings),
-    ):
+    find_part = import_ctranslate2("ctranslate2.specs.model_spec").index_spec
+    config = bundle.config.model
+    model = bundle.model
+    stacks = []
+    for kind, num_layers, embedding, vectors in (
+        (specs.TransformerEncoderSpec, config.encoder_layers, model.source_embedding,
+         model.source_vectors),
+        (specs.TransformerDecoderSpec, config.decoder_layers, model.target_embedding,
+         model.target_embeddings),
+    ):  # fmt: skip
         dim = vectors.shape[1]
-        part = getattr(specs, f"Transformer{side.title()}Spec")(
-            getattr(config, f"{side}_layers"),
+        stack = kind(
+            num_layers,
             num_heads=config.num_heads,
             pre_norm=config.norm_position == "pre",
             activation=specs.Activation[_ACTIVATIONS[config.activation]],
@@ -236,29 +244,45 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
             rotary_dim=dim // config.num_heads if config.positions == "rotary" else None,
             rotary_interleave=False,
         )
-        embeddings = part.embeddings[0] if not parts else part.embeddings
-        embeddings.weight, part.scale_embeddings = _array(vectors), config.scale_embeddings
+        stack.scale_embeddings = config.scale_embeddings
         if config.positions not in ("rotary", "relative"):
-            table, first = embedding.position_table(num_positions), config.first_position
             # Without encodings, CTranslate2 would add sinusoids.
-            rows = np.zeros((num_positions, dim), np.float32)
+            encodings = np.zeros((num_positions, dim), np.float32)
+            table = embedding.position_table(num_positions)
             if table is not None:
-                rows = _array(table[first : first + num_positions])
-            part.position_encodings.encodings = rows
-        parts.append(part)
-    spec = specs.TransformerSpec(*parts)
+                first = config.first_position
+                encodings = _array(table[first : first + num_positions])
+            stack.position_encodings.encodings = encodings
+        stacks.append(stack)
+    spec = specs.TransformerSpec(*stacks)
+    spec.encoder.embeddings[0].weight = _array(model.source_vectors)
+    spec.decoder.embeddings.weight = _array(model.target_embeddings)
     spec.decoder.start_from_zero_embedding = config.decoder_start == "zero"
     spec.decoder.projection.weight = _array(model.output_weight)
     if model.output_bias is not None:
         spec.decoder.projection.bias = _array(model.output_bias)
-    find = import_ctranslate2("ctranslate2.specs.model_spec").index_spec
-    for name, value in weights.items():
-        if match := _OF_LAYERS.fullmatch(name):  # other weights are set above
+    for name, weight in _weights_of_layers(model, config).items():
+        match = _OF_LAYERS.fullmatch(name)
+        if match:  # other weights are set above
             side, index, part, kind = match.groups()
             place = f"{side}/layer_{index}" if index else side
-            theirs = _NORM[kind] if part.endswith("norm") else _RELATIVE.get(kind, kind)
-            setattr(find(spec, f"{place}/{_PARTS[part]}"), theirs, value)
+            names = _NORM if part.endswith("norm") else _RELATIVE
+            setattr(find_part(spec, f"{place}/{_PARTS[part]}"), names.get(kind, kind), weight)
     return spec
+
+
+def _weights_of_layers(model: Transformer, config: ModelConfig) -> dict[str, Any]:
+    """Return the weights by our names, with the parts that CTranslate2 stores separately."""
+    weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
+    for name in list(weights):
+        if config.activation == "swiglu" and ".inner." in name:
+            gate, ungated = np.split(weights[name], 2)
+            weights[name] = gate
+            weights[name.replace(".inner.", ".ungated.")] = ungated
+        elif config.norm == "layer" and name.endswith("norm.weight"):
+            # CTranslate2 treats a norm without a bias as RMSNorm.
+            weights.setdefault(name.replace("weight", "bias"), 0 * weights[name])
+    return weights
 
 
 def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortlist: bool) -> Path:
@@ -283,7 +307,7 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
     sizes = files.tokenizers.vocab_sizes
     shortlist = require_shortlist(folder, sizes) if with_shortlist else None
     made_of = {  # everything that affects the conversion
-        "conversion": CONVERSION,
+        "converter": [sha256_of_file(path) for path in _CONVERTER],
         "weights": files.sha256,
         "model": files.config.model.model_dump(mode="json"),
         "positions": num_positions(files.config),
@@ -291,10 +315,11 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
     }
     name = f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
     places = {folder / ".cache": _KEPT_IN_RUN}
-    given = os.environ.get("XDG_CACHE_HOME", "")
     with suppress(RuntimeError):  # a user without a home
-        users = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
-        places[users / "nmt"] = _KEPT_OF_USER
+        cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        if not cache.is_absolute():
+            cache = Path.home() / ".cache"
+        places[cache / "nmt"] = _KEPT_OF_USER
     for place in places:
         if _is_whole(place / name):
             return place / name
@@ -332,8 +357,9 @@ def _convert(
             names = sorted(path.name for path in place.iterdir())
             Manifest.of(place, names, files.step).write(place)
         # The oldest conversions belong to deleted checkpoints or to other types.
-        found = sorted(folder.parent.glob("ctranslate2-*"), key=lambda path: -path.stat().st_mtime)
-        for old in found[kept:]:
+        conversions = [*folder.parent.glob("ctranslate2-*")]
+        conversions.sort(key=lambda path: -path.stat().st_mtime)
+        for old in conversions[kept:]:
             logger.debug("removing an old converted model: %s", old)
             remove_folder(old)
     return folder

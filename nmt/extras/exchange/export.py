@@ -24,13 +24,13 @@ from nmt.checkpoint.model_folder import (
     RECORD,
     ModelBundle,
     check_new_folder,
+    log_next_commands,
     recorded_data,
     recorded_value,
     write_folder_config,
     write_model_folder,
 )
 from nmt.checkpoint.run import trained_on
-from nmt.commands.result import log_next_commands
 from nmt.config.inference import InferenceConfig
 from nmt.config.loader import dump_document
 from nmt.data.corpus import corpus_names

@@ -22,15 +22,13 @@ from typing import Any
 from typing_extensions import override
 
 from nmt.checkpoint.files import MODEL, adapter_record
-from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
-from nmt.commands.result import log_next_commands
+from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model, log_next_commands
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
 from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions, PullOptions, PushOptions, is_resized
 from nmt.files.atomic import atomic_folder
-from nmt.files.json_file import NAME as MANIFEST
-from nmt.files.json_file import FileRecord, Manifest
+from nmt.files.json_file import MANIFEST, FileRecord, Manifest
 from nmt.metrics.result import read_report
 
 NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")

@@ -20,8 +20,12 @@ import torch
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from nmt.checkpoint.files import tensor_differences
-from nmt.checkpoint.model_folder import CONFIG, check_new_folder, load_folder_config
-from nmt.commands.result import log_next_commands
+from nmt.checkpoint.model_folder import (
+    CONFIG,
+    check_new_folder,
+    load_folder_config,
+    log_next_commands,
+)
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_spelling, primary_code
@@ -156,7 +160,7 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
         "decoding": model.decoding,
     }
     config = InferenceConfig.model_validate(values)
-    vocabulary.write_model(output, config, models, weights, origin)
+    vocabulary.write_model(output, config, models, weights, origin=origin)
     return ImportSummary(output, codes, before, before and vocabulary.sizes_of(models, weights))
 
 

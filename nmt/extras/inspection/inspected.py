@@ -27,10 +27,11 @@ from nmt.commands.evaluation_set import ConfiguredSets
 from nmt.config.inference import InferenceConfig
 from nmt.config.loader import change_options, load_inference, settings_of
 from nmt.config.model import DecodingConfig
-from nmt.data.prepared import MANIFEST, PreparedData
+from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.extras.inspection.figure import isolated
 from nmt.extras.inspection.options import InspectOptions, Need
+from nmt.files.json_file import MANIFEST
 from nmt.inference.guard import GuardLimits, Output, check
 from nmt.inference.segment import Segment
 from nmt.inference.torch_engine import TorchEngine

@@ -64,7 +64,7 @@ class Heads(NamedTuple):
     key: Tensor  # As ``query``; grouped keys are repeated for each query head. (H, S, E).
     value: Tensor  # (H, S, E).
     products: Tensor  # Dot products of queries and keys. (H, T, S).
-    # Products divided by sqrt(E), plus a position bias; minus infinity under the mask. (H, T, S).
+    # Products divided by sqrt(E); minus infinity under the mask. (H, T, S).
     scores: Tensor
     weights: Tensor  # Softmax of the scores: each row sums to 1. (H, T, S).
     mixed: Tensor  # Sum of the values, multiplied by their weights. (H, T, E).
@@ -132,9 +132,6 @@ class Sublayer:
         if vectors is not None:
             products = products + torch.einsum("hte,tse->hts", query, vectors[0])
         scores = products * width**-0.5
-        bias = scheme and scheme.bias(order, order)
-        if bias is not None:
-            scores = scores + bias
         if self.kind == "decoder":
             future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, -torch.inf)

@@ -1,4 +1,11 @@
-"""The dry run of ``nmt train``: estimates parameters, FLOPs, memory and time of a training run."""
+"""The dry run of ``nmt train``: estimates parameters, FLOPs, memory and time of a training run.
+
+If the corpora are absent, their lengths are made up. The source length in subwords is log-normal:
+half of the lengths are above the median, and the logarithm has a normal distribution. The median
+suits news and parliament text with 32,000 subwords. The target length is the source length times a
+log-normal factor with median 1. Pairs above filters.max_length are dropped, as `nmt prepare` does.
+Ids are uniform.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +13,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,27 +25,40 @@ from torch import Tensor, nn
 from nmt.checkpoint.run import data_check
 from nmt.commands.config import advice, load_config
 from nmt.commands.options import TrainOptions
-from nmt.commands.prepare import prepare_data
+from nmt.commands.prepare import prepare_data, recipe_of
 from nmt.commands.train_setup import build, check_tools, compile_model
+from nmt.config.data import BatchConfig, CorpusConfig, DataConfig
 from nmt.config.run import RunConfig
+from nmt.config.training import TrainingConfig
+from nmt.data.corpus import VALID, check_files, is_piped
+from nmt.data.hubs import is_on_hub
 from nmt.data.loader import Loader
-from nmt.data.prepared import PreparedData
-from nmt.data.store import Rows
+from nmt.data.prepare_report import current_report
+from nmt.data.prepared import TOKENIZER, TRAIN, PreparedData, PreparedManifest
+from nmt.data.store import Rows, StoreWriter
 from nmt.device.compilation import Compilation
 from nmt.device.device import choose_device, deterministic, prepare_process
 from nmt.device.distributed import Processes
-from nmt.extras.planning import made_up
+from nmt.errors import DataError
 from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.model.transformer import count_parameters
 from nmt.report.page import render
+from nmt.text import NUM_SPECIAL
+from nmt.text.flat import FlatIds
+from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training import timing
 from nmt.training.losses import loss_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.processes import StopSignal
-from nmt.training.timing import MOST_SECONDS, TrainingSetup, time_plan, wastes_r_drop
+from nmt.training.timing import MOST_SECONDS, TimePlan, TrainingSetup, time_plan, wastes_r_drop
 
 logger = logging.getLogger(__name__)
 _TOTALS = ("pairs", "batches", "updates", "source_tokens", "target_tokens")
+_MEDIAN = 24.0
+_SPREAD = 0.6
+_SPREAD_OF_RATIO = 0.2
+_NUM_PAIRS = {TRAIN: 100_000, VALID: 1000}
+_FEW_TOKENS = 1024  # A batch that a CPU computes in seconds, even with a large model.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +100,23 @@ class DryRunReport:
 
     def as_text(self) -> str:
         """Return the report as a table."""
-        forms = {"decimal": _decimal, "binary": _binary, "duration": _duration, "number": _number}
-        text = str(render("dry_run.txt.j2", totals=_TOTALS, **forms, **self.as_dict()))
-        return "\n".join(line.rstrip() for line in text.strip().split("\n"))
+        text = render(
+            "dry_run.txt.j2",
+            totals=_TOTALS,
+            decimal=_decimal,
+            binary=_binary,
+            duration=_duration,
+            number=_number,
+            **self.as_dict(),
+        )
+        return "\n".join(line.rstrip() for line in str(text).strip().split("\n"))
 
 
 def dry_run(options: TrainOptions) -> DryRunReport:
     """Estimate the cost of a whole training run, whatever its progress.
 
     Prepares local corpora if necessary, because the estimate needs sentence lengths.
-    Downloads nothing: for absent corpora, the lengths are made up (`nmt.extras.planning.made_up`).
+    Downloads nothing: for absent corpora, the lengths are made up (see above).
     Then trains a temporary model for a few updates. Neither locks nor writes the run folder. For
     several devices, one process is measured on its part of the data.
 
@@ -102,16 +130,18 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
     """Estimate the cost of a training run; see `dry_run`."""
     check_tools(config)
     prepare_process(config.training.threads)
-    device, why = choose_device(config.training.device), made_up.explain(config)
+    device = choose_device(config.training.device)
+    why = explain_made_up(config)
     with (
         deterministic(device, wanted=config.training.deterministic),
         TemporaryDirectory(prefix="nmt-dry-run-", ignore_cleanup_errors=True) as folder,
     ):
-        measured, whole = config, config.batch
         if why:
-            measured, whole = made_up.without_corpora(config, small=device.type == "cpu")
-            data = made_up.write_data(config, Path(folder))
+            measured, batch = _without_corpora(config, small=device.type == "cpu")
+            data = write_data(config, Path(folder))
         else:
+            measured = config
+            batch = config.batch
             prepared = prepare_data(config, check=data_check(config))
             if not prepared.up_to_date:
                 text = f"Prepared the data in {config.prepared_dir} for the dry run."
@@ -119,8 +149,98 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
             data = PreparedData.open(config.prepared_dir)
         setup = build(measured, data, Processes(), StopSignal())
         setup = replace(setup, loader=replace(setup.loader, num_ranks=devices))
-        loader = setup.loader if whole == measured.batch else replace(setup.loader, config=whole)
+        loader = setup.loader
+        if batch != measured.batch:
+            loader = replace(loader, config=batch)
         return _measure(setup, loader, config, compile_model(setup), why)
+
+
+def explain_made_up(config: RunConfig) -> str:
+    """Explain why and how lengths are made up; return "" if the corpora can be read."""
+    if current_report(config.prepared_dir, recipe_of(config)):
+        return ""
+    corpora = (*config.data.training, *config.data.validation)
+    remote = [x for x in corpora if is_piped(x) or is_on_hub(x) or x.sacrebleu]
+    if remote:
+        names = dict.fromkeys(x.huggingface or x.sacrebleu or "standard input" for x in remote)
+        why = f"a dry run downloads nothing, and {', '.join(names)} is not prepared"
+    else:
+        try:
+            check_files(config.data.corpora)
+            return ""
+        except DataError as error:
+            why = error.problem.removesuffix(".")
+    return (
+        f"{why}.\n  Log-normal, median {_median(config):g} subwords, sigma {_SPREAD:g}, at most "
+        f"{config.filters.max_length} (filters.max_length). After `nmt prepare`, lengths are real."
+        "\n  Validation is timed without translation. On a CPU, times are extrapolated from "
+        f"batches of about {2 * _FEW_TOKENS:,} tokens."
+    )
+
+
+def _without_corpora(config: RunConfig, *, small: bool) -> tuple[RunConfig, BatchConfig]:
+    """Return the configuration for made-up data: a single corpus, no options that need text.
+
+    Args:
+        config: The configuration.
+        small: Whether to make batches of at most about 2,000 tokens, for a CPU.
+
+    Returns:
+        The changed configuration, and the original batch section.
+    """
+    data = DataConfig(train=(CorpusConfig(demo="train"),), valid=(CorpusConfig(demo="valid"),))
+    whole = config.batch.model_copy(update={"bpe_dropout": 0.0})
+    batch = whole
+    # Half of a small batch holds the longest pair, with BOS and EOS.
+    most = 2 * max(2 * config.filters.max_length + 3, _FEW_TOKENS)
+    tokens = whole.tokens_per_update or whole.max_tokens
+    if small and (tokens is None or int(tokens) > most):
+        whole = whole.model_copy(update={"max_tokens": tokens, "tokens_per_update": None})
+        batch = whole.model_copy(update={"max_tokens": most, "gradient_accumulation": 1})
+    return config.model_copy(update={"data": data, "batch": batch}), whole
+
+
+def write_data(config: RunConfig, folder: Path) -> PreparedData:
+    """Write token stores with made-up pairs, and open them."""
+    source_size, target_size = _vocab_sizes(config)
+    random = np.random.default_rng(1)
+
+    def draw_ids(vocab_size: int, lengths: Rows) -> FlatIds:
+        return FlatIds(random.integers(NUM_SPECIAL, vocab_size, int(lengths.sum())), lengths)
+
+    for part, num_pairs in _NUM_PAIRS.items():
+        logs = random.normal(np.log(_median(config)), _SPREAD, num_pairs)
+        log_ratios = random.normal(0.0, _SPREAD_OF_RATIO, num_pairs)
+        lengths = np.exp([logs, logs + log_ratios]).round().clip(1).astype(np.int64)
+        is_kept = lengths.max(axis=0) <= config.filters.max_length
+        source_lengths, target_lengths = lengths[:, is_kept]
+        with StoreWriter(folder / part, max(source_size, target_size)) as writer:
+            source = draw_ids(source_size, source_lengths)
+            target = draw_ids(target_size, target_lengths)
+            line_numbers = np.arange(1, len(source_lengths) + 1)
+            writer.append(source, target, 0, line_numbers)
+        for name in ("source.txt", "target.txt"):
+            (folder / part / name).touch()  # no text, so no translations in the validation
+    manifest = PreparedManifest(
+        config_hash="", sources={}, data_hash="", vocab_hash="", counts={}, scored_with=(),
+        source_vocab_size=source_size, target_vocab_size=target_size, files={},
+    )  # fmt: skip
+    return PreparedData(folder, manifest)
+
+
+def _vocab_sizes(config: RunConfig) -> tuple[int, int]:
+    start = config.training.init_from
+    if start is not None and config.training.keeps_vocabulary:
+        return load_tokenizers(start / TOKENIZER).vocab_sizes
+    models = config.tokenizer.models
+    if models is not None:
+        source, target = map(Tokenizer.load, models)
+        return source.vocab_size, target.vocab_size
+    return config.tokenizer.vocab_sizes
+
+
+def _median(config: RunConfig) -> float:
+    return min(_MEDIAN, config.filters.max_length / 2)
 
 
 def _measure(
@@ -130,79 +250,115 @@ def _measure(
 
     Time and memory are extrapolated if ``loader`` has larger batches than the loader in ``setup``.
     """
-    plan, training = loader.plan(0), setup.training
+    training = setup.training
+    updater = setup.updater
+    plan = loader.plan(0)
     logger.info(
         "measuring memory on the largest batches, then time (at most about %g s)", MOST_SECONDS
     )
-    memory, timed = _memory(setup, loader, plan), time_plan(setup, most_seconds=MOST_SECONDS)
-    rows, sides = np.concatenate(plan), loader.lengths(slice(None))
-    sums = LengthSums.of_pairs(*(side[rows] for side in sides))
-    in_epoch = -(-len(plan) // loader.config.gradient_accumulation)
-    padded = sum(len(batch) * int(side[batch].max()) for batch in plan for side in sides)
+    memory = _memory(setup, loader, plan)
+    sums = LengthSums.of_pairs(*loader.lengths(np.concatenate(plan)))
+    epoch = _epoch(loader, plan, sums)
+    updates_per_epoch = epoch["updates"]
+    timed = time_plan(setup, most_seconds=MOST_SECONDS)
     if loader is not setup.loader:  # both read the same pairs, in a different number of updates
-        timed = replace(timed, update=timed.update * len(setup.loader.plan(0)) / in_epoch)
-    passes = 2 if loss_name(training) == "r_drop" else 1
+        timed = replace(timed, update=timed.update * len(setup.loader.plan(0)) / updates_per_epoch)
+    passes = 1
     if wastes_r_drop(setup, timed):
-        passes, timed = 1, replace(timed, update=timed.update / 2)
-    limits = {} if training.max_steps is None else {"training.max_steps": training.max_steps}
-    if training.max_epochs is not None and not why:
+        timed = replace(timed, update=timed.update / 2)
+    elif loss_name(training) == "r_drop":
+        passes = 2
+    limits = _limits(training, timed, loader, has_corpora=not why)
+    limit = min(limits, key=limits.__getitem__, default=None)
+    updates = None if limit is None else limits[limit]
+    parameters = count_parameters(updater.model)
+
+    vocab_size = setup.data.manifest.target_vocab_size
+    of_epoch = training_flops(config.model, vocab_size, sums, passes=passes)
+    flops = {
+        "passes": passes,
+        "per_target_token": of_epoch.total / sums.target_tokens,
+        "attention_share": of_epoch.attention / of_epoch.total,
+        "update": of_epoch.total / updates_per_epoch,
+        "training": None,
+        "per_second": of_epoch.total / updates_per_epoch / timed.update,
+    }
+    budget = {
+        "updates": updates,
+        "limit": limit,
+        "has_patience": training.patience is not None,
+        "epochs": None,
+    }
+    seconds = {
+        "probe_updates": timed.num_timed,
+        "update": timed.update,
+        "epoch": updates_per_epoch * timed.update,
+        "training": None,
+        "target_tokens_per_second": sums.target_tokens / updates_per_epoch / timed.update,
+        "validation_and_saving": None,
+    }
+    if updates is not None:
+        flops["training"] = updates * of_epoch.total / updates_per_epoch
+        budget["epochs"] = updates / updates_per_epoch
+        seconds["training"] = updates * timed.update
+        seconds["validation_and_saving"] = timed.beside(updates, training)
+    if why:  # the number of pairs is unknown
+        epoch |= dict.fromkeys(_TOTALS)
+        budget["epochs"] = None
+        seconds["epoch"] = None
+    warnings = [timed.shortage(updates, training), *advice(config)]
+    return DryRunReport(
+        name=config.name,
+        device=str(updater.device),
+        devices=loader.num_ranks,
+        precision=updater.precision.name,
+        compiled=compilation.is_on,
+        threads=torch.get_num_threads(),
+        parameters={**parameters, "total": sum(parameters.values())},
+        flops=flops,
+        memory_bytes=memory,
+        epoch=epoch,
+        budget=budget,
+        seconds=seconds,
+        remark=compilation.remark,
+        made_up=why,
+        warnings=tuple(filter(None, warnings)),
+    )
+
+
+def _limits(
+    training: TrainingConfig, timed: TimePlan, loader: Loader, *, has_corpora: bool
+) -> dict[str, int]:
+    """Return the number of updates at which each key of the configuration ends training."""
+    limits = {}
+    if training.max_steps is not None:
+        limits["training.max_steps"] = training.max_steps
+    if training.max_epochs is not None and has_corpora:
         of_epochs = islice(loader.epoch_updates(), training.max_epochs)
         limits["training.max_epochs"] = sum(of_epochs)
     if training.max_minutes is not None:
         limits["training.max_minutes"] = timed.updates_in(training.max_minutes, training)
-    limit = min(limits, key=limits.__getitem__, default=None)
-    updates = limits.get(limit or "")
-    sizes, tokens = count_parameters(setup.updater.model), sums.source_tokens + sums.target_tokens
-    flops = training_flops(config.model, setup.data.manifest.target_vocab_size, sums, passes=passes)
-    report = DryRunReport(
-        name=config.name,
-        device=str(setup.updater.device),
-        devices=loader.num_ranks,
-        precision=setup.updater.precision.name,
-        compiled=compilation.is_on,
-        threads=torch.get_num_threads(),
-        parameters={**sizes, "total": sum(sizes.values())},
-        flops={
-            "passes": passes,
-            "per_target_token": flops.total / sums.target_tokens,
-            "attention_share": flops.attention / flops.total,
-            "update": flops.total / in_epoch,
-            "training": updates and updates * flops.total / in_epoch,
-            "per_second": flops.total / in_epoch / timed.update,
-        },
-        memory_bytes=memory,
-        epoch={
-            "pairs": len(rows),
-            "batches": len(plan),
-            "updates": in_epoch,
-            "source_tokens": sums.source_tokens,
-            "target_tokens": sums.target_tokens,
-            "tokens_per_batch": tokens / len(plan),
-            "tokens_per_update": tokens / in_epoch,
-            "padding_waste": 1 - tokens / padded,
-        },
-        budget={
-            "updates": updates,
-            "limit": limit,
-            "has_patience": training.patience is not None,
-            "epochs": updates and updates / in_epoch,
-        },
-        seconds={
-            "probe_updates": timed.num_timed,
-            "update": timed.update,
-            "epoch": in_epoch * timed.update,
-            "training": updates and updates * timed.update,
-            "target_tokens_per_second": sums.target_tokens / in_epoch / timed.update,
-            "validation_and_saving": updates and timed.beside(updates, training),
-        },
-        remark=compilation.remark,
-        made_up=why,
-        warnings=tuple(filter(None, (timed.shortage(updates, training), *advice(config)))),
-    )
-    if why:  # the number of pairs is unknown
-        report.epoch.update(dict.fromkeys(_TOTALS))
-        report.budget["epochs"] = report.seconds["epoch"] = None
-    return report
+    return limits
+
+
+def _epoch(loader: Loader, plan: Sequence[Rows], sums: LengthSums) -> dict[str, Any]:
+    """Return the sizes of an epoch with the batches of ``plan``."""
+    updates = ceil(len(plan) / loader.config.gradient_accumulation)
+    tokens = sums.source_tokens + sums.target_tokens
+    padded_tokens = 0
+    for rows in plan:
+        for lengths in loader.lengths(rows):
+            padded_tokens += len(rows) * int(lengths.max())
+    return {
+        "pairs": sum(map(len, plan)),
+        "batches": len(plan),
+        "updates": updates,
+        "source_tokens": sums.source_tokens,
+        "target_tokens": sums.target_tokens,
+        "tokens_per_batch": tokens / len(plan),
+        "tokens_per_update": tokens / updates,
+        "padding_waste": 1 - tokens / padded_tokens,
+    }
 
 
 def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
@@ -216,11 +372,11 @@ def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int
     weights = _storages(parameters)
     master = _storages([optimizer.parameters.weights])
     # Weights that are computed on demand have a new address each time.
-    both = optimizer.weights(), optimizer.weights()
-    used, again = (_storages(tensors.values()) for tensors in both)
-    temporary = used.keys() - again.keys()
-    kept = {address: size for address, size in used.items() if address not in temporary}
-    others = kept | _storages(optimizer.state().values())
+    used = optimizer.weights()
+    again = optimizer.weights()
+    addresses = _storages(again.values())
+    others = {x: size for x, size in _storages(used.values()).items() if x in addresses}
+    others |= _storages(optimizer.state().values())
     return {
         "weights": sum(weights.values()),
         "master_weights": sum(master[address] for address in master.keys() - weights),
@@ -237,17 +393,24 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 def _memory(setup: TrainingSetup, loader: Loader, plan: Sequence[Rows]) -> dict[str, Any]:
     """Return the bytes of the buffers, and the additional peak memory of the largest batches."""
-    updater, small = setup.updater, setup.loader
+    updater = setup.updater
+    measured = setup.loader
     lengths = [loader.lengths(rows) for rows in timing.largest_batches(loader, plan)]
-    tokens, peak, _, splits = timing.measure_batches(updater, small)
-    if loader is not small:
-        half = int(small.config.max_tokens or 0) // 2
-        few, low = timing.measure_batches(updater, small, half)[:2]
-        most = max(int(source.sum() + target.sum()) for source, target in lengths)
-        peak += round((peak - low) / max(tokens - few, 1) * (most - tokens))
-    held = resident_bytes(updater.optimizer, updater.model) | {"activations": peak}
-    shapes = [(len(source), int(source.max()), int(target.max())) for source, target in lengths]
-    return {**held, "largest_batches": shapes, "splits": splits, "total": sum(held.values())}
+    tokens, peak, _, splits = timing.measure_batches(updater, measured)
+    if loader is not measured:
+        half = int(measured.config.max_tokens or 0) // 2
+        few_tokens, low_peak = timing.measure_batches(updater, measured, half)[:2]
+        bytes_per_token = (peak - low_peak) / max(tokens - few_tokens, 1)
+        most_tokens = max(int(source.sum() + target.sum()) for source, target in lengths)
+        peak += round(bytes_per_token * (most_tokens - tokens))
+    buffers = resident_bytes(updater.optimizer, updater.model)
+    buffers["activations"] = peak
+    return {
+        **buffers,
+        "largest_batches": [(len(x), int(x.max()), int(y.max())) for x, y in lengths],
+        "splits": splits,
+        "total": sum(buffers.values()),
+    }
 
 
 def _decimal(number: float | None) -> str:

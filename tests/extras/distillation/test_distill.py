@@ -183,6 +183,7 @@ def test_other_settings_and_a_teacher_without_validation_are_refused(
     assert "`valid` SOURCE TARGET" in caught.value.fix
 
 
+@pytest.mark.long
 def test_a_student_can_be_trained_longer_without_translating_again(
     teachers: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_student_can_be_trained_longer_without_translating_again(
     assert not Path("moved/report.json").exists()
 
 
+@pytest.mark.long
 def test_the_table_names_its_test_set_and_units(
     teachers: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +216,7 @@ def test_the_table_names_its_test_set_and_units(
     assert "\non data.test.test\n" in report.as_text()
 
 
+@pytest.mark.long
 def test_the_size_of_an_adapted_teacher_includes_its_base(teachers: list[Path]) -> None:
     (first, _) = teachers
     prepared = {"prepared_dir": "prepared/first"}
@@ -224,6 +227,7 @@ def test_the_size_of_an_adapted_teacher_includes_its_base(teachers: list[Path]) 
     assert report.rows[0].megabytes == sum(sizes) / 1e6
 
 
+@pytest.mark.long
 def test_the_usual_student_starts_with_the_weights_of_the_first_teacher(
     teachers: list[Path],
 ) -> None:

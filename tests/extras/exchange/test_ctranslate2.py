@@ -529,6 +529,24 @@ def test_other_weights_get_a_new_conversion_and_old_conversions_are_removed(
     assert converted(run_dir / ".cache") == ["ctranslate2-int8"]
 
 
+def test_a_changed_converter_never_uses_an_old_conversion(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {path.name for path in ctranslate2._CONVERTER}
+    assert names == {"ctranslate2.py", "ctranslate2_engine.py"}
+    load(run_dir)
+    load(run_dir)
+    assert converted(run_dir / ".cache") == ["ctranslate2-float32"]
+    changed = []
+    for path in ctranslate2._CONVERTER:
+        copy = tmp_path / path.name
+        copy.write_bytes(path.read_bytes() + b"\n")
+        changed.append(copy)
+    monkeypatch.setattr(ctranslate2, "_CONVERTER", changed)
+    load(run_dir)
+    assert converted(run_dir / ".cache") == ["ctranslate2-float32"] * 2
+
+
 def test_damaged_conversions_are_repeated_and_damaged_weights_not_converted(run_dir: Path) -> None:
     expected = load(run_dir).translate(LINES)
     (folder,) = (run_dir / ".cache").glob("ctranslate2-*")

@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     server = Hub(("127.0.0.1", 0), Handler)
     server.files, server.sent = {".gitattributes": b"*.safetensors filter=lfs\n"}, []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     from huggingface_hub import constants

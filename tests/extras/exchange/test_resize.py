@@ -188,6 +188,7 @@ def test_a_new_tag_of_an_opus_model_has_the_form_of_its_tags(shared_data: Path) 
     assert torch.equal(vectors[tags[">>nld<<"]], vectors[tags[">>deu<<"]])
 
 
+@pytest.mark.long
 def test_an_imported_model_is_trimmed_with_two_sentencepiece_models(shared_data: Path) -> None:
     folder = write(Path("theirs"), shared_data / "marian_models", KINDS["tied, swish"], ">>deu<<")
     text = (shared_data / "marian_models" / "input.en").read_text(encoding="utf-8")

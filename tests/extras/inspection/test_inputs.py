@@ -33,7 +33,7 @@ from nmt.extras.inspection.inputs import (
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.worked_examples import worked_examples
-from nmt.model.attention import attention
+from nmt.model.attention import Segments, attention
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import build_model
 from nmt.packed import Packed
@@ -183,7 +183,7 @@ def test_the_decoder_mask_is_what_attention_reads(lengths: list[int]) -> None:
     # Values are one-hot by position, so what is read of each says where the weight was.
     heads = torch.zeros(target.num_tokens, 1, 5)
     values = torch.eye(5)[target.positions].unsqueeze(1)
-    read = attention(heads, heads, values, (target, target), causal=True)[:, 0]
+    read = attention(heads, heads, values, Segments(target, target, is_causal=True))[:, 0]
     seen = target.pad(read)[..., : target.max_length] > 0
     assert torch.equal(seen, mask)
 

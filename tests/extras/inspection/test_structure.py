@@ -18,6 +18,7 @@ from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Stack, Table, figure_lines
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.structure import PartCount, count_parts, stack_diagram, trace_tensors
+from nmt.model.attention import Segments
 from nmt.model.layers import DecoderLayer, EncoderLayer, Residual
 from nmt.model.positions import POSITIONS, PositionScheme, RelativePositions
 from nmt.model.transformer import Transformer, build_model
@@ -55,7 +56,7 @@ def walk(model: Transformer, stack: Stack, source: Packed, target: Packed | None
         "embedding": lambda _: embed(ids.ids, ids.positions, table, None),
         "add positions": lambda _: embed(ids.ids, ids.positions, table, vectors),
         "self-attention": lambda x: layer.self_attention(x, ids, causal=target is not None),
-        "cross-attention": lambda x: layer.cross_attention(x, memory, (ids, source)),
+        "cross-attention": lambda x: layer.cross_attention(x, memory, Segments(ids, source)),
         "feed-forward": lambda x: layer.feed_forward(x),
         "add": lambda x: x + seen[-1 - box.residual],
         "norm": next_norm,

@@ -21,8 +21,13 @@ from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig
 from nmt.data.loader import Batch, Loader, Position
 from nmt.data.prepared import PreparedData
-from nmt.extras.planning.dry_run import DryRunReport, estimate, resident_bytes
-from nmt.extras.planning.made_up import explain, write_data
+from nmt.extras.planning.dry_run import (
+    DryRunReport,
+    estimate,
+    explain_made_up,
+    resident_bytes,
+    write_data,
+)
 from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.atomic import run_lock
 from nmt.model.transformer import build_model, count_parameters
@@ -204,7 +209,7 @@ def test_a_time_too_short_for_r_drop_is_planned_without_it_and_with_a_warning(
 def test_text_of_standard_input_is_not_read(folder: Path) -> None:
     values = values_in(folder) | {"prepared_dir": "elsewhere"}
     values["data"] = {**values["data"], "train": [{"tsv": "-"}]}
-    assert "standard input is not prepared" in explain(RunConfig.model_validate(values))
+    assert "standard input is not prepared" in explain_made_up(RunConfig.model_validate(values))
 
 
 def test_too_large_batches_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +308,7 @@ def test_memory_and_time_of_large_batches_are_extrapolated(
     values = values_in(tmp_path) | {"batch": {"max_tokens": 16_000, "gradient_accumulation": 2}}
     config, found = RunConfig.model_validate(values), []
     for few in (1024, 8000):  # measured are batches of up to twice as many tokens
-        monkeypatch.setattr("nmt.extras.planning.made_up._FEW_TOKENS", few)
+        monkeypatch.setattr("nmt.extras.planning.dry_run._FEW_TOKENS", few)
         found.append(estimate(config))
     small, whole = found
     assert small.epoch == whole.epoch

@@ -233,6 +233,7 @@ def test_a_choice_is_marked_contradicted_by_the_glossary_and_undone_in_place(pag
     assert page.wait(lambda: page.shown() == first and not page.all(".fixed, .undo"))
 
 
+@pytest.mark.long
 def test_only_changed_sentences_are_translated_again(page: Page) -> None:
     """Each text follows the text before it; what is shown is the translation of all of it."""
     page.script(SENT)
@@ -323,6 +324,7 @@ def test_markup_stays_text(page: Page) -> None:
     assert page.all("img, main script") == []
 
 
+@pytest.mark.long
 def test_the_last_of_many_edits_wins(page: Page) -> None:
     last = "Where does Tom live?"
     page.type("A dog.")
