@@ -32,7 +32,7 @@ from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.extras.inspection.figure import isolated
 from nmt.extras.inspection.options import InspectOptions, Need
 from nmt.files.json_file import MANIFEST
-from nmt.inference.guard import GuardLimits, Output, check
+from nmt.inference.guard import Guard, GuardLimits, Output
 from nmt.inference.segment import Segment
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer, build_model
@@ -211,7 +211,8 @@ class Inspected:
             return [search(ids, change_options(options, changes))]
 
         first = [search(ids, options)]
-        (output,) = check([segment], first, self.tokenizers, options, GuardLimits(), again)
+        guard = Guard(self.tokenizers, options, GuardLimits(), again)
+        (output,) = guard.check_outputs([segment], first)
         return output
 
     @property
