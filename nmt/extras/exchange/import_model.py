@@ -160,7 +160,7 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
         "decoding": model.decoding,
     }
     config = InferenceConfig.model_validate(values)
-    vocabulary.write_model(output, config, models, weights, origin)
+    vocabulary.write_model(output, config, models, weights, origin=origin)
     return ImportSummary(output, codes, before, before and vocabulary.sizes_of(models, weights))
 
 

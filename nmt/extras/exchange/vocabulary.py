@@ -469,6 +469,7 @@ def write_model(
     config: InferenceConfig,
     models: Sequence[Any],
     weights: Mapping[str, Any],
+    *,
     origin: str,
     step: int = 0,
     record: Mapping[str, Any] = MappingProxyType({}),
@@ -519,5 +520,13 @@ def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str],
     tokenizer = config.tokenizer.model_copy(update={"vocab_size": size, "pad_vocab_by": 0})
     decoding = config.decoding.model_copy(update={"shortlist": False})
     config = config.model_copy(update={"tokenizer": tokenizer, "decoding": decoding})
-    write_model(options.output, config, models, weights, origin, bundle.step, bundle.record)
+    write_model(
+        options.output,
+        config,
+        models,
+        weights,
+        origin=origin,
+        step=bundle.step,
+        record=bundle.record,
+    )
     return codes, before, sizes_of(models, weights)
