@@ -91,7 +91,7 @@ def found_rows(pairs: list[Pair], languages: tuple[str, str]) -> dict[str, set[i
     filters = training_filters(FilterConfig(), *languages)
     rows: dict[str, set[int]] = {name: set() for name in REASONS}
     for row, pair in enumerate(pairs):
-        for finding in filters.text_findings(*pair):
+        for finding in filters.text_problems(*pair):
             rows.setdefault(finding.reason, set()).add(row)
     with tempfile.TemporaryDirectory() as folder:
         finder = RepeatFinder(Path(folder))

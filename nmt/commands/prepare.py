@@ -6,8 +6,8 @@ The steps, from top to bottom:
 Otherwise it creates a new folder under a temporary name and renames it at the end, so that a folder
 is always complete. `_read_corpora` reads the text three times:
 
-1. `_look` applies the filters that need only text, such as a limit of characters, and counts and
-   lists the dropped pairs. It draws a sample of the other pairs.
+1. The first pass applies the filters that need only text, such as a limit of characters, and counts
+   and lists the dropped pairs. It draws a sample of the other pairs.
 2. The vocabulary is learned from the sample, and `_encode` converts every line to token ids.
 3. `_write` drops pairs by length and length ratio in subwords, and by the diagnosis, which compares
    pairs across whole corpora. It writes the other pairs to the token store.
@@ -24,18 +24,17 @@ continue after a kill.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
+import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from itertools import compress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from random import Random
-from typing import IO, Any
-
-import numpy as np
+from typing import IO
 
 from nmt.checkpoint.model_folder import CONFIG, PROFILES, SHORTLIST, load_folder_config
 from nmt.checkpoint.run import has_data_settings, trained_on
@@ -47,16 +46,22 @@ from nmt.config.section import bound_values
 from nmt.data import filters as pair_filters
 from nmt.data import prepare_report, prepared
 from nmt.data.checks import Overlap, held_out_sets, name_of_test
-from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources
+from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources, is_piped
 from nmt.data.filters import Diagnosis, FilterChain, Material
 from nmt.data.hubs import check_hub
 from nmt.data.language_profiles import learn_profiles
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
-from nmt.data.prepare_report import READ, Findings, PrepareReport, current_report
+from nmt.data.prepare_report import PrepareReport, ProblemLog, current_report
 from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe
-from nmt.data.reading import Decide, Encode, Encoded, Look, Reading
-from nmt.data.resegment import noisy_texts
+from nmt.data.reading import (
+    CorpusReader,
+    EncodedCorpora,
+    EncodingPass,
+    LengthPass,
+    TextPass,
+    kept_pairs,
+)
 from nmt.data.store import ParallelStore, StoreWriter
 from nmt.data.vocabulary import TextSample, learn_tokenizers
 from nmt.data.workers import has_changed, map_blocks, open_workers, work_folder
@@ -70,23 +75,37 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer
 
 logger = logging.getLogger(__name__)
 
-_NOISE_SEED = 1
-
 
 def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
     """Prepare the data of a configuration, or verify prepared data.
 
     Raises:
+        ConfigError: A training corpus is standard input, which is not connected.
         NmtError: See `prepare_data`; or a file of the folder to verify is missing or damaged.
     """
     config = load_config(options.config, options.set_)
     if options.verify:
-        folder, files = config.prepared_dir, prepared.verify_prepared(config.prepared_dir)
-        count, size = len(files), sum(each.size for each in files.values())
-        text = f"{folder}: {count:,} files, {size:,} bytes, all undamaged"
-        return TextResult(text, {"folder": str(folder), "files": count, "bytes": size})
-    has_input = sys.stdin is not None and not sys.stdin.isatty()
-    return prepare_data(config, options, piped=sys.stdin.buffer if has_input else None)
+        files = prepared.verify_prepared(config.prepared_dir)
+        folder = str(config.prepared_dir)
+        size = sum(record.size for record in files.values())
+        text = f"{folder}: {len(files):,} files, {size:,} bytes, all undamaged"
+        return TextResult(text, {"folder": folder, "files": len(files), "bytes": size})
+    piped = None
+    if sys.stdin is not None and not sys.stdin.isatty():
+        piped = sys.stdin.buffer
+        if any(map(is_piped, config.data.train)) and _is_device(piped):
+            problem = "The training corpus is standard input, which is not connected (/dev/null)."
+            fix = "Run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command."
+            raise ConfigError(problem, fix=fix)
+    return prepare_data(config, options, piped=piped)
+
+
+def _is_device(stream: IO[bytes]) -> bool:
+    """Whether a stream is a device. Programs without a terminal, such as cron, pass /dev/null."""
+    try:
+        return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
+    except OSError:  # a stream in memory is not a file
+        return False
 
 
 def prepare_data(
@@ -113,12 +132,15 @@ def prepare_data(
         TokenizerError: The vocabulary size does not fit the text.
     """
     options = options or PreparationOptions()
-    folder, recipe = config.prepared_dir, recipe_of(config)
+    folder = config.prepared_dir
+    recipe = recipe_of(config)
     scored_with = tuple(map(str, options.score_with))
     ignores_existing = options.force or options.report_only
     reads_stdin = check_sources(config.data)
     # The report of an existing folder that was prepared with these settings and corpora.
-    fresh = None if ignores_existing else current_report(folder, recipe, scored_with)
+    fresh = None
+    if not ignores_existing:
+        fresh = current_report(folder, recipe, scored_with)
     if reads_stdin and piped is None and fresh is None:
         fix = "First run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command."
         problem = f"The training corpus is standard input, but {folder} does not match"
@@ -130,11 +152,13 @@ def prepare_data(
     _check(config, options)
 
     if options.report_only:
-        with tempfile.TemporaryDirectory(prefix="nmt-prepare-") as name:
+        with (
+            tempfile.TemporaryDirectory(prefix="nmt-prepare-") as name,
+            open_workers(options.workers, options.scheduler) as workers,
+        ):
             scratch = Path(name)
-            with open_workers(options.workers, options.scheduler) as workers:
-                reading = Reading(recipe.spooled(piped, scratch), scratch, workers)
-                report = _read_corpora(reading, options.score_with)
+            reading = CorpusReader(recipe.spooled(piped, scratch), scratch, workers)
+            report = _read_corpora(reading, options.score_with)
             report = replace(report, folder=str(folder), written=False)
             return report.written_to(options.report_dir, lists=scratch)
 
@@ -142,57 +166,77 @@ def prepare_data(
     with atomic.write_errors(folder, DataError, fix=fix):
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_name(f".{folder.name}.lock")
-        with atomic.file_lock(lock, wait=True, remove=True) as has_waited:
+        with (
+            atomic.file_lock(lock, wait=True, remove=True) as has_waited,
+            work_folder(folder) as work,
+        ):
             atomic.restore_replaced(folder)  # after a kill between two renames
-            with work_folder(folder) as work:
-                readable = recipe.spooled(piped, work)
-                # Another process has prepared the folder meanwhile, or standard input is stored.
-                if not ignores_existing and (has_waited or reads_stdin):
-                    fresh = current_report(folder, recipe, scored_with, readable.input)
-                    if fresh is not None:
-                        return fresh.written_to(options.report_dir, lists=folder)
-                _check_ours(folder, is_anew=ignores_existing)
-                with (
-                    open_workers(options.workers, options.scheduler) as workers,
-                    atomic.atomic_folder(folder, replace=True) as new,
-                ):
-                    sources = prepared.describe_sources(readable)
-                    reading = Reading(readable, new, workers, shards=work)
-                    report = _read_corpora(reading, options.score_with)
-                    if not prepared.are_unchanged(sources, readable.input):
-                        raise has_changed("in a file")
-                    report = replace(report, folder=str(folder))
-                    report.write(new)
-                    # Written last: a folder without a manifest is incomplete.
-                    manifest = PreparedManifest.describe(
-                        new, recipe.hash(), sources, report.counts, scored_with
-                    )
-                    check(manifest)
-                    manifest.write(new)
+            readable = recipe.spooled(piped, work)
+            # Another process has prepared the folder meanwhile, or standard input is stored.
+            if not ignores_existing and (has_waited or reads_stdin):
+                fresh = current_report(folder, recipe, scored_with, readable.input)
+                if fresh is not None:
+                    return fresh.written_to(options.report_dir, lists=folder)
+            _check_ours(folder, is_anew=ignores_existing)
+            with (
+                open_workers(options.workers, options.scheduler) as workers,
+                atomic.atomic_folder(folder, replace=True) as new,
+            ):
+                sources = prepared.describe_sources(readable)
+                reading = CorpusReader(readable, new, workers, shards=work)
+                report = _read_corpora(reading, options.score_with)
+                if not prepared.are_unchanged(sources, readable.input):
+                    raise has_changed("in a file")
+                report = replace(report, folder=str(folder))
+                report.write(new)
+                # Written last: a folder without a manifest is incomplete.
+                manifest = PreparedManifest.describe(
+                    new, recipe.hash(), sources, report.counts, scored_with
+                )
+                check(manifest)
+                manifest.write(new)
     return report.written_to(options.report_dir, lists=folder)
 
 
-def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The training or the validation pairs."""
+
+    folder: str  # name of the folder
+    corpora: Mapping[str, CorpusConfig]  # by their names in reports
+    filters: FilterChain
+    diagnosis: Diagnosis
+
+
+def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareReport:
     """Read all corpora into the folder.
 
     Raises:
         DataError: A corpus is missing, damaged, not parallel or changing, or all pairs are dropped.
         TokenizerError: The vocabulary size does not fit the text.
     """
-    begin, recipe, folder = time.perf_counter(), reading.recipe, reading.folder
+    begin = time.perf_counter()
+    recipe = reading.recipe
     config = recipe.config
+    folder = reading.folder
+    # Not `folder`, which Windows could not rename while workers have files in it mapped.
+    scratch = reading.shards or folder
+
     for corpus in recipe.data.corpora.values():
         check_plain_text(corpus, config.direction(corpus))
     sets, unchecked = held_out_sets(recipe)
     directions = {name: config.direction(x) for name, x in {**sets, **recipe.corpora}.items()}
-    pairs = dict.fromkeys(directions[name] for name in recipe.corpora)
     profiles = learn_profiles(recipe)
-    chains = {x: pair_filters.training_filters(config.filters, *x, profiles) for x in pairs}
+    chains: dict[Direction, FilterChain] = {}
+    for corpus in recipe.data.training:
+        languages = config.direction(corpus)
+        if languages not in chains:
+            chain = pair_filters.training_filters(config.filters, *languages, profiles)
+            chains[languages] = chain
     filters = next(iter(chains.values()))  # all chains have the same actions
-    # Not `folder`, which Windows could not rename while workers have files in it mapped.
-    scratch = reading.shards or folder
-    with Findings(folder, filters, recipe.corpora, recipe.valid_sets) as findings:
-        held_out = {name: _look_at_set(reading, findings, name, sets[name]) for name in sets}
+
+    with ProblemLog(folder, filters, recipe.corpora, recipe.valid_sets) as log:
+        held_out = {name: _read_held_out(name, sets[name], reading, log) for name in sets}
         overlap = Overlap(held_out, directions)
         material = Material(
             filters=config.filters, languages=next(iter(chains)), directions=directions,
@@ -200,164 +244,169 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             scratch=scratch, workers=reading.workers,
         )  # fmt: skip
         diagnosis = pair_filters.make_diagnosis(material, filters)
+
         with reading.stage("reading"):
-            sample = _look(reading, chains, findings, overlap, diagnosis)
+            # Each pair has two sentences.
+            sample = TextSample(
+                {name: directions[name] for name in recipe.corpora},
+                config.tokenizer.sample_sentences // 2,
+                noise={name: corpus.noise.rates for name, corpus in recipe.corpora.items()},
+            )
+            for name in recipe.corpora:
+                text_pass = TextPass(chains[directions[name]], name, diagnosis.look)
+                results = reading.map("reading", name, text_pass, diagnosis.depends_on)
+                num_kept = 0
+                for pairs, result in reading.kept_pairs(name, directions[name], results):
+                    problems = log.take(name, result.values)
+                    overlap.see(pairs, directions[name])
+                    diagnosis.see(name, pairs, result.arrays, problems)
+                    for pair in pairs:
+                        sample.add(name, pair.source, pair.target)
+                    num_kept += len(pairs)
+                if not num_kept:
+                    raise log.nothing_left("training", name)
             diagnosis.end({name: reading.num_lines[name] for name in recipe.corpora})
+
         with reading.stage("vocabulary"), progress_bar("learning subwords", leave=False):
             unlearned = learn_tokenizers(sample, folder / TOKENIZER, recipe)
             tokenizers = load_tokenizers(folder / TOKENIZER)
+
         with reading.stage("encoding"):
-            # Test sets are encoded only if the diagnosis compares their words with training data.
-            scanned = [*recipe.data.test] if diagnosis.compares_words else []
             to_encode = [*recipe.corpora, *recipe.valid_sets]
-            to_encode += [name_of_test(name) for name in sets if name in scanned]
+            # Test sets are encoded only if the diagnosis compares their words with training data.
+            if diagnosis.compares_words:
+                to_encode += [name_of_test(name) for name in sets if name in recipe.data.test]
             encoded = _encode(reading, to_encode, tokenizers, scratch / "lines")
         if diagnosis.compares_words:
             with reading.stage("lexicon"):
                 diagnosis.learn(encoded.lines, encoded.spans, tokenizers.vocab_sizes)
+
         with reading.stage("writing"):
-            _write(reading, TRAIN, (filters, findings), encoded, diagnosis)
+            _write(_Part(TRAIN, recipe.corpora, filters, diagnosis), reading, encoded, log)
             valid_filters = pair_filters.held_out_filters(config.filters)
-            _write(reading, VALID, (valid_filters, findings), encoded, Diagnosis(material))
-        train, valid = (ParallelStore.open(folder / part) for part in (TRAIN, VALID))
-        sides, valid_sides = (
-            prepare_report.report_sides(store, [*map(config.direction, corpora)], tokenizers)
-            for store, corpora in ((train, recipe.data.training), (valid, recipe.data.validation))
-        )
+            valid_part = _Part(VALID, recipe.valid_sets, valid_filters, Diagnosis(material))
+            _write(valid_part, reading, encoded, log)
+        train = ParallelStore.open(folder / TRAIN)
+        valid = ParallelStore.open(folder / VALID)
+
         with reading.stage("shortlist"), progress_bar("making shortlists", leave=False):
-            sizes, lexicon = tokenizers.vocab_sizes, diagnosis.lexicon
-            write_shortlist(folder / SHORTLIST, train, sizes, lexicon)
+            sizes = tokenizers.vocab_sizes
+            write_shortlist(folder / SHORTLIST, train, sizes, diagnosis.lexicon)
         if profiles.log_probs:
             atomic.write_json(folder / PROFILES, asdict(profiles))
-        said, reported = diagnosis.report(), findings.report()
-    if "language" in reported["reasons"]:
-        reported["reasons"]["language"] |= said.languages
-    idle = dict.fromkeys(text for each in chains.values() for text in each.warnings)
-    warnings = [*idle, *prepare_report.lost_pairs(reported["counts"], recipe.corpora), *unlearned]
+        diagnosed = diagnosis.report()
+        logged = log.report()
+
+    if "language" in logged["reasons"]:
+        logged["reasons"]["language"] |= diagnosed.languages
+    sides, valid_sides = (
+        prepare_report.report_sides(store, [*map(config.direction, corpora)], tokenizers)
+        for store, corpora in ((train, recipe.data.training), (valid, recipe.data.validation))
+    )
+    warnings = _distinct(chain.warnings for chain in chains.values())
+    warnings += prepare_report.lost_pairs(logged["counts"], recipe.corpora)
+    warnings += unlearned
     for name, check in reading.checks.items():
-        warnings += (f"{name}: {text}" for text in check.warnings())
+        warnings += [f"{name}: {text}" for text in check.warnings()]
     targets = read_lines(folder / VALID / "target.txt")
     warnings += prepare_report.loss_warnings(targets, tokenizers.target)
-    warnings += [*said.warnings, *prepare_report.coverage_warnings(valid_sides)]
+    warnings += diagnosed.warnings
+    warnings += prepare_report.coverage_warnings(valid_sides)
     return PrepareReport(
-        folder=str(folder), up_to_date=False, **reported, shifts=[*said.shifts],
-        unrelated=[*said.unrelated], leakage=[*said.leakage], overlap=overlap.counts(said.near),
-        unchecked=unchecked, lengths=prepare_report.sample_lengths(train), sides=sides,
-        joint=config.tokenizer.joint, skipped={**filters.skipped, **said.skipped},
-        notes=[*dict.fromkeys(x for each in chains.values() for x in each.notes), *said.notes],
+        folder=str(folder),
+        up_to_date=False,
+        **logged,
+        shifts=diagnosed.shifts,
+        unrelated=diagnosed.unrelated,
+        leakage=diagnosed.leakage,
+        overlap=overlap.counts(diagnosed.near),
+        unchecked=unchecked,
+        lengths=prepare_report.sample_lengths(train),
+        sides=sides,
+        joint=config.tokenizer.joint,
+        skipped={**filters.skipped, **diagnosed.skipped},
+        notes=[*_distinct(chain.notes for chain in chains.values()), *diagnosed.notes],
         warnings=warnings,
-        seconds=time.perf_counter() - begin, stages=reading.stages,
-    )  # fmt: skip
+        seconds=time.perf_counter() - begin,
+        stages=reading.stages,
+    )
 
 
-def _look_at_set(
-    reading: Reading, findings: Findings, name: str, corpus: CorpusConfig
+def _distinct(texts: Iterable[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(itertools.chain.from_iterable(texts)))
+
+
+def _read_held_out(
+    name: str, corpus: CorpusConfig, reading: CorpusReader, log: ProblemLog
 ) -> list[SentencePair]:
     """Return the pairs of a held-out set without blank or too long sides (in characters).
 
     `_write` later drops validation pairs with too many subwords.
     """
-    is_valid, usable = name in reading.recipe.valid_sets, list[SentencePair]()
-    where = name if is_valid else name_of_test(name)
-    look = Look(pair_filters.held_out_filters(reading.recipe.config.filters), where)
-    for block in reading.blocks(corpus):
-        result = look(block)
-        usable += reading.saw(where, corpus, block, result)
+    config = reading.recipe.config
+    is_valid = name in reading.recipe.valid_sets
+    shown = name if is_valid else name_of_test(name)
+    text_pass = TextPass(pair_filters.held_out_filters(config.filters), shown)
+    results = ((block, text_pass(block)) for block in reading.blocks(corpus))
+    usable = list[SentencePair]()
+    for pairs, result in reading.kept_pairs(shown, config.direction(corpus), results):
+        usable += pairs
         if is_valid:
-            findings.take(name, result.values)
-            findings.counts[name][READ] += len(block)
+            log.take(name, result.values)
     return usable
 
 
-def _look(
-    reading: Reading,
-    chains: Mapping[Direction, FilterChain],
-    findings: Findings,
-    overlap: Overlap,
-    diagnosis: Diagnosis,
-) -> TextSample:
-    """First pass over the training corpora. Return the sample that the vocabulary learns from.
-
-    Raises:
-        DataError: The filters of texts drop all pairs of a corpus, or a corpus cannot be read.
-    """
-    recipe, random = reading.recipe, Random(_NOISE_SEED)
-    directions = {name: recipe.config.direction(each) for name, each in recipe.corpora.items()}
-    # Each pair has two sentences.
-    sample = TextSample(directions, recipe.config.tokenizer.sample_sentences // 2)
-    for name, corpus in recipe.corpora.items():
-        direction, rates = recipe.config.direction(corpus), corpus.noise.rates
-        look = Look(chains[direction], name, diagnosis.look)
-        num_left = 0
-        for block, result in reading.map("reading", name, look, diagnosis.depends_on):
-            found = findings.take(name, result.values)
-            findings.counts[name][READ] += len(block)
-            kept = reading.saw(name, corpus, block, result)
-            overlap.see(kept, direction)
-            diagnosis.see(name, kept, result.arrays, found)
-            num_left += len(kept)
-            for source, target, _ in kept:
-                pair = source, target
-                # The vocabulary should contain the noise that training adds.
-                noisy = noisy_texts(pair, rates, random) if rates else pair
-                sample.add(name, *noisy)
-        if not num_left:
-            raise findings.nothing_left("training", name)
-    return sample
-
-
-def _encode(reading: Reading, names: list[str], tokenizers: Tokenizers, folder: Path) -> Encoded:
+def _encode(
+    reading: CorpusReader, names: Sequence[str], tokenizers: Tokenizers, folder: Path
+) -> EncodedCorpora:
     """Encode all lines of the corpora ``names``, and write the ids to a store in ``folder``."""
-    models, spans, end = tokenizer_hash(reading.folder / TOKENIZER), {}, 0
-    encode = Encode(tokenizers, reading.workers.threads)
+    encoding_pass = EncodingPass(tokenizers, reading.workers.threads)
+    depends_on = tokenizer_hash(reading.folder / TOKENIZER)
+    spans = {}
+    end = 0
     with StoreWriter(folder, max(tokenizers.vocab_sizes)) as writer:
         for name in names:
-            for _, (arrays, _) in reading.map("encoding", name, encode, models):
-                source, target = (
-                    FlatIds(arrays[f"ids_{side}"], arrays[f"lengths_{side}"]) for side in (0, 1)
-                )
+            for _, (arrays, _) in reading.map("encoding", name, encoding_pass, depends_on):
+                source = FlatIds(arrays["ids_0"], arrays["lengths_0"])
+                target = FlatIds(arrays["ids_1"], arrays["lengths_1"])
                 writer.append(source, target, 0, arrays["numbers"])
-            spans[name] = end, end + reading.num_lines[name]
+            start = end
             end += reading.num_lines[name]
-    return Encoded(tokenizers, ParallelStore.open(folder), spans)
+            spans[name] = (start, end)
+    return EncodedCorpora(tokenizers, ParallelStore.open(folder), spans)
 
 
-def _write(
-    reading: Reading,
-    part: str,
-    judges: tuple[FilterChain, Findings],
-    encoded: Encoded,
-    diagnosis: Diagnosis,
-) -> None:
-    """Third pass: drop pairs of a part by ``judges`` and diagnosis; store the kept token ids."""
-    recipe, (filters, findings), (tokenizers, lines, spans) = reading.recipe, judges, encoded
-    corpora = recipe.corpora if part == TRAIN else recipe.valid_sets
-    place = reading.folder / part
-    with StoreWriter(place, max(tokenizers.vocab_sizes)) as writer:
-        for index, (name, corpus) in enumerate(corpora.items()):
-            of_source, of_target = recipe.tag_ids(corpus, tokenizers)
-            blocks = reading.known_blocks(name, encoded, diagnosis)
-            for block, (arrays, values) in map_blocks(
-                f"writing {name}", blocks, Decide(filters, name),
-                workers=reading.workers, total=reading.num_lines[name],
-            ):  # fmt: skip
-                findings.take(name, values)
-                # Row of the block's first line in `lines`; line numbers count from 1.
-                is_kept, start = arrays["is_kept"], spans[name][0] + block.first - 1
-                rows = np.arange(start, start + len(block))
-                source = lines.source_ids(rows).selected(is_kept, of_source)
-                target = lines.target_ids(rows).selected(is_kept, of_target)
-                writer.append(source, target, index, lines.lines[rows[is_kept]])
-                if part == VALID:
-                    _append_text(place, [*compress(block.pairs, is_kept)])
-    findings.check_kept("training" if part == TRAIN else "validation", corpora)
+def _write(part: _Part, reading: CorpusReader, encoded: EncodedCorpora, log: ProblemLog) -> None:
+    """Third pass: drop pairs by length and diagnosis, and store the ids of the kept pairs."""
+    folder = reading.folder / part.folder
+    with StoreWriter(folder, max(encoded.tokenizers.vocab_sizes)) as writer:
+        for index, (name, corpus) in enumerate(part.corpora.items()):
+            source_tags, target_tags = reading.recipe.tag_ids(corpus, encoded.tokenizers)
+            results = map_blocks(
+                f"writing {name}",
+                reading.blocks_to_filter(name, encoded, part.diagnosis),
+                LengthPass(part.filters, name),
+                workers=reading.workers,
+                total=reading.num_lines[name],
+            )
+            for block, (arrays, values) in results:
+                log.take(name, values)
+                is_kept = arrays["is_kept"]
+                rows = encoded.rows(name, block)[is_kept]
+                source = encoded.lines.source_ids(rows).prepend(source_tags)
+                target = encoded.lines.target_ids(rows).prepend(target_tags)
+                writer.append(source, target, index, encoded.lines.lines[rows])
+                if part.folder == VALID:
+                    _append_text(folder, kept_pairs(block, is_kept))
+    log.check_kept("training" if part.folder == TRAIN else "validation", part.corpora)
 
 
-def _append_text(folder: Path, pairs: Sequence[Any]) -> None:
+def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
     """Write the text of validation pairs, to score translations during training."""
     for side in ("source", "target"):
+        lines = [f"{getattr(pair, side)}\n" for pair in pairs]
         with (folder / f"{side}.txt").open("ab") as file:
-            file.write("".join(f"{getattr(pair, side)}\n" for pair in pairs).encode())
+            file.write("".join(lines).encode())
 
 
 def recipe_of(config: RunConfig) -> Recipe:

@@ -177,20 +177,27 @@ def held_out_sets(recipe: Recipe) -> tuple[dict[str, CorpusConfig], list[str]]:
         The available sets by name, from the configuration and sacrebleu's cache; and the names of
         the configured sets that are not downloaded.
     """
-    config, data, sets = recipe.config, recipe.data, {**recipe.valid_sets, **recipe.data.test}
+    config = recipe.config
+    data = recipe.data
+    sets = dict(recipe.valid_sets)
+    unchecked = []
     # Data sets of training and validation are downloaded anyway.
-    here = {None, *(each.huggingface for each in (*data.training, *data.validation))}
-    remote = [
-        name for name, each in data.test.items()
-        if (each.sacrebleu and each.sacrebleu not in cached_test_sets(config.direction(each)))
-        or (is_on_hub(each) and each.huggingface not in here)
-    ]  # fmt: skip
-    named = {each.sacrebleu for each in sets.values()}
+    downloaded = {corpus.huggingface for corpus in (*data.training, *data.validation)}
+    for name, corpus in data.test.items():
+        is_cached = not is_on_hub(corpus) or corpus.huggingface in downloaded
+        if corpus.sacrebleu is not None:
+            is_cached = corpus.sacrebleu in cached_test_sets(config.direction(corpus))
+        if is_cached:
+            sets[name] = corpus
+        else:
+            unchecked.append(name)
+    configured = (*recipe.valid_sets.values(), *data.test.values())
+    names = {corpus.sacrebleu for corpus in configured}.union(unchecked)
     cached = cached_test_sets((config.source_language, config.target_language))
     for name, (source, target) in cached.items():
-        if name not in named:
+        if name not in names:
             sets.setdefault(name, CorpusConfig(source=source, target=target))
-    return {name: each for name, each in sets.items() if name not in remote}, remote
+    return sets, unchecked
 
 
 def name_of_test(name: str) -> str:

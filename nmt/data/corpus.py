@@ -158,7 +158,7 @@ class Block:
     parse: Callable[..., Iterable[SentencePair | BadPair]]  # called with the columns and ``first``
     columns: tuple[Sequence[Any], ...]  # raw data, with one item per pair in each column
     first: int  # line number of the first pair, from 1
-    known: Any = None  # additional data for the function that processes the block
+    features: Any = None  # additional data for the function that processes the block
 
     def __len__(self) -> int:
         """Return the number of pairs."""

@@ -1,8 +1,9 @@
 """Filters of sentence pairs, and the interface of corpus diagnosis.
 
-A filter finds pairs for a reason, such as ``markup``. For each reason, the configuration sets the
-action ``drop``, ``report`` or ``off``. To add a filter, write a subclass of `Filter` and register a
-function that makes it in `FILTERS`; then configure it under ``filters.extra``.
+A filter finds problems of pairs. Each problem has a reason, such as ``markup``. For each reason,
+the configuration sets the action ``drop``, ``report`` or ``off``. To add a filter, write a subclass
+of `Filter` and register a function that makes it in `FILTERS`; then configure it under
+``filters.extra``.
 
 A `Diagnosis` compares pairs across whole corpora. `nmt.commands.prepare` calls its methods in the
 order in which they are defined here. The base class finds nothing; it is used if the folder
@@ -42,16 +43,16 @@ _SHORT_PAIR_ALLOWANCE = 3
 _CLEANING = "cleaning"
 
 
-class Finding(NamedTuple):
-    """A problem of a pair. A pair may have several findings."""
+class PairProblem(NamedTuple):
+    """A problem of a pair. A pair may have several problems."""
 
     reason: str
     value: float | str = ""  # the measured value, or the text that was found
     limit: float | str = ""  # the allowed value, if the reason has a limit
 
 
-class Found(NamedTuple):
-    """A `Finding` with the corpus, the line and the texts of the pair."""
+class ListedProblem(NamedTuple):
+    """A `PairProblem` with the corpus, the line and the texts of the pair."""
 
     corpus: str
     line: int  # in the corpus, from 1
@@ -66,7 +67,7 @@ class Filter:
     """Base class of filters. Override one of the two methods, or both.
 
     A filter is called for every pair, in any process, so it must be fast, picklable and
-    deterministic. Its methods return a finding, a reason (a finding without a value), or None.
+    deterministic. Its methods return a problem, a reason (a problem without a value), or None.
     """
 
     note = ""  # a limitation of the filter, as a sentence for the report
@@ -74,17 +75,20 @@ class Filter:
     # three characters that are spelled in bytes count like one subword, as in usual text.
     counts_bytes = True
 
-    def text_problem(self, source: str, target: str) -> Finding | str | None:
+    def text_problem(self, source: str, target: str) -> PairProblem | str | None:
         """Return a problem of the texts, or None. Called before the tokenizer is learned."""
         del source, target
         return None
 
-    def length_problem(self, source_length: float, target_length: float) -> Finding | str | None:
+    def length_problem(
+        self, source_length: float, target_length: float
+    ) -> PairProblem | str | None:
         """Return a problem of the lengths in subwords, or None."""
         del source_length, target_length
         return None
 
 
+_Check = Callable[[Any, Any], PairProblem | str | None]
 # Makers of the filters of ``filters.extra``, called with the parameters in the configuration.
 FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
 
@@ -98,41 +102,45 @@ REASON_FILTERS: Registry[Callable[[FilterConfig, str, str, LanguageProfiles], Fi
 class Blank(Filter):
     """Finds pairs with a blank side."""
 
-    def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return a finding with ``source``, ``target`` or ``both`` as the blank side, or None."""
-        has_source, has_target = bool(source.strip()), bool(target.strip())
+    def text_problem(self, source: str, target: str) -> PairProblem | None:
+        """Return a problem with ``source``, ``target`` or ``both`` as the blank side, or None."""
+        has_source = bool(source.strip())
+        has_target = bool(target.strip())
         if has_source and has_target:
             return None
-        one = "target" if has_source else "source"
-        return Finding("blank", one if has_source or has_target else "both")
+        side = "both"
+        if has_source:
+            side = "target"
+        elif has_target:
+            side = "source"
+        return PairProblem("blank", side)
 
 
 class Length(Filter):
     """Finds pairs with too many or too few subwords on a side. The limits are allowed lengths."""
 
     counts_bytes = False
+    reason = "length"
 
     def __init__(self, max_length: int, min_length: int = 1) -> None:
-        self._max_length, self._min_length = max_length, min_length
+        self._max_length = max_length
+        self._min_length = min_length
 
-    def length_problem(self, source_length: float, target_length: float) -> Finding | None:
-        """Return a finding with the exceeded limit, or None."""
+    def length_problem(self, source_length: float, target_length: float) -> PairProblem | None:
+        """Return a problem with the exceeded limit, or None."""
         shorter, longer = sorted((source_length, target_length))
         if longer > self._max_length:
-            return Finding("length", longer, self._max_length)
-        return Finding("length", shorter, self._min_length) if shorter < self._min_length else None
+            return PairProblem(self.reason, longer, self._max_length)
+        if shorter < self._min_length:
+            return PairProblem(self.reason, shorter, self._min_length)
+        return None
 
 
-class Bytes(Filter):
+class Bytes(Length):
     """Finds pairs that are too long because the vocabulary spells their characters in bytes."""
 
-    def __init__(self, max_length: int) -> None:
-        self._max_length = max_length
-
-    def length_problem(self, source_length: float, target_length: float) -> Finding | None:
-        """Return a finding with the exceeded limit, or None."""
-        longer = max(source_length, target_length)
-        return Finding("bytes", longer, self._max_length) if longer > self._max_length else None
+    counts_bytes = True
+    reason = "bytes"
 
 
 class Ratio(Filter):
@@ -143,21 +151,23 @@ class Ratio(Filter):
     def __init__(self, max_ratio: float) -> None:
         self._max_ratio = max_ratio
 
-    def length_problem(self, source_length: float, target_length: float) -> Finding | None:
-        """Return a finding with the ratio if it is too high.
+    def length_problem(self, source_length: float, target_length: float) -> PairProblem | None:
+        """Return a problem with the ratio if it is too high.
 
         >>> Ratio(4).length_problem(2, 9) is None  # (9 + 3) / (2 + 3) = 2.4
         True
         >>> Ratio(4).length_problem(2, 30)
-        Finding(reason='ratio', value=6.6, limit=4)
+        PairProblem(reason='ratio', value=6.6, limit=4)
         """
         shorter, longer = sorted((source_length, target_length))
         ratio = (longer + _SHORT_PAIR_ALLOWANCE) / (shorter + _SHORT_PAIR_ALLOWANCE)
-        return Finding("ratio", ratio, self._max_ratio) if ratio > self._max_ratio else None
+        if ratio > self._max_ratio:
+            return PairProblem("ratio", ratio, self._max_ratio)
+        return None
 
 
 class FilterChain:
-    """Calls several filters, and looks up the action for each finding.
+    """Calls several filters, and looks up the action for each problem.
 
     Args:
         filters: Filters that are called for every pair.
@@ -173,46 +183,54 @@ class FilterChain:
         skipped: Mapping[str, str] = MappingProxyType({}),
         warnings: Sequence[str] = (),
     ) -> None:
-        filters = list(filters)
-        self.actions, self.skipped = dict(actions), dict(skipped)
+        self.actions = dict(actions)
+        self.skipped = dict(skipped)
         self.warnings = list(warnings)
-        self.notes = [each.note for each in filters if each.note and each.note not in warnings]
-        self._of_text = [f.text_problem for f in filters if _overrides(f, "text_problem")]
-        of_length = [each for each in filters if _overrides(each, "length_problem")]
-        self._of_length = [each.length_problem for each in of_length if each.counts_bytes]
-        self._of_usual_length = [each.length_problem for each in of_length if not each.counts_bytes]
+        self.notes = list[str]()
+        # Filters are called for every pair, so methods that find nothing are left out.
+        self._of_text = list[_Check]()
+        self._of_length = list[_Check]()
+        self._of_usual_length = list[_Check]()
+        for each in filters:
+            if each.note and each.note not in warnings:
+                self.notes.append(each.note)
+            if _overrides(each, "text_problem"):
+                self._of_text.append(each.text_problem)
+            if _overrides(each, "length_problem"):
+                checks = self._of_length if each.counts_bytes else self._of_usual_length
+                checks.append(each.length_problem)
 
-    def text_findings(self, source: str, target: str) -> list[Finding]:
-        """Return the findings of all filters for the texts of a pair."""
-        return _findings(check(source, target) for check in self._of_text)
+    def text_problems(self, source: str, target: str) -> list[PairProblem]:
+        """Return the problems that all filters find in the texts of a pair."""
+        return _problems(check(source, target) for check in self._of_text)
 
-    def length_findings(
+    def length_problems(
         self, lengths: tuple[int, int], usual_lengths: tuple[float, float]
-    ) -> list[Finding]:
-        """Return the findings of all filters for the lengths of a pair, in subwords.
+    ) -> list[PairProblem]:
+        """Return the problems that all filters find in the lengths of a pair, in subwords.
 
         Args:
             lengths: Length of source and target.
             usual_lengths: The same, where three characters spelled in bytes count as one subword.
         """
-        problems = [check(*usual_lengths) for check in self._of_usual_length]
-        problems += [check(*lengths) for check in self._of_length]
-        findings = _findings(problems)
-        if any(each.reason == "length" for each in findings):
-            return [each for each in findings if each.reason != "bytes"]
-        return findings
+        results = [check(*usual_lengths) for check in self._of_usual_length]
+        results += [check(*lengths) for check in self._of_length]
+        problems = _problems(results)
+        if any(problem.reason == "length" for problem in problems):
+            return [problem for problem in problems if problem.reason != "bytes"]
+        return problems
 
     def drops(self, reason: str) -> bool:
         """Whether a pair with this reason is dropped."""
         return self.actions.get(reason, "drop") == "drop"
 
-    def dropping(self, findings: Iterable[Finding]) -> str | None:
-        """Return the reason of the first finding that drops the pair; None to keep the pair."""
-        return next((each.reason for each in findings if self.drops(each.reason)), None)
+    def dropping(self, problems: Iterable[PairProblem]) -> str | None:
+        """Return the reason of the first problem that drops the pair; None to keep the pair."""
+        return next((problem.reason for problem in problems if self.drops(problem.reason)), None)
 
 
-def _findings(problems: Iterable[Finding | str | None]) -> list[Finding]:
-    return [Finding(each) if isinstance(each, str) else each for each in problems if each]
+def _problems(results: Iterable[PairProblem | str | None]) -> list[PairProblem]:
+    return [PairProblem(each) if isinstance(each, str) else each for each in results if each]
 
 
 def _overrides(each: Filter, method: str) -> bool:
@@ -221,8 +239,12 @@ def _overrides(each: Filter, method: str) -> bool:
 
 def filter_actions(config: FilterConfig) -> dict[str, Action]:
     """Return the action of each reason that is not off."""
-    actions = {**ALWAYS, **{name: config.rule(name).action for name in REASONS}}
-    return {name: action for name, action in actions.items() if action != "off"}
+    actions = dict(ALWAYS)
+    for name in REASONS:
+        action = config.rule(name).action
+        if action != "off":
+            actions[name] = action
+    return actions
 
 
 def training_filters(
@@ -243,25 +265,28 @@ def training_filters(
         ConfigError: ``filters.extra`` has an unknown filter or a wrong parameter; or a reason with
             the action drop, or with a model, cannot run.
     """
-    actions, filters = filter_actions(config), list[Filter]([Blank()])
+    actions = filter_actions(config)
     skipped = {name: "Off in the configuration." for name in REASONS if name not in actions}
     warnings = list[str]()
+    filters: list[Filter] = [Blank()]
     for name in REASON_FILTERS.names():
-        if name in actions:
-            try:
-                made = REASON_FILTERS[name](config, source, target, profiles)
-                filters.append(made)
-                if made.note and actions[name] == "drop":
-                    warnings.append(made.note)
-            except ConfigError as error:
-                if actions[name] == "drop":
-                    problem = f"filters.{name} is set to `drop`, but cannot run. {error.problem}"
-                    raise ConfigError(problem, fix=error.fix) from error
-                if name == "language" and config.language.model is not None:
-                    raise
-                skipped[name] = f"{error.problem} Fix: {error.fix}"
+        if name not in actions:
+            continue
+        try:
+            made = REASON_FILTERS[name](config, source, target, profiles)
+        except ConfigError as error:
+            if actions[name] == "drop":
+                problem = f"filters.{name} is set to `drop`, but cannot run. {error.problem}"
+                raise ConfigError(problem, fix=error.fix) from error
+            if name == "language" and config.language.model is not None:
+                raise
+            skipped[name] = f"{error.problem} Fix: {error.fix}"
+            continue
+        filters.append(made)
+        if made.note and actions[name] == "drop":
+            warnings.append(made.note)
     filters.append(Length(config.max_length, config.min_length))
-    filters.append(Bytes(config.max_length))
+    filters.append(Bytes(config.max_length, min_length=0))
     if "ratio" in actions:
         filters.append(Ratio(config.max_length_ratio))
     for name, parameters in config.extra.items():
@@ -275,7 +300,7 @@ def training_filters(
 
 def held_out_filters(config: FilterConfig) -> FilterChain:
     """Return the filters of validation pairs. Only blank and too long pairs are dropped."""
-    return FilterChain([Blank(), Length(config.max_length), Bytes(config.max_length)])
+    return FilterChain([Blank(), Length(config.max_length), Bytes(config.max_length, min_length=0)])
 
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -324,9 +349,13 @@ class Diagnosis:
         self.material = material
 
     def see(
-        self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
+        self,
+        corpus: str,
+        pairs: Sequence[SentencePair],
+        looked: Arrays,
+        found: Sequence[ListedProblem],
     ) -> None:
-        """Process the kept pairs and the findings of the next block, in corpus order."""
+        """Process the kept pairs and the problems of the next block, in corpus order."""
 
     def end(self, num_lines: Mapping[str, int]) -> None:
         """Finish the first pass. Called after all blocks with the number of lines by corpus."""
@@ -344,8 +373,8 @@ class Diagnosis:
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
-    ) -> Mapping[int, Sequence[Finding]]:
-        """Return the findings of a block, by the position of the line in the block.
+    ) -> Mapping[int, Sequence[PairProblem]]:
+        """Return the problems of a block, by the position of the line in the block.
 
         Called for the blocks of all training corpora, in order.
 

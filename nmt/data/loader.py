@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -63,19 +62,23 @@ class Batch:
 
     def halves(self) -> tuple[Batch, Batch]:
         """Split the batch into two batches with half of the sentences each."""
-        stop, middle = len(self.rows), len(self.rows) // 2
+        middle = len(self.rows) // 2
         split = int(self.target.cu_seqlens[middle])
-        return self._part(0, middle, self.gold[:split]), self._part(middle, stop, self.gold[split:])
+        first = self._part(0, middle, self.gold[:split])
+        last = self._part(middle, len(self.rows), self.gold[split:])
+        return first, last
 
     def _part(self, start: int, stop: int, gold: Tensor) -> Batch:
-        sides = self.source.part(start, stop), self.target.part(start, stop)
-        return Batch(*sides, gold, self.rows[start:stop])
+        source = self.source.part(start, stop)
+        target = self.target.part(start, stop)
+        return Batch(source, target, gold, self.rows[start:stop])
 
     def to(self, device: torch.device) -> Batch:
         """Return this batch on ``device``; on a CPU, the same object."""
         if device.type == "cpu":
             return self
-        source, target = self.source.to(device), self.target.to(device)
+        source = self.source.to(device)
+        target = self.target.to(device)
         return replace(self, source=source, target=target, gold=move(self.gold, device))
 
 
@@ -140,6 +143,15 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class _PlannedUpdate:
+    """The batches of one optimizer update."""
+
+    batches: Sequence[Rows]  # rows of each batch
+    epoch: int
+    after: Position  # position after the update
+
+
+@dataclass(frozen=True, slots=True)
 class Loader:
     """Reads the training batches of one process."""
 
@@ -163,8 +175,9 @@ class Loader:
 
     def lengths(self, rows: Rows | slice) -> tuple[IntArray, IntArray]:
         """Return the source and target lengths of ``rows``, including special tokens."""
-        source, target = self.store.source_lengths[rows], self.store.target_lengths[rows]
-        return source + (1 + self.source_bos), target + 1
+        source = self.store.source_lengths[rows] + (1 + self.source_bos)
+        target = self.store.target_lengths[rows] + 1
+        return source, target
 
     def plan(self, epoch: int, stage: int = 0) -> list[Rows]:
         """Return the rows of each batch of an epoch, in order.
@@ -216,68 +229,83 @@ class Loader:
             ahead = 2 * self.num_workers  # so that no process has to wait for its next task
             yield from map_ahead(loader._made, planned, threads, ahead)
 
-    def _planned(self, start: Position) -> Iterator[tuple[list[Rows], int, Position]]:
-        """Yield, for each update, the rows of its batches, its epoch, and the position after it."""
+    def _planned(self, start: Position) -> Iterator[_PlannedUpdate]:
+        """Yield the updates after a position, endlessly."""
+        size = self.config.gradient_accumulation
         position = start
-        while True:
-            epochs, stage = itertools.count(position.epoch), position.stage
-            make = partial(self.plan, stage=stage)
-            with ExitStack() as stack:
-                plans: Iterator[list[Rows]] = map(make, epochs)
-                if self.num_workers:  # a thread plans the next epoch during the current one
-                    thread = stack.enter_context(ThreadPoolExecutor(1, "ahead"))
-                    plans = map_ahead(make, epochs, thread, ahead=1)
-                for plan in plans:
-                    epoch = position.epoch
-                    count = self.config.gradient_accumulation
-                    for begin in range(position.batch, len(plan), count):
-                        end = min(begin + count, len(plan))
-                        position = self._after(position, end if end < len(plan) else None)
-                        yield plan[begin:end], epoch, position
-                        if position.epoch != epoch:
-                            break
-                    if position.stage != stage:
+        while True:  # one stage after the other
+            stage = position.stage
+            for plan in self._plans(position.epoch, stage):
+                epoch = position.epoch
+                for first in range(position.batch, len(plan), size):
+                    end = min(first + size, len(plan))
+                    position = self._after(position, end, is_over=end == len(plan))
+                    yield _PlannedUpdate(plan[first:end], epoch, position)
+                    if position.epoch != epoch:  # also if the stage ends within the epoch
                         break
+                if position.stage != stage:
+                    break
 
-    def _after(self, position: Position, batch: int | None) -> Position:
-        """Return the position after an update. ``batch`` is the next batch; None ends the epoch."""
-        is_over = batch is None
-        after = replace(position, epoch=position.epoch + is_over, batch=batch or 0)
+    def _plans(self, epoch: int, stage: int) -> Iterator[list[Rows]]:
+        """Yield the plans of a stage, epoch by epoch, endlessly."""
+        make = partial(self.plan, stage=stage)
+        epochs = itertools.count(epoch)
+        if not self.num_workers:
+            yield from map(make, epochs)
+            return
+        # A thread plans the next epoch during the current one.
+        with ThreadPoolExecutor(1, "ahead") as thread:
+            yield from map_ahead(make, epochs, thread, ahead=1)
+
+    def _after(self, position: Position, batch: int, *, is_over: bool) -> Position:
+        """Return the position after an update: ``batch`` is next, unless the epoch is over."""
+        after = replace(position, batch=batch)
+        if is_over:
+            after = replace(position, epoch=position.epoch + 1, batch=0)
         if not self.stages:
             return after
-        epochs, updates = position.stage_epochs + is_over, position.stage_updates + 1
+        epochs = position.stage_epochs + is_over
+        updates = position.stage_updates + 1
         after = replace(after, stage_epochs=epochs, stage_updates=updates)
         is_last = after.stage + 1 == len(self.stages)
-        is_done = not is_last and self.stages[after.stage].is_over(epochs, updates)
-        return after.next_stage() if is_done else after
+        if not is_last and self.stages[after.stage].is_over(epochs, updates):
+            return after.next_stage()
+        return after
 
     def epoch_updates(self) -> Iterator[int]:
         """Yield the number of updates of each epoch."""
         count = 0
-        for _, epoch, after in self._planned(Position()):
+        for update in self._planned(Position()):
             count += 1
-            if after.epoch > epoch:
+            if update.after.epoch > update.epoch:
                 yield count
                 count = 0
 
-    def _made(self, planned: tuple[list[Rows], int, Position]) -> tuple[list[Batch], Position]:
-        batches, epoch, after = planned
-        return [self.batch(rows, epoch) for rows in batches], after
+    def _made(self, update: _PlannedUpdate) -> tuple[list[Batch], Position]:
+        return [self.batch(rows, update.epoch) for rows in update.batches], update.after
 
     def batch(self, rows: Rows, epoch: int = 0) -> Batch:
         """Return ``rows`` of the store as a batch, with the noise of ``epoch``."""
-        bos, longest = self.source_bos, self.longest
-        return collate(self.store, rows, self.resegment, epoch, source_bos=bos, longest=longest)
+        return collate(
+            self.store,
+            rows,
+            self.resegment,
+            epoch,
+            source_bos=self.source_bos,
+            longest=self.longest,
+        )
 
     def describe(self, batches: Sequence[Batch]) -> str:
         """Return the corpora and the line numbers of the pairs, for error messages."""
         rows = np.concatenate([batch.rows for batch in batches])
-        corpora, lines = self.store.corpus[rows], self.store.lines[rows]
+        corpora = self.store.corpus[rows]
+        lines = self.store.lines[rows]
         parts = []
         for corpus in np.unique(corpora):
-            own = np.sort(lines[corpora == corpus])
-            some = ", ".join(f"{line:,}" for line in own[:_LINES_NAMED])
-            more = f" and {len(own) - _LINES_NAMED:,} more" if len(own) > _LINES_NAMED else ""
             key = self.keys[corpus] if self.keys else f"data.train.{corpus}"
-            parts.append(f"{key} lines {some}{more}")
+            of_corpus = np.sort(lines[corpora == corpus])
+            part = f"{key} lines " + ", ".join(f"{line:,}" for line in of_corpus[:_LINES_NAMED])
+            if len(of_corpus) > _LINES_NAMED:
+                part += f" and {len(of_corpus) - _LINES_NAMED:,} more"
+            parts.append(part)
         return "; ".join(parts)

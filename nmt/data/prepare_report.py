@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from nmt.config.data import Direction, FilterConfig
 from nmt.config.flag import meanings_of
-from nmt.data.filters import NEAR, FilterChain, Found
+from nmt.data.filters import NEAR, FilterChain, ListedProblem
 from nmt.data.prepared import AGAIN, TOKENIZER, PreparedData, Recipe, are_unchanged
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
@@ -63,51 +63,55 @@ def open_table(path: Path, *columns: str) -> Iterator[gzip.GzipFile]:
         yield file
 
 
-def _draw(each: Found) -> tuple[int, str, int]:
+def _draw(problem: ListedProblem) -> tuple[int, str, int]:
     """Return a sort key that chooses the same pseudo-random examples every time."""
-    return zlib.crc32(f"{each.corpus}:{each.line}".encode()), each.corpus, each.line
+    number = zlib.crc32(f"{problem.corpus}:{problem.line}".encode())
+    return number, problem.corpus, problem.line
 
 
-class Findings(ExitStack):
-    """Collects counts and examples of findings, and writes the lists of dropped and reported pairs.
+class ProblemLog(ExitStack):
+    """Collects counts and examples of problems, and lists the dropped and the reported pairs.
 
     Args:
         folder: Folder for the lists.
         training: Filters of the training pairs.
         corpora: Names of the training corpora.
-        held_out: Names of the validation sets, in which every finding drops the pair.
+        held_out: Names of the validation sets, in which every problem drops the pair.
     """
 
     def __init__(
         self, folder: Path, training: FilterChain, corpora: Iterable[str], held_out: Iterable[str]
     ) -> None:
         super().__init__()
-        self._training, self._corpora = training, [*corpora]
-        self._dropped, self._reported = (
-            self.enter_context(open_table(folder / name, *_COLUMNS)) for name in (DROPPED, REPORTED)
-        )
+        self._training = training
+        self._corpora = list(corpora)
+        self._dropped = self.enter_context(open_table(folder / DROPPED, *_COLUMNS))
+        self._reported = self.enter_context(open_table(folder / REPORTED, *_COLUMNS))
         # By reason: the number of pairs of each corpus, and examples.
         self._reasons = defaultdict[str, Counter[str]](Counter)
-        self._examples = defaultdict[str, list[Found]](list)
+        self._examples = defaultdict[str, list[ListedProblem]](list)
         # Pairs read, pairs kept, and dropped pairs by the first reason that drops them.
         self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, *held_out)}
 
-    def take(self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]) -> list[Found]:
-        """Add the findings and the counts of a block, and return the findings."""
+    def take(
+        self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]
+    ) -> list[ListedProblem]:
+        """Add the problems and the counts of a block, and return the problems."""
         rows, counts = values
         self.counts[corpus].update(counts)
-        found = [Found(*row) for row in rows]  # rows that were read from a file are lists
+        problems = [ListedProblem(*row) for row in rows]  # rows that were stored are lists
         is_training = corpus in self._corpora
-        for each in found:
-            is_dropped = not is_training or self._training.drops(each.reason)
-            row = "\t".join(map(printable, each[: len(_COLUMNS)])) + "\n"
-            (self._dropped if is_dropped else self._reported).write(row.encode())
+        for problem in problems:
+            is_dropped = not is_training or self._training.drops(problem.reason)
+            table = self._dropped if is_dropped else self._reported
+            cells = map(printable, problem[: len(_COLUMNS)])
+            table.write(("\t".join(cells) + "\n").encode())
             if is_training:
-                self._reasons[each.reason][corpus] += 1
-                self._examples[each.reason].append(each)
-        for reason in {each.reason for each in found}:
+                self._reasons[problem.reason][corpus] += 1
+                self._examples[problem.reason].append(problem)
+        for reason in {problem.reason for problem in problems}:
             self._examples[reason] = nsmallest(_NUM_EXAMPLES, self._examples[reason], key=_draw)
-        return found
+        return problems
 
     def check_kept(self, kind: str, corpora: Iterable[str]) -> None:
         """Check that at least one pair of each corpus is kept.
@@ -122,7 +126,7 @@ class Findings(ExitStack):
     def nothing_left(self, kind: str, name: str) -> DataError:
         """Return the error that no pair of a corpus is left, with the reasons."""
         counts = self.counts[name].most_common()
-        reasons = [f"{what} {number:,}" for what, number in counts if number and what != READ]
+        reasons = [f"{reason} {count:,}" for reason, count in counts if count and reason != READ]
         problem = f"{name} contains no {kind} pairs."
         if reasons:
             problem = f"The filters dropped all {kind} pairs of {name}: {', '.join(reasons)}."
@@ -130,20 +134,24 @@ class Findings(ExitStack):
 
     def report(self) -> dict[str, Any]:
         """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
-        actions, reasons = self._training.actions, self._reasons
-        reported = [name for name in reasons if actions.get(name) == "report"]
-        found: dict[str, dict[str, Any]] = {"counts": {}, "findings": {}, "reasons": {}}
-        for name, counts in self.counts.items():
-            shown = {what: n for what, n in counts.items() if n or what in (READ, KEPT)}
-            found["counts"][name] = shown
+        actions = self._training.actions
+        report: dict[str, dict[str, Any]] = {"counts": {}, "findings": {}, "reasons": {}}
+        for corpus, counts in self.counts.items():
+            shown = {key: count for key, count in counts.items() if count or key in (READ, KEPT)}
+            report["counts"][corpus] = shown
         for corpus in self._corpora:
-            numbers = {name: n for name in reported if (n := reasons[name][corpus])}
-            found["findings"][corpus] = numbers
-        for name in dict.fromkeys((*actions, *reasons)):
-            each = {"count": reasons[name].total(), "action": actions.get(name, "drop")}
-            examples = [{x: getattr(pair, x) for x in _EXAMPLE} for pair in self._examples[name]]
-            found["reasons"][name] = {**each, "examples": examples}
-        return found
+            reported = report["findings"][corpus] = {}
+            for reason, by_corpus in self._reasons.items():
+                if by_corpus[corpus] and actions.get(reason) == "report":
+                    reported[reason] = by_corpus[corpus]
+        for reason in dict.fromkeys((*actions, *self._reasons)):
+            examples = map(ListedProblem._asdict, self._examples[reason])
+            report["reasons"][reason] = {
+                "count": self._reasons[reason].total(),
+                "action": actions.get(reason, "drop"),
+                "examples": [{key: example[key] for key in _EXAMPLE} for example in examples],
+            }
+        return report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

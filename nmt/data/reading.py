@@ -2,19 +2,20 @@
 
 Three functions process a block, in any process:
 
-- `Look` applies the filters that need only the texts. The tokenizers are learned from a sample of
-  the kept pairs, the `Reservoir`.
-- `Encode` converts every line to token ids.
-- `Decide` applies the filters that need lengths or the comparison with other pairs.
+- `TextPass` applies the filters that need only the texts. The tokenizers are learned from a sample
+  of the kept pairs, the `Reservoir`.
+- `EncodingPass` converts every line to token ids.
+- `LengthPass` applies the filters that need lengths or the comparison with other pairs.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,21 +23,72 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import CorpusConfig
+from nmt.config.data import CorpusConfig, Direction
 from nmt.data.checks import CorpusCheck, name_of_test
 from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
-from nmt.data.filters import Diagnosis, FilterChain, Finding, Found
+from nmt.data.filters import Arrays, Diagnosis, FilterChain, ListedProblem, PairProblem
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
-from nmt.data.prepare_report import KEPT
+from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
-from nmt.data.store import ParallelStore
-from nmt.data.workers import Result, Stored, Workers, has_changed, map_blocks
+from nmt.data.store import ParallelStore, Rows
+from nmt.data.workers import Result, StoredResults, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
 from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
 Mask = npt.NDArray[np.bool_]
+# Another version of a library may filter or encode a block in another way.
+_LIBRARIES = ("fasttext-predict", "ftfy", "langcodes", "py3langid", "regex", "sentencepiece")
+
+
+def _installed_version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TextPass:
+    """The first pass: applies the filters of texts.
+
+    The result has the array ``is_kept`` and the arrays of ``look``. Its values are the problems,
+    the number of pairs read, and the counts of dropped pairs by the first reason that drops them.
+    """
+
+    filters: FilterChain
+    corpus: str
+    look: Callable[[Sequence[SentencePair]], Arrays] | None = None
+
+    def __call__(self, block: Block) -> Result:
+        """Parse and filter a block.
+
+        Raises:
+            DataError: A line cannot be read.
+        """
+        listed = list[ListedProblem]()
+        counts = Counter({READ: len(block)})
+        is_kept = np.ones(len(block), np.bool_)
+        for row, pair in enumerate(block.pairs):
+            texts = "", ""
+            if isinstance(pair, BadPair):
+                problems = [PairProblem(pair.reason)]
+            else:
+                texts = pair[:2]
+                problems = self.filters.text_problems(*texts)
+            if problems:
+                listed += [
+                    ListedProblem(self.corpus, pair.line, *each, *texts) for each in problems
+                ]
+                reason = self.filters.dropping(problems)
+                if reason is not None:
+                    is_kept[row] = False
+                    counts[reason] += 1
+        arrays = {"is_kept": is_kept}
+        if self.look is not None:
+            arrays |= self.look(kept_pairs(block, is_kept))
+        return Result(arrays, [listed, counts])
 
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
@@ -45,42 +97,7 @@ def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The first pass: applies the filters of texts.
-
-    The result has the array ``is_kept`` and the arrays of ``look``. Its values are the findings,
-    and the counts of dropped pairs by the first reason that drops them.
-    """
-
-    filters: FilterChain
-    corpus: str
-    look: Callable[[Sequence[SentencePair]], Mapping[str, npt.NDArray[Any]]] | None = None
-
-    def __call__(self, block: Block) -> Result:
-        """Parse and filter a block.
-
-        Raises:
-            DataError: A line cannot be read.
-        """
-        pairs, found, counts = block.pairs, list[Found](), Counter[str]()
-        is_kept = np.ones(len(pairs), np.bool_)
-        for row, pair in enumerate(pairs):
-            if isinstance(pair, BadPair):
-                findings, texts = [Finding(pair.reason)], ("", "")
-            else:
-                texts = pair[:2]
-                findings = self.filters.text_findings(*texts)
-            if findings:
-                found += [Found(self.corpus, pair.line, *each, *texts) for each in findings]
-                if (reason := self.filters.dropping(findings)) is not None:
-                    is_kept[row] = False
-                    counts[reason] += 1
-        arrays = self.look(kept_pairs(block, is_kept)) if self.look else {}
-        return Result({"is_kept": is_kept, **arrays}, [found, counts])
-
-
-@dataclass(frozen=True, slots=True)
-class Encode:
+class EncodingPass:
     """Encodes every line of a block. A line that `BadPair` replaces has no tokens."""
 
     tokenizers: Tokenizers
@@ -92,31 +109,51 @@ class Encode:
         Raises:
             DataError: A line cannot be read.
         """
-        pairs = block.pairs
-        texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in pairs]
-        numbers = np.array([pair.line for pair in pairs], np.int64)
-        arrays: dict[str, npt.NDArray[Any]] = {"numbers": numbers}
-        sides = zip(self.tokenizers, zip(*texts, strict=True), strict=True)
-        for side, (model, lines) in enumerate(sides):
-            flat = FlatIds.of(model.encode_batch(lines, self.threads))
-            arrays |= {f"ids_{side}": flat.ids, f"lengths_{side}": flat.lengths}
+        numbers = [pair.line for pair in block.pairs]
+        texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block.pairs]
+        arrays: dict[str, npt.NDArray[Any]] = {"numbers": np.array(numbers, np.int64)}
+        for side, lines in enumerate(zip(*texts, strict=True)):
+            flat = FlatIds.of(self.tokenizers[side].encode_batch(lines, self.threads))
+            arrays[f"ids_{side}"] = flat.ids
+            arrays[f"lengths_{side}"] = flat.lengths
         return Result(arrays)
 
 
-class Known(NamedTuple):
-    """Additional inputs of `Decide` for a block."""
+@dataclass(frozen=True, slots=True)
+class EncodedCorpora:
+    """The token ids of every line of all corpora."""
+
+    tokenizers: Tokenizers
+    lines: ParallelStore
+    spans: Mapping[str, tuple[int, int]]  # first row of each corpus, and the row after its last row
+
+    def rows(self, corpus: str, block: Block) -> Rows:
+        """Return the rows of the lines of a block.
+
+        Raises:
+            DataError: The corpus has become longer.
+        """
+        first, end = self.spans[corpus]
+        start = first + block.first - 1  # line numbers count from 1
+        if start + len(block) > end:
+            raise has_changed(corpus)
+        return np.arange(start, start + len(block))
+
+
+class LineFeatures(NamedTuple):
+    """The inputs of `LengthPass` for the lines of a block, in addition to the texts."""
 
     lengths: npt.NDArray[np.int64]  # subwords of source and target, tags included. (2, lines)
-    usual_lengths: npt.NDArray[np.float64]  # see `FilterChain.length_findings`. (2, lines)
+    usual_lengths: npt.NDArray[np.float64]  # see `FilterChain.length_problems`. (2, lines)
     is_kept: Mask  # whether the first pass has kept each line
-    found: Mapping[int, Sequence[Finding]]  # findings of the diagnosis, by position in the block
+    problems: Mapping[int, Sequence[PairProblem]]  # found by the diagnosis, by place in the block
 
 
 @dataclass(frozen=True, slots=True)
-class Decide:
-    """The second pass: applies the filters of lengths and the findings of the diagnosis.
+class LengthPass:
+    """The last pass: applies the filters of lengths and the problems that the diagnosis has found.
 
-    The result has the array ``is_kept``. Its values are the findings, the count of kept pairs, and
+    The result has the array ``is_kept``. Its values are the problems, the count of kept pairs, and
     the counts of dropped pairs by the first reason that drops them.
     """
 
@@ -125,35 +162,30 @@ class Decide:
 
     def __call__(self, block: Block) -> Result:
         """Filter the pairs that the first pass has kept."""
-        known: Known = block.known
-        found, counts, is_kept = list[Found](), Counter[str](), known.is_kept.copy()
-        rows = np.flatnonzero(is_kept)
-        lengths = known.lengths.T.tolist()
-        usual_lengths = known.usual_lengths.T.tolist()
-        for row in rows.tolist():
-            of_lengths = self.filters.length_findings(lengths[row], usual_lengths[row])
-            findings = [*known.found.get(row, ()), *of_lengths]
+        features: LineFeatures = block.features
+        listed = list[ListedProblem]()
+        counts = Counter[str]()
+        is_kept = features.is_kept.copy()
+        lengths = features.lengths.T.tolist()
+        usual_lengths = features.usual_lengths.T.tolist()
+        for row in np.flatnonzero(is_kept).tolist():
+            of_lengths = self.filters.length_problems(lengths[row], usual_lengths[row])
+            problems = [*features.problems.get(row, ()), *of_lengths]
             reason = None
-            if findings:
+            if problems:
                 pair = block.pairs[row]
-                found += [Found(self.corpus, pair.line, *each, *pair[:2]) for each in findings]
-                reason = self.filters.dropping(findings)
+                listed += [
+                    ListedProblem(self.corpus, pair.line, *each, *pair[:2]) for each in problems
+                ]
+                reason = self.filters.dropping(problems)
             counts[reason or KEPT] += 1
             is_kept[row] = reason is None
-        return Result({"is_kept": is_kept}, [found, counts])
-
-
-class Encoded(NamedTuple):
-    """The token ids of every line of all corpora."""
-
-    tokenizers: Tokenizers
-    lines: ParallelStore
-    spans: Mapping[str, tuple[int, int]]  # first row of each corpus, and the row after its last row
+        return Result({"is_kept": is_kept}, [listed, counts])
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Reads all corpora, and stores the results of the first pass for the second pass."""
+class CorpusReader:
+    """Reads all corpora, and keeps the results of the first pass for the last pass."""
 
     recipe: Recipe
     folder: Path  # an existing, empty folder to write into
@@ -172,6 +204,12 @@ class Reading:
         yield
         self.stages[name] = round(self.stages.get(name, 0) + time.perf_counter() - start, 3)
 
+    @property
+    def corpora(self) -> dict[str, CorpusConfig]:
+        """Training corpora and held-out sets."""
+        tests = {name_of_test(name): corpus for name, corpus in self.recipe.data.test.items()}
+        return {**self.recipe.corpora, **self.recipe.valid_sets, **tests}
+
     def blocks(self, corpus: CorpusConfig) -> Iterator[Block]:
         """Yield the blocks of a corpus."""
         filters = self.recipe.config.filters
@@ -189,42 +227,46 @@ class Reading:
         """
         corpus = self.corpora[name]
         if self.shards is not None:
-            sections = corpus, self.recipe.config.filters
-            settings = [section.model_dump(mode="json") for section in sections]
-            key = [__version__, verb, name, self.recipe.config.languages, settings, depends_on]
-            function = Stored(function, self.shards, sha256_of_json(key), BLOCK_PAIRS)
-        blocks, total = self.blocks(corpus), self.num_lines.get(name)
-        return map_blocks(f"{verb} {name}", blocks, function, workers=self.workers, total=total)
+            config = self.recipe.config
+            settings = [part.model_dump(mode="json") for part in (corpus, config.filters)]
+            versions = [__version__, *map(_installed_version, _LIBRARIES)]
+            key = sha256_of_json([versions, verb, name, config.languages, settings, depends_on])
+            function = StoredResults(function, self.shards, key, BLOCK_PAIRS)
+        return map_blocks(
+            f"{verb} {name}",
+            self.blocks(corpus),
+            function,
+            workers=self.workers,
+            total=self.num_lines.get(name),
+        )
 
-    @property
-    def corpora(self) -> dict[str, CorpusConfig]:
-        """Training corpora and held-out sets."""
-        data = self.recipe.data
-        sets = {name_of_test(name): corpus for name, corpus in data.test.items()}
-        return {**self.recipe.corpora, **self.recipe.valid_sets, **sets}
+    def kept_pairs(
+        self, name: str, direction: Direction, results: Iterable[tuple[Block, Result]]
+    ) -> Iterator[tuple[list[SentencePair], Result]]:
+        """Record the results of the first pass for a corpus; yield the kept pairs of each block."""
+        masks = self.is_kept[name] = []
+        check = self.checks[name] = CorpusCheck(*direction)
+        for block, result in results:
+            is_kept = result.arrays["is_kept"]
+            pairs = kept_pairs(block, is_kept)
+            masks.append(is_kept)
+            check.update([pair[:2] for pair in pairs])
+            yield pairs, result
+        self.num_lines[name] = sum(map(len, masks))
 
-    def saw(
-        self, name: str, corpus: CorpusConfig, block: Block, result: Result
-    ) -> list[SentencePair]:
-        """Record the result of the first pass for a block; return the kept pairs."""
-        is_kept = result.arrays["is_kept"]
-        kept = kept_pairs(block, is_kept)
-        self.num_lines[name] = self.num_lines.get(name, 0) + len(block)
-        self.is_kept.setdefault(name, []).append(is_kept)
-        check = self.checks.setdefault(name, CorpusCheck(*self.recipe.config.direction(corpus)))
-        check.update([pair[:2] for pair in kept])
-        return kept
+    def blocks_to_filter(
+        self, name: str, encoded: EncodedCorpora, diagnosis: Diagnosis
+    ) -> Iterator[Block]:
+        """Yield the blocks of a corpus with the inputs of `LengthPass`.
 
-    def known_blocks(self, name: str, encoded: Encoded, diagnosis: Diagnosis) -> Iterator[Block]:
-        """Yield the blocks of a corpus with the inputs of the second pass."""
-        corpus, (first, end) = self.corpora[name], encoded.spans[name]
+        Raises:
+            DataError: The corpus has become longer.
+        """
+        corpus = self.corpora[name]
         tags = self.recipe.tag_ids(corpus, encoded.tokenizers)
         usual_subwords = [np.array(model.usual_subwords()) for model in encoded.tokenizers]
         for number, block in enumerate(self.blocks(corpus)):
-            start = block.first - 1
-            if first + start + len(block) > end:
-                raise has_changed(name)
-            rows = np.arange(first + start, first + start + len(block))
+            rows = encoded.rows(name, block)
             is_kept = self.is_kept[name][number]
             lengths = list[npt.NDArray[np.int64]]()
             usual_lengths = list[npt.NDArray[np.float64]]()
@@ -232,6 +274,6 @@ class Reading:
             for side, added, weights in zip(sides, tags, usual_subwords, strict=True):
                 lengths.append(side.lengths + len(added))
                 usual_lengths.append(np.ceil(side.sums(weights)) + len(added))
-            found = diagnosis.of_block(name, start, is_kept)
-            known = Known(np.array(lengths), np.array(usual_lengths), is_kept, found)
-            yield replace(block, known=known)
+            problems = diagnosis.of_block(name, block.first - 1, is_kept)
+            features = LineFeatures(np.array(lengths), np.array(usual_lengths), is_kept, problems)
+            yield replace(block, features=features)

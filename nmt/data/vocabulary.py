@@ -7,16 +7,19 @@ import shutil
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from nmt.config.data import DataConfig, Direction, TokenizerConfig
 from nmt.data.plan import build_stages, epoch_weights
 from nmt.data.prepared import Recipe
+from nmt.data.resegment import noisy_texts
 from nmt.text import NUM_SPECIAL, tokenizer
 from nmt.text.cleaning import clean_source
 from nmt.text.coverage import Coverage, cover
 
 _MOST_CHARACTERS = 100_000_000
 _SEED = 1
+_NOISE_SEED = 1
 # Fixed, because the unigram model depends on this number but must not depend on the machine.
 _LEARNING_THREADS = 16
 _NUM_BYTES = 256
@@ -74,6 +77,8 @@ class TextSample:
         max_pairs: Maximum number of pairs.
         max_characters: Maximum number of characters.
         seed: Seed of the random generator.
+        noise: Rates of the noise that training adds, by corpus. The sample has this noise too, so
+            that the vocabulary contains it.
     """
 
     def __init__(
@@ -83,12 +88,15 @@ class TextSample:
         *,
         max_characters: int = _MOST_CHARACTERS,
         seed: int = _SEED,
+        noise: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
         generator = random.Random(seed)
         self._directions = directions
         self._max_pairs = max_pairs
         self._max_characters = max_characters
         self._reservoirs = {name: Reservoir(max_pairs, generator) for name in directions}
+        self._noise = noise
+        self._noise_random = random.Random(_NOISE_SEED)
         self._num_pairs = 0
         self._num_characters = 0
         # How often SentencePiece counts a line of each corpus.
@@ -96,12 +104,15 @@ class TextSample:
 
     def add(self, corpus: str, source: str, target: str) -> None:
         """Add a pair of a corpus."""
-        own = self._reservoirs[corpus]
-        num_pairs = len(own.pairs)
-        num_characters = own.num_characters
-        own.add(source, target)
-        self._num_pairs += len(own.pairs) - num_pairs
-        self._num_characters += own.num_characters - num_characters
+        rates = self._noise.get(corpus)
+        if rates:
+            source, target = noisy_texts((source, target), rates, self._noise_random)
+        reservoir = self._reservoirs[corpus]
+        num_pairs = len(reservoir.pairs)
+        num_characters = reservoir.num_characters
+        reservoir.add(source, target)
+        self._num_pairs += len(reservoir.pairs) - num_pairs
+        self._num_characters += reservoir.num_characters - num_characters
         while self._num_pairs > 1 and self._is_full():
             largest = max(self._reservoirs.values(), key=lambda each: len(each.pairs))
             largest.halve()

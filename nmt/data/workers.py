@@ -2,10 +2,10 @@
 
 No other module starts processes for text, and no other module imports Dask.
 
-`map_blocks` calls a function for each block of a corpus. `Stored` writes the results to files, so
-that little work is lost if the process is killed. A result is stored under a hash of its inputs:
-the settings of the function and the content of the block. Files are written atomically and have
-checksums. The last, smaller block of a corpus is not stored, so a small corpus needs no files.
+`map_blocks` calls a function for each block of a corpus. `StoredResults` writes the results to
+files, so that little work is lost if the process is killed. A result is stored under a hash of its
+inputs: the settings of the function and the content of the block. Files are written atomically and
+have checksums. The last, smaller block of a corpus is not stored, so a small corpus needs no files.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def map_blocks(
     Args:
         name: Text of the progress bar, such as ``reading train.de``.
         blocks: Read in this process, a few blocks in advance.
-        function: A deterministic, picklable function; may be `Stored`.
+        function: A deterministic, picklable function; may be `StoredResults`.
         workers: Workers that call the function.
         total: Number of lines of all blocks, if known.
 
@@ -235,7 +235,7 @@ def has_changed(corpus: str) -> DataError:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResults:
     """Wraps a function of a block, and caches its results in files."""
 
     function: Callable[[Block], Result]

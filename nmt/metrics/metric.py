@@ -8,7 +8,7 @@ evaluate``, in its gates, and in ``training.validation.metric``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -145,7 +145,8 @@ class MetricScorer:
         for number, stream in enumerate(references[1:], start=2):
             _check_lengths("reference 1", references[0], f"reference {number}", stream)
         self._reference = references[0]
-        self.metric: Metric = METRICS[self.name](references, replace(options, argument=argument))
+        kind = METRICS[self.name]
+        self.metric = kind(references, replace(options, argument=argument))
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the statistics of each sentence of a system. (n, D).
@@ -161,8 +162,10 @@ class MetricScorer:
 
     def total(self, statistics: Floats) -> Score:
         """Return the corpus score of sentences with these statistics. (n, D)."""
-        (value,) = self.metric.score(statistics.sum(0, keepdims=True)).tolist()
-        return Score(metric=self.name, value=value, signature=self.metric.signature)
+        sums = statistics.sum(0, keepdims=True)
+        (value,) = self.metric.score(sums).tolist()
+        signature = self.metric.signature
+        return Score(metric=self.name, value=value, signature=signature)
 
     def score(self, hypotheses: Sequence[str]) -> Score:
         """Return the corpus score of a system; see `statistics`."""
@@ -170,14 +173,14 @@ class MetricScorer:
 
     def sentence_scores(self, statistics: Floats) -> list[float]:
         """Return sentence-level scores, equal to sacrebleu's, from statistics (n, D)."""
-        scores: list[float] = self.metric.sentence_score(statistics).tolist()
-        return scores
+        return self.metric.sentence_score(statistics).tolist()
 
 
 def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
     if len(lines) != len(others):
         fix = "Pass files with the same number of lines; line i of each is sentence i."
-        raise DataError.not_parallel(name, other, (len(lines), len(others)), fix=fix)
+        counts = (len(lines), len(others))
+        raise DataError.not_parallel(name, other, counts, fix=fix)
 
 
 def split_argument(metric: str) -> tuple[str, str]:
@@ -198,7 +201,7 @@ def registered_name(metric: str) -> str:
     return (name if name in METRICS else name.lower()) + colon + argument
 
 
-def requested_metrics(texts: Iterable[str]) -> dict[str, str]:
+def requested_metrics(texts: Sequence[str]) -> dict[str, str]:
     """Return metrics by name: ``BLEU,comet:M`` becomes ``{bleu: bleu, comet: comet:M}``.
 
     Args:
@@ -208,12 +211,13 @@ def requested_metrics(texts: Iterable[str]) -> dict[str, str]:
         ConfigError: A metric is unknown, or occurs with two arguments, or ``texts`` are empty. The
             message lists all unknown metrics.
     """
-    parts = [part.strip() for text in texts for part in text.split(",")]
-    if parts and not any(parts):
+    parts = [part.strip() for part in ",".join(texts).split(",")]
+    if texts and not any(parts):
         raise ConfigError("`metric` is empty.", fix="Add a metric, such as bleu.")
     asked = dict.fromkeys(registered_name(part) for part in parts if part)
     metrics = {metric.partition(":")[0]: metric for metric in asked}
-    if unknown := [name for name in metrics if name not in METRICS]:
+    unknown = [name for name in metrics if name not in METRICS]
+    if unknown:
         known = ", ".join(name for name in METRICS if name != "external")
         fix = f"Use {known}. For a different metric, pass `external` COMMAND. It reads one "
         fix += "JSON object per line (source, hypothesis, references), and writes one number each."
@@ -225,12 +229,16 @@ def requested_metrics(texts: Iterable[str]) -> dict[str, str]:
 
 def label_of(metric: str) -> str:
     """Return the display name of a metric, such as BLEU; unknown names are unchanged."""
-    return found.label if (found := METRICS.find(metric)) else metric
+    kind = METRICS.find(metric)
+    return kind.label if kind else metric
 
 
 def lower_is_better(metric: str) -> bool:
     """Whether a lower score is better: a loss, or a metric that counts errors."""
-    return metric == "loss" or (METRICS.find(metric) or Metric).lower_is_better
+    if metric == "loss":
+        return True
+    kind = METRICS.find(metric) or Metric
+    return kind.lower_is_better
 
 
 def as_quality(metric: str, value: float) -> float:
@@ -240,4 +248,5 @@ def as_quality(metric: str, value: float) -> float:
 
 def format_score(metric: str, value: float, style: str = "") -> str:
     """Format a score with the decimals of its metric; ``style`` is ``+`` for a difference."""
-    return f"{value:{style}.{(METRICS.find(metric) or Metric).decimals}f}"
+    kind = METRICS.find(metric) or Metric
+    return f"{value:{style}.{kind.decimals}f}"

@@ -12,7 +12,9 @@ Source: Papineni et al. (2002); Popović (2015); smoothing by Chen and Cherry (2
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -21,25 +23,43 @@ from nmt.metrics.metric import Floats
 from nmt.text.flat import FlatIds
 
 Ints = npt.NDArray[np.int64]
+WordsOf = Callable[[str], Sequence[str]]  # Splits a text into words.
 _SENTENCES_AT_ONCE = 512  # sorted keys then fit into the CPU cache
 _KEY_BITS = 62
 _BETA = 2
-_CHRF_ORDERS = 6
-_BLEU_ORDERS = 4
+CHRF_ORDERS = 6
+BLEU_ORDERS = 4
 _MOST_CELLS = 1 << 22  # Maximum size of the matrix of counts.
 
 
 def count_ngrams(lines: FlatIds, max_order: int) -> Floats:
     """Return the number of n-grams of each line and order. (n, M)."""
-    counts: Floats = np.maximum(lines.lengths[:, None] - np.arange(max_order), 0.0)
-    return counts
+    lengths = lines.lengths[:, None]
+    return np.maximum(lengths - np.arange(max_order), 0.0)
 
 
 def characters(texts: Iterable[str]) -> FlatIds:
     """Convert texts to the numbers of their characters, without white space."""
     lines = ["".join(text.split()) for text in texts]
-    symbols = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), "<u4")
-    return FlatIds(symbols, np.array([len(line) for line in lines], np.int64))
+    content = "".join(lines).encode("utf-32-le", "surrogatepass")
+    lengths = np.array([len(line) for line in lines], np.int64)
+    return FlatIds(np.frombuffer(content, "<u4"), lengths)
+
+
+class WordNumbers:
+    """Assigns a number to each distinct word."""
+
+    def __init__(self, words_of: WordsOf) -> None:
+        self._words_of = words_of
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
+
+    def lines(self, texts: Iterable[str]) -> FlatIds:
+        """Convert texts to sequences of word numbers."""
+        rows = []
+        for text in texts:
+            words = self._words_of(text)
+            rows.append([self._numbers[word] for word in words])
+        return FlatIds.of(rows)
 
 
 def match_counts(hypotheses: FlatIds, references: Sequence[FlatIds], max_order: int) -> Floats:
@@ -54,38 +74,50 @@ def match_counts(hypotheses: FlatIds, references: Sequence[FlatIds], max_order: 
     """
     sides = [hypotheses, *references]
     num_lines = len(hypotheses.lengths)
-    found = np.zeros((num_lines, max_order))
+    counts = np.zeros((num_lines, max_order))
     for first in range(0, num_lines, _SENTENCES_AT_ONCE):
         last = min(first + _SENTENCES_AT_ONCE, num_lines)
         parts = [side.part(first, last) for side in sides]
-        _match_part(parts, found[first:last])
-    return found
+        counts[first:last] = _match_part(parts, max_order)
+    return counts
 
 
-def _match_part(sides: Sequence[FlatIds], found: Floats) -> None:
-    """Count the matches of a part of the sentences, and write them to ``found`` (n, M)."""
-    num_lines, max_order = found.shape
+def _match_part(sides: Sequence[FlatIds], max_order: int) -> Floats:
+    """Count the matches of a part of the sentences. (n, M)."""
+    num_lines = len(sides[0].lengths)
+    matches = np.zeros((num_lines, max_order))
     lengths = np.concatenate([side.lengths for side in sides])
     borders = np.cumsum([len(side.ids) for side in sides])
     symbols = _renumbered(np.concatenate([side.ids for side in sides]))
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(symbols))  # symbols to line end
-    lines, width = np.arange(num_lines), int(symbols.max(initial=0)).bit_length() or 1
+    starts = np.arange(len(symbols))
+    to_line_end = np.repeat(np.cumsum(lengths), lengths) - starts
+    # A key contains the number of the line in its high bits, then the symbols of the n-gram.
+    lines = np.arange(num_lines)
     keys = np.repeat(np.tile(lines, len(sides)), lengths)
-    starts, shift, used = np.arange(len(symbols)), 0, num_lines.bit_length()
+    symbol_bits = int(symbols.max(initial=0)).bit_length() or 1
+    line_bits = num_lines.bit_length()
+    gram_bits = 0
     for order in range(max_order):  # an n-gram is a shorter n-gram plus a symbol
-        fits = left[starts] > order
-        starts, keys = starts[fits], keys[fits]
-        if used + width > _KEY_BITS:
+        fits = to_line_end[starts] > order
+        starts = starts[fits]
+        keys = keys[fits]
+        if line_bits + gram_bits + symbol_bits > _KEY_BITS:
             values, keys = np.unique(keys, return_inverse=True)
-            lines, shift, used = lines[values >> shift], 0, len(values).bit_length()
-        keys = (keys << width) | symbols[starts + order]
-        shift, used = shift + width, used + width
-        own, *others = np.split(keys, np.searchsorted(starts, borders[:-1]))
-        grams, counts = np.unique(own, return_counts=True)
+            lines = lines[values >> gram_bits]
+            line_bits = len(values).bit_length()
+            gram_bits = 0
+        keys = (keys << symbol_bits) | symbols[starts + order]
+        gram_bits += symbol_bits
+        ends = np.searchsorted(starts, borders[:-1])
+        hypothesis, *references = np.split(keys, ends)
+        grams, counts = np.unique(hypothesis, return_counts=True)
         allowed = np.zeros(len(grams), np.int64)
-        for other in others:
-            np.maximum(allowed, _counts_of(grams, other), out=allowed)
-        found[:, order] = np.bincount(lines[grams >> shift], np.minimum(counts, allowed), num_lines)
+        for reference in references:
+            np.maximum(allowed, _counts_of(grams, reference), out=allowed)
+        clipped = np.minimum(counts, allowed)
+        lines_of_grams = lines[grams >> gram_bits]
+        matches[:, order] = np.bincount(lines_of_grams, clipped, num_lines)
+    return matches
 
 
 def _counts_of(grams: Ints, others: Ints) -> Ints:
@@ -93,15 +125,18 @@ def _counts_of(grams: Ints, others: Ints) -> Ints:
     values, counts = np.unique(others, return_counts=True)
     if not len(values):
         return np.zeros(len(grams), np.int64)
-    places = np.minimum(np.searchsorted(values, grams), len(values) - 1)
+    places = np.searchsorted(values, grams)
+    places = np.minimum(places, len(values) - 1)
     return np.where(values[places] == grams, counts[places], 0)
 
 
 def _renumbered(symbols: npt.NDArray[np.integer]) -> Ints:
     """Renumber symbols from 0 without gaps."""
-    is_there = np.zeros(int(symbols.max(initial=0)) + 1, bool)
-    is_there[symbols] = True
-    return (np.cumsum(is_there) - 1)[symbols]
+    largest = int(symbols.max(initial=0))
+    occurs = np.zeros(largest + 1, bool)
+    occurs[symbols] = True
+    numbers = np.cumsum(occurs) - 1
+    return numbers[symbols]
 
 
 def bleu(
@@ -119,13 +154,22 @@ def bleu(
     """
     exists = totals > 0
     is_missed = exists & (matches == 0)
-    smoothing = np.cumprod(np.where(is_missed, 2.0, 1.0), axis=-1)
-    counted = np.where(is_missed, 1 / smoothing, matches)
-    log_precision = np.log(np.where(exists, counted / np.where(exists, totals, 1), 1))
-    orders = np.maximum(exists.sum(-1), 1) if effective else totals.shape[-1]
-    is_scored = (matches > 0).any(-1) & (effective | exists.all(-1))
-    brevity = np.minimum(1 - reference_lengths / np.maximum(lengths, 1), 0)
-    return np.where(is_scored, 100 * np.exp(brevity + log_precision.sum(-1) / orders), 0.0)
+    factors = np.where(is_missed, 2.0, 1.0)
+    smoothing = np.cumprod(factors, axis=-1)
+    smoothed = np.where(is_missed, 1 / smoothing, matches)
+    divisors = np.where(exists, totals, 1)
+    precision = np.where(exists, smoothed / divisors, 1)
+    log_precision = np.log(precision).sum(-1)
+    is_scored = (matches > 0).any(-1)
+    if effective:
+        orders = np.maximum(exists.sum(-1), 1)
+    else:
+        orders = totals.shape[-1]
+        is_scored &= exists.all(-1)
+    ratio = reference_lengths / np.maximum(lengths, 1)
+    brevity = np.minimum(1 - ratio, 0)
+    scores = 100 * np.exp(brevity + log_precision / orders)
+    return np.where(is_scored, scores, 0.0)
 
 
 def chrf(totals: Floats, reference_totals: Floats, matches: Floats) -> Floats:
@@ -138,11 +182,15 @@ def chrf(totals: Floats, reference_totals: Floats, matches: Floats) -> Floats:
     """
     both = (totals > 0) & (reference_totals > 0)
     orders = np.maximum(both.sum(-1), 1)
-    precision = (matches / np.where(both, totals, np.inf)).sum(-1) / orders
-    recall = (matches / np.where(both, reference_totals, np.inf)).sum(-1) / orders
-    below = _BETA**2 * precision + recall
+    precisions = matches / np.where(both, totals, np.inf)
+    recalls = matches / np.where(both, reference_totals, np.inf)
+    precision = precisions.sum(-1) / orders
+    recall = recalls.sum(-1) / orders
     product = (1 + _BETA**2) * precision * recall
-    return 100 * np.divide(product, below, out=np.zeros_like(below), where=below > 0)
+    below = _BETA**2 * precision + recall
+    scores = np.zeros_like(below)
+    np.divide(product, below, out=scores, where=below > 0)
+    return 100 * scores
 
 
 def pairwise_chrf(texts: Sequence[str]) -> Floats:
@@ -153,12 +201,11 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
            [100. , 100. ,  10.4],
            [  8.8,   8.8, 100. ]])
     """
-    characters = [np.array([ord(c) for c in "".join(text.split())], np.int64) for text in texts]
-    matches, totals = _matches(characters, _CHRF_ORDERS)
+    matches, totals = _matches(characters(texts), CHRF_ORDERS)
     return chrf(totals[:, None], totals[None, :], matches)
 
 
-def pairwise_bleu(texts: Sequence[str], words: Callable[[str], Sequence[str]]) -> Floats:
+def pairwise_bleu(texts: Sequence[str], words: WordsOf) -> Floats:
     """Return BLEU, 0 to 100, of each text (row) with each text as reference (column). (n, n).
 
     Args:
@@ -169,33 +216,32 @@ def pairwise_bleu(texts: Sequence[str], words: Callable[[str], Sequence[str]]) -
     array([[100. ,  66.9],
            [ 66.9, 100. ]])
     """
-    ids: dict[str, int] = {}
-    lines = [
-        np.array([ids.setdefault(word, len(ids)) for word in words(text)], np.int64)
-        for text in texts
-    ]
-    matches, totals = _matches(lines, _BLEU_ORDERS)
-    lengths = np.array([len(line) for line in lines], np.float64)
-    return bleu(lengths[:, None], lengths[None, :], matches, totals[:, None], effective=True)
+    lines = WordNumbers(words).lines(texts)
+    matches, totals = _matches(lines, BLEU_ORDERS)
+    lengths = lines.lengths.astype(np.float64)
+    own = lengths[:, None]
+    others = lengths[None, :]
+    return bleu(own, others, matches, totals[:, None], effective=True)
 
 
-def _matches(lines: Sequence[Ints], max_order: int) -> tuple[Floats, Floats]:
+def _matches(lines: FlatIds, max_order: int) -> tuple[Floats, Floats]:
     """Return clipped matches of each pair of lines, (n, n, M), and n-grams of each line, (n, M)."""
-    lengths = np.array([len(line) for line in lines], np.int64)
-    rows = np.repeat(np.arange(len(lines)), lengths)
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(lengths.sum())  # symbols to line end
-    _, symbols = np.unique(np.concatenate(lines), return_inverse=True)
-    starts, grams = np.arange(len(symbols)), symbols
-    matches, totals = [], []
-    for order in range(1, max_order + 1):
-        if order > 1:  # an n-gram is a shorter n-gram plus a symbol, renumbered
-            fits = left[starts] >= order
+    num_lines = len(lines.lengths)
+    _, symbols = np.unique(lines.ids, return_inverse=True)
+    starts = np.arange(len(symbols))
+    ends = np.cumsum(lines.lengths)
+    to_line_end = np.repeat(ends, lines.lengths) - starts
+    grams = symbols
+    matches = []
+    for order in range(max_order):
+        if order:  # an n-gram is a shorter n-gram plus a symbol, renumbered
+            fits = to_line_end[starts] > order
             starts = starts[fits]
-            longer = grams[fits] * (len(symbols) + 1) + symbols[starts + order - 1]
+            next_symbols = symbols[starts + order]
+            longer = grams[fits] * (len(symbols) + 1) + next_symbols
             _, grams = np.unique(longer, return_inverse=True)
-        matches.append(_common(rows[starts], grams, len(lines)))
-        totals.append(np.bincount(rows[starts], minlength=len(lines)).astype(np.float64))
-    return np.stack(matches, axis=-1), np.stack(totals, axis=-1)
+        matches.append(_common(lines.sentences[starts], grams, num_lines))
+    return np.stack(matches, axis=-1), count_ngrams(lines, max_order)
 
 
 def _common(rows: Ints, grams: Ints, num_lines: int) -> Floats:
@@ -203,19 +249,20 @@ def _common(rows: Ints, grams: Ints, num_lines: int) -> Floats:
 
     The minimum of two counts is computed as the number of integers 1, 2, 3, ... up to both counts.
     """
-    found = np.zeros((num_lines, num_lines))
+    common = np.zeros((num_lines, num_lines))
     order = np.argsort(grams, kind="stable")
-    rows, grams = rows[order], grams[order]
-    num_grams = int(grams[-1]) + 1 if len(grams) else 0
+    rows = rows[order]
+    grams = grams[order]
+    num_grams = int(grams.max(initial=-1)) + 1
     width = max(1, min(num_grams, _MOST_CELLS // num_lines))
     for first in range(0, num_grams, width):
-        part = slice(*np.searchsorted(grams, (first, first + width)))
-        cells = rows[part] * width + grams[part] - first
-        counts = np.bincount(cells, minlength=num_lines * width).reshape(num_lines, width)
-        level = 1
-        while (reached := (counts >= level).any(axis=0)).any():
-            counts = counts[:, reached]
-            both = (counts >= level).astype(np.float32)
-            found += both @ both.T
-            level += 1
-    return found
+        begin, end = np.searchsorted(grams, (first, first + width))
+        cells = rows[begin:end] * width + grams[begin:end] - first
+        counts = np.bincount(cells, minlength=num_lines * width)
+        counts = counts.reshape(num_lines, width)
+        highest = int(counts.max(initial=0))
+        for level in range(1, highest + 1):
+            counts = counts[:, (counts >= level).any(axis=0)]
+            reached = (counts >= level).astype(np.float32)
+            common += reached @ reached.T
+    return common

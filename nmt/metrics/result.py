@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -16,8 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 from rich.cells import cell_len, set_cell_size
 
-from nmt.config.migration import FORMAT, Kind, migrate, split_format
-from nmt.config.migration import KEY as FORMAT_KEY
+from nmt.config.migration import FORMAT, FORMAT_KEY, Kind, migrate
 from nmt.errors import GateError, NmtError
 from nmt.files.json_file import field, read_json
 from nmt.metrics.metric import Floats, Score, format_score, label_of
@@ -123,14 +121,20 @@ class Evaluation:
     @property
     def title(self) -> str:
         """Name and size of the test set, for example ``test: 300 sentences, 1 reference``."""
-        count, references = len(self.references[0]), len(self.references)
-        sentences = "1 sentence" if count == 1 else f"{count:,} sentences"
-        return f"{self.test}: {sentences}, {references} reference{'s' * (references != 1)}"
+        num_sentences = len(self.references[0])
+        num_references = len(self.references)
+        sentences = "sentence" if num_sentences == 1 else "sentences"
+        references = "reference" if num_references == 1 else "references"
+        return f"{self.test}: {num_sentences:,} {sentences}, {num_references} {references}"
 
     def named_systems(self) -> dict[str, System]:
         """Return the baseline, then all systems, by their names in tables."""
-        base = {f"{self.baseline.name} (baseline)": self.baseline} if self.baseline else {}
-        return base | {system.name: system for system in self.systems}
+        named = {}
+        if self.baseline:
+            named[f"{self.baseline.name} (baseline)"] = self.baseline
+        for system in self.systems:
+            named[system.name] = system
+        return named
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Empty values are left out."""
@@ -155,10 +159,12 @@ class Evaluation:
                     values["source"] = self.source[row]
                 values["hypothesis"] = line
                 values["references"] = [stream[row] for stream in self.references]
-                values["scores"] = {name: x[row] for name, x in system.sentence_scores.items()}
+                scores = system.sentence_scores
+                values["scores"] = {metric: scores[metric][row] for metric in scores}
                 if system.results:
                     result = system.results[row]
-                    values |= {"score": result.score, "log_prob": result.log_prob}
+                    values["score"] = result.score
+                    values["log_prob"] = result.log_prob
                     values["alarms"] = list(result.alarms)
                     if result.confidence is not None:
                         values["confidence"] = result.confidence
@@ -179,8 +185,9 @@ class EvaluationReport:
         """The error to raise after the scores are printed: the first failure, or missed gates."""
         if self.failures:
             return self.failures[0]
-        sections = [section for each in self.evaluations for section in each.sections]
-        missed = [text for section in sections for text in section.missed]
+        missed: list[str] = []
+        for _, section in self.titled_sections():
+            missed += section.missed
         if not missed:
             return None
         fix = "Improve the system, lower `fail_under`, or remove `fail_if_worse`."
@@ -191,9 +198,12 @@ class EvaluationReport:
 
         Several test sets are a list under ``evaluations``; ``mean`` has the means of their scores.
         """
-        several = [each.as_dict() for each in self.evaluations]
-        together = {"evaluations": several, "mean": mean_scores(self.evaluations)}
-        values: dict[str, Any] = several[0] if len(several) == 1 else together
+        values: dict[str, Any] = {}
+        if len(self.evaluations) == 1:
+            values |= self.evaluations[0].as_dict()
+        else:
+            values["evaluations"] = [evaluation.as_dict() for evaluation in self.evaluations]
+            values["mean"] = mean_scores(self.evaluations)
         values |= section_values(self.sections)
         values[FORMAT_KEY] = FORMAT
         if self.sentence_level:
@@ -201,31 +211,48 @@ class EvaluationReport:
         return values
 
     def _sentences(self) -> Iterator[dict[str, Any]]:
-        return (sentence for each in self.evaluations for sentence in each.sentences())
+        for evaluation in self.evaluations:
+            yield from evaluation.sentences()
+
+    def titled_sections(self) -> Iterator[tuple[str, ReportSection]]:
+        """Yield all sections, each with the prefix of its test set: see `prefixed`."""
+        for evaluation, prefix in prefixed(self.evaluations):
+            for section in evaluation.sections:
+                yield prefix, section
+        for section in self.sections:
+            yield "", section
 
     def as_text(self) -> str:
         """Return tables with rounded scores and 95% intervals, then one-line explanations."""
         if self.sentence_level:
-            return "\n".join(json.dumps(x, ensure_ascii=False) for x in self._sentences())
-        titles = "\n".join(each.title for each in self.evaluations)
-        blocks = [titles, text_table(score_rows(self.evaluations))]
+            lines = (json.dumps(x, ensure_ascii=False) for x in self._sentences())
+            return "\n".join(lines)
+        titles = [evaluation.title for evaluation in self.evaluations]
+        blocks = ["\n".join(titles), text_table(score_rows(self.evaluations))]
         notes: list[str] = []
-        sections = [(x, name) for each, name in prefixed(self.evaluations) for x in each.sections]
-        for section, name in [*sections, *((section, "") for section in self.sections)]:
-            blocks += [name + text_table(section.rows)] if section.rows else []
-            notes += [section.meaning] if section.meaning else []
-        scores = [score for each in self.evaluations for x in each.systems for score in x.scores]
+        for prefix, section in self.titled_sections():
+            if section.rows:
+                blocks.append(prefix + text_table(section.rows))
+            if section.meaning:
+                notes.append(section.meaning)
+        settings: list[str] = []
+        scores: list[Score] = []
+        for evaluation in self.evaluations:
+            for system in evaluation.systems:
+                scores += system.scores
+            for system in evaluation.named_systems().values():
+                shown = [f"{key.replace('_', ' ')} {x}" for key, x in system.settings.items()]
+                if shown:
+                    settings.append(f"{system.name}: {', '.join(shown)}")
         if any(score.confidence for score in scores):
             notes.append("±: 95% confidence interval, by bootstrap resampling.")
         notes += paired_tests(self.evaluations)
-        for each in self.evaluations:
-            for system in each.named_systems().values():
-                pairs = system.settings.items()
-                shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in pairs)
-                notes += [f"{system.name}: {shown}"] if shown else []
-        signatures = dict.fromkeys((label_of(x.metric), x.signature) for x in scores)
-        blocks += ["\n".join(dict.fromkeys(notes))] if notes else []
-        return "\n\n".join([*blocks, text_table(list(signatures))])
+        notes += settings
+        if notes:
+            blocks.append("\n".join(dict.fromkeys(notes)))
+        signatures = [(label_of(score.metric), score.signature) for score in scores]
+        blocks.append(text_table(list(dict.fromkeys(signatures))))
+        return "\n\n".join(blocks)
 
 
 def section_values(sections: Iterable[ReportSection]) -> dict[str, Any]:
@@ -244,30 +271,32 @@ def read_report(path: Path) -> Sequence[EvaluationRecord]:
         ValueError: The file is not a JSON report of ``nmt evaluate``.
         NewerFormatError: A newer version of nmt wrote the report.
     """
-    document, number = split_format(field(read_json(path), kind=dict), str(path))
-    report = migrate(document, number, kind=Kind.REPORT)
+    document = field(read_json(path), kind=dict)
+    report = migrate(document, str(path), kind=Kind.REPORT)
     records = TypeAdapter(tuple[EvaluationRecord, ...])
     return records.validate_python(report.get("evaluations", [report]))
 
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
     """Return each evaluation with a prefix for tables: the test set's name if there are several."""
-    return [(each, f"{each.test}: " if len(evaluations) > 1 else "") for each in evaluations]
+    if len(evaluations) == 1:
+        return [(evaluations[0], "")]
+    return [(evaluation, f"{evaluation.test}: ") for evaluation in evaluations]
 
 
 def mean_scores(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float]]:
     """Return the mean over all test sets, by system and metric, for systems of all test sets."""
-    columns = [each.named_systems() for each in evaluations]
-    means = dict[str, dict[str, float]]()
-    for name in columns[0]:
-        if not all(name in named for named in columns):
+    first, *others = [evaluation.named_systems() for evaluation in evaluations]
+    means = {}
+    for name, system in first.items():
+        if not all(name in systems for systems in others):
             continue
         # The order of the metrics depends on the language of the test set.
-        values = defaultdict[str, list[float]](list)
-        for named in columns:
-            for score in named[name].scores:
-                values[score.metric].append(score.value)
-        means[name] = {metric: fmean(each) for metric, each in values.items()}
+        values = {score.metric: [score.value] for score in system.scores}
+        for systems in others:
+            for score in systems[name].scores:
+                values.setdefault(score.metric, []).append(score.value)
+        means[name] = {metric: fmean(numbers) for metric, numbers in values.items()}
     return means
 
 
@@ -276,20 +305,31 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
 
     Several test sets are followed by their mean.
     """
-    columns = [each.named_systems() for each in evaluations]
-    head, rows = ["system"], {name: [name] for named in columns for name in named}
-    for each, named in zip(evaluations, columns, strict=True):
-        prefix = f"{each.test} " if len(evaluations) > 1 else ""
-        metrics = [label_of(score.metric) for score in each.systems[0].scores]
-        head += (prefix + metric for metric in metrics)
+    head = ["system"]
+    rows: dict[str, list[str]] = {}
+    for evaluation in evaluations:
+        for name in evaluation.named_systems():
+            rows[name] = [name]
+    is_several = len(evaluations) > 1
+    metrics: list[str] = []
+    for evaluation in evaluations:
+        systems = evaluation.named_systems()
+        metrics = [score.metric for score in evaluation.systems[0].scores]
+        prefix = f"{evaluation.test} " if is_several else ""
+        head += [prefix + label_of(metric) for metric in metrics]
         for name, row in rows.items():
-            row += map(show_score, named[name].scores) if name in named else ["-"] * len(metrics)
-    if len(evaluations) > 1:
-        means, metrics = mean_scores(evaluations), [x.metric for x in each.systems[0].scores]
-        head += (f"mean {label_of(metric)}" for metric in metrics)
+            if name in systems:
+                row += map(show_score, systems[name].scores)
+            else:
+                row += ["-"] * len(metrics)
+    if is_several:
+        means = mean_scores(evaluations)
+        head += [f"mean {label_of(metric)}" for metric in metrics]
         for name, row in rows.items():
-            own = means.get(name, {})
-            row += (format_score(x, own[x]) if x in own else "-" for x in metrics)
+            mean = means.get(name, {})
+            for metric in metrics:
+                value = mean.get(metric)
+                row.append("-" if value is None else format_score(metric, value))
     return [head, *rows.values()]
 
 
@@ -298,15 +338,20 @@ def show_score(score: Score) -> str:
     text = format_score(score.metric, score.value)
     if score.confidence is not None:
         text += f" ± {format_score(score.metric, score.confidence.half_width)}"
-    if (found := score.comparison) is not None:
-        p_value = "" if found.p_value is None else f", {show_p_value(found.p_value)}"
-        text += f" ({format_score(score.metric, found.delta, '+')}{p_value})"
+    comparison = score.comparison
+    if comparison is not None:
+        difference = format_score(score.metric, comparison.delta, "+")
+        if comparison.p_value is not None:
+            difference += f", {show_p_value(comparison.p_value)}"
+        text += f" ({difference})"
     return text
 
 
 def show_p_value(p_value: float) -> str:
     """Format a p-value with three decimals."""
-    return f"p = {p_value:.3f}" if p_value >= 0.0005 else "p < 0.001"
+    if p_value < 0.0005:
+        return "p < 0.001"
+    return f"p = {p_value:.3f}"
 
 
 def paired_tests(evaluations: Iterable[Evaluation]) -> list[str]:
@@ -316,8 +361,11 @@ def paired_tests(evaluations: Iterable[Evaluation]) -> list[str]:
 
 def hash_references(references: Iterable[Sequence[str]]) -> str:
     """Return the sha256 of the references, which identifies a test set."""
-    text = "".join("".join(f"{line}\n" for line in stream) + "\0" for stream in references)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256()
+    for stream in references:
+        text = "".join(f"{line}\n" for line in stream) + "\0"
+        digest.update(text.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,6 +379,10 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     Wide characters count as two. Nothing is cut or wrapped, whatever the width of the terminal, so
     that the output can be searched and compared.
     """
-    widths = [max(map(cell_len, column)) for column in zip_longest(*rows, fillvalue="")]
-    lines = (map(set_cell_size, row, widths) for row in rows)
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    columns = zip_longest(*rows, fillvalue="")
+    widths = [max(map(cell_len, column)) for column in columns]
+    lines = []
+    for row in rows:
+        cells = map(set_cell_size, row, widths)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

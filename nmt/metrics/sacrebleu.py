@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 from string import punctuation
 from typing import Any
 
@@ -21,6 +19,7 @@ from nmt.config.language_codes import matching
 from nmt.errors import ConfigError
 from nmt.metrics import ngrams
 from nmt.metrics.metric import Floats, Metric, MetricOptions, References
+from nmt.metrics.ngrams import BLEU_ORDERS, CHRF_ORDERS
 from nmt.text.flat import FlatIds
 from nmt.text.languages import writes_spaces
 
@@ -31,22 +30,8 @@ TOKENIZERS = tuple(BLEU.TOKENIZERS)  # Tokenizers of BLEU.
 _LANGUAGE_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 # Errors of a tokenizer whose library or model is missing.
 _UNUSABLE = (RuntimeError, ImportError, OSError, SystemExit)
-_BLEU_ORDERS, _CHARACTER_ORDERS = 4, 6
 _CHRF_COUNTS = 3
 _PUNCTUATION = frozenset(punctuation)
-
-
-class _WordNumbers:
-    """Assigns a number to each distinct word."""
-
-    def __init__(self, words_of: Callable[[str], Sequence[str]]) -> None:
-        self._words_of = words_of
-        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
-
-    def lines(self, texts: Iterable[str]) -> FlatIds:
-        """Convert texts to sequences of word numbers."""
-        number_of = self._numbers.__getitem__
-        return FlatIds.of([list(map(number_of, self._words_of(text))) for text in texts])
 
 
 class Bleu(Metric):
@@ -61,16 +46,18 @@ class Bleu(Metric):
     def __init__(self, references: References, options: MetricOptions) -> None:
         # `force` turns off a warning about a flag of sacrebleu's command line. sacrebleu takes the
         # number of references, which is in the signature, from the first sentence.
-        name, first = bleu_tokenizer(options), [stream[:1] for stream in references]
+        name = bleu_tokenizer(options)
+        first = [stream[:1] for stream in references]
+        lowercase = options.lowercase
         try:
-            metric = BLEU(lowercase=options.lowercase, force=True, tokenize=name, references=first)
+            metric = BLEU(lowercase=lowercase, force=True, tokenize=name, references=first)
             self.signature = metric.get_signature().format()
-            self._words = _WordNumbers(_bleu_words(metric, lowercase=options.lowercase))
+            self._words = ngrams.WordNumbers(_bleu_words(metric, lowercase=lowercase))
             self._references = [self._words.lines(stream) for stream in references]
         except _UNUSABLE as error:
-            extra = name.partition("-")[0]
             remedy = "Its model is downloaded at first use: check the connection"
             if name.endswith("mecab"):
+                extra = name.partition("-")[0]
                 remedy = f"Run `pip install 'sacrebleu[{extra}]'`, or set `tokenize` to char"
             why = str(error).strip().partition("\n")[0]
             problem = f"BLEU's tokenizer {name} cannot be used here: {why}"
@@ -80,18 +67,22 @@ class Bleu(Metric):
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 10)."""
         lines = self._words.lines(hypotheses)
-        lengths = np.sort([each.lengths for each in self._references], axis=0)  # ties: the shorter
+        references = [reference.lengths for reference in self._references]
+        lengths = np.sort(references, axis=0)  # ties: the shorter
         closest = np.abs(lengths - lines.lengths).argmin(0)
-        matches = ngrams.match_counts(lines, self._references, _BLEU_ORDERS)
+        matches = ngrams.match_counts(lines, self._references, BLEU_ORDERS)
         chosen = np.take_along_axis(lengths, closest[None], 0)[0]
         return np.column_stack(
-            [lines.lengths, chosen, matches, ngrams.count_ngrams(lines, _BLEU_ORDERS)]
+            [lines.lengths, chosen, matches, ngrams.count_ngrams(lines, BLEU_ORDERS)]
         )
 
     def score(self, sums: Floats, *, effective: bool = False) -> Floats:
         """Return the scores of summed counts. (R, 10) -> (R,)."""
-        matches, totals = sums[:, 2 : 2 + _BLEU_ORDERS], sums[:, 2 + _BLEU_ORDERS :]
-        return ngrams.bleu(sums[:, 0], sums[:, 1], matches, totals, effective=effective)
+        matches = sums[:, 2 : 2 + BLEU_ORDERS]
+        totals = sums[:, 2 + BLEU_ORDERS :]
+        lengths = sums[:, 0]
+        reference_lengths = sums[:, 1]
+        return ngrams.bleu(lengths, reference_lengths, matches, totals, effective=effective)
 
     def sentence_score(self, statistics: Floats) -> Floats:
         """Return sentence-level BLEU, which ignores n-gram orders longer than the hypothesis."""
@@ -109,45 +100,49 @@ class Chrf(Metric):
     _word_orders = 0
 
     def __init__(self, references: References, options: MetricOptions) -> None:
-        first, self._lowercase = [stream[:1] for stream in references], options.lowercase
+        first = [stream[:1] for stream in references]
+        self._lowercase = options.lowercase
         metric = CHRF(lowercase=options.lowercase, word_order=self._word_orders, references=first)
         self.signature = metric.get_signature().format()
-        self._words = _WordNumbers(_split_punctuation)
+        self._words = ngrams.WordNumbers(_split_punctuation)
         self._references = [self._lines(stream) for stream in references]
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 3 M)."""
-        own = self._lines(hypotheses)
-        tables = np.array([self._counts(own, other) for other in self._references])
-        best = np.array([self.score(table) for table in tables]).argmax(0)
-        return tables[best, np.arange(len(hypotheses))]
+        lines = self._lines(hypotheses)
+        tables = [self._counts(lines, reference) for reference in self._references]
+        scores = [self.score(table) for table in tables]
+        best = np.array(scores).argmax(0)
+        rows = np.arange(len(hypotheses))
+        return np.array(tables)[best, rows]
 
     def score(self, sums: Floats) -> Floats:
         """Return the scores of summed counts. (R, 3 M) -> (R,)."""
-        return ngrams.chrf(*(sums[:, place::_CHRF_COUNTS] for place in range(_CHRF_COUNTS)))
+        totals = sums[:, 0::_CHRF_COUNTS]
+        reference_totals = sums[:, 1::_CHRF_COUNTS]
+        matches = sums[:, 2::_CHRF_COUNTS]
+        return ngrams.chrf(totals, reference_totals, matches)
 
-    def _lines(self, texts: Sequence[str]) -> list[tuple[FlatIds, int]]:
-        """Convert texts to characters, and to words if needed, with the maximum n-gram order."""
+    def _lines(self, texts: Sequence[str]) -> list[FlatIds]:
+        """Convert texts to characters, and to words if needed."""
         if self._lowercase:
             texts = [text.lower() for text in texts]
-        found = [(ngrams.characters(texts), _CHARACTER_ORDERS)]
+        lines = [ngrams.characters(texts)]
         if self._word_orders:
-            found.append((self._words.lines(texts), self._word_orders))
-        return found
+            lines.append(self._words.lines(texts))
+        return lines
 
-    @staticmethod
-    def _counts(
-        own: Iterable[tuple[FlatIds, int]], others: Iterable[tuple[FlatIds, int]]
-    ) -> Floats:
+    def _counts(self, hypotheses: Sequence[FlatIds], references: Sequence[FlatIds]) -> Floats:
+        """Return the counts of each sentence for one stream of references. (n, 3 M)."""
         columns = []
-        for (lines, orders), (other, _) in zip(own, others, strict=True):
-            totals, matches = (
-                ngrams.count_ngrams(other, orders),
-                ngrams.match_counts(lines, [other], orders),
-            )
+        max_orders = (CHRF_ORDERS, self._word_orders)
+        for lines, reference, max_order in zip(hypotheses, references, max_orders, strict=False):
+            matches = ngrams.match_counts(lines, [reference], max_order)
+            reference_totals = ngrams.count_ngrams(reference, max_order)
             # As in sacrebleu, orders without n-grams in the reference are not counted.
-            counted = ngrams.count_ngrams(lines, orders) * (totals > 0)
-            columns.append(np.stack([counted, totals, matches], axis=-1))
+            totals = ngrams.count_ngrams(lines, max_order) * (reference_totals > 0)
+            counts = [totals, reference_totals, matches]
+            columns.append(np.stack(counts, axis=-1))
         table = np.concatenate(columns, axis=1)
         return table.reshape(len(table), -1)
 
@@ -165,7 +160,8 @@ class Ter(Metric):
     Statistics (2): number of edits, and mean length of the references in words.
     """
 
-    label, lower_is_better = "TER", True
+    label = "TER"
+    lower_is_better = True
 
     def __init__(self, references: References, options: MetricOptions) -> None:  # noqa: ARG002
         self._metric = TER(references=[stream[:1] for stream in references])
@@ -174,14 +170,18 @@ class Ter(Metric):
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 2)."""
-        pairs = zip(hypotheses, zip(*self._references, strict=True), strict=True)
-        scores: list[Any] = [self._metric.sentence_score(line, own) for line, own in pairs]
-        return np.array([(x.num_edits, x.ref_length) for x in scores], np.float64)
+        statistics = []
+        references = zip(*self._references, strict=True)
+        for hypothesis, own in zip(hypotheses, references, strict=True):
+            score: Any = self._metric.sentence_score(hypothesis, own)
+            statistics.append((score.num_edits, score.ref_length))
+        return np.array(statistics, np.float64)
 
     def score(self, sums: Floats) -> Floats:
         """Return the scores of summed counts; 100 if the reference is empty. (R, 2) -> (R,)."""
         edits, lengths = sums.T
-        rates = np.divide(edits, lengths, out=(edits > 0).astype(np.float64), where=lengths > 0)
+        rates = (edits > 0).astype(np.float64)
+        np.divide(edits, lengths, out=rates, where=lengths > 0)
         return 100 * rates
 
 
@@ -232,7 +232,9 @@ def _bleu_words(metric: BLEU, *, lowercase: bool = False) -> Callable[[str], lis
     tokenize: Callable[[str], str] = metric.tokenizer
 
     def words(line: str) -> list[str]:
-        return tokenize((line.lower() if lowercase else line).rstrip()).split()
+        if lowercase:
+            line = line.lower()
+        return tokenize(line.rstrip()).split()
 
     return words
 

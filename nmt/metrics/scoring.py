@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations, islice
 from typing import TypeAlias
 
 import numpy as np
@@ -99,46 +99,58 @@ def score_systems(
     Raises:
         DataError: A system does not have as many lines as the references.
     """
-    everyone = [*systems, *([baseline] if baseline else [])]
-    tables = [tuple(s.statistics(system.lines) for s in scorers) for system in everyone]
+    everyone = list(systems)
+    if baseline is not None:
+        everyone.append(baseline)
+    tables = []
+    for system in everyone:
+        statistics = (scorer.statistics(system.lines) for scorer in scorers)
+        tables.append(tuple(statistics))
     measured = measure(tables, scorers, resampling)
-    scored = [
-        replace(system, tables=table, scores=tuple(each.score for each in row))
-        for system, table, row in zip(everyone, tables, measured, strict=True)
-    ]
+    scored = []
+    for system, table, row in zip(everyone, tables, measured, strict=True):
+        scores = tuple(each.score for each in row)
+        scored.append(replace(system, tables=table, scores=scores))
     if baseline is None:
-        named = zip(scored, measured, strict=True)
-        return tuple(scored), None, _every_two(list(named), scorers, resampling)
+        return tuple(scored), None, _every_two(scored, measured, scorers, resampling)
     *compared, base = scored
     for number, system in enumerate(compared):
-        scores = (
-            replace(new.score, comparison=_compare(new, old, base.name, scorer, resampling))
-            for new, old, scorer in zip(measured[number], measured[-1], scorers, strict=True)
-        )
-        compared[number] = replace(system, scores=tuple(scores))
+        scores = _compare(measured[number], measured[-1], base.name, scorers, resampling)
+        compared[number] = replace(system, scores=scores)
     return tuple(compared), base, None
 
 
 def _every_two(
-    systems: Sequence[tuple[System, Sequence[MeasuredScore]]],
+    systems: Sequence[System],
+    measured: Sequence[Sequence[MeasuredScore]],
     scorers: Sequence[MetricScorer],
     resampling: Resampling,
 ) -> ReportSection | None:
     """Return a table of the differences of all pairs of systems; None without p-values."""
-    values, rows = [], {"": ["difference", *(scorer.metric.label for scorer in scorers)]}
-    for (one, first), (other, second) in combinations(systems, 2):
-        for old, new, scorer in zip(first, second, scorers, strict=True):
-            found = _compare(new, old, one.name, scorer, resampling)
-            if found.p_value is None:
-                return None
-            pair = {"first": one.name, "second": other.name, "metric": scorer.name}
-            values.append({**pair, "delta": found.delta, "p_value": found.p_value})
-            name = f"{other.name} - {one.name}"
-            delta = format_score(scorer.name, found.delta, "+")
-            rows.setdefault(name, [name]).append(f"{delta} ({show_p_value(found.p_value)})")
-    if not values:
+    if len(systems) < 2 or not (scorers and resampling.count):
         return None
-    return ReportSection("pairs", "Differences", list(rows.values()), values)
+    values = []
+    rows = [["difference", *(scorer.metric.label for scorer in scorers)]]
+    for first, second in combinations(range(len(systems)), 2):
+        one = systems[first].name
+        other = systems[second].name
+        row = [f"{other} - {one}"]
+        for score in _compare(measured[second], measured[first], one, scorers, resampling):
+            comparison = score.comparison
+            assert comparison is not None
+            assert comparison.p_value is not None
+            value = {
+                "first": one,
+                "second": other,
+                "metric": score.metric,
+                "delta": comparison.delta,
+                "p_value": comparison.p_value,
+            }
+            values.append(value)
+            delta = format_score(score.metric, comparison.delta, "+")
+            row.append(f"{delta} ({show_p_value(comparison.p_value)})")
+        rows.append(row)
+    return ReportSection("pairs", "Differences", rows, values)
 
 
 def measure(
@@ -154,45 +166,59 @@ def measure(
     Returns:
         For each system, one result for each metric.
     """
-    pairs = [pair for own in tables for pair in zip(scorers, own, strict=True)]
-    samples: Sequence[Floats | None] = [None] * len(pairs)
+    flat_tables = list(chain.from_iterable(tables))
+    flat_scorers = list(scorers) * len(tables)
+    samples: Sequence[Floats | None] = [None] * len(flat_tables)
     seed = resampling.seed
-    if resampling.count and pairs:
-        flat, scores = [table for _, table in pairs], [x.metric.score for x, _ in pairs]
-        samples = resample_scores(flat, scores, resamples=resampling.count, seed=seed)
-    found = []
-    for (scorer, table), drawn in zip(pairs, samples, strict=True):
-        interval = None if drawn is None else confidence_interval(drawn, seed=seed)
-        found.append(MeasuredScore(replace(scorer.total(table), confidence=interval), table, drawn))
-    rest = iter(found)
-    return [[next(rest) for _ in own] for own in tables]
+    if resampling.count and flat_tables:
+        functions = [scorer.metric.score for scorer in flat_scorers]
+        samples = resample_scores(flat_tables, functions, resamples=resampling.count, seed=seed)
+    measured = []
+    for scorer, table, drawn in zip(flat_scorers, flat_tables, samples, strict=True):
+        score = scorer.total(table)
+        if drawn is not None:
+            score = replace(score, confidence=confidence_interval(drawn, seed=seed))
+        measured.append(MeasuredScore(score, table, drawn))
+    rest = iter(measured)
+    return [list(islice(rest, len(scorers))) for _ in tables]
 
 
 def _compare(
-    new: MeasuredScore,
-    old: MeasuredScore,
-    baseline: str,
-    scorer: MetricScorer,
+    system: Sequence[MeasuredScore],
+    baseline: Sequence[MeasuredScore],
+    name: str,
+    scorers: Sequence[MetricScorer],
     resampling: Resampling,
-) -> Comparison:
-    delta = new.score.value - old.score.value
-    is_bootstrap = resampling.significance == "bs" or not resampling.count
-    kind, seed = resampling.significance, resampling.seed
-    count = resampling.count if is_bootstrap else resampling.trials
-    found = Comparison(
-        baseline=baseline, delta=delta, p_value=None, significance=kind, resamples=count, seed=seed
-    )
-    if new.samples is None or old.samples is None:
-        return found
-    if is_bootstrap:
-        p_value = paired_p_value(new.samples, old.samples, delta=delta)
-    else:
-        score = scorer.metric.score
-        drawn = randomised_differences(new.table, old.table, score, trials=count, seed=seed)
-        p_value = share_of_chance(drawn, delta=delta)
-    interval = confidence_interval(new.samples - old.samples, seed=seed)
-    p_value = max(p_value, least_p_value(new.table, old.table))
-    return replace(found, low=interval.low, high=interval.high, p_value=p_value)
+) -> tuple[Score, ...]:
+    """Return the scores of a system, each with its difference from the baseline of this name."""
+    scores = []
+    seed = resampling.seed
+    uses_trials = resampling.significance == "ar" and resampling.count > 0
+    for new, old, scorer in zip(system, baseline, scorers, strict=True):
+        delta = new.score.value - old.score.value
+        comparison = Comparison(
+            baseline=name,
+            delta=delta,
+            p_value=None,
+            significance=resampling.significance,
+            resamples=resampling.trials if uses_trials else resampling.count,
+            seed=seed,
+        )
+        if new.samples is not None and old.samples is not None:
+            if uses_trials:
+                function = scorer.metric.score
+                trials = resampling.trials
+                differences = randomised_differences(
+                    new.table, old.table, function, trials=trials, seed=seed
+                )
+                p_value = share_of_chance(differences, delta=delta)
+            else:
+                p_value = paired_p_value(new.samples, old.samples, delta=delta)
+            p_value = max(p_value, least_p_value(new.table, old.table))
+            interval = confidence_interval(new.samples - old.samples, seed=seed)
+            comparison = replace(comparison, low=interval.low, high=interval.high, p_value=p_value)
+        scores.append(replace(new.score, comparison=comparison))
+    return tuple(scores)
 
 
 def odd_texts(
@@ -207,9 +233,9 @@ def odd_texts(
         language: Code of the target language, if known.
     """
     for system in systems:
-        found = find_preprocessing(system.lines, [TOKENIZED])
-        if found is not None:
-            yield f"{system.name} {found[1]}\n  Scores of tokenized text are not comparable."
+        traces = find_preprocessing(system.lines, [TOKENIZED])
+        if traces is not None:
+            yield f"{system.name} {traces[1]}\n  Scores of tokenized text are not comparable."
     sample = "".join(reference[:100])
     num_unspaced = sum(map(len, _UNSPACED.findall(sample)))
     is_unspaced = num_unspaced > len(sample) / 3
@@ -238,20 +264,23 @@ def resample_scores(
     Returns:
         For each table, one score for each resampled test set. (resamples,).
     """
-    num_sentences, joined = len(tables[0]), np.hstack(tables)
-    ends = np.cumsum([table.shape[1] for table in tables])[:-1]
+    num_sentences = len(tables[0])
+    joined = np.hstack(tables)
+    widths = [table.shape[1] for table in tables]
+    ends = np.cumsum(widths)[:-1]
     generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences)
-    found: list[list[Floats]] = [[] for _ in tables]
+    parts: list[list[Floats]] = [[] for _ in tables]
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
         draws = generator.choice(num_sentences, size=(size, num_sentences), replace=True)
         draws += num_sentences * np.arange(size)[:, None]
         counts = np.bincount(draws.ravel(), minlength=size * num_sentences)
         sums = counts.reshape(size, num_sentences).astype(np.float64) @ joined
-        for own, score, part in zip(found, scores, np.split(sums, ends, axis=1), strict=True):
-            own.append(score(part))
-    return [np.concatenate(own) for own in found]
+        sums_of_tables = np.split(sums, ends, axis=1)
+        for number, score in enumerate(scores):
+            parts[number].append(score(sums_of_tables[number]))
+    return [np.concatenate(part) for part in parts]
 
 
 def randomised_differences(
@@ -277,14 +306,18 @@ def randomised_differences(
     Returns:
         One difference for each trial. (trials,).
     """
-    num_sentences, generator = len(system), np.random.default_rng(seed)
+    num_sentences = len(system)
+    generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences // _BITS_AT_ONCE) * _BITS_AT_ONCE
-    gain, differences = baseline - system, list[Floats]()
+    gain = baseline - system
+    differences = []
     for start in range(0, trials, rows):
         size = min(rows, trials - start)
         is_exchanged = generator.integers(2, size=(size, num_sentences), dtype=bool)
         moved = is_exchanged.astype(np.float64) @ gain
-        differences.append(np.abs(score(system.sum(0) + moved) - score(baseline.sum(0) - moved)))
+        new = score(system.sum(0) + moved)
+        old = score(baseline.sum(0) - moved)
+        differences.append(np.abs(new - old))
     return np.concatenate(differences)
 
 
@@ -297,10 +330,15 @@ def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> Confiden
     """
     ordered = np.sort(scores)
     cut = len(ordered) // 40
-    low, high = float(ordered[cut]), float(ordered[len(ordered) - cut - 1])
-    mean, count = float(ordered.mean()), len(ordered)
+    low = float(ordered[cut])
+    high = float(ordered[len(ordered) - cut - 1])
     return ConfidenceInterval(
-        mean=mean, half_width=(high - low) / 2, low=low, high=high, resamples=count, seed=seed
+        mean=float(ordered.mean()),
+        half_width=(high - low) / 2,
+        low=low,
+        high=high,
+        resamples=len(ordered),
+        seed=seed,
     )
 
 
@@ -350,5 +388,6 @@ def least_p_value(system: Floats, baseline: Floats) -> float:
         system: Statistics of each sentence of the system. (n, D).
         baseline: Statistics of each sentence of the baseline. (n, D).
     """
-    num_different = int(np.count_nonzero((system != baseline).any(axis=1)))
+    differs = (system != baseline).any(axis=1)
+    num_different = int(np.count_nonzero(differs))
     return min(1.0, 2.0 ** (1 - num_different))

@@ -47,13 +47,11 @@ class FlatIds:
         ids = self.ids[self.offsets[start] : self.offsets[stop]]
         return FlatIds(ids, self.lengths[start:stop])
 
-    def selected(self, is_wanted: npt.NDArray[np.bool_], first: Sequence[int] = ()) -> FlatIds:
-        """Return the selected sentences, each with the ids ``first`` in front."""
-        lengths = self.lengths[is_wanted]
-        ids = self.ids[np.repeat(is_wanted, self.lengths)]
-        starts = np.repeat(np.cumsum(lengths) - lengths, len(first))
-        added = np.tile(np.asarray(first, ids.dtype), len(lengths))
-        return FlatIds(np.insert(ids, starts, added), lengths + len(first))
+    def prepend(self, first: Sequence[int]) -> FlatIds:
+        """Return the sentences with the ids ``first`` added in front of each."""
+        starts = np.repeat(self.offsets[:-1], len(first))
+        added = np.tile(np.asarray(first, self.ids.dtype), len(self.lengths))
+        return FlatIds(np.insert(self.ids, starts, added), self.lengths + len(first))
 
     def sums(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the sum of a value of each id, by sentence. (n,).

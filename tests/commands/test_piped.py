@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from nmt.commands.options import PrepareOptions
+from nmt.commands.prepare import prepare as run_prepare
 from nmt.config.run import RunConfig
 from nmt.data.corpus import count_characters
 from nmt.data.prepared import PreparedData
@@ -89,6 +93,37 @@ def test_training_asks_for_the_command_that_reads_standard_input(tmp_path: Path)
     refused(early, 2, "standard input", "nmt prepare CONFIG < FILE")
     result = CliRunner().invoke(app, ["prepare", *arguments], input=TEXT)
     assert "standard input: 120 sentence pairs read" in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_standard_input_that_is_not_connected_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_prepared: bool
+) -> None:
+    """As cron and systemd start programs."""
+    values = piped_config(tmp_path).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    if is_prepared:
+        prepare(piped_config(tmp_path), piped=Pipe(TEXT))
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        with pytest.raises(ConfigError, match=r"not connected \(/dev/null\)") as caught:
+            run_prepare(PrepareOptions(config=path))
+    assert "nmt prepare CONFIG < FILE" in str(caught.value.fix)
+    prepared_files = [file.name for file in tmp_path.glob("*prepared*")]
+    assert prepared_files == ["prepared"] * is_prepared
+
+
+def test_a_corpus_in_files_does_not_need_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = config_for(tmp_path).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        report = run_prepare(PrepareOptions(config=path))
+    assert report.as_dict()["counts"]["numbers"]["kept"] == 120
 
 
 def test_empty_standard_input_is_an_error(tmp_path: Path) -> None:

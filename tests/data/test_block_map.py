@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ import pytest
 from nmt.commands.prepare import recipe_of
 from nmt.data import filters, reading
 from nmt.data.corpus import Block, read_blocks
-from nmt.data.filters import Diagnosis, Finding, Material
+from nmt.data.filters import Diagnosis, Material, PairProblem
 from nmt.data.prepare_report import REPORT
 from nmt.data.prepared import PreparedManifest
-from nmt.data.reading import Encode, Look, Reading
+from nmt.data.reading import CorpusReader, EncodingPass, TextPass
 from nmt.data.workers import Result, map_blocks, open_workers, work_folder
 from nmt.errors import DataError
 from nmt.files.json_file import MANIFEST
@@ -43,7 +44,7 @@ def run(folder: Path, *, kill_at: int | None = None, **changes: Any) -> Counter[
     """Prepare small blocks, and count those that are made; perhaps be killed at one of them."""
     made = Counter[str]()
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (Look, Encode):
+        for kind in (TextPass, EncodingPass):
             patch.setattr(kind, "__call__", _counted(made, kind.__call__, kill_at))
         patch.setattr(reading, "BLOCK_PAIRS", SIZE)
         patch.setattr(reading, "read_blocks", partial(read_blocks, size=SIZE))
@@ -54,7 +55,7 @@ def run(folder: Path, *, kill_at: int | None = None, **changes: Any) -> Counter[
 def _counted(
     made: Counter[str], make: Callable[..., Any], kill_at: int | None
 ) -> Callable[..., Any]:
-    def counted(self: Look | Encode, block: Block) -> Any:
+    def counted(self: TextPass | EncodingPass, block: Block) -> Any:
         if len(block) != 5:  # not the validation set
             made[type(self).__name__] += 1
             if made.total() == kill_at:
@@ -80,7 +81,8 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("kill_at", "again"), [(6, {"Look": 5, "Encode": 10}), (14, {"Look": 1, "Encode": 7})]
+    ("kill_at", "again"),
+    [(6, {"TextPass": 5, "EncodingPass": 10}), (14, {"TextPass": 1, "EncodingPass": 7})],
 )
 def test_after_a_kill_only_missing_results_are_computed(
     tmp_path: Path, kill_at: int, again: dict[str, int]
@@ -123,14 +125,37 @@ def test_results_of_other_text_or_another_configuration_are_not_reused(tmp_path:
     lines = source.read_text(encoding="utf-8").splitlines(keepends=True)
     lines[30] = "eins zwei drei\n"
     source.write_text("".join(lines), encoding="utf-8")
-    assert run(tmp_path)["Look"] == 2  # the block of the line, and the rest
+    assert run(tmp_path)["TextPass"] == 2  # the block of the line, and the rest
     stop_late(tmp_path)
     changed = run(tmp_path, filters={"max_length_ratio": 3.0})
-    assert changed == {"Look": NUM_BLOCKS, "Encode": NUM_BLOCKS}
+    assert changed == {"TextPass": NUM_BLOCKS, "EncodingPass": NUM_BLOCKS}
     stop_late(tmp_path)
     # Texts are read and filtered as before, but other subwords have other ids.
     changed = run(tmp_path, tokenizer={"vocab_size": 50, "byte_fallback": False})
-    assert changed == {"Look": 1, "Encode": NUM_BLOCKS}
+    assert changed == {"TextPass": 1, "EncodingPass": NUM_BLOCKS}
+
+
+@pytest.mark.parametrize("library", ["ftfy", "py3langid", "fasttext-predict"])
+def test_results_of_another_version_of_a_library_are_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    """A library that is missing has no version."""
+    versions = {"fasttext-predict": "1", "ftfy": "1", "py3langid": "1"}
+    del versions[library]
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(reading, "version", version)
+    write_odd_pairs(tmp_path)
+    stop_late(tmp_path)
+    assert run(tmp_path) == {"TextPass": 1, "EncodingPass": 1}  # the last block is not stored
+    for new in ("1", "2"):
+        stop_late(tmp_path)
+        versions[library] = new
+        assert run(tmp_path) == {"TextPass": NUM_BLOCKS, "EncodingPass": NUM_BLOCKS}
 
 
 def test_results_of_other_columns_of_the_same_file_are_not_reused(tmp_path: Path) -> None:
@@ -190,13 +215,15 @@ class Asked(Diagnosis):
     def learn(self, lines: Any, spans: Any, sizes: tuple[int, int]) -> None:
         self.learned += [len(lines), dict(spans), sizes]
 
-    def of_block(self, corpus: str, start: int, is_kept: Any) -> Mapping[int, Sequence[Finding]]:
+    def of_block(
+        self, corpus: str, start: int, is_kept: Any
+    ) -> Mapping[int, Sequence[PairProblem]]:
         before = self.kept.setdefault(corpus, [])
         assert start == len(before)
         before += is_kept.tolist()
         row = 30 - 1 - start
         if corpus == "second" and 0 <= row < len(is_kept):
-            return {row: [Finding("mine")]}
+            return {row: [PairProblem("mine")]}
         return {}
 
 
@@ -255,7 +282,7 @@ def test_stages_have_the_sum_of_their_seconds(
     times = iter([10.0, 11.5, 20.0, 20.25, 30.0, 30.0625])
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     with open_workers(None, None) as workers:
-        timed = Reading(recipe_of(config_for(tmp_path)), tmp_path, workers)
+        timed = CorpusReader(recipe_of(config_for(tmp_path)), tmp_path, workers)
     for name in ("reading", "writing", "reading"):
         with timed.stage(name):
             pass

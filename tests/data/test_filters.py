@@ -13,7 +13,7 @@ from nmt.data.filters import (
     FILTERS,
     Filter,
     FilterChain,
-    Finding,
+    PairProblem,
     held_out_filters,
     training_filters,
 )
@@ -28,7 +28,7 @@ DEFAULT = training_filters(FilterConfig())
 
 def dropping(filters: FilterChain, source_length: int, target_length: int) -> str | None:
     lengths = source_length, target_length
-    return filters.dropping(filters.length_findings(lengths, lengths))
+    return filters.dropping(filters.length_problems(lengths, lengths))
 
 
 def test_blank_sides_have_a_reason_each() -> None:
@@ -37,7 +37,7 @@ def test_blank_sides_have_a_reason_each() -> None:
         ("a", "b", None), (" ", "\t", "both"), ("", "b", "source"),
         ("a", "\u3000", "target"),
     ):  # fmt: skip
-        blank = [each.value for each in DEFAULT.text_findings(source, target) if each[0] == "blank"]
+        blank = [each.value for each in DEFAULT.text_problems(source, target) if each[0] == "blank"]
         assert blank == ([] if reason is None else [reason])
 
 
@@ -78,17 +78,17 @@ def test_what_a_check_lacks_is_an_error_only_if_it_is_to_drop_pairs(
 
 def test_the_first_reason_that_drops_a_pair_counts_and_not_one_that_is_reported() -> None:
     filters = FilterChain([], {"first": "report", "second": "drop", "third": "drop"})
-    findings = [Finding(reason) for reason in ("first", "second", "third")]
+    findings = [PairProblem(reason) for reason in ("first", "second", "third")]
     assert filters.dropping(findings) == "second"
     assert filters.dropping(findings[:1]) is None
-    assert filters.dropping([Finding("of an extra filter")]) == "of an extra filter"
+    assert filters.dropping([PairProblem("of an extra filter")]) == "of an extra filter"
 
 
 def test_held_out_pairs_are_dropped_only_if_blank_or_too_long() -> None:
     held_out = held_out_filters(FilterConfig(max_length=20, min_length=5, max_length_ratio=1.5))
     assert dropping(held_out, 1, 20) is None
     assert dropping(held_out, 1, 21) == "length"
-    assert held_out.dropping(held_out.text_findings("", "b")) == "blank"
+    assert held_out.dropping(held_out.text_problems("", "b")) == "blank"
 
 
 def test_a_pair_that_is_long_only_in_bytes_has_a_reason_of_its_own() -> None:
@@ -96,10 +96,10 @@ def test_a_pair_that_is_long_only_in_bytes_has_a_reason_of_its_own() -> None:
     for lengths, usual_lengths, reason in (
         ((30, 20), (10, 20), "bytes"), ((60, 20), (21, 20), "length"), ((20, 20), (7, 20), None),
     ):  # fmt: skip
-        findings = filters.length_findings(lengths, usual_lengths)
+        findings = filters.length_problems(lengths, usual_lengths)
         assert [each.reason for each in findings] == ([] if reason is None else [reason])
         held_out = held_out_filters(FilterConfig(max_length=20))
-        assert held_out.dropping(held_out.length_findings(lengths, usual_lengths)) == reason
+        assert held_out.dropping(held_out.length_problems(lengths, usual_lengths)) == reason
 
 
 class Shouting(Filter):

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from nmt.config.data import Direction, TokenizerConfig
-from nmt.data.filters import FilterChain, Found
+from nmt.data.filters import FilterChain, ListedProblem
 from nmt.data.prepare_report import (
     DROPPED,
     KEPT,
     READ,
     REPORTED,
-    Findings,
     PrepareReport,
+    ProblemLog,
     report_sides,
     sample_lengths,
 )
@@ -127,10 +127,10 @@ def test_findings_are_counted_by_corpus_and_reason_and_listed_as_dropped_or_repo
     """Of a validation set every finding drops the pair, and none is counted by its reason."""
     chain = FilterChain([], {"markup": "report", "ratio": "drop", "url": "report"})
 
-    def found(corpus: str, line: int, reason: str) -> Found:
-        return Found(corpus, line, reason, 2.5, 1.0, f"s{line}", "t")
+    def found(corpus: str, line: int, reason: str) -> ListedProblem:
+        return ListedProblem(corpus, line, reason, 2.5, 1.0, f"s{line}", "t")
 
-    with Findings(tmp_path, chain, ["a", "b", "empty"], ["held"]) as findings:
+    with ProblemLog(tmp_path, chain, ["a", "b", "empty"], ["held"]) as findings:
         for name in ("a", "b", "held", "empty"):
             findings.counts[name][READ] += 0 if name == "empty" else 10
         rows = [found("a", 1, "markup"), found("a", 2, "ratio"), found("a", 3, "markup")]

@@ -119,13 +119,11 @@ def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
 
 
 @FEW
-@given(PAIRS, st.lists(st.integers(1, 3), max_size=3), st.integers(0, 2**20 - 1))
-def test_selected_sentences_begin_with_the_given_ids(
-    pairs: list[tuple[list[int], list[int]]], first: list[int], bits: int
+@given(PAIRS, st.lists(st.integers(1, 3), max_size=3))
+def test_sentences_begin_with_the_given_ids(
+    pairs: list[tuple[list[int], list[int]]], first: list[int]
 ) -> None:
     rows = [source for source, _ in pairs]
-    chosen = [bool(bits >> number & 1) for number in range(len(rows))]
-    flat = FlatIds.of(rows).selected(np.array(chosen), first)
-    wanted = [first + row for row, is_wanted in zip(rows, chosen, strict=True) if is_wanted]
-    assert flat.ids.tolist() == [index for row in wanted for index in row]
-    assert flat.lengths.tolist() == [*map(len, wanted)]
+    flat = FlatIds.of(rows).prepend(first)
+    assert flat.rows() == [first + row for row in rows]
+    assert flat.lengths.tolist() == [len(first) + len(row) for row in rows]

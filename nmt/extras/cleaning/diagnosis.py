@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data import filters
-from nmt.data.filters import Arrays, Found
+from nmt.data.filters import Arrays, ListedProblem
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
 from nmt.extras.cleaning.alignment import FEWEST_SCORED, SMALLEST, CutLines, align_corpora
@@ -81,7 +81,11 @@ class CorpusDiagnosis(filters.Diagnosis):
         self._writing: Future[None] | None = None
 
     def see(
-        self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
+        self,
+        corpus: str,
+        pairs: Sequence[SentencePair],
+        looked: Arrays,
+        found: Sequence[ListedProblem],
     ) -> None:
         """Record the hashes, leaks, languages and model scores of the next block of a corpus."""
         count = self._repeat_finder.count
@@ -128,7 +132,7 @@ class CorpusDiagnosis(filters.Diagnosis):
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
-    ) -> Mapping[int, Sequence[filters.Finding]]:
+    ) -> Mapping[int, Sequence[filters.PairProblem]]:
         """Return the findings of the next block, by the index of the line in the block."""
         assert self._repeats is not None
         places, stop = np.flatnonzero(is_kept), start + len(is_kept)
@@ -140,7 +144,7 @@ class CorpusDiagnosis(filters.Diagnosis):
             limit = self.material.filters.rule(reason).bound
             if reason in self._actions:
                 for row in np.flatnonzero(scores < limit).tolist():
-                    finding = filters.Finding(reason, float(scores[row]), limit)
+                    finding = filters.PairProblem(reason, float(scores[row]), limit)
                     findings.setdefault(int(where[row]), []).append(finding)
 
         for reason, scores in self._scores.items():
@@ -152,7 +156,9 @@ class CorpusDiagnosis(filters.Diagnosis):
         for found in self._ranges.get(corpus, ()):
             value = "unrelated" if found.offset is None else float(found.offset)
             for line in range(max(found.start - 1, start), min(found.end, stop)):
-                findings.setdefault(line - start, []).append(filters.Finding("misaligned", value))
+                findings.setdefault(line - start, []).append(
+                    filters.PairProblem("misaligned", value)
+                )
         return findings
 
     def report(self) -> filters.DiagnosisReport:

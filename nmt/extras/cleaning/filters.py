@@ -21,7 +21,7 @@ import regex
 
 from nmt.config.data import FilterConfig
 from nmt.config.language_codes import primary_code
-from nmt.data.filters import Filter, Finding
+from nmt.data.filters import Filter, PairProblem
 from nmt.errors import ConfigError
 from nmt.text.identification import (
     NO_PROFILES,
@@ -41,7 +41,7 @@ from nmt.text.languages import (
 
 # (limits, source language, target language, profiles of the languages) -> a filter
 Maker = Callable[..., Filter]
-Find = Callable[[str], Finding | None]
+Find = Callable[[str], PairProblem | None]
 Share = Callable[[str], float]
 _WORD = re.compile(r"\w+")
 _DIGIT = re.compile(r"\d")
@@ -101,19 +101,19 @@ _LOST = re.compile(r"\ufffd|[^\W\d_]\?[^\W\d_A-Z]{2}|\?{5}")
 class TextFilter(Filter):
     """A filter that needs only the two texts of a pair."""
 
-    find: Callable[[str, str], Finding | None]
+    find: Callable[[str, str], PairProblem | None]
     note: str = ""  # a limitation of the filter, for the report
 
-    def text_problem(self, source: str, target: str) -> Finding | None:
+    def text_problem(self, source: str, target: str) -> PairProblem | None:
         """Return the finding for a pair, or None."""
         return self.find(source, target)
 
 
-def _on_a_side(of_source: Find, of_target: Find, source: str, target: str) -> Finding | None:
+def _on_a_side(of_source: Find, of_target: Find, source: str, target: str) -> PairProblem | None:
     return of_source(source) or of_target(target)
 
 
-def _share(finding: tuple[str, float], shares: Sequence[Share], *texts: str) -> Finding | None:
+def _share(finding: tuple[str, float], shares: Sequence[Share], *texts: str) -> PairProblem | None:
     """Return a finding if a share, such as that of symbols, exceeds the limit on either side.
 
     Args:
@@ -122,7 +122,7 @@ def _share(finding: tuple[str, float], shares: Sequence[Share], *texts: str) -> 
         texts: Source and target.
     """
     worst = max(share(text) for share, text in zip(shares, texts, strict=True))
-    return Finding(finding[0], worst, finding[1]) if worst > finding[1] else None
+    return PairProblem(finding[0], worst, finding[1]) if worst > finding[1] else None
 
 
 def _maker_of_share(reason: str, share: Share) -> Maker:
@@ -141,13 +141,13 @@ def control(*_: object) -> Filter:
     return TextFilter(partial(_on_a_side, _control, _control))
 
 
-def _control(text: str) -> Finding | None:
+def _control(text: str) -> PairProblem | None:
     if text.isprintable():
         return None
     match = _CONTROL.search(text)
     if match is None and (mark := _MARKS.search(text)) and not _NEEDS_MARKS.search(text):
         match = mark
-    return Finding("control", f"U+{ord(match[0]):04X}") if match else None
+    return PairProblem("control", f"U+{ord(match[0]):04X}") if match else None
 
 
 def markup(*_: object) -> Filter:
@@ -159,11 +159,11 @@ def markup(*_: object) -> Filter:
     return TextFilter(partial(_on_a_side, _markup, _markup))
 
 
-def _markup(text: str) -> Finding | None:
+def _markup(text: str) -> PairProblem | None:
     if not _MARKUP_SIGNS.search(text):
         return None
     match = _MARKUP.search(text)
-    return Finding("markup", match[0][:40]) if match else None
+    return PairProblem("markup", match[0][:40]) if match else None
 
 
 def mojibake(*_: object) -> Filter:
@@ -176,17 +176,17 @@ def mojibake(*_: object) -> Filter:
     return TextFilter(partial(_on_a_side, _mojibake, _mojibake))
 
 
-def _mojibake(text: str) -> Finding | None:
+def _mojibake(text: str) -> PairProblem | None:
     if text.isascii() and "?" not in text:
         return None
     if (match := _LOST.search(text)) and (match[0] == "\ufffd" or "://" not in text):
-        return Finding("mojibake", match[0])
+        return PairProblem("mojibake", match[0])
     if not _BROKEN.search(text):
         return None
     import ftfy  # noqa: PLC0415 - optional
 
     fixed = ftfy.fix_encoding(text)
-    return Finding("mojibake", fixed[:80]) if fixed != text else None
+    return PairProblem("mojibake", fixed[:80]) if fixed != text else None
 
 
 def _need(library: str, reason: str, package: str = "") -> None:
@@ -206,10 +206,10 @@ def copy_of_source(config: FilterConfig, *_: str) -> Filter:
     return TextFilter(partial(_copy, config.copy_of_source.bound))
 
 
-def _copy(max_share: float, source: str, target: str) -> Finding | None:
+def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
     left, right = (_WORD.findall(text.lower()) for text in (source, target))
     if left == right and any(map(str.isalpha, "".join(left))):
-        return Finding("copy_of_source", 1.0, max_share)
+        return PairProblem("copy_of_source", 1.0, max_share)
     if len(right) < _MIN_COPIED_WORDS:
         return None
     words = set(left)
@@ -218,7 +218,7 @@ def _copy(max_share: float, source: str, target: str) -> Finding | None:
     share = (Counter(left) & Counter(right)).total() / len(right)
     if share < max_share or sum(map(str.isalpha, right)) < _MIN_COPIED_WORDS:
         return None
-    return Finding("copy_of_source", share, max_share)
+    return PairProblem("copy_of_source", share, max_share)
 
 
 def _address_share(text: str) -> float:
@@ -266,14 +266,14 @@ def numbers(*_: object) -> Filter:
     as "the 90s", and 15:00 as 3 p.m.
 
     >>> numbers().text_problem("Es war 1.250 km.", "It was 1,205 km.")
-    Finding(reason='numbers', value='1250|1205', limit='')
+    PairProblem(reason='numbers', value='1250|1205', limit='')
     >>> numbers().text_problem("3 Millionen am 5.", "3,000,000 on the fifth") is None
     True
     """
     return TextFilter(_numbers)
 
 
-def _numbers(source: str, target: str) -> Finding | None:
+def _numbers(source: str, target: str) -> PairProblem | None:
     if not (_DIGIT.search(source) or _DIGIT.search(target)):
         return None
     left, right = numbers_of(source), numbers_of(target)
@@ -291,7 +291,7 @@ def _numbers(source: str, target: str) -> Finding | None:
         )
     if not (only_left or only_right):
         return None
-    return Finding("numbers", f"{' '.join(sorted(only_left))}|{' '.join(sorted(only_right))}")
+    return PairProblem("numbers", f"{' '.join(sorted(only_left))}|{' '.join(sorted(only_right))}")
 
 
 def _is_round(number: str) -> bool:
@@ -349,18 +349,18 @@ def swapped(
 
 def _swapped_scripts(
     left: regex.Pattern[str], right: regex.Pattern[str], source: str, target: str
-) -> Finding | None:
+) -> PairProblem | None:
     is_swapped = right.search(source) and left.search(target)
     is_mixed = left.search(source) or right.search(target)
-    return Finding("swapped", "both sides") if is_swapped and not is_mixed else None
+    return PairProblem("swapped", "both sides") if is_swapped and not is_mixed else None
 
 
 def _swapped(
     identify: Callable[[str], str], of_source: Set[str], of_target: Set[str], *texts: str
-) -> Finding | None:
+) -> PairProblem | None:
     source, target = texts
     if identify(source) in of_target and identify(target) in of_source:
-        return Finding("swapped", "both sides")
+        return PairProblem("swapped", "both sides")
     return None
 
 
@@ -395,12 +395,12 @@ def language(
 
 def _language(
     check: Callable[..., str | None], code: str, min_odds: float, text: str
-) -> Finding | None:
+) -> PairProblem | None:
     """Return a finding if another language is ``min_odds`` times as likely; short texts pass."""
     if len(text) < _MIN_LETTERS:
         return None
     other = check(text, code, min_odds)
-    return None if other is None else Finding("language", other, primary_code(code))
+    return None if other is None else PairProblem("language", other, primary_code(code))
 
 
 def _no_other(*_: object) -> None:

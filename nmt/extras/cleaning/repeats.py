@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import Action, FilterConfig
-from nmt.data.filters import Finding
+from nmt.data.filters import PairProblem
 from nmt.extras.cleaning.scores import Column
 
 Hashes = npt.NDArray[np.uint64]
@@ -222,12 +222,12 @@ class Repeats:
     found: Mapping[str, Column]
     filters: FilterConfig
 
-    def between(self, start: int, end: int) -> dict[int, list[Finding]]:
+    def between(self, start: int, end: int) -> dict[int, list[PairProblem]]:
         """Return the findings of the rows from ``start`` to ``end`` (exclusive), by row.
 
         Of the kinds of duplicates, only the first that applies to a pair is returned.
         """
-        findings: dict[int, list[Finding]] = {}
+        findings: dict[int, list[PairProblem]] = {}
         is_known = np.zeros(max(end - start, 0), np.bool_)
         for name, column in self.found.items():
             limit, values = self.filters.rule(name).limit, column[start:end]
@@ -236,5 +236,5 @@ class Repeats:
                 is_known[: len(values)] |= values > 0
             for row in np.flatnonzero(values).tolist():
                 seen = () if limit is None else (float(values[row]), limit)
-                findings.setdefault(start + row, []).append(Finding(name, *seen))
+                findings.setdefault(start + row, []).append(PairProblem(name, *seen))
         return findings

@@ -133,7 +133,7 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
         "decoding": model.decoding,
     }
     config = InferenceConfig.model_validate(values)
-    _write(output, config, models, weights, origin)
+    _write(output, config, models, weights, origin=origin)
     if not is_resized(options):
         return ImportSummary(output, codes)
     before = vocabulary.sizes_of([side.model for side in sides], model.weights)
@@ -167,7 +167,15 @@ def _resize_folder(options: ImportOptions) -> ImportSummary:
         "decoding": config.decoding.model_copy(update={"shortlist": False}),
     }
     new_config = config.model_copy(update=changes)
-    _write(options.output, new_config, models, weights, _RESIZED, bundle.step, bundle.record)
+    _write(
+        options.output,
+        new_config,
+        models,
+        weights,
+        origin=_RESIZED,
+        step=bundle.step,
+        record=bundle.record,
+    )
     before = vocabulary.sizes_of([side.model for side in sides], old_weights)
     after = vocabulary.sizes_of(models, weights)
     return ImportSummary(options.output, config.languages, before, after)
@@ -368,6 +376,7 @@ def _write(
     config: InferenceConfig,
     models: Sequence[Any],
     weights: Mapping[str, FloatArray],
+    *,
     origin: str,
     step: int = 0,
     record: Mapping[str, Any] = MappingProxyType({}),

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from nmt.config.loader import parse_document
+from nmt.config.document import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.extras.exchange.imported import (
     ACTIVATIONS,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nmt.config.data import FilterConfig
-from nmt.data.filters import Finding, training_filters
+from nmt.data.filters import PairProblem, training_filters
 from nmt.errors import ConfigError, install_command
 from nmt.extras.cleaning.filters import numbers
 from nmt.text.identification import LanguageProfiles
@@ -25,7 +25,7 @@ def reasons(source: str, target: str, languages: str = "de en") -> set[str]:
     source_language, target_language = languages.split()
     filters = training_filters(config, source_language, target_language)
     filters = pickle.loads(pickle.dumps(filters))  # they travel to other processes
-    return {each.reason for each in filters.text_findings(source, target)}
+    return {each.reason for each in filters.text_problems(source, target)}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_numbers_differ_unless_they_can_mean_the_same(left: str, right: str, fou
     if not found:
         assert finding is None
         return
-    assert isinstance(finding, Finding)
+    assert isinstance(finding, PairProblem)
     assert finding.value == found
 
 
@@ -136,8 +136,8 @@ def test_unsupported_languages_are_told_by_their_trigrams() -> None:
     filters = training_filters(FilterConfig(), "tlh", "en", profiles())
     filters = pickle.loads(pickle.dumps(filters))
     klingon, english = "tlhIngan jajvam QaQqu'", "the good dog is here"
-    assert filters.text_findings(klingon, english) == []
-    found = {each.reason: each.value for each in filters.text_findings(english, klingon)}
+    assert filters.text_problems(klingon, english) == []
+    found = {each.reason: each.value for each in filters.text_problems(english, klingon)}
     assert found["swapped"] == "both sides"
     assert found["language"] == "en"
     assert filters.warnings == []
@@ -201,12 +201,12 @@ def test_a_fasttext_model_replaces_py3langid(tmp_path: Path) -> None:
     config = FilterConfig.model_validate({"language": {"action": "drop", "model": str(model)}})
     filters = training_filters(config, "de-AT", "tlh")
     filters = pickle.loads(pickle.dumps(filters))
-    assert filters.text_findings(german, klingon) == []
-    assert filters.text_findings(german, "unknown words are no sign") == []
-    found = filters.text_findings("le chien le chien", klingon)
-    assert found == [Finding("language", "fr", "de")]
+    assert filters.text_problems(german, klingon) == []
+    assert filters.text_problems(german, "unknown words are no sign") == []
+    found = filters.text_problems("le chien le chien", klingon)
+    assert found == [PairProblem("language", "fr", "de")]
     unsure = "le chien der Hund ist"  # more German
-    assert filters.text_findings(unsure, klingon) == []
+    assert filters.text_problems(unsure, klingon) == []
 
 
 @pytest.mark.parametrize(
@@ -240,13 +240,13 @@ def test_languages_are_judged_where_py3langid_knows_them() -> None:
     german = "Der Zug nach München fährt heute leider nicht mehr."
     french = "Le train pour Paris ne part plus ce soir, malheureusement."
     filters = training_filters(FilterConfig(), "de", "xx")
-    assert [each.value for each in filters.text_findings(french, german)] == ["fr"]
-    assert filters.text_findings(german, french) == []
-    assert filters.text_findings("C'est ça?", german) == []  # too short to be sure
+    assert [each.value for each in filters.text_problems(french, german)] == ["fr"]
+    assert filters.text_problems(german, french) == []
+    assert filters.text_problems("C'est ça?", german) == []  # too short to be sure
     danish = "Skoleelever demonstrerede uden for Folketinget."
     alike = training_filters(FilterConfig(), "no", "xx")  # one sentence does not decide
-    assert alike.text_findings(danish, german) == []
-    assert filters.text_findings(danish, german)
+    assert alike.text_problems(danish, german) == []
+    assert filters.text_problems(danish, german)
 
 
 def test_markup_control_characters_and_numbers_are_counted() -> None:
@@ -257,5 +257,5 @@ def test_markup_control_characters_and_numbers_are_counted() -> None:
         ("line\u2028separator", "zero\u200bwidth"), ("schön", "pretty"),
     ]  # fmt: skip
     filters = training_filters(FilterConfig())
-    found = Counter(each.reason for pair in pairs for each in filters.text_findings(*pair))
+    found = Counter(each.reason for pair in pairs for each in filters.text_problems(*pair))
     assert found == {"markup": 2, "control": 3, "numbers": 1}
