@@ -31,8 +31,8 @@ from nmt.checkpoint.model_folder import (
     write_model_folder,
 )
 from nmt.checkpoint.run import trained_on
+from nmt.config.document import dump_document
 from nmt.config.inference import InferenceConfig
-from nmt.config.loader import dump_document
 from nmt.data.corpus import corpus_names
 from nmt.errors import ConfigError
 from nmt.extras.exchange.options import ExportOptions

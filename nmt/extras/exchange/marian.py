@@ -19,7 +19,7 @@ import numpy.typing as npt
 import yaml
 
 from nmt.config.data import LANGUAGE_CODE
-from nmt.config.loader import parse_document
+from nmt.config.document import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.extras.exchange.imported import (
     ACTIVATIONS,
