@@ -24,8 +24,7 @@ import safetensors
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from nmt.config.migration import FORMAT, Kind, migrate, split_format
-from nmt.config.migration import KEY as FORMAT_KEY
+from nmt.config.migration import FORMAT, FORMAT_KEY, Kind, migrate
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files import atomic
 from nmt.files.json_file import Manifest, UnknownFormatError, field, read_json
@@ -180,10 +179,9 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     path = folder / STATE
     try:
-        state, number = split_format(read_object(path), str(path))
+        return migrate(read_object(path), str(path), kind=Kind.CHECKPOINT)
     except ConfigError as error:
         raise CheckpointError(error.problem, fix=error.fix) from error
-    return migrate(state, number, kind=Kind.CHECKPOINT)
 
 
 def read_object(path: Path) -> dict[str, Any]:

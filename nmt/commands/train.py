@@ -384,9 +384,8 @@ class Trainer:
         """
         progress = self.progress
         begin = time.perf_counter()
-        read_together(self._unread)
+        updates = read_together(self._unread)
         self.seconds += time.perf_counter() - begin
-        updates = self._unread
         self._unread = []
         for step, stats in enumerate(updates, progress.step - len(updates) + 1):
             progress.add_outcome(stats)

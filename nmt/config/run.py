@@ -23,6 +23,7 @@ from nmt.config.data import (
     tag_symbol,
     tagged_languages,
 )
+from nmt.config.filling import filled_in
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import first_spelling, is_spelling, matching
 from nmt.config.model import DecodingConfig, ModelConfig
@@ -55,27 +56,6 @@ RECIPES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }  # fmt: skip
 _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
-
-
-def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Add ``values`` for keys that ``given`` does not contain, section by section.
-
-    If ``given`` has a different optimizer than ``values``, the added learning rate is the usual
-    rate of AdamW. ``warmup_ratio`` is not added if ``given`` has ``warmup_steps``.
-
-    >>> filled_in({"a": {"x": 1}}, {"a": {"x": 2, "y": 3}, "b": 4})
-    {'a': {'x': 1, 'y': 3}, 'b': 4}
-    """
-    own, usual = (each.get("optimizer") or {} for each in (given, values))
-    if usual and isinstance(own, Mapping) and own.get("kind", usual["kind"]) != usual["kind"]:
-        values = {**values, "optimizer": {}, "schedule": {**values["schedule"], "peak_lr": 1e-3}}
-    below = {x: values[x] for x in values if x != "warmup_ratio" or "warmup_steps" not in given}
-    for name in below.keys() & given.keys():
-        is_section = isinstance(below[name], Mapping)
-        own = {} if is_section and given[name] is None else given[name]
-        both = is_section and isinstance(own, Mapping)
-        below[name] = filled_in(own, below[name]) if both else own
-    return {**given, **below}
 
 
 def name_of_folder(folder: Path) -> str:

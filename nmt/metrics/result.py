@@ -15,8 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 from rich.cells import cell_len, set_cell_size
 
-from nmt.config.migration import FORMAT, Kind, migrate, split_format
-from nmt.config.migration import KEY as FORMAT_KEY
+from nmt.config.migration import FORMAT, FORMAT_KEY, Kind, migrate
 from nmt.errors import GateError, NmtError
 from nmt.files.json_file import field, read_json
 from nmt.metrics.metric import Floats, Score, format_score, label_of
@@ -273,8 +272,7 @@ def read_report(path: Path) -> Sequence[EvaluationRecord]:
         NewerFormatError: A newer version of nmt wrote the report.
     """
     document = field(read_json(path), kind=dict)
-    document, number = split_format(document, str(path))
-    report = migrate(document, number, kind=Kind.REPORT)
+    report = migrate(document, str(path), kind=Kind.REPORT)
     records = TypeAdapter(tuple[EvaluationRecord, ...])
     return records.validate_python(report.get("evaluations", [report]))
 

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +36,8 @@ _AVERAGE_WARMUP = 10
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
     """Whether a parameter is a weight matrix of a layer, not an embedding matrix or a vector."""
-    of_layers = name.startswith(("encoder.", "decoder.")) and ".positions." not in name
-    return parameter.ndim == 2 and of_layers
+    is_of_layer = name.startswith(("encoder.", "decoder.")) and ".positions." not in name
+    return parameter.ndim == 2 and is_of_layer
 
 
 def freeze(model: nn.Module, parts: Sequence[str]) -> None:
@@ -53,15 +51,21 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
         ConfigError: A prefix matches no parameter, or no parameter is left to train.
     """
     named = dict(model.named_parameters())
-    frozen = {part: [name for name in named if f"{name}.".startswith(f"{part}.")] for part in parts}
-    if unknown := [part for part, names in frozen.items() if not names]:
-        there = ", ".join(sorted({name.split(".")[0] for name in named}))
-        problem = f"no parameter of the model begins with {', '.join(map(repr, unknown))}."
-        fix = f"Use {there}, or a layer, such as encoder.0."
+    frozen: set[str] = set()
+    unknown: list[str] = []
+    for part in parts:
+        names = [name for name in named if f"{name}.".startswith(f"{part}.")]
+        frozen.update(names)
+        if not names:
+            unknown.append(repr(part))
+    if unknown:
+        problem = f"no parameter of the model begins with {', '.join(unknown)}."
+        roots = sorted({name.split(".")[0] for name in named})
+        fix = f"Use {', '.join(roots)}, or a layer, such as encoder.0."
         raise ConfigError(f"training.freeze: {problem}", fix=fix)
     for name, parameter in named.items():
-        parameter.requires_grad_(not any(name in names for names in frozen.values()))
-    if not any(parameter.requires_grad for parameter in named.values()):
+        parameter.requires_grad_(name not in frozen)
+    if len(frozen) == len(named):
         problem = "training.freeze leaves no parameter to train."
         raise ConfigError(problem, fix="Remove one or more parts from training.freeze.")
 
@@ -86,21 +90,27 @@ class FlatParameters:
     ) -> None:
         self.working_dtype = dtype  # Dtype of the model's parameters.
         self._fused_rows = fused_rows(model)
-        named = list(model.named_parameters())
-        trained = [(name, p) for name, p in named if p.requires_grad]
-        self._trained = sorted(trained, key=lambda item: not is_matrix(*item))
-        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        matrices: list[tuple[str, nn.Parameter]] = []
+        others: list[tuple[str, nn.Parameter]] = []
+        self._frozen: list[tuple[str, nn.Parameter]] = []
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                self._frozen.append((name, parameter))
+            elif is_matrix(name, parameter):
+                matrices.append((name, parameter))
+            else:
+                others.append((name, parameter))
+        self._trained = matrices + others
         self._held: list[nn.Parameter] = []
         if frozen_dtype is not None:
-            self._held, self._frozen = [parameter for _, parameter in self._frozen], []
+            self._held = [parameter for _, parameter in self._frozen]
+            self._frozen = []
             for parameter in self._held:
                 is_vector = parameter.ndim == 1  # small, and norms need the dtype of their input
                 parameter.data = parameter.data.to(dtype if is_vector else frozen_dtype)
-        # Elements of the trained matrices, which come first, and of all trained parameters.
-        self.matrix_size = sum(p.numel() for name, p in trained if is_matrix(name, p))
-        self.trained_size = sum(p.numel() for _, p in trained)
-        every = self._trained + self._frozen
-        self._master = torch.cat([p.detach().float().flatten() for _, p in every])
+        named = self._trained + self._frozen
+        self._master = torch.cat([p.detach().float().flatten() for _, p in named])
+        self.trained_size = sum(p.numel() for _, p in self._trained)
         # Master copy of the trained parameters. (trained_size,), float32.
         self.weights = self._master[: self.trained_size]
         # `gradient` and `sums` in one buffer, so that processes sum both in one call.
@@ -110,16 +120,30 @@ class FlatParameters:
         # Sum of the loss, and number of batch splits: see `nmt.training.update`. (2,), float32.
         self.sums = self.shared[self.trained_size :]
         self._working = self._master if dtype == torch.float32 else self._master.to(dtype)
-        for (_, parameter), (_, view) in zip(every, _cut(self._working, every), strict=True):
-            parameter.data = view
+        working = dict(_cut(self._working, named))
+        for name, parameter in named:
+            parameter.data = working[name]
         self._unwritten: dict[nn.Parameter, Tensor] = {}
-        self._gradients = {model.get_parameter(n): view for n, view in self.views(self.gradient)}
-        for parameter, view in self._gradients.items():
+        self._gradients: dict[nn.Parameter, Tensor] = {}
+        gradients = dict(self.views(self.gradient))
+        for name, parameter in self._trained:
+            self._gradients[parameter] = gradients[name]
             if dtype == torch.float32:
-                parameter.grad = view
+                parameter.grad = gradients[name]
             else:
                 parameter.register_post_accumulate_grad_hook(self._take)
         self.clear()
+
+    @property
+    def matrix_size(self) -> int:
+        """Number of elements of the trained matrices, which come first in the buffers.
+
+        Checks this order, on which optimizers and `nmt.training.update.GradientReduction` depend.
+        """
+        are_matrices = [is_matrix(*item) for item in self._trained]
+        count = sum(are_matrices)
+        assert all(are_matrices[:count]), "the matrices must come first in the flat buffers"
+        return sum(p.numel() for _, p in self._trained[:count])
 
     def _take(self, parameter: nn.Parameter) -> None:
         """Move a gradient of the working dtype into the float32 buffer.
@@ -127,8 +151,8 @@ class FlatParameters:
         The first gradient after `clear` overwrites the buffer, which saves a pass of zeroing.
         """
         assert parameter.grad is not None
-        if (view := self._unwritten.pop(parameter, None)) is not None:
-            view.copy_(parameter.grad)
+        if self._unwritten.pop(parameter, None) is not None:
+            self._gradients[parameter].copy_(parameter.grad)
         else:
             self._gradients[parameter].add_(parameter.grad)
         parameter.grad = None
@@ -166,7 +190,8 @@ class FlatParameters:
         Parameters without an entry stay; frozen ones of another file are copied to float32.
         """
         named = self._trained + self._frozen
-        own = [(p, p.data) for p in [*self._held, *(parameter for _, parameter in named)]]
+        parameters = self._held + [parameter for _, parameter in named]
+        before = [parameter.data for parameter in parameters]
         try:
             for name, parameter in named:
                 parameter.data = weights.get(name, parameter.data)
@@ -174,7 +199,7 @@ class FlatParameters:
                 parameter.data = parameter.data.float()
             yield
         finally:
-            for parameter, data in own:
+            for parameter, data in zip(parameters, before, strict=True):
                 parameter.data = data
 
     def views(self, flat: Tensor, begin: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -191,8 +216,10 @@ class FlatParameters:
 
         Fused weights, such as those of query, key and value, are split into their matrices.
         """
-        blocks = (x.split(self._fused_rows.get(name, len(x))) for name, x in self.views(flat))
-        return [*chain.from_iterable(blocks)]
+        matrices: list[Tensor] = []
+        for name, view in self.views(flat):
+            matrices += view.split(self._fused_rows.get(name, len(view)))
+        return matrices
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, float32 view) for each frozen parameter, except those of another file."""
@@ -222,8 +249,11 @@ class Optimizer:
     def __init__(
         self, parameters: FlatParameters, config: OptimizerConfig, part: slice = slice(None)
     ) -> None:
-        self._parameters, self._config, self._begin = parameters, config, part.start or 0
-        self._weights, self._gradient = parameters.weights[part], parameters.gradient[part]
+        self._parameters = parameters
+        self._config = config
+        self._begin = part.start or 0
+        self._weights = parameters.weights[part]
+        self._gradient = parameters.gradient[part]
         self._kept: dict[str, Tensor] = {}
         # Number of updates that were not skipped. Scalar.
         self.step_count = self._keep("step", self._weights.new_zeros(()))
@@ -253,8 +283,8 @@ class Optimizer:
             if values.ndim == 0:
                 state[key] = values.view(1)
             else:
-                views = self._parameters.views(values, self._begin)
-                state |= {f"{key}/{name}": view for name, view in views}
+                for name, view in self._parameters.views(values, self._begin):
+                    state[f"{key}/{name}"] = view
         return state
 
     def reset(self) -> None:
@@ -279,25 +309,36 @@ class AdamW(Optimizer):
         super().__init__(parameters, config, part)
         mean = self._keep("exp_avg", torch.zeros_like(self._weights))
         square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
+        buffers = (self._weights, self._gradient, mean, square)
         num_decayed = max(parameters.matrix_size - self._begin, 0)
-        parts = ((slice(0, num_decayed), config.weight_decay), (slice(num_decayed, None), 0.0))
-        self._groups = [
-            ([tensor[part] for tensor in (self._weights, self._gradient, mean, square)], decay)
-            for part, decay in parts
-            if len(self._weights[part])
-        ]
-        beta1, beta2 = config.betas
-        flags = {"fused": True, "amsgrad": False, "maximize": False}
-        self._options = flags | {"beta1": beta1, "beta2": beta2, "eps": config.epsilon}
+        decayed = [buffer[:num_decayed] for buffer in buffers]
+        others = [buffer[num_decayed:] for buffer in buffers]
+        groups = [(decayed, config.weight_decay), (others, 0.0)]
+        self._groups = [(group, decay) for group, decay in groups if len(group[0])]
 
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
-        before, counts = self.step_count.clone(), [self.step_count]
-        options: dict[str, Any] = self._options | {"lr": learning_rate, "found_inf": skipped}
-        for (weights, *others), decay in self._groups:
-            self.step_count.copy_(before)  # `adamw` increments it in every call
-            gradient, mean, square = ([tensor] for tensor in others)
-            adamw([weights], gradient, mean, square, [], counts, weight_decay=decay, **options)
+        beta1, beta2 = self._config.betas
+        num_steps = self.step_count.clone()
+        for (weights, gradient, mean, square), weight_decay in self._groups:
+            self.step_count.copy_(num_steps)  # `adamw` increments it in every call
+            adamw(
+                [weights],
+                [gradient],
+                [mean],
+                [square],
+                [],
+                [self.step_count],
+                lr=learning_rate,
+                beta1=beta1,
+                beta2=beta2,
+                eps=self._config.epsilon,
+                weight_decay=weight_decay,
+                amsgrad=False,
+                maximize=False,
+                fused=True,
+                found_inf=skipped,
+            )
 
 
 OptimizerConstructor = Callable[[FlatParameters, OptimizerConfig], Optimizer]
@@ -311,13 +352,13 @@ def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tens
         CheckpointError: A tensor is missing or has a different shape.
     """
     for name, place in places:
-        found = tensors.get(name)
-        if found is None or found.shape != place.shape:
-            shape = "nothing" if found is None else str(tuple(found.shape))
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != place.shape:
+            shape = "nothing" if tensor is None else str(tuple(tensor.shape))
             needed = f"{name}, but the model needs {tuple(place.shape)}"
             fix = "Copy the model section from the config.yaml of the run."
             raise CheckpointError(f"The checkpoint has {shape} for {needed}.", fix=fix)
-        place.copy_(found)
+        place.copy_(tensor)
 
 
 class ModelOptimizer:
@@ -334,8 +375,10 @@ class ModelOptimizer:
     def __init__(
         self, parameters: FlatParameters, optimizer: Optimizer, *, ema_decay: float | None = None
     ) -> None:
-        self.parameters, self._optimizer, self._ema_decay = parameters, optimizer, ema_decay
-        self._ema = parameters.weights.clone() if ema_decay is not None else None
+        self.parameters = parameters
+        self._optimizer = optimizer
+        self._ema_decay = ema_decay
+        self._ema = None if ema_decay is None else parameters.weights.clone()
 
     @torch.no_grad()
     def step(
@@ -364,7 +407,9 @@ class ModelOptimizer:
         self.parameters.sync_from_master()
 
     def _eval_weights(self) -> Tensor | None:
-        return self._ema if self._ema is not None else self._optimizer.eval_weights()
+        if self._ema is not None:
+            return self._ema
+        return self._optimizer.eval_weights()
 
     @contextmanager
     def eval_weights(self) -> Iterator[None]:
@@ -383,16 +428,17 @@ class ModelOptimizer:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the float32 weights to validate and save, by parameter name; views if possible."""
-        weights = self._eval_weights()
-        flat = self.parameters.weights if weights is None else weights
-        return {**dict(self.parameters.views(flat)), **dict(self.parameters.frozen())}
+        flat = self._eval_weights()
+        if flat is None:
+            flat = self.parameters.weights
+        return dict(self.parameters.views(flat)) | dict(self.parameters.frozen())
 
     def state(self) -> dict[str, Tensor]:
         """Return views of all tensors other than `weights` that a resumed run needs, by name."""
         state = self._optimizer.state()
         if self._eval_weights() is not None:
-            views = self.parameters.views(self.parameters.weights)
-            state |= {f"{_TRAINED}/{name}": view for name, view in views}
+            for name, view in self.parameters.views(self.parameters.weights):
+                state[f"{_TRAINED}/{name}"] = view
         return state
 
     @torch.no_grad()
@@ -404,15 +450,17 @@ class ModelOptimizer:
                 a different kind of optimizer.
         """
         self.load_weights(weights)
-        own = self.state()
-        found, needed = (sorted({key.split("/")[0] for key in keys}) for keys in (state, own))
-        if not own.keys() <= state.keys() or (_TRAINED in found and _TRAINED not in needed):
-            stored = f"Stored: {', '.join(found) or 'nothing'}."
-            wanted = f"Needed for every trained parameter: {', '.join(needed)}."
+        places = self.state()
+        stored = _kinds(state)
+        needed = _kinds(places)
+        is_superfluous = _TRAINED in stored and _TRAINED not in needed
+        if is_superfluous or not places.keys() <= state.keys():
+            problem = "The optimizer state of the checkpoint does not fit. "
+            problem += f"Stored: {', '.join(stored) or 'nothing'}. "
+            problem += f"Needed for every trained parameter: {', '.join(needed)}."
             fix = "Copy optimizer, ema_decay and freeze from the config.yaml of the run."
-            problem = f"The optimizer state of the checkpoint does not fit. {stored} {wanted}"
             raise CheckpointError(problem, fix=fix)
-        copy_tensors(state, own.items())
+        copy_tensors(state, places.items())
         self.parameters.sync_from_master()
 
     @torch.no_grad()
@@ -428,6 +476,10 @@ class ModelOptimizer:
         self._optimizer.reset()
         if self._ema is not None:
             self._ema.copy_(self.parameters.weights)
+
+
+def _kinds(state: Iterable[str]) -> list[str]:
+    return sorted({key.split("/")[0] for key in state})
 
 
 def build_optimizer(

@@ -34,23 +34,27 @@ class ScheduleFreeAdamW(Optimizer):
         self._weight_sum = self._keep("weight_sum", self._weights.new_zeros((), dtype=dtype))
         self._z = self._keep("z", self._weights.clone())
         self._square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
+        self._num_decayed = parameters.matrix_size
 
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
         beta1, beta2 = self._config.betas
-        not_skipped, dtype = 1 - skipped.to(precise_dtype(skipped.device)), self._weights.dtype
+        dtype = self._weights.dtype
+        not_skipped = 1 - skipped.to(precise_dtype(skipped.device))
+        weight = not_skipped * learning_rate**2
         self.step_count += not_skipped
-        self._weight_sum += not_skipped * learning_rate**2
+        self._weight_sum += weight
         # 0 / 0 while the learning rate is zero
-        share = (not_skipped * learning_rate**2 / self._weight_sum).nan_to_num_()
+        share = (weight / self._weight_sum).nan_to_num_()
         correction = 1 - beta2 ** self.step_count.clamp(min=1)
         gradient = self._gradient.nan_to_num_(0, 0, 0)
         decay = (beta2**not_skipped).to(dtype)
         self._square.mul_(decay).addcmul_(gradient, gradient, value=1 - beta2)
-        scale = (self._square / correction.to(dtype)).sqrt_().add_(self._config.epsilon)
+        scale = (self._square / correction.to(dtype)).sqrt_()
+        scale.add_(self._config.epsilon)
         change = torch.div(gradient, scale, out=scale)
-        decayed = slice(0, self._parameters.matrix_size)
-        change[decayed].add_(self._weights[decayed], alpha=self._config.weight_decay)
+        decayed = self._weights[: self._num_decayed]
+        change[: self._num_decayed].add_(decayed, alpha=self._config.weight_decay)
         rate = -learning_rate * not_skipped
         self._weights.lerp_(self._z, share.to(dtype))
         self._weights.addcmul_(change, (rate * (1 - beta1 * (1 - share))).to(dtype))
@@ -126,18 +130,22 @@ class Muon(Optimizer):
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
         config = self._config
-        not_skipped, dtype = 1 - skipped.to(precise_dtype(skipped.device)), self._weights.dtype
+        dtype = self._weights.dtype
+        not_skipped = 1 - skipped.to(precise_dtype(skipped.device))
         gradient = self._gradient.nan_to_num_(0, 0, 0)
-        self._momentum.lerp_(gradient, (not_skipped * (1 - config.momentum)).to(dtype))
+        share = not_skipped * (1 - config.momentum)
+        self._momentum.lerp_(gradient, share.to(dtype))
         torch.lerp(gradient, self._momentum, config.momentum, out=self._change)  # Nesterov
         num_iterations = config.newton_schulz_steps
         for group in self._groups:
             orthogonal = orthogonalise(torch.stack(group), num_iterations, self._iteration_dtype)
             size = _RMS_OF_ADAMW * max(orthogonal.shape[1:]) ** 0.5
-            for change, result in zip(group, orthogonal.unbind(), strict=True):
-                torch.mul(result, size, out=change)
-        self._weights.mul_((1 - not_skipped * (learning_rate * config.weight_decay)).to(dtype))
-        self._weights.addcmul_(self._change, (not_skipped * -learning_rate).to(dtype))
+            for change, matrix in zip(group, orthogonal.unbind(), strict=True):
+                torch.mul(matrix, size, out=change)
+        decay = not_skipped * (learning_rate * config.weight_decay)
+        rate = not_skipped * -learning_rate
+        self._weights.mul_((1 - decay).to(dtype))
+        self._weights.addcmul_(self._change, rate.to(dtype))
         self._adamw.step(learning_rate, skipped)
 
     @override
@@ -171,16 +179,17 @@ class TorchOptimizer(Optimizer):
         options: Mapping[str, Any],
     ) -> None:
         super().__init__(parameters, config)
-        views = parameters.views(parameters.weights)
-        self._named: dict[str, Tensor] = {name: torch.nn.Parameter(view) for name, view in views}
-        for name, gradient in parameters.views(parameters.gradient):
-            self._named[name].grad = gradient
-        groups: dict[float, list[Tensor]] = {}
-        for name, parameter in self._named.items():
+        self._named: dict[str, Tensor] = {}
+        by_decay: dict[float, list[Tensor]] = {}
+        gradients = dict(parameters.views(parameters.gradient))
+        for name, view in parameters.views(parameters.weights):
+            parameter = torch.nn.Parameter(view)
+            parameter.grad = gradients[name]
+            self._named[name] = parameter
             decay = config.weight_decay if is_matrix(name, parameter) else 0.0
-            groups.setdefault(decay, []).append(parameter)
-        members = [{"params": group, "decay": decay} for decay, group in groups.items()]
-        self._optimizer = kind(members, **options)
+            by_decay.setdefault(decay, []).append(parameter)
+        groups = [{"params": group, "decay": decay} for decay, group in by_decay.items()]
+        self._optimizer = kind(groups, **options)
         self.reset()
 
     @override
@@ -188,7 +197,8 @@ class TorchOptimizer(Optimizer):
         """Create a new state by a step with gradient 0 and learning rate 0."""
         super().reset()
         self._optimizer.state.clear()
-        weights, gradient = self._weights.clone(), self._gradient.clone()
+        weights = self._weights.clone()
+        gradient = self._gradient.clone()
         self._gradient.zero_()
         for group in self._optimizer.param_groups:
             group.update(lr=0.0, weight_decay=0.0)
@@ -210,16 +220,17 @@ class TorchOptimizer(Optimizer):
         self._optimizer.step()
         self.step_count += 1
         for tensor, was in zip(tensors, before, strict=True):
-            tensor.data.copy_(torch.where(skipped.to(tensor.device) > 0, was, tensor.detach()))
+            is_skipped = skipped.to(tensor.device) > 0
+            tensor.data.copy_(torch.where(is_skipped, was, tensor.detach()))
 
     @override
     def state(self) -> dict[str, Tensor]:
-        return super().state() | {
-            f"{key}/{name}": value
-            for name, parameter in self._named.items()
-            for key, value in self._optimizer.state[parameter].items()
-            if isinstance(value, Tensor)
-        }
+        state = super().state()
+        for name, parameter in self._named.items():
+            for key, value in self._optimizer.state[parameter].items():
+                if isinstance(value, Tensor):
+                    state[f"{key}/{name}"] = value
+        return state
 
 
 def from_torch(

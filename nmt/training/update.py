@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +26,12 @@ _MOST_SPLITS = 3
 _SLICE_SIZE = 1 << 23
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class UpdateStats:
     """Statistics of one update, summed over all processes.
 
-    Reading `loss_sum`, `splits`, `gradient_norm` or `skipped` for the first time waits for the
-    device. `read_together` waits only once for many updates.
+    Reading `loss_sum`, `splits`, `gradient_norm` or `skipped` waits for the device, unless
+    `read_together` has copied the numbers to the host, with one wait for many updates.
     """
 
     rows: list[Rows]  # Rows of the store in each batch of this process, for messages.
@@ -40,13 +39,13 @@ class UpdateStats:
     source_tokens: int
     target_tokens: int
     padded_tokens: int  # Tokens including padding.
-    # Summed training loss, number of batch splits, gradient norm. (3,), float32.
-    on_device: Tensor
+    # Summed training loss, number of batch splits, gradient norm. (3,), float32, on any device.
+    numbers: Tensor
     stop: bool = False  # Whether any process had received a signal when the update began.
 
     @cached_property
     def _values(self) -> list[float]:
-        return list(map(float, self.on_device.tolist()))
+        return [float(value) for value in self.numbers.tolist()]
 
     @property
     def loss_sum(self) -> float:
@@ -69,12 +68,13 @@ class UpdateStats:
         return not all(map(math.isfinite, self._values))
 
 
-def read_together(updates: Sequence[UpdateStats]) -> None:
-    """Copy the statistics of all ``updates`` from the device at once, and wait for it."""
-    if updates:
-        rows = torch.stack([update.on_device for update in updates]).tolist()
-        for update, values in zip(updates, rows, strict=True):
-            update._values = values
+def read_together(updates: Sequence[UpdateStats]) -> list[UpdateStats]:
+    """Return ``updates`` with their numbers on the host. Waits for the device once."""
+    if not updates:
+        return []
+    numbers = torch.stack([update.numbers for update in updates]).cpu()
+    pairs = zip(updates, numbers.unbind(), strict=True)
+    return [replace(update, numbers=values) for update, values in pairs]
 
 
 class GradientReduction:
@@ -100,29 +100,37 @@ class GradientReduction:
         in_slices: bool,
         size: int = _SLICE_SIZE,
     ) -> None:
-        self._processes, self._slices = processes, list[Tensor]()
+        self._processes = processes
+        self._slices: list[Tensor] = []
         self._counts: list[int] = []  # Number of parameters in each slice.
         self._missing: list[int] = []  # Number of them that have no gradient yet.
         self._sent: list[PendingSum] = []
         self._kept: list[Tensor] = []
         self._is_on = False
         # The matrices of the layers come first. Backward reaches them roughly in reverse order.
-        stop = parameters.matrix_size if in_slices else 0
-        rest, count = parameters.shared[stop:], 0
-        for name, view in reversed(list(parameters.views(parameters.shared[:stop]))):
+        num_early = parameters.matrix_size if in_slices else 0
+        early = list(parameters.views(parameters.shared[:num_early]))
+        stop = begin = num_early
+        count = 0
+        for name, view in reversed(early):
+            assert view.storage_offset() + view.numel() == begin, "parameters must be adjacent"
+            begin = int(view.storage_offset())
+            count += 1
             arrived = partial(self._arrived, len(self._slices))
             model.get_parameter(name).register_post_accumulate_grad_hook(arrived)
-            begin, count = int(view.storage_offset()), count + 1
             if stop - begin >= size or begin == 0:
                 self._slices.append(parameters.shared[begin:stop])
                 self._counts.append(count)
-                stop, count = begin, 0
-        self._slices.append(rest)  # embeddings, biases, norms and sums: complete only at the end
+                stop = begin
+                count = 0
+        # Embeddings, biases, norms and sums are complete only at the end.
+        self._slices.append(parameters.shared[num_early:])
 
     @contextmanager
     def during_backward(self) -> Iterator[None]:
         """Send slices during this backward pass, which must be the last one of the update."""
-        self._missing, self._is_on = list(self._counts), True
+        self._missing = list(self._counts)
+        self._is_on = True
         try:
             yield
         finally:
@@ -142,7 +150,8 @@ class GradientReduction:
         """Copy the slices summed so far: backward runs again and overwrites them."""
         for pending in self._sent:
             pending.wait()
-        self._kept += [part.clone() for part in self._slices[len(self._kept) : len(self._sent)]]
+        summed = self._slices[len(self._kept) : len(self._sent)]
+        self._kept += [part.clone() for part in summed]
 
     def finish(self) -> None:
         """Send the remaining slices, and make the device wait for all sums."""
@@ -152,7 +161,8 @@ class GradientReduction:
             pending.wait()
         for part, values in zip(self._slices, self._kept, strict=False):
             part.copy_(values)
-        self._sent, self._kept = [], []
+        self._sent = []
+        self._kept = []
 
 
 class Updater:
@@ -177,21 +187,29 @@ class Updater:
         clip_norm: float,
         processes: Processes | None = None,
     ) -> None:
-        self.model, self.optimizer, self.precision = model, optimizer, precision
+        self.model = model
+        self.optimizer = optimizer
+        self.precision = precision
         self.processes = processes or Processes()
         self.device = model.output_weight.device
         # How many updates the device may queue.
         self.pace = devices.choose_device_queue(self.device)
         # Keeps float16 gradients in range.
         self.loss_scale = LossScale(self.device) if precision.name == "float16" else None
-        self.objective, self._clip_norm = objective, clip_norm
-        self._cross_entropy, self._autocast = CrossEntropy(smoothing=0.0), precision.autocast()
-        self._reduction: GradientReduction | None = None
+        self.objective = objective
+        self._clip_norm = clip_norm
+        self._cross_entropy = CrossEntropy(smoothing=0.0)
+        self._autocast = precision.autocast()
+        self._reduction = None
         if self.processes.size > 1:
             # A slice can be sent early only if backward writes into the float32 buffer, on a GPU.
-            in_slices = (precision.device_type, precision.weight_dtype) == ("cuda", torch.float32)
-            flat = optimizer.parameters
-            self._reduction = GradientReduction(model, flat, self.processes, in_slices=in_slices)
+            writes_buffer = precision.weight_dtype == torch.float32
+            self._reduction = GradientReduction(
+                model,
+                optimizer.parameters,
+                self.processes,
+                in_slices=precision.device_type == "cuda" and writes_buffer,
+            )
 
     def validation_loss(self, batch: Batch) -> LossSum:
         """Return the summed cross-entropy without smoothing; ``batch`` is on the model's device."""
@@ -223,15 +241,21 @@ class Updater:
             DeviceError: Memory is too small even for an eighth of a batch.
         """
         self.model.train()
-        own = [(b.num_source_tokens, b.num_target_tokens, b.num_padded_tokens) for b in batches]
-        counts = torch.tensor([*map(sum, zip(*own, strict=True)), int(stops)])
+        counts = torch.tensor(
+            [
+                sum(batch.num_source_tokens for batch in batches),
+                sum(batch.num_target_tokens for batch in batches),
+                sum(batch.num_padded_tokens for batch in batches),
+                int(stops),
+            ]
+        )
         self.processes.begin_sum(counts).wait()
-        source, target, padded, num_stopping = counts.tolist()
+        source_tokens, target_tokens, padded_tokens, num_stopping = counts.tolist()
         parameters = self.optimizer.parameters
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor
         # The only division by the number of tokens. Therefore accumulation, halved batches and
         # several processes all give the gradient of one large batch.
-        splits = self._sum_gradients(batches, factor / target, self._reduction)
+        splits = self._sum_gradients(batches, factor / target_tokens, self._reduction)
         parameters.sums[1].fill_(splits)
         if self._reduction is not None:
             self._reduction.finish()
@@ -239,16 +263,27 @@ class Updater:
         numbers = torch.cat((parameters.sums, norm.unsqueeze(0)))
         # The device itself decides whether to skip: reading the numbers here would wait for it.
         skipped = 1 - numbers.isfinite().all().float()
-        clip = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0
+        clip: Tensor | float = 1.0
+        if self._clip_norm:
+            clip = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
         self.optimizer.step(learning_rate, clip / factor, skipped)
         if self.loss_scale is not None:
             self.loss_scale.adapt(skipped)
-        rows = [batch.rows for batch in batches]
-        return UpdateStats(rows, learning_rate, source, target, padded, numbers, num_stopping > 0)
+        return UpdateStats(
+            rows=[batch.rows for batch in batches],
+            learning_rate=learning_rate,
+            source_tokens=source_tokens,
+            target_tokens=target_tokens,
+            padded_tokens=padded_tokens,
+            numbers=numbers,
+            stop=num_stopping > 0,
+        )
 
     def counters(self) -> dict[str, float]:
         """Return the state of the loss scale for a checkpoint. Waits for the device."""
-        return {} if self.loss_scale is None else self.loss_scale.counters()
+        if self.loss_scale is None:
+            return {}
+        return self.loss_scale.counters()
 
     def load_counters(self, counters: Mapping[str, float]) -> None:
         """Restore the output of `counters`."""
@@ -289,31 +324,36 @@ class Updater:
         Returns:
             How often batches were halved.
         """
+        parameters = self.optimizer.parameters
         splits = 0
         while True:
             try:
                 for number, batch in enumerate(batches, start=1):
                     loss = self.objective_loss(batch.to(self.device)).loss_sum
-                    is_last = number == len(batches)
-                    with reduction.during_backward() if reduction and is_last else nullcontext():
+                    sending: AbstractContextManager[None] = nullcontext()
+                    if reduction is not None and number == len(batches):
+                        sending = reduction.during_backward()
+                    with sending:
                         (loss * scale).backward()
-                    self.optimizer.parameters.accumulate()
-                    self.optimizer.parameters.sums[0].add_(loss.detach())
+                    parameters.accumulate()
+                    parameters.sums[0].add_(loss.detach())
                 return splits
             except Exception as error:
                 if not devices.is_out_of_memory(error):
-                    self.optimizer.parameters.clear()
+                    parameters.clear()
                     raise
-                whole = [batch.halves() if len(batch.rows) > 1 else (batch,) for batch in batches]
-                halves = list(chain.from_iterable(whole))
+                halves: list[Batch] = []
+                for batch in batches:
+                    halves += batch.halves() if len(batch.rows) > 1 else [batch]
                 if splits == _MOST_SPLITS or len(halves) == len(batches):
                     raise _too_large(batches, splits) from error
             # Outside of the except clause, which keeps the tensors of the failed pass alive.
             if reduction is not None:
                 reduction.keep()
-            self.optimizer.parameters.clear()
+            parameters.clear()
             self.pace.release_memory()
-            batches, splits = halves, splits + 1
+            batches = halves
+            splits += 1
 
 
 def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:

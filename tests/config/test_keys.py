@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from nmt.config import keys
+from nmt.config.document import parse_document
 from nmt.config.keys import (
     ANY,
     all_keys,
@@ -21,7 +22,6 @@ from nmt.config.keys import (
     is_of_command_line,
     nearest_key,
 )
-from nmt.config.loader import parse_document
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 

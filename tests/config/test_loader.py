@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
-from nmt.config.loader import (
-    MAX_BYTES,
-    change_options,
-    dump_config,
-    dump_document,
-    load_config,
-    load_inference,
-    parse_document,
-    read_document,
-)
+from nmt.config.document import MAX_BYTES, dump_document, parse_document, read_document
+from nmt.config.loader import change_options, dump_config, load_config, load_inference
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
 from nmt.config.run import RECIPES, RunConfig, scale_of, with_scale
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig

@@ -17,7 +17,7 @@ from nmt.config.loader import (
     read_settings,
     settings_of,
 )
-from nmt.config.migration import FORMAT, Kind, NewerFormatError, migrate, split_format
+from nmt.config.migration import FORMAT, Kind, NewerFormatError, migrate
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 
@@ -59,26 +59,33 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("later")
 def test_a_document_takes_the_steps_of_its_kind_after_its_format() -> None:
-    old = {"label": "a"}
-    assert migrate(old, FORMAT, kind=Kind.CONFIGURATION) == {
+    old = {"format": FORMAT, "label": "a"}
+    assert migrate(old, "x", kind=Kind.CONFIGURATION) == {
         "name": "a",
         "decoding": {"beam_size": 4},
     }
-    assert migrate({"name": "a"}, FORMAT + 1, kind=Kind.CONFIGURATION)["decoding"]
-    assert migrate({"name": "a"}, FORMAT + 2, kind=Kind.CONFIGURATION) == {"name": "a"}
+    newer = {"format": FORMAT + 1, "name": "a"}
+    assert migrate(newer, "x", kind=Kind.CONFIGURATION)["decoding"]
+    newest = {"format": FORMAT + 2, "name": "a"}
+    assert migrate(newest, "x", kind=Kind.CONFIGURATION) == {"name": "a"}
     for kind in set(Kind) - {Kind.CONFIGURATION}:
-        assert migrate(old, FORMAT, kind=kind) == {"label": "a"}
-    assert old == {"label": "a"}
+        assert migrate(old, "x", kind=kind) == {"label": "a"}
+    assert old == {"format": FORMAT, "label": "a"}
 
 
-def test_the_number_is_taken_out_and_a_document_without_it_is_of_the_first_version() -> None:
-    assert split_format({"a": 1, "format": 2}, "x") == ({"a": 1}, 2)
-    assert split_format({"a": 1}, "x") == ({"a": 1}, 1)
+def test_the_number_is_taken_out_and_a_document_without_it_is_of_the_first_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = {(Kind.REPORT, 1): lambda document: {**document, "is_first": True}}
+    monkeypatch.setattr(migration, "_STEPS", steps)
+    assert migrate({"a": 1, "format": 2}, "x", kind=Kind.REPORT) == {"a": 1}
+    assert migrate({"a": 1}, "x", kind=Kind.REPORT) == {"a": 1, "is_first": True}
+    assert migrate({"a": 1}, "x", kind=Kind.REPORT, default=2) == {"a": 1}
     with pytest.raises(NewerFormatError, match=rf"x has format {FORMAT + 1}.* up to {FORMAT}"):
-        split_format({"format": FORMAT + 1}, "x")
+        migrate({"format": FORMAT + 1}, "x", kind=Kind.REPORT)
     for wrong in (0, -1, True, "2", 1.0, None):
         with pytest.raises(ConfigError, match="x: format is"):
-            split_format({"format": wrong}, "x")
+            migrate({"format": wrong}, "x", kind=Kind.REPORT)
 
 
 @pytest.mark.usefixtures("later")
@@ -107,12 +114,15 @@ def test_an_older_configuration_keeps_bleu_as_its_metric(number: int) -> None:
     assert load_config(path).training.validation.metric == "loss"
     wrong: Any
     for wrong in (3, {"validation": 3}):  # are reported by the validation
-        migrated = migrate({"training": wrong}, number, kind=Kind.CONFIGURATION)
+        given = {"format": number, "training": wrong}
+        migrated = migrate(given, "x", kind=Kind.CONFIGURATION)
         assert migrated["training"] == wrong
-    migrated = migrate({"training": {"validation": None}}, number, kind=Kind.CONFIGURATION)
+    given = {"format": number, "training": {"validation": None}}
+    migrated = migrate(given, "x", kind=Kind.CONFIGURATION)
     assert migrated["training"] == {"validation": {"metric": "bleu"}}
     # Without this section, its values depend on the size of the corpus.
-    assert migrate({"training": None}, number, kind=Kind.CONFIGURATION)["training"] is None
+    given = {"format": number, "training": None}
+    assert migrate(given, "x", kind=Kind.CONFIGURATION)["training"] is None
 
 
 @pytest.mark.parametrize("number", [1, 2])

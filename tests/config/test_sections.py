@@ -25,12 +25,12 @@ from nmt.config.data import (
     tag_symbol,
     tagged_languages,
 )
+from nmt.config.filling import filled_in
 from nmt.config.keys import find_key
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
 from nmt.config.run import (
     RunConfig,
     check_languages,
-    filled_in,
     name_of_folder,
     usual_vocab_size,
     with_scale,

@@ -39,7 +39,7 @@ def read(heads: list[Tensor], ends: list[Tensor], causal: bool) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, mask, **shared).transpose(0, 1)
 
 
-def of_2_10(  # noqa: PLR0913
+def of_2_10(  # noqa: PLR0917
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
     max_q: int, max_k: int, is_causal: bool = False, return_aux: None = None,
 ) -> Tensor:  # fmt: skip
@@ -48,7 +48,7 @@ def of_2_10(  # noqa: PLR0913
     return read([query, key, value], [cu_seq_q, cu_seq_k], is_causal)
 
 
-def of_2_13(  # noqa: PLR0913
+def of_2_13(  # noqa: PLR0917
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
     max_q: int, max_k: int, *, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip

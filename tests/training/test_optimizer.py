@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nmt.config.training import OptimizerConfig
+from nmt.device.distributed import Processes
 from nmt.device.precision import Precision
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import FlatParameters, ModelOptimizer, freeze, is_matrix
-from nmt.training.update import Updater
+from nmt.training.optimizer import AdamW, FlatParameters, ModelOptimizer, freeze, is_matrix
+from nmt.training.optimizers import Muon
+from nmt.training.update import GradientReduction, Updater
 from tests.examples import FEW
 from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
 from tests.training.test_optimizers import KINDS, WARM_UP, close, drive, optimizer_of, weights_of
@@ -209,6 +213,24 @@ def test_the_buffer_contains_every_parameter_once_and_in_order(
         assert torch.equal(parameter, before[name].to(dtype))
         has_gradient = dtype == torch.float32 and name in trained
         assert (parameter.grad is not None) == has_gradient
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda _, flat: AdamW(flat, OptimizerConfig()),
+        lambda _, flat: Muon(flat, OptimizerConfig()),
+        lambda model, flat: GradientReduction(model, flat, Processes(), in_slices=True),
+    ],
+)
+def test_an_order_in_which_matrices_do_not_come_first_is_noticed_where_it_matters(
+    use: Callable[[Transformer, FlatParameters], object],
+) -> None:
+    model = small_model()
+    flat = FlatParameters(model, torch.float32)
+    flat._trained.reverse()
+    with pytest.raises(AssertionError, match="the matrices must come first"):
+        use(model, flat)
 
 
 def test_bf16_gradients_are_summed_in_float32_and_weights_are_copied_on_request() -> None:

@@ -160,7 +160,14 @@ def test_processes_make_the_same_updates_as_one_process_that_accumulates(server:
     ],
 )
 def test_a_signal_to_one_process_interrupts_the_work_of_all(
-    server: Server, whole_of_two: Run, run: Run, place: str, call: int, steps: list[int], times: int
+    server: Server,
+    whole_of_two: Run,
+    run: Run,
+    *,
+    place: str,
+    call: int,
+    steps: list[int],
+    times: int,
 ) -> None:
     """FAULTS 19 and 20."""
     source = f"""

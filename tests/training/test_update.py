@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -29,7 +29,7 @@ from nmt.model.transformer import Transformer
 from nmt.packed import Packed, round_up
 from nmt.training.losses import LossSum, Objective
 from nmt.training.optimizer import FlatParameters, is_matrix
-from nmt.training.update import GradientReduction, Updater
+from nmt.training.update import GradientReduction, Updater, UpdateStats, read_together
 from tests.examples import FEW
 from tests.training.runs import Run, Server, all_stderr, codes
 from tests.training.small import FLOAT32, VOCAB_SIZE, batch_of, small_model, updater_of
@@ -236,6 +236,14 @@ def test_an_update_makes_two_passes_with_other_dropout_or_one(strength: float) -
 
 BATCHES = [batch_of([5, 3]), batch_of([2, 7, 4], 1)]
 SIZE = 500
+
+
+def test_statistics_that_are_read_together_do_not_change_others() -> None:
+    queued = [UpdateStats([], 0.1, 1, 2, 3, torch.tensor([loss, 0.0, 0.5])) for loss in (4.0, 7.0)]
+    assert [stats.loss_sum for stats in read_together(queued)] == [4.0, 7.0]
+    assert all(vars(stats).keys() == vars(queued[0]).keys() for stats in queued)
+    with pytest.raises(FrozenInstanceError):
+        queued[0].stop = True  # type: ignore[misc]
 
 
 class Twins(Processes):

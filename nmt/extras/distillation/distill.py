@@ -27,6 +27,7 @@ from nmt.commands.options import AugmentOptions, given
 from nmt.commands.train import fit
 from nmt.config import loader
 from nmt.config.data import Direction
+from nmt.config.document import BESIDE, dump_document, read_document
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
 from nmt.config.run import name_of_folder
@@ -150,7 +151,7 @@ def _steps(
     """Translate, train, export and measure; steps that are complete are not repeated."""
     output, (teacher, *others), model = options.output, options.teachers, options.output / _MODEL
     with open_output(output / _CONFIG) as file:
-        file.write(loader.dump_document(student).encode())
+        file.write(dump_document(student).encode())
     threads = given(options, "threads")
     own = [f"training.{name}={value}" for name, value in threads.items()]
     if not options.config and _can_start(files[0].config, options.set_):
@@ -208,7 +209,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
         "valid": [values for key, values in sets.items() if key.startswith("valid")],
         "test": {x.removeprefix("test."): sets[x] for x in sets if x.startswith("test.")},
     }
-    values = loader.read_document(options.config).values if options.config else _STUDENT
+    values = read_document(options.config).values if options.config else _STUDENT
     data |= values.get("data") or {}
     for part, pair in given(options, "valid", "test").items():
         corpus = {"source": str(pair[0]), "target": str(pair[1])}
@@ -216,7 +217,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     if not data["valid"]:
         problem = f"{options.teachers[0]} has no validation set for {direction}."
         raise ConfigError(problem, fix="Pass two files: `valid` SOURCE TARGET.")
-    distilled = {"name": "distilled", "tsv": f"{loader.BESIDE}{_CORPUS}/{CORPUS}"}
+    distilled = {"name": "distilled", "tsv": f"{BESIDE}{_CORPUS}/{CORPUS}"}
     data["train"] = [distilled, *(data.get("train") or ())]  # the first: _DISTILLED
     return {
         **values,
@@ -224,8 +225,8 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
         "name": values.get("name") or name_of_folder(options.output),
         "source_language": direction.source,
         "target_language": direction.target,
-        "prepared_dir": f"{loader.BESIDE}prepared",
-        "run_dir": f"{loader.BESIDE}run",
+        "prepared_dir": f"{BESIDE}prepared",
+        "run_dir": f"{BESIDE}run",
         "data": data,
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,8 +31,8 @@ from nmt.checkpoint.model_folder import (
     write_model_folder,
 )
 from nmt.checkpoint.run import trained_on
+from nmt.config.document import dump_document
 from nmt.config.inference import InferenceConfig
-from nmt.config.loader import dump_document
 from nmt.data.corpus import corpus_names
 from nmt.errors import ConfigError
 from nmt.extras.exchange.options import ExportOptions
@@ -101,6 +101,15 @@ class WrittenFolder:
     def as_dict(self) -> dict[str, Any]:
         """Return all fields as plain data for JSON."""
         return asdict(self) | {"output": str(self.output)}
+
+
+@dataclass(frozen=True)
+class ImportSummary(WrittenFolder):
+    """What `nmt import` has written."""
+
+    languages: tuple[str, str]  # Codes of source and target.
+    before: Mapping[str, float] | None = None  # If the vocabulary was changed.
+    after: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

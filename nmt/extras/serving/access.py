@@ -15,7 +15,6 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -58,22 +57,26 @@ def read_keys(path: Path) -> dict[str, str]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        fix = "Check the path." if isinstance(error, OSError) else "Use a UTF-8 text file."
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.", fix="Check the path.") from error
+    except UnicodeDecodeError as error:
+        fix = "Use a UTF-8 text file."
         raise ConfigError(f"{path} cannot be read: {error}.", fix=fix) from error
     keys: dict[str, str] = {}
     fix = f"Write NAME KEY, with a key of at least {_FEWEST_CHARACTERS} characters. "
-    fail = partial(ConfigError, fix=f"{fix}To create a key: openssl rand -hex 24")
+    fix += "To create a key: openssl rand -hex 24"
     for number, line in enumerate(lines, 1):
-        if not (words := line.partition("#")[0].split()):
+        text, _, _ = line.partition("#")
+        if not text.strip():
             continue
-        if len(words) > 2 or len(words[-1]) < _FEWEST_CHARACTERS:
-            raise fail(f"{path}:{number} does not contain a valid key.")
-        if digest(words[-1]) in keys:
-            raise fail(f"{path}:{number} repeats a key.")
-        keys[digest(words[-1])] = words[0] if len(words) == 2 else f"key {number}"
+        *names, key = text.split()
+        if len(names) > 1 or len(key) < _FEWEST_CHARACTERS:
+            raise ConfigError(f"{path}:{number} does not contain a valid key.", fix=fix)
+        if digest(key) in keys:
+            raise ConfigError(f"{path}:{number} repeats a key.", fix=fix)
+        keys[digest(key)] = names[0] if names else f"key {number}"
     if not keys:
-        raise fail(f"{path} does not contain any keys.")
+        raise ConfigError(f"{path} does not contain any keys.", fix=fix)
     return keys
 
 
@@ -86,19 +89,25 @@ class RateLimiter:
     """
 
     def __init__(self, rate: Rate, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._clock = rate, clock
+        self._rate = rate
+        self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait(self, client: str) -> float:
         """Count a request; return 0 if it is allowed, and otherwise the seconds to wait."""
-        now, (count, seconds) = self._clock(), self._rate
+        now = self._clock()
+        count, seconds = self._rate
         left, then = self._buckets.pop(client, (float(count), now))
         left = min(count, left + (now - then) * count / seconds)
-        is_allowed = left >= 1
-        self._buckets[client] = (left - is_allowed, now)
+        wait = 0.0
+        if left >= 1:
+            left -= 1
+        else:
+            wait = (1 - left) * seconds / count
+        self._buckets[client] = (left, now)
         if len(self._buckets) > _MOST_CLIENTS:  # by now the oldest bucket is full again
             self._buckets.popitem(last=False)
-        return 0.0 if is_allowed else (1 - left) * seconds / count
+        return wait
 
 
 class Gate:
@@ -110,7 +119,8 @@ class Gate:
     """
 
     def __init__(self, options: ServeOptions, keys: Mapping[str, str] | None) -> None:
-        self.keys, self._limits_all = keys, options.rate is not None
+        self.keys = keys
+        self._limits_all = options.rate is not None
         self._hosts = {"localhost", options.host.lower(), *options.allow_host}
         self._origins = options.allow_origin
         self._limiter = RateLimiter(options.rate or _USUAL_RATE)
@@ -123,16 +133,19 @@ class Gate:
         Raises:
             RefusedError: A header is missing, malformed, or not allowed.
         """
-        hosts = [name.lower() for name in request.headers.getlist("host")]
-        found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
-        if found is None:
+        # Repeated headers do not match, because of the comma.
+        host = ",".join(request.headers.getlist("host")).lower()
+        match = _HOST.fullmatch(host)
+        if match is None:
             problem = "The Host header is missing, repeated or malformed."
             raise RefusedError(400, problem, "Send one Host header.")
-        if found[1] not in self._hosts and address_of(found[1].strip("[]")) is None:
+        name = match[1]
+        if name not in self._hosts and address_of(name.strip("[]")) is None:
             fix = "Use the IP address, or start the server with `allow_host` NAME."
-            raise RefusedError(403, f"Host {found[1][:80]} is not allowed.", fix)
+            raise RefusedError(403, f"Host {name[:80]} is not allowed.", fix)
         origin = request.headers.get("origin", "").lower()
-        if origin and origin.partition("://")[2] != hosts[0] and origin not in self._origins:
+        _, _, origin_host = origin.partition("://")
+        if origin and origin_host != host and origin not in self._origins:
             fix = "Start the server with `allow_origin` URL."
             raise RefusedError(403, f"Origin {origin[:80]} is not allowed (CORS).", fix)
 
@@ -148,7 +161,8 @@ class Gate:
             fix = "Send the header Authorization: Bearer KEY."
             problem = "This server needs an API key."
             raise RefusedError(401, problem, fix, {"WWW-Authenticate": "Bearer"})
-        if (name := self.keys.get(digest(key))) is None:
+        name = self.keys.get(digest(key))
+        if name is None:
             fix = "Get a key from the operator of the server."
             raise RefusedError(403, "The API key is not valid.", fix)
         return f"key {name}"
@@ -159,11 +173,13 @@ class Gate:
         Raises:
             RefusedError: The client has exceeded its rate.
         """
-        is_limited = self._limits_all or not is_loopback(client)
-        if is_limited and (seconds := self._limiter.wait(client)):
-            wait = str(math.ceil(seconds))
-            fix = f"Send the request again after {wait} s."
-            raise RefusedError(429, "Rate limit exceeded.", fix, {"Retry-After": wait})
+        if is_loopback(client) and not self._limits_all:
+            return client
+        seconds = math.ceil(self._limiter.wait(client))
+        if seconds:
+            fix = f"Send the request again after {seconds} s."
+            headers = {"Retry-After": str(seconds)}
+            raise RefusedError(429, "Rate limit exceeded.", fix, headers)
         return client
 
 
@@ -195,8 +211,11 @@ class Edge:
     """
 
     def __init__(self, app: ASGIApp, service: Service, gate: Gate) -> None:
-        self._app, self._service, self._gate = app, service, gate
-        self._options, self._metrics = service.options, service.metrics
+        self._app = app
+        self._service = service
+        self._gate = gate
+        self._options = service.options
+        self._metrics = service.metrics
         self._num_active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -275,7 +294,9 @@ class Edge:
         Raises:
             RefusedError: The body is too large, or arrives too slowly.
         """
-        most, parts, total = self._options.max_bytes, bytearray(), 0
+        most = self._options.max_bytes
+        parts = bytearray()
+        total = 0
         declared = int(request.headers.get("content-length", "0"))
         try:
             async with asyncio.timeout(self._options.body_seconds):
@@ -293,13 +314,21 @@ class Edge:
         if max(declared, total) > most:
             problem = f"The body is larger than {most:,} bytes."
             raise RefusedError(413, problem, "Send several smaller requests.", _CLOSE)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        headers = [pair for pair in request.scope["headers"] if not pair[0].startswith(b"content-")]
-        request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
-        if kind == _FORM and not parts.lstrip().startswith(b"{"):  # `curl -d` labels JSON as form
-            fields = parse_qs(parts.decode("utf-8", "replace"), keep_blank_values=True)
-            return json.dumps({x: y[0] if len(y) == 1 else y for x, y in fields.items()}).encode()
-        return bytes(parts)
+        kind = request.headers.get("content-type", "").lower()
+        headers = [(b"content-type", b"application/json")]
+        for name, value in request.scope["headers"]:
+            if not name.startswith(b"content-"):
+                headers.append((name, value))
+        request.scope["headers"] = headers
+        is_json = parts.lstrip().startswith(b"{")  # `curl -d` labels JSON as a form
+        if is_json or kind.partition(";")[0].strip() != _FORM:
+            return bytes(parts)
+        form = parse_qs(parts.decode("utf-8", "replace"), keep_blank_values=True)
+        fields: dict[str, str | list[str]] = {**form}
+        for name, values in form.items():
+            if len(values) == 1:
+                (fields[name],) = values
+        return json.dumps(fields).encode()
 
     def _add_headers(self, scope: Scope, message: Message) -> None:
         headers = MutableHeaders(scope=message)

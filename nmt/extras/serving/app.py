@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Lifespan
 from nmt.errors import NmtError
 from nmt.extras.serving import bodies, libretranslate
 from nmt.extras.serving.access import Client, Edge, Gate, known_client
-from nmt.extras.serving.bodies import RETRY, RefusedError, as_response, refusal
+from nmt.extras.serving.bodies import RETRY, Answer, RefusedError, as_response, refusal
 from nmt.extras.serving.documents import FORMATS
 from nmt.extras.serving.service import Served, Service
 from nmt.version import __version__
@@ -45,16 +45,17 @@ async def translate(
     if _LINES in accept:
         lines = _lines(answers, service.options.deadline)
         return StreamingResponse(lines, media_type=_LINES)
-    async with aclosing(answers) as found:
-        elements = [values async for values in found]
-    if elements and all("error" in values for values in elements):
-        raise RefusedError(422, elements[0]["error"], elements[0]["fix"])
-    return JSONResponse({**about, "translations": elements})
+    async with aclosing(answers):
+        translations = [answer async for answer in answers]
+    if translations and all("error" in answer for answer in translations):
+        raise RefusedError(422, translations[0]["error"], translations[0]["fix"])
+    return JSONResponse({**about, "translations": translations})
 
 
-async def _lines(answers: AsyncGenerator[dict[str, Any]], seconds: float) -> AsyncIterator[bytes]:
+async def _lines(answers: AsyncGenerator[Answer], seconds: float) -> AsyncIterator[bytes]:
     """Yield numbered answers as JSON lines. An error becomes the last line."""
-    index, end = 0, asyncio.get_running_loop().time() + seconds
+    index = 0
+    end = asyncio.get_running_loop().time() + seconds
     async with aclosing(answers):
         while True:
             try:
@@ -64,7 +65,8 @@ async def _lines(answers: AsyncGenerator[dict[str, Any]], seconds: float) -> Asy
                 return
             except Exception as error:
                 values = refusal(error).as_dict()
-            yield json.dumps({"index": index, **values}, ensure_ascii=False).encode() + b"\n"
+            line = json.dumps({"index": index, **values}, ensure_ascii=False)
+            yield f"{line}\n".encode()
             index += 1
 
 
@@ -72,8 +74,9 @@ async def _lines(answers: AsyncGenerator[dict[str, Any]], seconds: float) -> Asy
 async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Response:
     """Score given translations: log probability, in total and per token."""
     pairs = [(pair.source, pair.target) for pair in body.pairs]
-    service.check_size(len(pairs), sum(len(text) for pair in pairs for text in pair))
-    route, _ = await service.choose(body, [source for source, _ in pairs])
+    characters = sum(len(pair.source) + len(pair.target) for pair in body.pairs)
+    service.check_size(len(pairs), characters)
+    route, _ = await service.choose(body, [pair.source for pair in body.pairs])
     scores = await service.score(route, pairs, body.tag, client)
     return JSONResponse({"model": route.model.name, "scores": scores})
 
@@ -89,16 +92,20 @@ async def documents(body: bodies.DocumentBody, service: Served, client: Client) 
 @router.get("/v1/models", dependencies=[Depends(known_client)])
 async def models(service: Served) -> Response:
     """List the models, the limits and the document formats."""
-    options, counts = service.options, ("max_chars", "max_texts", "deadline")
-    limits: dict[str, Any] = {name: getattr(options, name) for name in counts}
-    limits["rate"] = str(options.rate) if options.rate else None
-    limits |= dict.fromkeys(("beam_size", "n_best"), bodies.MOST_HYPOTHESES)
-    return JSONResponse({
-        "models": [model.describe() for model in service.models.values()],
-        "limits": limits,
-        "documents": list(FORMATS),
-        "version": f"nmt {__version__}",
-    })  # fmt: skip
+    options = service.options
+    limits = {
+        "max_chars": options.max_chars,
+        "max_texts": options.max_texts,
+        "deadline": options.deadline,
+        "rate": options.rate and str(options.rate),
+        "beam_size": bodies.MOST_HYPOTHESES,
+        "n_best": bodies.MOST_HYPOTHESES,
+    }
+    described = [model.describe() for model in service.models.values()]
+    version = f"nmt {__version__}"
+    return JSONResponse(
+        {"models": described, "limits": limits, "documents": FORMATS, "version": version}
+    )
 
 
 @router.get("/health/live")
@@ -139,10 +146,15 @@ async def page(service: Served) -> Response:
 
 
 _PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-_HASHES = " ".join(
-    f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-    for content in re.findall(r"<(?:script|style)>(.*?)</", _PAGE, re.DOTALL)
-)
+
+
+def _hash_of(content: str) -> str:
+    digest = hashlib.sha256(content.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+_CONTENTS = re.findall(r"<(?:script|style)>(.*?)</", _PAGE, re.DOTALL)
+_HASHES = " ".join(map(_hash_of, _CONTENTS))
 _POLICY = (
     f"default-src 'none'; script-src {_HASHES}; style-src {_HASHES}; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -168,8 +180,13 @@ def make_app(service: Service, gate: Gate, lifespan: Lifespan[FastAPI] | None = 
         redirect_slashes=False,  # behind a proxy, a redirect would change https to http
         exception_handlers=dict.fromkeys(kinds, handle),
     )  # fmt: skip
-    app.state.service, app.state.gate = service, gate
+    app.state.service = service
+    app.state.gate = gate
     app.include_router(router)
     app.include_router(libretranslate.router)
-    methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
-    return CORSMiddleware(Edge(app, service, gate), service.options.allow_origin, methods, headers)
+    return CORSMiddleware(
+        Edge(app, service, gate),
+        allow_origins=service.options.allow_origin,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type"],
+    )

@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from nmt.errors import ConfigError, DataError, NmtError
@@ -39,7 +40,7 @@ _JOIN_SECONDS = 5.0
 _SHOWN = 60  # characters of a sentence in an error
 
 
-class Key(Hashable, Protocol):
+class BatchTask(Hashable, Protocol):
     """The task of a text. Only texts with equal keys can share a batch."""
 
     def translate(
@@ -65,10 +66,10 @@ class _Work:
 
 
 @dataclass(slots=True, eq=False)
-class _Unit:
+class _Sentence:
     """One text of a request."""
 
-    key: Key
+    task: BatchTask
     client: str
     request: Request
     future: Future[Any] = field(default_factory=Future)
@@ -93,28 +94,31 @@ class Batcher:
         on_batch: Callable[[int], object] = lambda _: None,
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
-        self._on_batch, self._batch_tokens = on_batch, batch_tokens
+        self._on_batch = on_batch
+        self._batch_tokens = batch_tokens
         self._bound = threads * batch_tokens
-        self._queue: list[_Unit] = []
+        self._queue: list[_Sentence] = []
         self._queued: Counter[str] = Counter()  # client -> tokens in the queue
-        self._outside: dict[str, deque[deque[_Unit]]] = {}  # client -> its requests
-        self._changed, self._is_closed, self._num_free = threading.Condition(), False, 0
+        self._outside: dict[str, deque[deque[_Sentence]]] = {}  # client -> its requests
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._num_free = 0
         self._takes_oldest = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"translate-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
+        self._threads: list[threading.Thread] = []
+        for number in range(threads):
+            name = f"translate-{number}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     def submit(
-        self, client: str, requests: Iterable[tuple[Key, Request]]
+        self, client: str, requests: Iterable[tuple[BatchTask, Request]]
     ) -> list[asyncio.Future[Any]]:
         """Queue texts; return a future for each result. Must be called in an event loop.
 
         Cancelled texts are dropped. An error affects only the text that causes it.
         """
-        units = [_Unit(key, client, request) for key, request in requests]
+        units = [_Sentence(task, client, request) for task, request in requests]
         if units:
             with self._changed:
                 self._outside.setdefault(client, deque()).append(deque(units))
@@ -132,8 +136,8 @@ class Batcher:
     def num_waiting(self) -> int:
         """Number of texts that are waiting for a thread."""
         with self._changed:
-            outside = sum(len(own) for requests in self._outside.values() for own in requests)
-            return len(self._queue) + outside
+            requests = chain.from_iterable(self._outside.values())
+            return len(self._queue) + sum(map(len, requests))
 
     def close(self) -> None:
         """Stop the threads after their current batches, and drop all waiting texts."""
@@ -161,19 +165,21 @@ class Batcher:
             self._on_batch(len(units))
             _translate(units)
 
-    def _take(self) -> list[_Unit]:
+    def _take(self) -> list[_Sentence]:
         """Wait for texts and take a batch from the queue. Returns an empty list after `close`."""
         with self._changed:
             self._num_free += 1
-            batch: list[_Unit] = []
+            batch: list[_Sentence] = []
             while not (batch or self._is_closed):
                 if not self._queue:
                     self._changed.wait()
                     continue
-                gone = [unit for unit in self._queue if unit.future.cancelled()]
-                batch = self._batch([unit for unit in self._queue if not unit.future.cancelled()])
-                taken = {*gone, *batch}
-                self._queue = [unit for unit in self._queue if unit not in taken]
+                waiting = [unit for unit in self._queue if not unit.future.cancelled()]
+                batch = self._batch(waiting)
+                chosen = set(batch)
+                kept = [unit for unit in waiting if unit not in chosen]
+                taken = set(self._queue).difference(kept)
+                self._queue = kept
                 for unit in taken:
                     self._queued[unit.client] -= unit.tokens
                 for client in {unit.client for unit in taken}:
@@ -182,18 +188,20 @@ class Batcher:
             self._num_free -= 1
             return batch
 
-    def _batch(self, waiting: Sequence[_Unit]) -> list[_Unit]:
+    def _batch(self, waiting: Sequence[_Sentence]) -> list[_Sentence]:
         """Choose the first text and the texts that are closest to it in length."""
         if not waiting:
             return []
         self._takes_oldest = not self._takes_oldest
         least = min(waiting, key=lambda unit: self._queued[unit.client])
-        first = waiting[0] if self._takes_oldest else least
-        alike = [unit for unit in waiting if unit.key == first.key]
+        first = least
+        if self._takes_oldest:
+            first = waiting[0]
+        alike = [unit for unit in waiting if unit.task == first.task]
         alike.sort(key=lambda unit: abs(unit.tokens - first.tokens))
         share = -(-sum(unit.tokens for unit in alike) // self._num_free)
         most = min(self._batch_tokens, max(_FEWEST_TOKENS, share))
-        batch: list[_Unit] = []
+        batch: list[_Sentence] = []
         longest = 0
         for unit in alike:
             longest = max(longest, unit.tokens)
@@ -203,7 +211,7 @@ class Batcher:
         return batch
 
 
-def _translate(units: Sequence[_Unit]) -> None:
+def _translate(units: Sequence[_Sentence]) -> None:
     """Translate a batch. If the whole batch fails, translate each text alone."""
 
     def check(_: object) -> None:
@@ -211,7 +219,7 @@ def _translate(units: Sequence[_Unit]) -> None:
             raise CancelledError
 
     try:
-        results = units[0].key.translate([unit.request for unit in units], check)
+        results = units[0].task.translate([unit.request for unit in units], check)
     except CancelledError:
         return
     except Exception as error:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from statistics import fmean
+from traceback import extract_tb
 from typing import Annotated, Any, Literal
 
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +32,7 @@ logger = logging.getLogger(__name__)
 MOST_HYPOTHESES = 16
 RETRY = {"Retry-After": "1"}
 _WORD = re.compile(r"\S+")
+_TRIED_TYPE = re.compile(r"function-|list\[|(?:str|Text)\Z")
 _END = "</s>"
 _OF_SENTENCE = ("score", "log_prob", "alternatives", "alarms", "confidence")
 _LISTED = "See /openapi.json for all paths and fields."
@@ -43,6 +47,7 @@ def _readable(value: Any) -> Any:
 Words = Annotated[str, BeforeValidator(_readable)]
 # Name of a model, a language or a tag.
 Name = Annotated[Words, Field(max_length=100)]
+Answer = dict[str, Any]  # An object in the JSON of an answer.
 Phrases = Annotated[list[Words], Field(max_length=64)]
 
 
@@ -76,10 +81,17 @@ class Text(Body):
 
         Only the first sentence gets the prefix and the required phrases.
         """
-        required = tuple(self.required) if is_first else ()
-        prefix = self.prefix if is_first else ""
-        forbidden, tag = tuple(self.forbidden), self.tag or None
-        return Request(sentence, prefix, required, forbidden, tag, *languages)
+        source, target = languages
+        request = Request(
+            sentence,
+            forbidden=tuple(self.forbidden),
+            tag=self.tag or None,
+            source_language=source,
+            target_language=target,
+        )
+        if not is_first:
+            return request
+        return replace(request, prefix=self.prefix, required=tuple(self.required))
 
 
 class Decoding(Body):
@@ -124,7 +136,7 @@ class TranslateBody(Choice):
     @property
     def items(self) -> list[Text]:
         """The texts, with each plain string as a `Text`."""
-        return [Text(text=each) if isinstance(each, str) else each for each in self.texts]
+        return [Text(text=text) if isinstance(text, str) else text for text in self.texts]
 
 
 class Pair(Body):
@@ -178,13 +190,13 @@ class Fault(BaseModel):
     fix: str
 
 
-_KINDS = (Text, Decoding, TranslateBody, ScoreBody, Pair, DocumentBody, LibreBody)
-FIELDS = sorted({name for kind in _KINDS for name in kind.model_fields})
+_BODIES = (Text, Decoding, TranslateBody, ScoreBody, Pair, DocumentBody, LibreBody)
+FIELDS = sorted(set().union(*(body.model_fields for body in _BODIES)))
 
 
 def join_results(
     source: str, split: SplitText, results: Sequence[Result], joiner: str, *, with_attention: bool
-) -> dict[str, Any]:
+) -> Answer:
     """Combine the results of all sentences of a text into its answer.
 
     For one sentence, the answer has the same fields as a JSON line of `nmt translate`. For several
@@ -193,56 +205,75 @@ def join_results(
     by spaces.
     """
     gaps = split.gaps_for(joiner)
-    translation, place = "", 0
-    sentences: list[dict[str, Any]] = []
-    words: dict[str, list[dict[str, Any]]] = {"source": [], "target": []}
-    links: Links = ()
-    rows: Matrix = ()  # attention: target words times source words
-    width = sum(len(sentence.split()) for sentence in split.sentences)
-    for before, gap, result in zip(split.gaps, gaps, results, strict=False):
-        place, translation = place + len(before), translation + gap
-        own = _words(result.source, place), _words(result.text, len(translation))
-        first, sizes = (len(words["source"]), len(words["target"])), (len(own[0]), len(own[1]))
-        attention, alignment = _of_words(result, *sizes)
-        left, right = (0.0,) * first[0], (0.0,) * (width - first[0] - sizes[0])
-        if with_attention:
-            rows += tuple((*left, *row, *right) for row in attention)
-        links += tuple((first[0] + i, first[1] + j) for i, j in alignment)
-        probabilities = word_probabilities(result.tokens or (), sizes[1]) or ()
-        for word, probability in zip(own[1], probabilities, strict=False):
+    num_words = sum(len(sentence.split()) for sentence in split.sentences)
+    place = 0  # in the source
+    translation = ""
+    sentences: list[Answer] = []
+    source_words: list[Answer] = []
+    target_words: list[Answer] = []
+    links: list[tuple[int, int]] = []
+    attention: list[tuple[float, ...]] = []  # target words times source words
+    for source_gap, gap, result in zip(split.gaps, gaps, results, strict=False):
+        place += len(source_gap)
+        translation += gap
+        sources = _words(result.source, place)
+        targets = _words(result.text, len(translation))
+        probabilities = word_probabilities(result.tokens or (), len(targets))
+        for word, probability in zip(targets, probabilities, strict=False):
             word["probability"] = probability
-        words["source"] += own[0]
-        words["target"] += own[1]
+        before = len(source_words)
+        after = num_words - before - len(sources)
+        rows, pairs = _of_words(result, len(sources), len(targets))
+        left = (0.0,) * before
+        right = (0.0,) * after
+        attention += (left + row + right for row in rows)
+        links += ((before + i, len(target_words) + j) for i, j in pairs)
+        source_words += sources
+        target_words += targets
+        source_span = [place, place + len(result.source)]
+        target_span = [len(translation), len(translation) + len(result.text)]
         values = result.as_dict()
-        ends = place + len(result.source), len(translation) + len(result.text)
-        spans = {"source": [place, ends[0]], "target": [len(translation), ends[1]]}
-        sentences.append({**spans, **{x: values[x] for x in _OF_SENTENCE if x in values}})
-        place, translation = ends[0], translation + result.text
+        kept = {name: values[name] for name in _OF_SENTENCE}
+        sentences.append({"source": source_span, "target": target_span, **kept})
+        place += len(result.source)
+        translation += result.text
     translation += gaps[-1]
     if len(results) == 1:
         answer = results[0].as_dict()
     else:
-        known = [(x.confidence, len(x.source)) for x in results if x.confidence is not None]
-        weight = sum(size for _, size in known) if len(known) == len(results) else 0
-        tokens = [each.tokens for each in results if each.tokens is not None]
-        score = sum(each.score for each in results) / max(1, len(results))
-        log_prob = math.fsum(each.log_prob for each in results)
-        answer = Result(
+        score = sum(result.score for result in results) / max(1, len(results))
+        log_prob = math.fsum(result.log_prob for result in results)
+        confidences = [x.confidence for x in results if x.confidence is not None]
+        confidence = None
+        if results and len(confidences) == len(results):
+            lengths = [len(result.source) for result in results]
+            confidence = round(fmean(confidences, lengths), 2)
+        tokens = [result.tokens for result in results if result.tokens is not None]
+        alarms = chain.from_iterable(result.alarms for result in results)
+        retried = chain.from_iterable(result.retried for result in results)
+        optional: dict[str, Any] = {}
+        if results:
+            optional["alternatives"] = (Alternative(translation, score, log_prob),)
+        if any(result.alignment is not None for result in results):
+            optional["alignment"] = tuple(links)
+        if any(result.attention is not None for result in results):
+            optional["attention"] = tuple(attention)
+        if tokens:
+            optional["tokens"] = tuple(chain.from_iterable(tokens))
+        whole = Result(
             source,
             translation,
             score,
-            alternatives=(Alternative(translation, score, log_prob),) if results else (),
-            alarms=tuple(dict.fromkeys(chain(*(each.alarms for each in results)))),
-            retried=tuple(dict.fromkeys(chain(*(each.retried for each in results)))),
-            alignment=links if any(each.alignment is not None for each in results) else None,
-            attention=rows if any(each.attention is not None for each in results) else None,
+            alarms=tuple(dict.fromkeys(alarms)),
+            retried=tuple(dict.fromkeys(retried)),
             log_prob=log_prob,
-            tokens=tuple(chain(*tokens)) if tokens else None,
-            confidence=round(sum(x * size for x, size in known) / weight, 2) if weight else None,
-        ).as_dict()
+            confidence=confidence,
+            **optional,
+        )
+        answer = whole.as_dict()
     answer |= {"source": source, "translation": translation, "sentences": sentences}
     if answer.keys() & {"alignment", "tokens", "attention"}:
-        answer["words"] = words
+        answer["words"] = {"source": source_words, "target": target_words}
     if not with_attention:
         answer.pop("attention", None)
     return answer
@@ -257,17 +288,19 @@ def _of_words(result: Result, source: int, target: int) -> tuple[Matrix, Links]:
     rows = result.attention or ()
     if len(rows) == target and all(len(row) == source for row in rows):
         return rows, result.alignment or ()
-    return ((0.0,) * source,) * target, ()
+    zeros = (0.0,) * source
+    return (zeros,) * target, ()
 
 
-def _words(text: str, offset: int) -> list[dict[str, Any]]:
-    return [
-        {"text": word[0], "start": offset + word.start(), "end": offset + word.end()}
-        for word in _WORD.finditer(text)
-    ]
+def _words(text: str, offset: int) -> list[Answer]:
+    words = []
+    for match in _WORD.finditer(text):
+        start = offset + match.start()
+        words.append({"text": match[0], "start": start, "end": start + len(match[0])})
+    return words
 
 
-def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float] | None:
+def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float]:
     """Return the probability of each word: the product of its subwords' probabilities.
 
     Args:
@@ -275,24 +308,25 @@ def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float] 
         count: Number of words in the translation.
 
     Returns:
-        None if the subwords form a different number of words.
+        Nothing if the subwords form a different number of words.
 
     >>> tokens = [TokenScore("\u2581a", -1.0), TokenScore("b", -1.0), TokenScore("</s>", 0.0)]
     >>> word_probabilities(tokens, 1)
     [0.1353]
     """
-    found: list[float] = []
-    pieces: list[TokenScore] = []
+    probabilities: list[float] = []
+    segment: list[TokenScore] = []
     for token in tokens:
         if token.piece != _END:
-            pieces.append(token)
+            segment.append(token)
             continue
-        sums: dict[int, float] = {}
-        for word, piece in zip(words_of([each.piece for each in pieces]), pieces, strict=True):
-            sums[word] = sums.get(word, 0.0) + piece.log_prob
-        found += [round(math.exp(total), 4) for total in sums.values()]
-        pieces = []
-    return found if len(found) == count else None
+        log_probs = defaultdict[int, float](float)
+        words = words_of([subword.piece for subword in segment])
+        for word, subword in zip(words, segment, strict=True):
+            log_probs[word] += subword.log_prob
+        probabilities += [round(math.exp(log_prob), 4) for log_prob in log_probs.values()]
+        segment = []
+    return probabilities if len(probabilities) == count else []
 
 
 @dataclass(eq=False)
@@ -304,7 +338,7 @@ class RefusedError(Exception):
     fix: str
     headers: Mapping[str, str] | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Answer:
         """Return the body of the answer."""
         return {"error": self.problem, "fix": self.fix}
 
@@ -316,14 +350,15 @@ def refusal(error: Exception) -> RefusedError:
     if isinstance(error, RequestValidationError):
         return RefusedError(422, _problems(error), "Correct the request. " + _LISTED)
     if isinstance(error, HTTPException):
-        status = 422 if error.status_code == 400 else error.status_code  # a body that is not JSON
+        status = error.status_code
+        if status == 400:  # a body that is not JSON
+            status = 422
         return RefusedError(status, f"{error.detail}.", _LISTED, error.headers)
     if isinstance(error, TimeoutError):
         return RefusedError(504, "The request timed out.", "Send fewer or shorter texts.")
     if isinstance(error, CheckpointError | DeviceError):
         logger.warning("a request failed: %s", error.problem)  # contains paths: not for clients
-        problem, fix = ("The model is not available.", "Try again later.")
-        return RefusedError(503, problem, fix, RETRY)
+        return RefusedError(503, "The model is not available.", "Try again later.", RETRY)
     if isinstance(error, NmtError):
         return RefusedError(422, error.problem, error.fix)
     log_fault(error)
@@ -338,30 +373,32 @@ def as_response(error: Exception) -> JSONResponse:
 
 def log_fault(error: BaseException) -> None:
     """Log the type and place of an unexpected error. Its message may contain a client's text."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    place = f"{last.tb_frame.f_code.co_filename}:{last.tb_lineno}" if last else "unknown place"
+    place = "unknown place"
+    for frame in extract_tb(error.__traceback__)[-1:]:
+        place = f"{frame.filename}:{frame.lineno}"
     logger.error("unexpected %s at %s; please report this bug", type(error).__name__, place)
 
 
 def _problems(error: RequestValidationError) -> str:
-    found = list(dict.fromkeys(map(_problem, error.errors())))
-    more = f"; and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
-    return f"{'; '.join(found[:_MOST_PROBLEMS])}{more}."
+    problems = list(dict.fromkeys(map(_problem, error.errors())))
+    text = "; ".join(problems[:_MOST_PROBLEMS])
+    if len(problems) > _MOST_PROBLEMS:
+        text += f"; and {len(problems) - _MOST_PROBLEMS} more"
+    return f"{text}."
 
 
 def _problem(detail: Mapping[str, Any]) -> str:
+    _, *path = detail["loc"]
     if detail["type"] == "json_invalid":
-        return f"The body is not JSON: {detail['ctx']['error']} at character {detail['loc'][-1]:,}"
-    path = [str(part)[:_MOST_NAME] for part in detail["loc"][1:]]
+        return f"The body is not JSON: {detail['ctx']['error']} at character {path[-1]:,}"
+    names = [str(part)[:_MOST_NAME] for part in path]
     # Leave out the types that pydantic tried: they are details of this program.
-    shown = (
-        x for x in path if x not in ("str", "Text") and not x.startswith(("function-", "list["))
-    )
+    shown = [name for name in names if not _TRIED_TYPE.match(name)]
     place = ".".join(shown) or "the body"
     message = detail["msg"]
     if detail["type"] == "extra_forbidden":
-        near = nearest_word(path[-1], FIELDS)
-        message = "unknown field" + (f" (did you mean {near}?)" if near else "")
+        message = "unknown field"
+        near = nearest_word(names[-1], FIELDS)
+        if near:
+            message += f" (did you mean {near}?)"
     return f"{place}: {message[0].lower()}{message[1:]}"

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from nmt.extras.serving import bodies
 from nmt.extras.serving.access import Gate
-from nmt.extras.serving.bodies import RefusedError
+from nmt.extras.serving.bodies import Answer, RefusedError
 from nmt.extras.serving.service import Served, Service
 from nmt.text.languages import name_of
 
@@ -20,8 +20,11 @@ router = APIRouter(tags=["LibreTranslate"])
 def _admit(request: Request, service: Service, body: bodies.DetectBody) -> str:
     """Check the key, the rate and the limits; return the client. The key may be in the body."""
     gate: Gate = request.app.state.gate
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    client = gate.count(gate.client(request, key if scheme.lower() == "bearer" else body.api_key))
+    key = body.api_key
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        key = token
+    client = gate.count(gate.client(request, key))
     service.check_size(len(body.texts), sum(map(len, body.texts)))
     return client
 
@@ -30,77 +33,83 @@ def _admit(request: Request, service: Service, body: bodies.DetectBody) -> str:
 async def translate(body: bodies.LibreBody, service: Served, request: Request) -> JSONResponse:
     """Translate text or HTML, as LibreTranslate does."""
     client = _admit(request, service, body)
-    alternatives, choice = body.alternatives, bodies.Choice(source=body.source, target=body.target)
+    choice = bodies.Choice(source=body.source, target=body.target)
     route, about = await service.choose(choice, body.texts)
     translated: list[str] = []
-    others: list[list[str]] = []
+    alternatives: list[list[str]] = []
     if body.format == "html":
         for text in body.texts:
-            document = bodies.DocumentBody(format="html", text=text)
-            translated.append((await service.document(document, route, client))["text"])
-            others.append([])
+            page = bodies.DocumentBody(format="html", text=text)
+            document = await service.document(page, route, client)
+            translated.append(document["text"])
+            alternatives.append([])
     else:
         options = bodies.Decoding()
-        if alternatives:
-            own = route.model.translator.options.decoding.beam_size
-            options = bodies.Decoding(n_best=alternatives + 1, beam_size=max(own, alternatives + 1))
+        if body.alternatives:
+            n_best = body.alternatives + 1
+            default = route.model.translator.options.decoding.beam_size
+            options = bodies.Decoding(n_best=n_best, beam_size=max(default, n_best))
         texts = bodies.TranslateBody(texts=[*body.texts], options=options)
         async for values in service.translate(texts, route, client):
             if "error" in values:
                 raise RefusedError(422, values["error"], values["fix"])
             translated.append(values["translation"])
-            found = [each["translation"] for each in values["alternatives"]]
-            others.append(found[1 : alternatives + 1])
+            others = values["alternatives"][1 : body.alternatives + 1]
+            alternatives.append([other["translation"] for other in others])
     answer: dict[str, list[Any]] = {"translatedText": translated}
-    if alternatives:
-        answer["alternatives"] = others
+    if body.alternatives:
+        answer["alternatives"] = alternatives
     if "detected" in about:
         language = {"language": about["source"], "confidence": about["detected"]}
         answer["detectedLanguage"] = [language] * len(translated)
-    is_one = isinstance(body.q, str)
-    return JSONResponse({name: each[0] if is_one else each for name, each in answer.items()})
+    if isinstance(body.q, str):
+        return JSONResponse({name: values[0] for name, values in answer.items()})
+    return JSONResponse(answer)
 
 
 @router.post("/detect")
 async def detected(body: bodies.DetectBody, service: Served, request: Request) -> JSONResponse:
     """Detect the language among the source languages, as LibreTranslate does."""
     _admit(request, service, body)
-    codes = sorted({source for source, _ in service.pairs})
-    ranked = await asyncio.to_thread(lambda: [service.detect(text, codes) for text in body.texts])
-    found = [[{"language": code, "confidence": sure} for code, sure in each] for each in ranked]
-    return JSONResponse(found[0] if isinstance(body.q, str) else found)
+    codes = sorted({pair.source for pair in service.pairs})
+    answers: list[list[Answer]] = []
+    for text in body.texts:
+        ranked = await asyncio.to_thread(service.detect, text, codes)
+        answers.append([{"language": code, "confidence": sure} for code, sure in ranked])
+    return JSONResponse(answers[0] if isinstance(body.q, str) else answers)
 
 
 @router.get("/languages")
 async def languages(service: Served) -> JSONResponse:
     """List the languages with their target languages."""
-    codes = sorted({code for pair in service.pairs for code in pair})
-    return JSONResponse([
-        {
-            "code": code,
-            "name": name_of(code),
-            "targets": sorted(target for source, target in service.pairs if source == code),
-        }
-        for code in codes
-    ])  # fmt: skip
+    targets: dict[str, list[str]] = {}
+    for source, target in sorted(service.pairs):
+        targets.setdefault(source, []).append(target)
+        targets.setdefault(target, [])
+    return JSONResponse(
+        [
+            {"code": code, "name": name_of(code), "targets": targets[code]}
+            for code in sorted(targets)
+        ]
+    )
 
 
 @router.get("/frontend/settings")
 async def settings(service: Served, request: Request) -> JSONResponse:
     """Return the settings of a LibreTranslate server."""
     model = next(iter(service.models.values()))
+    source, target = model.directions[0]
     has_keys = request.app.state.gate.keys is not None
-    first = {
-        side: {"code": code, "name": name_of(code)}
-        for side, code in zip(("source", "target"), model.directions[0], strict=True)
-    }
     return JSONResponse({
         "apiKeys": has_keys,
         "charLimit": service.options.max_chars,
         "filesTranslation": False,
         "frontendTimeout": 500,
         "keyRequired": has_keys,
-        "language": first,
+        "language": {
+            "source": {"code": source, "name": name_of(source)},
+            "target": {"code": target, "name": name_of(target)},
+        },
         "suggestions": False,
         "supportedFilesFormat": [],
     })  # fmt: skip

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ from nmt.checkpoint.model_folder import (
     load_folder_config,
     read_profiles,
 )
+from nmt.config.loader import change_options
 from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.extras.serving.bodies import Answer
 from nmt.files.json_file import Manifest
 from nmt.inference.direction import LanguageOptions, names_language
 from nmt.inference.engine import EngineLacksError, LoadedModel
 from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
-from nmt.text import languages
+from nmt.registry import load_attribute
 from nmt.text.identification import NO_PROFILES, LanguageProfiles, language_shares
+from nmt.text.languages import is_right_to_left, name_of
 
 _WARM_UP = "1"
 _MOST_CARD = 1 << 16  # characters
@@ -46,24 +50,33 @@ class ServedModel:
 
     def __init__(self, name: str, folder: Path, loading: dict[str, Any]) -> None:
         config = load_folder_config(folder)
-        self.name, self.folder = name, folder
-        self.source, self.target = config.source_language, config.target_language
+        self.name = name
+        self.folder = folder
+        self.source = config.source_language
+        self.target = config.target_language
         self.is_export = is_ctranslate2(folder)
+        self._step: int | None = None
         if self.is_export:
-            self._sha256, self._step = Manifest.read(folder).files[_EXPORT].sha256, None
+            self._sha256 = Manifest.read(folder).files[_EXPORT].sha256
         else:
             files = find_model(folder)
-            self._sha256, self._step = files.sha256, files.step
+            self._sha256 = files.sha256
+            self._step = files.step
         self.profiles = read_profiles(folder)
         self.translator = Translator.load(folder, **loading)
         languages = self.translator.options.languages
         self.directions = languages.offered(self.translator.tokenizers)
-        # One of several directions; alone, a direction needs no choice.
-        first = self.directions[0] if len(self.directions) > 1 else (None, None)
-        self.translator.translate([request_for(_WARM_UP, first)])
+        source, target = self.to_choose(self.directions[0])
+        warm_up = Request(_WARM_UP, source_language=source, target_language=target)
+        self.translator.translate([warm_up])
         self._complete: Translator | None = None
-        self._threads, self._loading = loading.get("threads"), threading.Lock()
+        self._threads = loading.get("threads")
+        self._loading = threading.Lock()
         self._gpu = threading.Lock()  # CUDA graphs allow one search at a time
+
+    def to_choose(self, direction: tuple[str, str]) -> tuple[str | None, str | None]:
+        """Return the languages to set for each text; None for an only direction."""
+        return direction if len(self.directions) > 1 else (None, None)
 
     def with_options(self, **options: Any) -> Translator:
         """Return a translator with changed options. May load the model with torch.
@@ -91,37 +104,49 @@ class ServedModel:
         """Return the context for a search: on a GPU, a lock; on a CPU, nothing."""
         return self._gpu if translator.engine.on_gpu else nullcontext()
 
-    def score(
-        self, pairs: Sequence[tuple[str, str]], options: LanguageOptions
-    ) -> list[dict[str, Any]]:
+    def score(self, pairs: Sequence[tuple[str, str]], options: LanguageOptions) -> list[Answer]:
         """Score given translations with torch, as `nmt score` does; an export cannot use torch."""
-        own = self.translator
+        translator = self.translator
         if not self.is_export:
-            own = self._with_torch()
-        decoding, most = own.options.decoding, own.options.max_length or 0
-        languages = own.options.languages
-        scorer = Scorer(LoadedModel(own.engine, own.tokenizers, decoding, most, languages))
-        with self.searching(own):
+            translator = self._with_torch()
+        own = translator.options
+        loaded = LoadedModel(
+            translator.engine,
+            translator.tokenizers,
+            own.decoding,
+            own.max_length or 0,
+            own.languages,
+        )
+        scorer = Scorer(loaded)
+        with self.searching(translator):
             return [score.as_dict() for score in scorer.score(pairs, options)]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Answer:
         """Return the public description of the model, for GET /v1/models."""
         translator = self.translator
-        engine, other = translator.engine.name, None if self.is_export else "torch"
-        card, tags = self.folder / CARD, sorted(translator.tokenizers.source.tags)
-        codes = dict.fromkeys(code for pair in self.directions for code in pair)
+        engine = translator.engine.name
+        other = None if self.is_export else "torch"
+        tags = sorted(translator.tokenizers.source.tags)
+        if len(self.directions) > 1:
+            tags = [tag for tag in tags if not names_language(tag)]
+        card = None
+        if (self.folder / CARD).is_file():
+            card = (self.folder / CARD).read_text("utf-8", "replace")[:_MOST_CARD]
+        described: dict[str, Answer] = {}
+        for code in chain.from_iterable(self.directions):
+            described[code] = {"name": name_of(code), "rtl": is_right_to_left(code)}
         return {
             "name": self.name,
             "source": self.source,
             "target": self.target,
-            "source_name": languages.name_of(self.source),
-            "target_name": languages.name_of(self.target),
+            "source_name": name_of(self.source),
+            "target_name": name_of(self.target),
             "rtl": {
-                "source": languages.is_right_to_left(self.source),
-                "target": languages.is_right_to_left(self.target),
+                "source": is_right_to_left(self.source),
+                "target": is_right_to_left(self.target),
             },
-            "directions": [list(pair) for pair in self.directions],
-            "languages": {code: _described(code) for code in codes},
+            "directions": list(map(list, self.directions)),
+            "languages": described,
             "sha256": self._sha256,
             "step": self._step,
             "dtype": translator.engine.dtype,
@@ -129,9 +154,9 @@ class ServedModel:
                 "translate": engine, "alignment": other, "prefix": other, "score": other or engine,
             },
             "confidence": translator.options.confidence is not None,
-            "tags": [x for x in tags if len(self.directions) == 1 or not names_language(x)],
+            "tags": tags,
             "decoding": translator.options.decoding.model_dump(mode="json"),
-            "card": card.read_text("utf-8", "replace")[:_MOST_CARD] if card.is_file() else None,
+            "card": card,
         }  # fmt: skip
 
 
@@ -142,26 +167,11 @@ class Route:
     model: ServedModel
     source: str
     target: str
-    is_chosen: bool  # Whether the model has several directions, and this one is chosen.
-
-    @property
-    def languages(self) -> tuple[str | None, str | None]:
-        """Languages to choose for each text; None without a choice."""
-        return (self.source, self.target) if self.is_chosen else (None, None)
-
-
-def _described(code: str) -> dict[str, Any]:
-    name = languages.name_of(code)
-    return {"name": name, "rtl": languages.is_right_to_left(code)}
-
-
-def request_for(text: str, languages: tuple[str | None, str | None]) -> Request:
-    """Return a request without constraints."""
-    return Request(text, source_language=languages[0], target_language=languages[1])
+    languages: tuple[str | None, str | None]  # See `ServedModel.to_choose`.
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TranslationTask:
     """A model with its options and outputs. Texts with the same task can share a batch."""
 
     model: ServedModel
@@ -171,6 +181,18 @@ class Task:
     outputs: frozenset[str] = frozenset()
     # Texts with a prefix or phrases may need another engine, so they have batches of their own.
     is_constrained: bool = False
+
+    @classmethod
+    def of(
+        cls, model: ServedModel, options: Mapping[str, Any], outputs: Iterable[str]
+    ) -> TranslationTask:
+        """Return a task after checking its options.
+
+        Raises:
+            ConfigError: The options contradict each other.
+        """
+        change_options(model.translator.options.decoding, options)
+        return cls(model, tuple(sorted(options.items())), frozenset(outputs))
 
     def translate(
         self, requests: Sequence[Request], check: Callable[[object], None]
@@ -182,7 +204,8 @@ class Task:
             constraints=self.is_constrained,
             progress=check,
         )
-        translator.engine.start_worker()
+        if translator.engine.name == "torch":  # threads of a server compute different batches
+            load_attribute("torch:set_num_threads")(1)
         with self.model.searching(translator):
             return translator.try_translate(requests)
 
@@ -203,7 +226,8 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
     for text in models:
         name, sign, folder = text.partition("=")
         if not sign or Path(text).exists():
-            name, folder = "", text
+            name = ""
+            folder = text
         elif not re.fullmatch(r"[\w.-]{1,64}", name) or not folder:
             fix = "Write NAME=FOLDER, such as de-en=runs/base. NAME: letters, digits, . _ and -"
             raise ConfigError(f"{text!r} is not a valid model argument.", fix=fix)
@@ -212,7 +236,8 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
             raise CheckpointError(f"{path} is not a folder.", fix="Pass a run or model folder.")
         config = load_folder_config(path)
         pair = f"{config.source_language}-{config.target_language}"
-        name = name or (path.resolve().name if pair in named else pair)
+        if not name:
+            name = path.resolve().name if pair in named else pair
         if name in named:
             fix = f"Choose another name for one model, such as {name}-2={path}."
             raise ConfigError(f"{named[name]} and {path} have the same name, {name}.", fix=fix)

@@ -19,7 +19,9 @@ from nmt.registry import load_attribute
 _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
 # For the size of a request body: JSON can write one character as two escaped surrogates, and each
 # text can have its own options.
-_BYTES_OF_CHARACTER, _BYTES_OF_TEXT, _BYTES_OF_REST = 12, 256, 1 << 16
+_BYTES_OF_CHARACTER = 12
+_BYTES_OF_TEXT = 256
+_BYTES_OF_REST = 1 << 16
 _NEEDED = ("fastapi", "prometheus_client", "sentencex", "srt", "uvicorn")
 
 

@@ -101,13 +101,14 @@ def server_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
 
 
 def _listen(options: ServeOptions) -> socket.socket:
-    host, port = options.host, options.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = options.host, options.port
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
-        number = error.errno or 0  # negative if a host name cannot be resolved
-        cause = os.strerror(number) if number > 0 else str(error.strerror).partition(" (")[0]
-        problem = f"The server cannot listen on {host}:{port}: {cause}."
+        cause, _, _ = str(error.strerror).partition(" (")
+        if error.errno and error.errno > 0:  # negative if a host name cannot be resolved
+            cause = os.strerror(error.errno)
+        problem = f"The server cannot listen on {options.host}:{options.port}: {cause}."
         fix = "Choose another `port` (0 picks a free port), or a `host` address of this machine."
         raise ConfigError(problem, fix=fix) from error

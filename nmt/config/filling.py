@@ -1,6 +1,7 @@
-"""Values of a run for the keys that the user's configuration leaves open.
+"""Values for the keys that a configuration leaves open.
 
-A resumed run keeps the values of its first start, although the defaults of a later version differ.
+They come from a preset, a recipe, the size of the corpus, an older version, or a run. A resumed run
+keeps the values of its first start, although the defaults of a later version differ.
 """
 
 from __future__ import annotations
@@ -20,8 +21,43 @@ _ALTERNATIVES = (
 _NAMED = ("test", "extra", "mix", "until")
 # Sections that null switches off. Elsewhere, null is a section without keys.
 _OPTIONAL = ("lora", "replay")
+# Keys that choose a set of values. If one has changed, recorded values belong to the old choice.
+_CHOICES = ("recipe", "preset", "kind")
 # Keys that say where a corpus is. If one has changed, it is another corpus.
 _PLACES = ("source", "target", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
+_ADAMW_RATE = 1e-3  # Usual `peak_lr` of AdamW.
+
+
+def filled_in(given: Values, values: Values) -> dict[str, Any]:
+    """Add ``values`` for keys that ``given`` does not contain, section by section.
+
+    If ``given`` has a different optimizer than ``values``, the added learning rate is the usual
+    rate of AdamW. ``warmup_ratio`` is not added if ``given`` has ``warmup_steps``.
+
+    >>> filled_in({"a": {"x": 1}}, {"a": {"x": 2, "y": 3}, "b": 4})
+    {'a': {'x': 1, 'y': 3}, 'b': 4}
+    """
+    if _has_other_optimizer(given, values):
+        schedule = {**values["schedule"], "peak_lr": _ADAMW_RATE}
+        values = {**values, "optimizer": {}, "schedule": schedule}
+    filled = dict(given)
+    for key, value in values.items():
+        section = given.get(key)
+        if section is None and isinstance(value, Mapping):  # null is a section without keys
+            section = {}
+        if isinstance(section, Mapping) and isinstance(value, Mapping):
+            filled[key] = filled_in(section, value)
+        elif key not in given and not (key == "warmup_ratio" and "warmup_steps" in given):
+            filled[key] = value
+    return filled
+
+
+def _has_other_optimizer(given: Values, values: Values) -> bool:
+    usual = values.get("optimizer")
+    chosen = given.get("optimizer")
+    if not usual or not isinstance(chosen, Mapping):
+        return False
+    return bool(chosen.get("kind", usual["kind"]) != usual["kind"])
 
 
 def with_recorded(given: Values, recorded: Values) -> dict[str, Any]:
@@ -38,7 +74,7 @@ def with_recorded(given: Values, recorded: Values) -> dict[str, Any]:
     >>> with_recorded({"training": {"max_steps": 100}}, recorded)
     {'training': {'max_steps': 100, 'seed': 3}, 'name': 'a'}
     """
-    if any(_has_changed(key, given, recorded) for key in ("recipe", "preset", "kind")):
+    if any(_has_changed(key, given, recorded) for key in _CHOICES):
         return dict(given)
     filled = dict(given)
     for key, value in recorded.items():
@@ -71,7 +107,8 @@ def _is_elsewhere(key: str, given: Values, recorded: Values) -> bool:
     """Whether a corpus is read from another place; paths may be spelled differently."""
     if not _has_changed(key, given, recorded):
         return False
-    now, before = given[key], recorded.get(key)
+    now = given[key]
+    before = recorded.get(key)
     if isinstance(now, str) and isinstance(before, str):
         return Path(now) != Path(before)
     return True
@@ -94,5 +131,5 @@ def _filled(given: Any, recorded: Any) -> Any:
             is_other_corpus = any(_is_elsewhere(key, given, recorded) for key in _PLACES)
             return given if is_other_corpus else with_recorded(given, recorded)
     if isinstance(given, list) and isinstance(recorded, list) and len(given) == len(recorded):
-        return [_filled(*pair) for pair in zip(given, recorded, strict=True)]
+        return list(map(_filled, given, recorded))
     return given

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from nmt.config.filling import with_recorded
 from nmt.config.loader import load_config, settings_of
-from nmt.config.resuming import with_recorded
 from nmt.errors import ConfigError
 
 CORPUS = {"source": "a.de", "target": "a.en"}
