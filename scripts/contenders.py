@@ -32,7 +32,7 @@ from nmt.extras.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
-from nmt.inference.engine import Dtype, Engine, EngineOptions, Needs, Task
+from nmt.inference.engine import Dtype, Engine, EngineOptions, Needs, SearchTask
 from nmt.inference.torch_engine import load_torch
 from nmt.model.positions import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer
@@ -130,7 +130,7 @@ def _all_at_once(engine: Engine, threads: int) -> Run:
     def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
         torch.set_num_threads(threads)
         start = time.perf_counter()
-        found = list(engine.search_all([Task(batch) for batch in batches], options))
+        found = list(engine.search_all([SearchTask(batch) for batch in batches], options))
         seconds = time.perf_counter() - start
         return seconds, [best[0].ids for results in found for best in results]
 

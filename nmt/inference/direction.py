@@ -37,6 +37,11 @@ class Tags(NamedTuple):
     source_ids: tuple[int, ...] = ()  # Tags in front of the source: language, then domain.
     start: int | None = None  # First token of the target: the tag of its language.
 
+    @property
+    def target_ids(self) -> tuple[int, ...]:
+        """Tag in front of the target, if any."""
+        return () if self.start is None else (self.start,)
+
 
 class MissingLanguageError(ConfigError):
     """The model has several languages, and the user has not chosen one."""

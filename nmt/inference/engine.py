@@ -52,7 +52,8 @@ def parse_dtype(text: str) -> Dtype | None:
     >>> parse_dtype("bf16"), parse_dtype("int8"), parse_dtype("auto")
     ('bfloat16', 'int8', None)
     """
-    names: dict[str, Dtype | None] = {"auto": None, **{dtype: dtype for dtype in get_args(Dtype)}}
+    names: dict[str, Dtype | None] = {"auto": None}
+    names.update((dtype, dtype) for dtype in get_args(Dtype))
     return chosen(names, str(full_dtype_name(text)), "dtype")
 
 
@@ -66,8 +67,9 @@ def parse_device(text: str) -> str:
     ('cuda:1', 'auto')
     """
     name = str(full_device_name(text))
-    is_numbered = re.fullmatch(r"cuda:\d{1,3}", name) is not None
-    return name if is_numbered else chosen({each: each for each in _DEVICES}, name, "device")
+    if re.fullmatch(r"cuda:\d{1,3}", name):
+        return name
+    return chosen({device: device for device in _DEVICES}, name, "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class BatchCapacity(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SearchTask:
     """One batch for `Engine.search_all`."""
 
     sources: Sequence[Sequence[int]]  # Source ids of each sentence, without EOS; never empty.
@@ -157,6 +159,12 @@ class EngineLacksError(ConfigError):
         """Return the error for an engine and the names of the missing features."""
         fix = "Remove the option, or translate the run folder with `engine` torch."
         return cls(f"The {engine} engine does not support {', '.join(names)}.", fix=fix)
+
+
+def damaged_weights() -> CheckpointError:
+    """Return the error for a model that computes NaN."""
+    problem = "The model's probabilities are NaN: its weights are damaged."
+    return CheckpointError(problem, fix="Set `checkpoint` to step-N, or train again.")
 
 
 class Engine(ABC):
@@ -223,6 +231,12 @@ class Engine(ABC):
         """Return the names of needed features that the engine does not support."""
         return []
 
+    def require(self, needs: Needs) -> None:
+        """Raise `EngineLacksError` if the engine does not support the needed features."""
+        missing = self.lacks(needs)
+        if missing:
+            raise EngineLacksError.of(self.name, missing)
+
     @property
     def capacity(self) -> BatchCapacity:
         """Limits of a batch, for all workers together."""
@@ -233,16 +247,12 @@ class Engine(ABC):
         """Number of tasks that `search_all` runs in parallel."""
         return 1
 
-    def start_worker(self) -> None:
-        """Initialize a worker thread of `search_all`."""
-        return
-
     def search_all(
-        self, tasks: Sequence[Task], options: DecodingConfig
+        self, tasks: Sequence[SearchTask], options: DecodingConfig
     ) -> Generator[list[list[Hypothesis]], None, None]:
         """Yield the result of `search` for each task, in order."""
         count = max(1, min(self.num_workers, len(tasks)))
-        with ThreadPoolExecutor(count, initializer=self.start_worker) as pool:
+        with ThreadPoolExecutor(count) as pool:
             # If the caller stops early, `map` cancels pending tasks and `with` waits for the rest.
             yield from pool.map(lambda x: self.search(x.sources, options, x.constraints), tasks)
 
@@ -259,11 +269,17 @@ class Engine(ABC):
         Returns:
             Batches of indices into ``lengths``.
         """
-        capacity, width = self.capacity, options.num_hypotheses
-        most = capacity.probabilities // self.num_workers // (width * vocab_size)
-        max_rows = max(1, min(most, capacity.hypotheses // width))
-        wanted = options.batch_tokens
-        return batch_by_length(lengths, capacity.tokens if wanted == "auto" else wanted, max_rows)
+        capacity = self.capacity
+        width = options.num_hypotheses
+        by_memory = capacity.probabilities // self.num_workers // (width * vocab_size)
+        max_rows = min(by_memory, capacity.hypotheses // width)
+        return batch_by_length(lengths, self.batch_tokens(options), max(1, max_rows))
+
+    def batch_tokens(self, options: DecodingConfig) -> int:
+        """Return the maximum source tokens of a batch, padding included."""
+        if options.batch_tokens == "auto":
+            return self.capacity.tokens
+        return options.batch_tokens
 
 
 def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> list[list[int]]:
@@ -282,11 +298,13 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
     [[1, 2], [0], [3]]
     """
     batches: list[list[int]] = []
+    batch: list[int] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        size = len(batches[-1]) if batches else 0
-        if not size or (size + 1) * (lengths[row] + 1) > max_tokens or size == max_rows:
-            batches.append([])
-        batches[-1].append(row)
+        num_tokens = (len(batch) + 1) * (lengths[row] + 1)
+        if not batch or num_tokens > max_tokens or len(batch) == max_rows:
+            batch = []
+            batches.append(batch)
+        batch.append(row)
     return batches
 
 
@@ -313,8 +331,9 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
     if not path.is_file():
         return None
     try:
-        found = load_file(path)
-        parts = common, candidates = ShortlistParts(found["common"], found["candidates"])
+        arrays = load_file(path)
+        parts = ShortlistParts(arrays["common"], arrays["candidates"])
+        common, candidates = parts
         kinds = [(part.ndim, part.dtype.kind) for part in parts]
         if kinds != [(1, "i"), (2, "i")] or not candidates.size:
             raise ValueError("wrong shapes or types")
@@ -349,9 +368,9 @@ def copy_extras(prepared_dir: Path, run_dir: Path) -> None:
         CheckpointError: The folder is not writable.
     """
     for name in (SHORTLIST, PROFILES):
-        made = prepared_dir / name
-        if made.is_file():
-            write_extra(run_dir / name, made.read_bytes())
+        path = prepared_dir / name
+        if path.is_file():
+            write_extra(run_dir / name, path.read_bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,9 +390,7 @@ EngineLoader: TypeAlias = Callable[[Path, EngineOptions, Needs], LoadedModel]
 ENGINES: Registry[EngineLoader] = Registry("engine")
 
 
-def choose_engine(
-    folder: Path, options: EngineOptions | None = None, needs: Needs | None = None
-) -> LoadedModel:
+def choose_engine(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
     """Load a model with the requested engine.
 
     ``auto`` chooses CTranslate2 on a CPU if it supports all needs, otherwise torch.
@@ -388,27 +405,33 @@ def choose_engine(
         EngineLacksError: The requested engine does not support the needs.
         CheckpointError: A file is missing or damaged, or the models of an ensemble do not match.
     """
-    options, needs = options or EngineOptions(), needs or Needs()
     options = replace(options, device=parse_device(options.device))
-    name, dtype, loaded = options.engine, parse_dtype(options.dtype), None
+    dtype = parse_dtype(options.dtype)
     if options.threads is not None and options.threads < 1:
         raise ConfigError(f"`threads` is {options.threads}.", fix="Use at least one thread.")
     with readable():
-        if name == "auto" and is_ctranslate2(folder):
-            name = "ctranslate2"
-        if name == "auto":
-            name = "torch"
-            # On a GPU and in 16 bits torch is chosen.
-            if dtype in _CONVERTED and not _runs_on_gpu(options.device):
-                try:
-                    loaded = ENGINES["ctranslate2"](folder, replace(options, device="cpu"), needs)
-                except ConfigError as error:  # for example not installed, or a missing feature
-                    if dtype == "int8":
-                        raise
-                    logger.debug("using torch: %s", error.problem)
-        loaded = loaded or ENGINES[name](folder, options, needs)
+        if options.engine == "auto":
+            loaded = _load_with_best_engine(folder, options, needs, dtype)
+        else:
+            loaded = ENGINES[options.engine](folder, options, needs)
     logger.debug("engine: %s, %s", loaded.engine.name, loaded.engine.dtype)
     return loaded
+
+
+def _load_with_best_engine(
+    folder: Path, options: EngineOptions, needs: Needs, dtype: Dtype | None
+) -> LoadedModel:
+    if is_ctranslate2(folder):
+        return ENGINES["ctranslate2"](folder, options, needs)
+    # On a GPU and in 16 bits torch is chosen.
+    if dtype in _CONVERTED and not _runs_on_gpu(options.device):
+        try:
+            return ENGINES["ctranslate2"](folder, replace(options, device="cpu"), needs)
+        except ConfigError as error:  # for example not installed, or a missing feature
+            if dtype == "int8":
+                raise
+            logger.debug("using torch: %s", error.problem)
+    return ENGINES["torch"](folder, options, needs)
 
 
 def _runs_on_gpu(device: str) -> bool:

@@ -17,13 +17,13 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeAlias
 
 from nmt.config.model import DecodingConfig
-from nmt.errors import CheckpointError, ConfigError
-from nmt.inference.request import Alarm, Result
+from nmt.errors import ConfigError
+from nmt.inference.engine import damaged_weights
+from nmt.inference.request import Alarm, AlignedSegment, Result, TokenScore
 from nmt.inference.segment import SENTENCE_BORDER, Segment
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.languages import longest_loop
@@ -31,20 +31,27 @@ from nmt.text.tokenizer import Tokenizers
 
 _NGRAM = 3
 _LEAST_NGRAMS = 20  # minimum denominator of the share of repeated n-grams
-_SMOOTH_CHARACTERS, _SMOOTH_SUBWORDS = 10, 5  # added to both lengths: short lines vary more
+# Added to both lengths, because short lines vary more.
+_SMOOTH_CHARACTERS = 10
+_SMOOTH_SUBWORDS = 5
 _EMPTY_ZLIB_BYTES = len(zlib.compress(b""))
 _LARGEST_SHARE = 0.9  # upper bound of the compression limit
 _SOURCE_COMPRESSION = 0.8  # an output may compress to this fraction of its source's ratio
 _RETRY_BEAM_SIZE = 5
 _LOOP_NGRAM_SIZE = 2  # a word three times in a row has a bigram twice
 
-_SIGNS: dict[str, str] = {
-    **dict.fromkeys(("loop", "repetition", "compression"), "loops"),
-    **dict.fromkeys(("short", "long", "truncated"), "length"),
+_SIGNS: dict[Alarm, str] = {
+    "loop": "loops",
+    "repetition": "loops",
+    "compression": "loops",
+    "short": "length",
+    "long": "length",
+    "truncated": "length",
     "constraint": "required phrases",
 }
 # The log asks about the input if more than this share of at least this many lines have alarms.
-_USUAL_SHARE, _FEWEST_LINES = 0.1, 20
+_USUAL_SHARE = 0.1
+_FEWEST_LINES = 20
 _NAMED_LINES = 5
 
 
@@ -66,13 +73,15 @@ class GuardLimits:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Hypotheses of a segment, and the alarms of the best one."""
+    """Hypotheses of a segment, and more about the best one."""
 
     hypotheses: Sequence[Hypothesis]  # Best first; empty if no output meets the constraints.
     alarms: tuple[Alarm, ...] = ()
     # Alarms of the first output that the output of the second search does not have.
     retried: tuple[Alarm, ...] = ()
     retry_seconds: float = 0.0  # Share of this segment in the time of second searches.
+    alignment: AlignedSegment | None = None  # None unless requested.
+    tokens: tuple[TokenScore, ...] = ()  # With log probabilities; empty unless requested.
 
 
 # Takes segments and changes of decoding options; returns the hypotheses of each segment.
@@ -81,82 +90,91 @@ SearchAgain: TypeAlias = Callable[
 ]
 
 
-def check(
-    segments: Sequence[Segment],
-    found: Sequence[Sequence[Hypothesis]],
-    tokenizers: Tokenizers,
-    decoding: DecodingConfig,
-    limits: GuardLimits | None,
-    search_again: SearchAgain | None,
-) -> list[Output]:
-    """Check the best output of each segment, and search again if it looks wrong.
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Checks the best output of each segment, and searches again if it looks wrong."""
 
-    Args:
-        segments: Parts of lines.
-        found: Hypotheses of each segment, best first.
-        tokenizers: Source and target tokenizer.
-        decoding: Options of the first search.
-        limits: Limits of the alarms; None checks only the place of required phrases.
-        search_again: Runs the second search; None reports alarms without a second search.
+    tokenizers: Tokenizers
+    decoding: DecodingConfig  # Options of the first search.
+    # Limits of the alarms; None checks only the place of required phrases.
+    limits: GuardLimits | None
+    # Runs the second search; None reports alarms without a second search.
+    search_again: SearchAgain | None
 
-    Returns:
-        One output for each segment.
+    def check_outputs(
+        self, segments: Sequence[Segment], found: Sequence[Sequence[Hypothesis]]
+    ) -> list[Output]:
+        """Return one output for each segment.
 
-    Raises:
-        CheckpointError: A segment without constraints has no output, because the weights are NaN.
-    """
-    if any(not own and x.constraints == NONE for own, x in zip(found, segments, strict=True)):
-        problem = "The model's probabilities are NaN: its weights are damaged."
-        raise CheckpointError(problem, fix="Set `checkpoint` to step-N, or train again.")
-    outputs = [
-        Output(own, () if limits is None else _alarms_of(segment, own, tokenizers, limits))
-        for segment, own in zip(segments, found, strict=True)
-    ]
-    if limits is not None and search_again is not None:
-        _retry(segments, outputs, tokenizers, decoding, limits, search_again)
-    for row, (segment, output) in enumerate(zip(segments, outputs, strict=True)):
-        if _is_misplaced(segment, output.hypotheses, tokenizers):
-            outputs[row] = replace(output, alarms=(*output.alarms, "constraint"))
-    return outputs
+        Args:
+            segments: Parts of lines.
+            found: Hypotheses of each segment, best first.
 
+        Raises:
+            CheckpointError: A segment without constraints has no output, because the weights are
+                NaN.
+        """
+        outputs = []
+        for segment, hypotheses in zip(segments, found, strict=True):
+            if not hypotheses and segment.constraints == NONE:
+                raise damaged_weights()
+            outputs.append(Output(hypotheses, self._alarms_of(segment, hypotheses)))
+        if self.limits is not None and self.search_again is not None:
+            self._retry(segments, outputs, self.limits, self.search_again)
+        for row, segment in enumerate(segments):
+            if self._is_misplaced(segment, outputs[row].hypotheses):
+                alarms_of_row = (*outputs[row].alarms, "constraint")
+                outputs[row] = replace(outputs[row], alarms=alarms_of_row)
+        return outputs
 
-def _alarms_of(
-    segment: Segment, hypotheses: Sequence[Hypothesis], tokenizers: Tokenizers, limits: GuardLimits
-) -> tuple[Alarm, ...]:
-    if not hypotheses:
-        return ()
-    read, written = segment.ids, hypotheses[0].ids
-    texts = tokenizers.source.decode(read), tokenizers.target.decode(written)
-    return alarms(texts, (read, written), limits)
+    def _alarms_of(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> tuple[Alarm, ...]:
+        if self.limits is None or not hypotheses:
+            return ()
+        tokens = (segment.ids, hypotheses[0].ids)
+        return alarms(self._texts_of(*tokens), tokens, self.limits)
 
+    def _texts_of(self, source_ids: Sequence[int], target_ids: Sequence[int]) -> tuple[str, str]:
+        source = self.tokenizers.source.decode(source_ids)
+        return source, self.tokenizers.target.decode(target_ids)
 
-def _retry(
-    segments: Sequence[Segment],
-    outputs: list[Output],
-    tokenizers: Tokenizers,
-    decoding: DecodingConfig,
-    limits: GuardLimits,
-    search_again: SearchAgain,
-) -> None:
-    """Search segments with alarms again; in place, replace outputs that get fewer alarms."""
-    # Segments that need the same changed options are searched as one batch.
-    groups: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
-    for row, output in enumerate(outputs):
-        if changes := output.alarms and fallback_search(output.alarms, decoding, limits):
-            groups[tuple(changes.items())].append(row)
-    for key, rows in groups.items():
-        begin = time.perf_counter()
-        with suppress(ConfigError):  # the engine does not support these options: keep the alarms
-            again = search_again([segments[row] for row in rows], dict(key))
+    def _retry(
+        self,
+        segments: Sequence[Segment],
+        outputs: list[Output],
+        limits: GuardLimits,
+        search_again: SearchAgain,
+    ) -> None:
+        """Search segments with alarms again; in place, replace outputs that get fewer alarms."""
+        # Segments that need the same changed options are searched as one batch.
+        groups: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
+        for row, output in enumerate(outputs):
+            if output.alarms:
+                changes = fallback_search(output.alarms, self.decoding, limits)
+                groups[tuple(changes.items())].append(row)
+        groups.pop((), None)  # no option prevents these faults
+        for changed, rows in groups.items():
+            begin = time.perf_counter()
+            try:
+                again = search_again([segments[row] for row in rows], dict(changed))
+            except ConfigError:  # the engine does not support these options: keep the alarms
+                continue
             seconds = (time.perf_counter() - begin) / len(rows)
             for row, hypotheses in zip(rows, again, strict=True):
                 first = outputs[row]
-                names = _alarms_of(segments[row], hypotheses, tokenizers, limits)
+                names = self._alarms_of(segments[row], hypotheses)
+                outputs[row] = replace(first, retry_seconds=seconds)
                 if hypotheses and len(names) < len(first.alarms):
-                    gone = tuple(name for name in first.alarms if name not in names)
-                    outputs[row] = Output(hypotheses, names, gone, seconds)
-                else:
-                    outputs[row] = replace(first, retry_seconds=seconds)
+                    removed = tuple(name for name in first.alarms if name not in names)
+                    outputs[row] = Output(hypotheses, names, removed, seconds)
+
+    def _is_misplaced(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> bool:
+        """Whether a required phrase follows the end of the sentence, not being part of it."""
+        required = segment.constraints.required
+        if not (required and hypotheses):
+            return False
+        source, output = self._texts_of(segment.ids, hypotheses[0].ids)
+        phrases = [self.tokenizers.target.decode(ids).strip() for ids in required]
+        return stands_past_end(source, output.strip(), phrases)
 
 
 def fallback_search(
@@ -178,18 +196,23 @@ def fallback_search(
         size = _LOOP_NGRAM_SIZE if "loop" in names else _NGRAM
         changes["no_repeat_ngram_size"] = min(decoding.no_repeat_ngram_size or size, size)
     if "short" in names:
-        changes["min_length_factor"] = max(decoding.min_length_factor, limits.subwords[0])
-    is_plain = not (decoding.sampling or decoding.return_alternatives)
-    if is_plain and decoding.diverse_beam_groups == 1:
+        least = limits.subwords[0]
+        changes["min_length_factor"] = max(decoding.min_length_factor, least)
+    has_groups = decoding.diverse_beam_groups > 1
+    if not (decoding.sampling or decoding.return_alternatives or has_groups):
         changes["beam_size"] = max(decoding.beam_size, _RETRY_BEAM_SIZE)
-    changes = {name: x for name, x in changes.items() if x != getattr(decoding, name)}
+    changes = _without_defaults(changes, decoding)
     if changes or "long" in names:
         # The longest output without the alarm "long": this also bounds the cost of the search.
         factor = limits.subwords[1]
         offset = max(1, math.floor((factor - 1) * _SMOOTH_SUBWORDS))
         changes["max_length_factor"] = min(decoding.max_length_factor, factor)
         changes["max_length_offset"] = min(decoding.max_length_offset, offset)
-    return {name: value for name, value in changes.items() if value != getattr(decoding, name)}
+    return _without_defaults(changes, decoding)
+
+
+def _without_defaults(changes: dict[str, Any], decoding: DecodingConfig) -> dict[str, Any]:
+    return {name: x for name, x in changes.items() if x != getattr(decoding, name)}
 
 
 def alarms(
@@ -204,7 +227,8 @@ def alarms(
         tokens: Source and target subwords.
         limits: Limits of the alarms.
     """
-    (source, output), (read, written) = texts, tokens
+    source, output = texts
+    read, written = tokens
     # Loops and repetitions of the source are subtracted. Length ratios are smoothed.
     loop = longest_loop(written) - longest_loop(read)
     repeated = repeated_ngrams(written) - repeated_ngrams(read)
@@ -215,14 +239,16 @@ def alarms(
     size = max(1, len(output.encode("utf-8", "replace")))
     normal = limits.compression_scale * size**limits.compression_exponent
     least_share = min(normal, _LARGEST_SHARE, _SOURCE_COMPRESSION * compressed_share(source))
-    found: dict[Alarm, bool] = {
+    least_characters, most_characters = limits.characters
+    least_subwords, most_subwords = limits.subwords
+    is_on: dict[Alarm, bool] = {
         "loop": loop > limits.loop,
         "repetition": repetition > limits.repetition,
-        "short": characters < limits.characters[0] or subwords < limits.subwords[0],
-        "long": characters > limits.characters[1] or subwords > limits.subwords[1],
+        "short": characters < least_characters or subwords < least_subwords,
+        "long": characters > most_characters or subwords > most_subwords,
         "compression": compressed_share(output) < least_share,
     }
-    return tuple(name for name, is_on in found.items() if is_on)
+    return tuple(name for name in is_on if is_on[name])
 
 
 def _ratio(output: Sequence[Any], source: Sequence[Any], smooth: int) -> float:
@@ -245,20 +271,11 @@ def compressed_share(text: str) -> float:
     >>> round(compressed_share("plastic stick"), 1), round(compressed_share("plastic " * 20), 1)
     (0.8, 0.1)
     """
+    if not text:
+        return 1.0
     content = text.encode("utf-8", "replace")
-    return (len(zlib.compress(content, 9)) - _EMPTY_ZLIB_BYTES) / len(content) if content else 1.0
-
-
-def _is_misplaced(
-    segment: Segment, hypotheses: Sequence[Hypothesis], tokenizers: Tokenizers
-) -> bool:
-    """Whether a required phrase follows the end of the sentence, instead of being part of it."""
-    if not (segment.constraints.required and hypotheses):
-        return False
-    decode = tokenizers.target.decode
-    phrases = [decode(ids).strip() for ids in segment.constraints.required]
-    source = tokenizers.source.decode(segment.ids)
-    return stands_past_end(source, decode(hypotheses[0].ids).strip(), phrases)
+    num_bytes = len(zlib.compress(content, 9)) - _EMPTY_ZLIB_BYTES
+    return num_bytes / len(content)
 
 
 def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
@@ -269,15 +286,18 @@ def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
     >>> stands_past_end("A man walks. Cat!", "Un homme marche. chat.", ["chat"])
     False
     """
-    count, found = (
-        [part for part in SENTENCE_BORDER.split(side) if part.strip()] for side in (source, text)
-    )
-    if len(found) <= max(1, len(count)):
+    num_sentences = len(_sentences(source))
+    sentences = _sentences(text)
+    if len(sentences) <= max(1, num_sentences):
         return False
-    rest = found[-1]
+    rest = sentences[-1]
     for phrase in phrases:
         rest = rest.replace(phrase, "")
-    return rest != found[-1] and not any(map(str.isalnum, rest))
+    return rest != sentences[-1] and not any(map(str.isalnum, rest))
+
+
+def _sentences(text: str) -> list[str]:
+    return [part for part in SENTENCE_BORDER.split(text) if part.strip()]
 
 
 @dataclass(slots=True)
@@ -294,14 +314,17 @@ class GuardCounts:
 
     def add(self, results: Mapping[int, Result]) -> Self:
         """Add the alarms of results, by line number, to the counts; return this object."""
+        self.num_lines += len(results)
         for number, result in results.items():
-            now, before = result.alarms, result.retried
-            self.num_lines += 1
-            self.num_alarmed += bool(now or before)
-            self.num_cleared += bool(before and not now)
-            self.signs.update(_SIGNS[name] for name in (*now, *before))
             self.retry_seconds += result.retry_seconds
-            if now and len(self.left) < _NAMED_LINES:
+            names = (*result.alarms, *result.retried)
+            if not names:
+                continue
+            self.num_alarmed += 1
+            self.signs.update(_SIGNS[name] for name in names)
+            if not result.alarms:
+                self.num_cleared += 1
+            elif len(self.left) < _NAMED_LINES:
                 self.left.append(number)
         return self
 
@@ -316,15 +339,18 @@ class GuardCounts:
         """
         if not self.num_alarmed:
             return None
-        left, named = self.num_alarmed - self.num_cleared, ", ".join(map(str, self.left))
         share = f"{self.num_alarmed:,} of {self.num_lines:,} translations are suspicious"
         parts = [f"guard: {share} ({', '.join(sorted(self.signs))})"]
         if self.retry_seconds:
             cost = f"{self.retry_seconds:.1f} of {seconds:.1f} s"
             parts.append(f"a second search fixed {self.num_cleared:,} and took {cost}")
-        if left:
-            more = ", ..." * (left > len(self.left))
-            parts.append(f"check line{'s' * (left > 1)} {named}{more}")
+        num_left = self.num_alarmed - self.num_cleared
+        if num_left:
+            lines = "line" if num_left == 1 else "lines"
+            named = ", ".join(map(str, self.left))
+            if num_left > len(self.left):
+                named += ", ..."
+            parts.append(f"check {lines} {named}")
         if self.num_alarmed > _USUAL_SHARE * self.num_lines and self.num_lines >= _FEWEST_LINES:
             parts.append("is the input unlike the training data, or the model undertrained?")
         return "; ".join(parts)

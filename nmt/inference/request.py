@@ -7,15 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from nmt.errors import DataError, nearest_word
 from nmt.files.json_file import parse_json
+from nmt.inference.direction import LanguageOptions
 from nmt.text import EOS_ID, without_surrogates
 from nmt.text.tokenizer import Tokenizer
 
-_SPACE, _SPACE_BYTES = "\u2581", ("<0xE2>", "<0x96>", "<0x81>")
+_SPACE = "\u2581"
+_SPACE_BYTES = ["<0xE2>", "<0x96>", "<0x81>"]
 # One row for each target word, one column for each source word.
 Matrix = tuple[tuple[float, ...], ...]
 Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorted by the target.
@@ -51,6 +52,11 @@ class Request:
         """Whether the request has a non-blank prefix or phrase."""
         return any(map(str.strip, (self.prefix, *self.required, *self.forbidden)))
 
+    @property
+    def languages(self) -> LanguageOptions:
+        """Languages and tag of this line."""
+        return LanguageOptions(self.source_language, self.target_language, self.tag)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
@@ -68,10 +74,12 @@ def score_tokens(
     Args:
         pieces: Subword text of each id of the target vocabulary.
         ids: Target ids, without BOS and EOS.
-        log_probs: Log probability of each id, and of EOS at the end.
+        log_probs: Log probability of each id, and of EOS at the end. Values of a start token before
+            them are ignored.
     """
-    texts = (pieces[index] for index in (*ids, EOS_ID))
-    return tuple(TokenScore(*token) for token in zip(texts, log_probs, strict=True))
+    texts = [pieces[index] for index in (*ids, EOS_ID)]
+    scored = zip(texts, log_probs[-len(texts) :], strict=True)
+    return tuple(TokenScore(*token) for token in scored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +142,14 @@ class Result:
         if self.alignment is not None:
             values["alignment"] = as_pharaoh(self.alignment)
         if self.attention is not None:
-            values["attention"] = [[round(x, 4) for x in row] for row in self.attention]
+            values["attention"] = [_rounded(row) for row in self.attention]
         if self.tokens is not None:
             values["tokens"] = [asdict(token) for token in self.tokens]
         return values
+
+
+def _rounded(row: Sequence[float]) -> list[float]:
+    return [round(weight, 4) for weight in row]
 
 
 RESULT_FIELDS = {each.name for each in fields(Result)} | {"translation"}
@@ -145,11 +157,14 @@ RESULT_FIELDS -= {"text", "num_tokens", "retry_seconds"}
 """Names of all possible fields of `Result.as_dict`."""
 ERROR = "error"  # JSON field of a line that could not be translated.
 _TEXTS = ("prefix", "tag", "from", "to")  # Request fields with an optional string.
-_RESERVED = {"low_confidence", "required", "forbidden", ERROR, *_TEXTS, *RESULT_FIELDS}
-_MEANINGS = {name: name for name in ("source", "required", "forbidden", *_TEXTS)}
-_MEANINGS |= {"forced": "required", "constraints": "required"}
-_MEANINGS |= {"forced_prefix": "prefix", "target_prefix": "prefix"}
-"""Request field by its name, or by its name in other toolkits."""
+_PHRASES = ("required", "forbidden")
+_RESERVED = {"low_confidence", ERROR, *_TEXTS, *_PHRASES, *RESULT_FIELDS}
+# Request field by its name, or by its name in other toolkits.
+_MEANINGS = {name: name for name in ("source", *_PHRASES, *_TEXTS)}
+_MEANINGS["forced"] = "required"
+_MEANINGS["constraints"] = "required"
+_MEANINGS["forced_prefix"] = "prefix"
+_MEANINGS["target_prefix"] = "prefix"
 
 
 class RequestError(DataError):
@@ -179,8 +194,8 @@ def parse_request(line: str, number: int) -> Request:
     """
     others: dict[str, Any] = {"line": number}
 
-    def refused(what: str) -> RequestError:
-        return RequestError(f"Line {number:,} {what}.", others)
+    def refused(problem: str) -> RequestError:
+        return RequestError(f"Line {number:,} {problem}.", others)
 
     if not line.strip():
         return Request("")
@@ -193,28 +208,35 @@ def parse_request(line: str, number: int) -> Request:
     if not isinstance(values, dict):
         raise refused("is not a JSON object")
     others = {x: values[x] for x in values if x not in _RESERVED or x == "source"}
-    texts, phrases = {"source": None, **dict.fromkeys(_TEXTS, ""), **values}, []
-    for name in ("source", *_TEXTS):
-        if not isinstance(texts[name], str):
+    texts: dict[str, Any] = {"source": None, **dict.fromkeys(_TEXTS, "")}
+    for name in texts:
+        text = values.get(name, texts[name])
+        if not isinstance(text, str):
             raise refused(f"needs a string in {name}")
-        texts[name] = without_surrogates(texts[name])
-    for name in ("required", "forbidden"):
-        given = values.get(name, [])
-        if not (isinstance(given, list) and all(isinstance(each, str) for each in given)):
+        texts[name] = without_surrogates(text)
+    phrases = {}
+    for name in _PHRASES:
+        entries = values.get(name, [])
+        if not (isinstance(entries, list) and all(isinstance(each, str) for each in entries)):
             raise refused(f"needs a list of strings in {name}")
-        phrases.append(tuple(without_surrogates(each) for each in given))
-    # Replace line breaks, so that one request stays one line of output.
-    text = re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n"))
+        phrases[name] = tuple(map(without_surrogates, entries))
     others.pop("source", None)
-    tag, source, target = (texts[name] or None for name in ("tag", "from", "to"))
-    return Request(text, texts["prefix"], phrases[0], phrases[1], tag, source, target, others)
+    return Request(
+        # Replace line breaks, so that one request stays one line of output.
+        text=re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n")),
+        prefix=texts["prefix"],
+        tag=texts["tag"] or None,
+        source_language=texts["from"] or None,
+        target_language=texts["to"] or None,
+        others=others,
+        **phrases,
+    )
 
 
 @lru_cache(256)
 def meant_field(name: str) -> str | None:
     """Return the field with the most similar name, in nmt or other toolkits; None if unclear."""
-    near = nearest_word(name, list(_MEANINGS))
-    return near and _MEANINGS[near]
+    return _MEANINGS.get(nearest_word(name, list(_MEANINGS)) or "")
 
 
 def as_pharaoh(links: Links) -> str:
@@ -232,11 +254,14 @@ def words_of(pieces: Sequence[str]) -> list[int]:
     >>> words_of(["\u2581ein", "\u2581Hund", "e", "\u2581schl", "\u00e4ft"])
     [0, 1, 1, 2, 2]
     """
-    begins = (
-        number > 0 and (piece.startswith(_SPACE) or (*pieces[number : number + 3],) == _SPACE_BYTES)
-        for number, piece in enumerate(pieces)
-    )
-    return list(accumulate(map(int, begins)))
+    words = []
+    word = 0
+    for number, piece in enumerate(pieces):
+        has_space = piece.startswith(_SPACE) or list(pieces[number : number + 3]) == _SPACE_BYTES
+        if number and has_space:
+            word += 1
+        words.append(word)
+    return words
 
 
 class AlignedSegment(NamedTuple):
@@ -257,25 +282,30 @@ def align_words(
     target word. A row of weights sums to at most 1, because the source EOS also gets attention.
 
     Args:
-        weights: Attention of each target subword to each source subword. (T, S).
+        weights: Attention of each target subword to each source subword. (T, S). Rows and columns
+            of tags before the subwords are ignored.
         source: Source subwords, without EOS.
         target: Target subwords, without EOS.
 
     >>> align_words([[0.5, 0.25], [0.25, 0.25]], ["\u2581a", "b"], ["\u2581c", "d"])
     AlignedSegment(links=((0, 0),), weights=((0.625,),), source_words=1)
     """
-    of_source, of_target = words_of(source), words_of(target)
-    source_words, target_words = (max(words, default=-1) + 1 for words in (of_source, of_target))
-    matrix = [[0.0] * source_words for _ in range(target_words)]
+    source_words = words_of(source)
+    target_words = words_of(target)
+    num_source_words = max(source_words, default=-1) + 1
+    num_target_words = max(target_words, default=-1) + 1
+    matrix = [[0.0] * num_source_words for _ in range(num_target_words)]
     links: set[tuple[int, int]] = set()
-    for word, row in zip(of_target, weights, strict=True):
-        size = of_target.count(word)
-        for place, weight in zip(of_source, row, strict=True):
-            matrix[word][place] += weight / size
+    rows = weights[len(weights) - len(target) :]
+    for target_word, row in zip(target_words, rows, strict=True):
+        row = row[len(row) - len(source) :]
+        size = target_words.count(target_word)
+        for source_word, weight in zip(source_words, row, strict=True):
+            matrix[target_word][source_word] += weight / size
         if source:
-            links.add((of_source[max(range(len(source)), key=row.__getitem__)], word))
+            links.add((source_words[row.index(max(row))], target_word))
     ordered = sorted(links, key=lambda link: link[::-1])
-    return AlignedSegment(tuple(ordered), tuple(map(tuple, matrix)), source_words)
+    return AlignedSegment(tuple(ordered), tuple(map(tuple, matrix)), num_source_words)
 
 
 def join_alignments(parts: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
@@ -288,12 +318,13 @@ def join_alignments(parts: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
     width = sum(part.source_words for part in parts)
     links: list[tuple[int, int]] = []
     rows: list[tuple[float, ...]] = []
-    before = 0
+    num_before = 0
     for part in parts:
-        links += [(before + source, len(rows) + target) for source, target in part.links]
-        after = width - before - part.source_words
-        rows += [(0.0,) * before + row + (0.0,) * after for row in part.weights]
-        before += part.source_words
+        links += [(num_before + source, len(rows) + target) for source, target in part.links]
+        before = (0.0,) * num_before
+        num_before += part.source_words
+        after = (0.0,) * (width - num_before)
+        rows += [before + row + after for row in part.weights]
     return tuple(links), tuple(rows)
 
 

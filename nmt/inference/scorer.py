@@ -16,9 +16,14 @@ from typing import Any
 
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
-from nmt.errors import CheckpointError
-from nmt.inference.direction import UNSET, LanguageOptions
-from nmt.inference.engine import EngineOptions, LoadedModel, Needs, batch_by_length
+from nmt.inference.direction import UNSET, LanguageOptions, Tags
+from nmt.inference.engine import (
+    EngineOptions,
+    LoadedModel,
+    Needs,
+    batch_by_length,
+    damaged_weights,
+)
 from nmt.inference.request import Links, TokenScore, align_words, score_tokens, subwords
 from nmt.inference.segment import encode_fitting
 from nmt.inference.torch_engine import load_torch
@@ -26,7 +31,7 @@ from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
+_TOO_LONG = "%s line of %s characters is not scored: the limit is %d %s subwords"
 
 # Source and target ids of a sentence, without BOS and EOS.
 IdPair = tuple[Sequence[int], Sequence[int]]
@@ -73,14 +78,14 @@ class Scorer:
     """
 
     def __init__(self, loaded: LoadedModel, options: DecodingConfig | None = None) -> None:
-        own, most = loaded.decoding, loaded.engine.max_positions
-        self.options, self._loaded = options or own, loaded
-        self._longest_source = longest = loaded.max_length
-        allowed = int(longest * own.max_length_factor) + own.max_length_offset
-        self._longest_target = max(allowed, longest)
-        if most is not None:
-            self._longest_target = min(self._longest_target, most - 1)
-        self._pieces = subwords(loaded.tokenizers.target)
+        decoding = loaded.decoding
+        self.options = options or decoding
+        self._loaded = loaded
+        longest = int(loaded.max_length * decoding.max_length_factor) + decoding.max_length_offset
+        self._longest_target = max(longest, loaded.max_length)
+        if loaded.engine.max_positions is not None:
+            self._longest_target = min(self._longest_target, loaded.engine.max_positions - 1)
+        self._target_subwords = subwords(loaded.tokenizers.target)
 
     @classmethod
     def load(cls, folder: Path | str, **options: Any) -> Scorer:
@@ -124,25 +129,27 @@ class Scorer:
                 and none is chosen.
             CheckpointError: The model's weights are damaged.
         """
-        texts = list(pairs)
-        before, first, encoded = self._encode(texts, languages)
-        usable = {
-            row: (before + source, first + target)
-            for row, (source, target) in enumerate(encoded)
-            if source and target is not None
-        }
-        log_probs = dict(zip(usable, self.score_ids(list(usable.values()), progress), strict=True))
-        penalty = length_penalty(self.options)
+        tags = self._choose_tags(languages)
         results = []
-        for row, pair in enumerate(texts):
-            if found := log_probs.get(row):
-                own, size = found[len(first) :], len(found)  # as in the search
-                total = math.fsum(own)
-                tokens = score_tokens(self._pieces, usable[row][1][len(first) :], own)
-                results.append(PairScore(*pair, total, total / penalty(size), tokens))
-            else:
-                value = 0.0 if encoded[row] == ([], []) else -math.inf
-                results.append(PairScore(*pair, value, value))
+        usable: dict[int, IdPair] = {}
+        texts = list(pairs)
+        for row, (source, target) in enumerate(self._encode(texts, tags)):
+            if source and target is not None:
+                usable[row] = ([*tags.source_ids, *source], [*tags.target_ids, *target])
+            value = -math.inf
+            if source == target == []:
+                value = 0.0
+            results.append(PairScore(*texts[row], value, value))
+        log_probs = self.score_ids(list(usable.values()), progress)
+        penalty = length_penalty(self.options)
+        num_tags = len(tags.target_ids)
+        for row, values in zip(usable, log_probs, strict=True):
+            # As in the search, a tag counts in the length only.
+            total = math.fsum(values[num_tags:])
+            score = total / penalty(len(values))
+            target_ids = usable[row][1][num_tags:]
+            tokens = score_tokens(self._target_subwords, target_ids, values)
+            results[row] = PairScore(*texts[row], total, score, tokens)
         return results
 
     def score_ids(
@@ -157,21 +164,20 @@ class Scorer:
         Raises:
             CheckpointError: The model's weights are damaged.
         """
-        found: list[list[float]] = [[] for _ in pairs]
+        engine = self._loaded.engine
+        log_probs: list[list[float]] = [[] for _ in pairs]
         lengths = [len(source) + len(target) + 1 for source, target in pairs]
-        wanted = self.options.batch_tokens
-        tokens = self._loaded.engine.capacity.tokens if wanted == "auto" else wanted
         # The budget counts source tokens: source and target together may have twice as many.
-        for rows in batch_by_length(lengths, max_tokens=2 * tokens, max_rows=max(1, len(pairs))):
+        max_tokens = 2 * engine.batch_tokens(self.options)
+        for rows in batch_by_length(lengths, max_tokens, max_rows=max(1, len(pairs))):
             sources, targets = zip(*(pairs[row] for row in rows), strict=True)
-            log_probs = self._loaded.engine.token_log_probs(sources, targets)
-            for row, own in zip(rows, log_probs, strict=True):
-                found[row] = own
+            scored = engine.token_log_probs(sources, targets)
+            for row, values in zip(rows, scored, strict=True):
+                log_probs[row] = values
             progress(len(rows))
-        if not all(math.isfinite(sum(log_probs)) for log_probs in found):
-            problem = "The model's probabilities are NaN: its weights are damaged."
-            raise CheckpointError(problem, fix="Set `checkpoint` to step-N, or train again.")
-        return found
+        if not all(math.isfinite(sum(values)) for values in log_probs):
+            raise damaged_weights()
+        return log_probs
 
     def align(
         self, pairs: Iterable[tuple[str, str]], languages: LanguageOptions = UNSET
@@ -182,40 +188,44 @@ class Scorer:
             Links (source word, target word), from 0, for each pair. Empty if a side is blank or too
             long.
         """
-        found, sources = list[Links](), subwords(self._loaded.tokenizers.source)
-        before, first, encoded = self._encode(list(pairs), languages)
-        for source, target in encoded:
+        tags = self._choose_tags(languages)
+        source_subwords = subwords(self._loaded.tokenizers.source)
+        links: list[Links] = []
+        for source, target in self._encode(list(pairs), tags):
             if not (source and target):
-                found.append(())
+                links.append(())
                 continue
-            (weights,) = self._loaded.engine.attention([before + source], [first + target])
-            words = [sources[i] for i in source], [self._pieces[i] for i in target]
-            weights = [row[len(before) :] for row in weights[len(first) :]]
-            found.append(align_words(weights, *words).links)
-        return found
+            source_ids = [*tags.source_ids, *source]
+            target_ids = [*tags.target_ids, *target]
+            (weights,) = self._loaded.engine.attention([source_ids], [target_ids])
+            source_pieces = [source_subwords[index] for index in source]
+            target_pieces = [self._target_subwords[index] for index in target]
+            links.append(align_words(weights, source_pieces, target_pieces).links)
+        return links
+
+    def _choose_tags(self, languages: LanguageOptions) -> Tags:
+        return self._loaded.languages.choose(self._loaded.tokenizers, languages)
 
     def _encode(
-        self, texts: Sequence[tuple[str, str]], languages: LanguageOptions
-    ) -> tuple[list[int], list[int], list[tuple[list[int] | None, list[int] | None]]]:
-        """Return the tags of both sides, and the ids of each pair; see the function `_encode`."""
-        source, target = self._loaded.tokenizers
-        tags = self._loaded.languages.choose(self._loaded.tokenizers, languages)
-        before, first = [*tags.source_ids], [] if tags.start is None else [tags.start]
-        if not texts:
-            return before, first, []
-        sides = list(zip(*texts, strict=True))
-        sources = _encode(source, sides[0], self._longest_source - len(before), "source")
-        targets = _encode(target, sides[1], self._longest_target - len(first), "target")
-        return before, first, list(zip(sources, targets, strict=True))
+        self, texts: Sequence[tuple[str, str]], tags: Tags
+    ) -> Iterable[tuple[list[int] | None, list[int] | None]]:
+        """Return the ids of each pair, without tags; see the function `_encode`."""
+        tokenizers = self._loaded.tokenizers
+        longest_source = self._loaded.max_length - len(tags.source_ids)
+        longest_target = self._longest_target - len(tags.target_ids)
+        source_texts = [source for source, _ in texts]
+        target_texts = [target for _, target in texts]
+        sources = _encode(tokenizers.source, source_texts, longest_source, "source")
+        targets = _encode(tokenizers.target, target_texts, longest_target, "target")
+        return zip(sources, targets, strict=True)
 
 
 def _encode(
     tokenizer: Tokenizer, texts: Sequence[str], longest: int, side: str
 ) -> list[list[int] | None]:
     """Return the ids of each text; [] if it is blank, None with a warning if it is too long."""
-    found = encode_fitting(tokenizer, texts, longest)
-    for text, ids in zip(texts, found, strict=True):
+    encoded = encode_fitting(tokenizer, texts, longest)
+    for text, ids in zip(texts, encoded, strict=True):
         if ids is None:
-            said = "%s line of %s characters is not scored: the limit is %d %s subwords"
-            logger.warning(said, side, f"{len(text):,}", longest, side)
-    return found
+            logger.warning(_TOO_LONG, side, f"{len(text):,}", longest, side)
+    return encoded

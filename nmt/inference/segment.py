@@ -57,7 +57,8 @@ class Segment:
     @property
     def start_ids(self) -> Ids:
         """Start token of the target, if any."""
-        return self.constraints.first_ids[: self.constraints.start is not None]
+        start = self.constraints.start
+        return () if start is None else (start,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,33 +106,37 @@ def segment(
     segments: list[Segment] = []
     failures: dict[int, DataError] = {}
     num_cut = 0
-    encoded = encode_fitting(tokenizers.source, texts, max_length)
+    tokenizer = tokenizers.source
+    encoded = encode_fitting(tokenizer, texts, max_length)
     for row, (request, text, ids) in enumerate(zip(requests, texts, encoded, strict=True)):
         if not text.strip():
             continue
         try:
-            own = tokenizers.source.language_of(text)  # part of the ids of the first segment
-            (_, language), tags, start = tags_of(request, own is not None)
-            tags += () if own is None else (tokenizers.source.tag_id(own),)
-            longest = None if max_length is None else max_length - len(tags)
+            tag = tokenizer.language_of(text)  # part of the ids of the first segment
+            tags = tags_of(request, tag is not None)
+            tag_ids = tags.source_ids
+            if tag is not None:
+                tag_ids = (*tag_ids, tokenizer.tag_id(tag))
             parts = [ids or []]
-            if longest is not None and (ids is None or len(ids) > longest):
-                parts = _encode_parts(text, tokenizers.source, longest)
-            longest = max_length or len(parts[0]) + len(tags)
-            first = _constraints(request, tokenizers.target, decoding, longest, start)
+            longest = max_length or len(parts[0]) + len(tag_ids)
+            if ids is None or len(ids) + len(tag_ids) > longest:
+                parts = _encode_parts(text, tokenizer, longest - len(tag_ids))
+            constraints = _constraints(request, tokenizers.target, decoding, longest, tags.start)
         except (ConfigError, DataError) as error:  # ConfigError: unknown tag
             failures[row] = DataError(error.problem, fix=error.fix)
             continue
-        num_cut += len(parts) > 1
-        if len(parts) > 1 and num_cut <= _MOST_NAMED:
-            counts = (f"{x:,}" for x in (row + first_line, len(text), len(parts)))
-            logger.warning(_CUT, *counts, longest)
-        others = NONE if first == NONE else Constraints(forbidden=first.forbidden, start=start)
+        if len(parts) > 1:
+            num_cut += 1
+            if num_cut <= _MOST_NAMED:
+                counts = (f"{x:,}" for x in (row + first_line, len(text), len(parts)))
+                logger.warning(_CUT, *counts, longest)
+        added = tags.source_ids
         # Normalization may drop all characters of a text: the result has no segment.
-        for number, part in enumerate(filter(None, parts)):
-            added = tags if number or own is None else tags[:-1]
-            own_constraints = others if number else first
-            segments.append(Segment(row, part, added, own_constraints, language))
+        for part in filter(None, parts):
+            segments.append(Segment(row, part, added, constraints, tags.direction.target))
+            # The following segments have all tags, and only the forbidden phrases.
+            added = tag_ids
+            constraints = Constraints(forbidden=constraints.forbidden, start=tags.start)
     if num_cut > _MOST_NAMED:
         logger.warning("%s more lines were cut into segments", f"{num_cut - _MOST_NAMED:,}")
     return SegmentedLines(requests, segments, failures)
@@ -155,10 +160,14 @@ def encode_fitting(
     if max_length is None:
         return [*tokenizer.encode_batch(texts)]
     # Skip the encoding of texts that are certainly too long.
-    short = [i for i, x in enumerate(texts) if len(x) <= _CHARACTERS_OF_SUBWORD * max_length]
-    encoded = dict(zip(short, tokenizer.encode_batch([texts[i] for i in short]), strict=True))
-    found = map(encoded.get, range(len(texts)))
-    return [ids if ids is not None and len(ids) <= max_length else None for ids in found]
+    most_characters = _CHARACTERS_OF_SUBWORD * max_length
+    short = [row for row, text in enumerate(texts) if len(text) <= most_characters]
+    short_texts = [texts[row] for row in short]
+    encoded: list[list[int] | None] = [None] * len(texts)
+    for row, ids in zip(short, tokenizer.encode_batch(short_texts), strict=True):
+        if len(ids) <= max_length:
+            encoded[row] = ids
+    return encoded
 
 
 def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
@@ -169,10 +178,13 @@ def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list
         (ids,) = encode_fitting(tokenizer, [part], max_length)
         return max_length + 1 if ids is None else len(ids)
 
-    parts = tokenizer.encode_batch(split_text(text, size, max_length))
-    # Some parts are still too long: a character of many bytes, or subwords that changed when parts
-    # were joined.
-    return [ids[at : at + max_length] for ids in parts for at in range(0, len(ids), max_length)]
+    parts = []
+    for ids in tokenizer.encode_batch(split_text(text, size, max_length)):
+        # Some parts are still too long: a character of many bytes, or subwords that changed when
+        # parts were joined.
+        starts = range(0, len(ids), max_length)
+        parts += [ids[start : start + max_length] for start in starts]
+    return parts
 
 
 def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str]:
@@ -191,14 +203,17 @@ def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str
     >>> split_text("One two. Three four, five. Six.", len, 12)
     ['One two.', 'Three four,', 'five. Six.']
     """
-    merged: list[tuple[int, int, int]] = []  # start, end and size
+    merged: list[str] = []
+    begin = 0  # of the last part
+    total = 0  # size of the last part
     for start, end, size in _spans(text, 0, len(text), size_of, limit, 0):
-        if merged and merged[-1][2] + size <= limit:
-            first, _, before = merged.pop()
-            merged.append((first, end, before + size))
-        else:
-            merged.append((start, end, size))
-    return [text[start:end] for start, end, _ in merged]
+        total += size
+        if not merged or total > limit:
+            begin = start
+            total = size
+            merged.append("")
+        merged[-1] = text[begin:end]
+    return merged
 
 
 def _spans(
@@ -214,14 +229,16 @@ def _spans(
     if size <= limit or len(piece) == 1:
         yield start, end, size
         return
-    cuts = [(len(piece) // 2, len(piece) // 2)]
+    middle = len(piece) // 2
+    cuts = [(middle, middle)]
     if level < len(_BORDERS):
         cuts = [border.span() for border in _BORDERS[level].finditer(piece)]
         level += 1
-    begin = 0
-    for cut_start, cut_end in (*cuts, (len(piece), len(piece))):
-        yield from _spans(text, start + begin, start + cut_start, size_of, limit, level)
-        begin = cut_end
+    cuts.append((len(piece), len(piece)))
+    begin = start
+    for cut_start, cut_end in cuts:
+        yield from _spans(text, begin, start + cut_start, size_of, limit, level)
+        begin = start + cut_end
 
 
 def _constraints(
@@ -244,40 +261,47 @@ def _constraints(
         DataError: The constraints contradict each other or the search, or are too long.
     """
     if not request.is_constrained:
-        return NONE if start is None else Constraints(start=start)
+        return Constraints(start=start)
+    prefix: Ids = ()
+    if request.prefix:
+        prefix = tuple(tokenizer.encode(request.prefix))
     forbidden = _phrases(tokenizer, request.forbidden)
-    found = Constraints(
-        prefix=tuple(tokenizer.encode(request.prefix)) if request.prefix else (),
+    constraints = Constraints(
+        prefix,
         required=_phrases(tokenizer, request.required),
         forbidden=forbidden + _inside_words(tokenizer, request.forbidden),
         start=start,
     )
+    num_tokens = constraints.num_tokens
     most = int(decoding.max_length_factor * longest + decoding.max_length_offset)
-    problem = found.contradiction(decoding.no_repeat_ngram_size)
-    fix, is_forced = "Remove one of the constraints.", not decoding.prefix_bias_beta
-    if is_forced and any(contains(found.prefix, phrase) for phrase in found.forbidden):
+    problem = constraints.contradiction(decoding.no_repeat_ngram_size)
+    fix = "Remove one of the constraints."
+    is_forced = not decoding.prefix_bias_beta
+    if is_forced and any(contains(prefix, phrase) for phrase in constraints.forbidden):
         problem = "the prefix contains a forbidden phrase"
-    elif problem is None and found.num_tokens > most:
-        problem = f"the prefix and the required phrases have {found.num_tokens:,} subwords, but a "
+    elif problem is None and num_tokens > most:
+        problem = f"the prefix and the required phrases have {num_tokens:,} subwords, but a "
         problem += f"translation may have at most {most:,}"
         fix = "Remove required phrases, or split the line into sentences."
-    if problem is None:
-        return found
-    raise DataError(f"{problem}.", fix=fix)
+    if problem is not None:
+        raise DataError(f"{problem}.", fix=fix)
+    return constraints
 
 
-def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Ids, ...]:
     """Encode phrases as they appear after a space."""
-    return tuple(ids for text in texts if (ids := tuple(tokenizer.encode(text))))
+    phrases = [tuple(tokenizer.encode(text)) for text in texts]
+    return tuple(filter(None, phrases))
 
 
-def _inside_words(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def _inside_words(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Ids, ...]:
     """Encode phrases as they appear after a letter, if this is possible without a space."""
-    found = []
+    phrases = []
     for text in filter(str.strip, texts):
         starts_word = unicodedata.category(text[0])[0] in "LMN"
         if not starts_word or _UNSPACED.match(text):
-            before, both = tokenizer.encode_batch(["a", "a" + text])
-            if both[: len(before)] == before and len(both) > len(before):
-                found.append(tuple(both[len(before) :]))
-    return tuple(found)
+            letter, word = tokenizer.encode_batch(["a", "a" + text])
+            size = len(letter)
+            if word[:size] == letter and len(word) > size:
+                phrases.append(tuple(word[size:]))
+    return tuple(phrases)

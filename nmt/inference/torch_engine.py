@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from nmt.inference.engine import (
     Ensemble,
     LoadedModel,
     Needs,
-    Task,
+    SearchTask,
     parse_dtype,
 )
 from nmt.inference.stepper import BatchVocabulary, Mixture, ModelStepper, Shortlist, source_of
@@ -66,18 +67,22 @@ class TorchEngine(Engine):
         end_loops: bool = False,
         keep_special_mass: bool = False,
     ) -> None:
+        self._models = models
+        self._mixture = mixture or Mixture()
+        self._is_final = is_final
+        self._shortlist = shortlist
         self._end_loops = end_loops
-        self._models, self._mixture = models, mixture or Mixture()
-        self._shortlist, self._keep_special_mass = shortlist, keep_special_mass
+        self._keep_special_mass = keep_special_mass
+        self._weight = models[0].output_weight
+        self._device = self._weight.device
+        self.dtype = str(self._weight.dtype).removeprefix("torch.")
+        self.on_gpu = self._device.type == "cuda"
+        self._runs = None
         if is_final:
             for model in models:
                 model.eval()
-        weight = models[0].output_weight
-        self._device, self.dtype = weight.device, str(weight.dtype).removeprefix("torch.")
-        self.on_gpu = self._device.type == "cuda"
-        self._is_final, self._bytes_of_value = is_final, weight.element_size()
-        use_graphs = is_final and self.on_gpu
-        self._runs = [GraphedDecodeToken(model) for model in models] if use_graphs else None
+            if self.on_gpu:
+                self._runs = [GraphedDecodeToken(model) for model in models]
         self.max_positions = self._stepper().max_positions
 
     @cached_property
@@ -91,13 +96,16 @@ class TorchEngine(Engine):
         if not self._is_final:
             return _GPU_CAPACITY
         free = int(_SHARE * free_bytes(self._device))
-        return gpu_capacity(free, [model.config for model in self._models], self._bytes_of_value)
+        configs = [model.config for model in self._models]
+        return gpu_capacity(free, configs, self._weight.element_size())
 
     @property
     @override
     def num_workers(self) -> int:
         """One per CPU thread, because a decoding step is too short to split; 1 on a GPU."""
-        return torch.get_num_threads() if self._device.type == "cpu" else 1
+        if self._device.type != "cpu":
+            return 1
+        return torch.get_num_threads()
 
     @override
     def search(
@@ -107,38 +115,41 @@ class TorchEngine(Engine):
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
         source = self._packed([*ids, EOS_ID] for ids in sources)
-        lists = self._shortlist if options.shortlist else None
-        vocabulary = lists.pick(source, constraints) if lists else None
-        stepper = self._stepper(vocabulary, options)
         with evaluating(*self._models):
-            if vocabulary is None:
+            if self._shortlist is None or not options.shortlist:
+                stepper = self._stepper(options=options)
                 return search(stepper, source, options, constraints, end_loops=self._end_loops)
-            own = constraints and vocabulary.inside(constraints)
-            return vocabulary.outside(search(stepper, source, options, own))
+            vocabulary = self._shortlist.pick(source, constraints)
+            if constraints is not None:
+                constraints = vocabulary.inside(constraints)
+            stepper = self._stepper(vocabulary, options)
+            return vocabulary.outside(search(stepper, source, options, constraints))
 
     @override
     def search_all(
-        self, tasks: Sequence[Task], options: DecodingConfig
+        self, tasks: Sequence[SearchTask], options: DecodingConfig
     ) -> Generator[list[list[Hypothesis]], None, None]:
+        def search_task(task: SearchTask) -> list[list[Hypothesis]]:
+            return self.search(task.sources, options, task.constraints)
+
+        count = min(self.num_workers, len(tasks))
         with evaluating(*self._models):  # for all workers: one must not end it for the others
-            if min(self.num_workers, len(tasks)) < 2:
-                for task in tasks:
-                    yield self.search(task.sources, options, task.constraints)
+            if count < 2:
+                yield from map(search_task, tasks)
                 return
             try:
-                yield from super().search_all(tasks, options)
+                # Each worker computes in its own thread only.
+                with ThreadPoolExecutor(count, "", torch.set_num_threads, (1,)) as pool:
+                    yield from pool.map(search_task, tasks)
             finally:
                 # Threads that start later inherit the setting of a worker: reset it.
                 torch.set_num_threads(torch.get_num_threads())
 
     @override
-    def start_worker(self) -> None:
-        torch.set_num_threads(1)  # applies to this thread
-
-    @override
     def lacks(self, needs: Needs) -> list[str]:
-        missing = needs.decoding.shortlist and self._shortlist is None and self._is_final
-        return ["decoding.shortlist: the model was loaded without it"] if missing else []
+        if needs.decoding.shortlist and self._shortlist is None and self._is_final:
+            return ["decoding.shortlist: the model was loaded without it"]
+        return []
 
     def _stepper(
         self, vocabulary: BatchVocabulary | None = None, options: DecodingConfig = _PLAIN
@@ -161,13 +172,15 @@ class TorchEngine(Engine):
     ) -> list[list[list[float]]]:
         source = self._packed([*ids, EOS_ID] for ids in sources)
         target = self._packed([BOS_ID, *ids] for ids in targets)
-        found = [
-            model.align(source_of(model, source), target)[..., int(model.config.source_bos) :]
-            for model in self._models
-        ]
-        weights = torch.stack(found).mean(0).cpu()
-        sizes = zip(weights, map(len, targets), map(len, sources), strict=True)
-        return [matrix[:height, :width].tolist() for matrix, height, width in sizes]
+        of_models = []
+        for model in self._models:
+            weights = model.align(source_of(model, source), target)
+            of_models.append(weights[..., int(model.config.source_bos) :])
+        mean = torch.stack(of_models).mean(0).cpu()
+        matrices = []
+        for weights, source_ids, target_ids in zip(mean, sources, targets, strict=True):
+            matrices.append(weights[: len(target_ids), : len(source_ids)].tolist())
+        return matrices
 
     @override
     @torch.inference_mode()
@@ -179,20 +192,23 @@ class TorchEngine(Engine):
         gold = self._packed([*ids, EOS_ID] for ids in targets).ids.unsqueeze(1)
         with evaluating(*self._models):
             hidden = [model(source_of(model, source), target) for model in self._models]
-        at_once = max(1, _MOST_PROBABILITIES // len(self._models[0].output_weight))
+        num_rows = max(1, _MOST_PROBABILITIES // len(self._weight))
         parts = []
-        for start in range(0, len(gold), at_once):
-            rows = slice(start, start + at_once)
-            logits = [m.logits(x[rows]) for m, x in zip(self._models, hidden, strict=True)]
-            for values in logits:  # mask special tokens as a search does, except in the target
-                own = values.gather(1, gold[rows])
+        for start in range(0, len(gold), num_rows):
+            rows = slice(start, start + num_rows)
+            of_models = []
+            for model, states in zip(self._models, hidden, strict=True):
+                logits = model.logits(states[rows])
+                # Mask special tokens as a search does, except in the target.
+                of_target = logits.gather(1, gold[rows])
                 if not self._keep_special_mass:
-                    values[:, :NUM_NEVER_CHOSEN] = -torch.inf
-                values.scatter_(1, gold[rows], own)
-            log_probs = self._mixture.combine([x.float().log_softmax(dim=-1) for x in logits])
+                    logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
+                logits.scatter_(1, gold[rows], of_target)
+                of_models.append(logits.float().log_softmax(dim=-1))
+            log_probs = self._mixture.combine(of_models)
             parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
-        sizes = [len(ids) + 1 for ids in targets]
-        return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
+        lengths = [len(ids) + 1 for ids in targets]
+        return [values.tolist() for values in torch.cat(parts).cpu().split(lengths)]
 
 
 def gpu_capacity(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchCapacity:
@@ -208,7 +224,8 @@ def gpu_capacity(free: int, configs: Sequence[ModelConfig], bytes_of_value: int)
     """
     # Caches of a source token, and of one output token in each of five hypotheses.
     widths = sum(2 * config.decoder_layers * config.decoder_dim for config in configs)
-    tokens = min(_MOST_TOKENS, free // (widths * bytes_of_value * (1 + 2 * 5)))
+    bytes_of_token = widths * bytes_of_value * (1 + 2 * 5)
+    tokens = min(_MOST_TOKENS, free // bytes_of_token)
     return _GPU_CAPACITY._replace(tokens=tokens, probabilities=free // _BYTES_OF_PROBABILITY)
 
 
@@ -224,7 +241,8 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
         CheckpointError: A file is missing or damaged, or the models of an ensemble do not match.
         ConfigError: Weights, checkpoint or dtype are invalid, or not supported by torch.
     """
-    ensemble, dtype = options.ensemble or Ensemble(), parse_dtype(options.dtype)
+    ensemble = options.ensemble or Ensemble()
+    dtype = parse_dtype(options.dtype)
     shares = ensemble.shares()
     folders = (folder, *ensemble.others)
     if exported := [str(each) for each in folders if is_ctranslate2(each)]:
@@ -234,37 +252,41 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     if dtype == "int8":
         raise ConfigError("int8 needs the CTranslate2 engine.", fix="Remove `dtype`.")
     prepare_process(options.threads)
-    place = choose_device(options.device)
-    if dtype == "float16" and place.type == "cpu":
+    device = choose_device(options.device)
+    is_cpu = device.type == "cpu"
+    if dtype == "float16" and is_cpu:
         fix = "Remove `dtype`, or use `dtype` bfloat16 on this CPU."
         raise ConfigError("float16 needs a GPU.", fix=fix)
     bundles = [load_model(each, options.checkpoint) for each in folders]
     _check_alike(folders, bundles)
-    dtype = dtype or ("float32" if place.type == "cpu" else fastest_dtype(place))
-    config, tokenizers = bundles[0].config, bundles[0].tokenizers
-    lists = None
+    if dtype is None:
+        dtype = "float32" if is_cpu else fastest_dtype(device)
+    config = bundles[0].config
+    tokenizers = bundles[0].tokenizers
+    shortlist = None
     if needs.decoding.shortlist:
-        lists = Shortlist.load(folder, tokenizers.vocab_sizes, place)
-    counted = [i for i, share in enumerate(shares) if share]  # weight 0: model not used
-    decoding, longest = config.decoding, min(bundles[i].config.max_length for i in counted)
+        shortlist = Shortlist.load(folder, tokenizers.vocab_sizes, device)
+    used = [(bundle, share) for bundle, share in zip(bundles, shares, strict=True) if share]
     engine = TorchEngine(
-        *(bundles[i].model.to(place, getattr(torch, dtype)) for i in counted),
-        mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
+        *(bundle.model.to(device, getattr(torch, dtype)) for bundle, _ in used),
+        mixture=Mixture(tuple(share for _, share in used), ensemble.mean),
         is_final=True,
-        shortlist=lists,
-        keep_special_mass=decoding.keep_special_mass,
+        shortlist=shortlist,
+        keep_special_mass=config.decoding.keep_special_mass,
     )
-    return LoadedModel(engine, tokenizers, decoding, longest, Languages.of(config))
+    longest = min(bundle.config.max_length for bundle, _ in used)
+    return LoadedModel(engine, tokenizers, config.decoding, longest, Languages.of(config))
 
 
 def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> None:
     """Check that a token id means the same in all models: same languages, same tokenizer."""
-    kinds = [
-        (each.config.languages, tokenizer_hash(own / "tokenizer"))
-        for own, each in zip(folders, bundles, strict=True)
-    ]
-    others = [str(each) for each, kind in zip(folders, kinds, strict=True) if kind != kinds[0]]
-    if others:
-        problem = f"{', '.join(others)}: languages or vocabulary differ from {folders[0]}."
+    different = []
+    vocabulary = tokenizer_hash(folders[0] / "tokenizer")
+    for folder, bundle in zip(folders, bundles, strict=True):
+        is_alike = bundle.config.languages == bundles[0].config.languages
+        if not is_alike or tokenizer_hash(folder / "tokenizer") != vocabulary:
+            different.append(str(folder))
+    if different:
+        problem = f"{', '.join(different)}: languages or vocabulary differ from {folders[0]}."
         fix = "Use models trained on the same languages with the same tokenizer."
         raise CheckpointError(problem, fix=fix)

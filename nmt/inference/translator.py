@@ -1,7 +1,7 @@
 """Translates lines in four steps: segment, search, check, join.
 
-Read `Translator.finish` first. Each step is a function that processes a list: `segment` is in
-`nmt.inference.segment`, `check` is in `nmt.inference.guard`, `search` and `join` are below.
+Read `Translator.finish` first. Each step processes a list: segmenting is in
+`nmt.inference.segment`, checking in `nmt.inference.guard`, searching and joining are below.
 """
 
 from __future__ import annotations
@@ -14,23 +14,28 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.data import Direction
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
-from nmt.inference import engine as engines
 from nmt.inference.confidence import ConfidenceModel, read_confidence
 from nmt.inference.direction import LanguageOptions, Languages, MissingLanguageError, Tags
-from nmt.inference.guard import GuardLimits, Output, check
+from nmt.inference.engine import (
+    Engine,
+    EngineOptions,
+    Needs,
+    OutputName,
+    SearchTask,
+    choose_engine,
+)
+from nmt.inference.guard import Guard, GuardLimits, Output
 from nmt.inference.request import (
-    AlignedSegment,
     Alternative,
     Request,
     Result,
-    TokenScore,
     align_words,
     join_alignments,
     score_tokens,
@@ -45,6 +50,7 @@ if TYPE_CHECKING:  # slow to import
 
 _MOST_CHOICES = 256  # Languages and tags of requests in a cache.
 _LINE_BREAKS = re.compile(r"[\r\n]+")
+_NOT_LINES = "lines must be a list of str, one sentence each"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,7 @@ class TranslationOptions:
     """Options of a translator. They apply to all lines."""
 
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
-    outputs: frozenset[engines.OutputName] = frozenset()
+    outputs: frozenset[OutputName] = frozenset()
     # Whether requests may have constraints. Not every engine supports them.
     constraints: bool = False
     # Maximum source subwords of a segment. Longer lines are split, translated and joined again.
@@ -72,9 +78,11 @@ class TranslationOptions:
     progress: Callable[[int], object] = lambda _: None
 
     @property
-    def search(self) -> DecodingConfig:
+    def engine_decoding(self) -> DecodingConfig:
         """Decoding options of the engine. With MBR they request all candidates."""
-        return self.mbr.search_options(self.decoding) if self.mbr else self.decoding
+        if self.mbr is None:
+            return self.decoding
+        return self.mbr.search_options(self.decoding)
 
     @property
     def language(self) -> LanguageOptions:
@@ -82,25 +90,20 @@ class TranslationOptions:
         return LanguageOptions(self.source_language, self.target_language, self.tag)
 
     @property
-    def needs(self) -> engines.Needs:
+    def needs(self) -> Needs:
         """Features that the engine must support."""
-        return engines.Needs(
-            decoding=self.search,
+        return Needs(
+            decoding=self.engine_decoding,
             outputs=self.outputs,
             constraints=self.constraints,
             longest=self.max_length,
         )
 
 
-_OF_ENGINE = {each.name for each in fields(engines.EngineOptions)}
-_OWN = {each.name for each in fields(TranslationOptions)} - {"decoding"}
-
-
-class Details(NamedTuple):
-    """Optional outputs for the best hypothesis of a segment."""
-
-    aligned: AlignedSegment | None = None
-    tokens: tuple[TokenScore, ...] = ()
+_OF_ENGINE = {each.name for each in fields(EngineOptions)}
+_OF_TRANSLATION = {each.name for each in fields(TranslationOptions)} - {"decoding"}
+# Takes the segments of a finished batch. It may raise to interrupt.
+OnBatch = Callable[[Sequence[Segment]], object]
 
 
 class Translator:
@@ -116,15 +119,14 @@ class Translator:
         ConfigError: The model does not have the tag or a language.
     """
 
-    def __init__(
-        self, engine: engines.Engine, tokenizers: Tokenizers, options: TranslationOptions
-    ) -> None:
-        if lacking := engine.lacks(options.needs):
-            raise engines.EngineLacksError.of(engine.name, lacking)
+    def __init__(self, engine: Engine, tokenizers: Tokenizers, options: TranslationOptions) -> None:
+        engine.require(options.needs)
         with suppress(MissingLanguageError):  # each request may choose its own
             options.languages.choose(tokenizers, options.language)
-        self.engine, self.tokenizers, self.options = engine, tokenizers, options
-        self._choose = lru_cache(_MOST_CHOICES)(self._chosen)
+        self.engine = engine
+        self.tokenizers = tokenizers
+        self.options = options
+        self._choose_tags = lru_cache(_MOST_CHOICES)(self._tags_of)
 
     @property
     def direction(self) -> Direction:
@@ -155,22 +157,22 @@ class Translator:
         """
         folder = Path(folder)
         config = load_folder_config(folder)
-        engine = engines.EngineOptions(**{x: options.pop(x) for x in _OF_ENGINE & options.keys()})
-        wanted = TranslationOptions(
+        of_engine = {name: options.pop(name) for name in _OF_ENGINE & options.keys()}
+        chosen = TranslationOptions(
             decoding=config.decoding,
             max_length=config.max_length if split else None,
             languages=Languages.of(config),
             confidence=read_confidence(folder),
         )
-        wanted = _changed(wanted, options)
-        loaded = engines.choose_engine(folder, engine, wanted.needs)
+        chosen = _changed(chosen, options)
+        loaded = choose_engine(folder, EngineOptions(**of_engine), chosen.needs)
         if split:  # another model of an ensemble may have a lower limit than the first
-            wanted = replace(wanted, max_length=options.get("max_length", loaded.max_length))
+            chosen = replace(chosen, max_length=options.get("max_length", loaded.max_length))
         elif (most := loaded.engine.max_positions) is not None:
             fix = "Remove `no_split` (split=False) to cut lines into segments of at most "
             problem = f"{folder} cannot read long lines: the model has {most:,} positions."
             raise ConfigError(problem, fix=f"{fix}{loaded.max_length:,} tokens.")
-        return cls(loaded.engine, loaded.tokenizers, wanted)
+        return cls(loaded.engine, loaded.tokenizers, chosen)
 
     def with_options(self, **changes: Any) -> Translator:
         """Return a translator with the same engine and changed options, named as in `load`.
@@ -221,61 +223,90 @@ class Translator:
         self, lines: Iterable[Request | str | DataError], first_line: int = 1
     ) -> SegmentedLines:
         """Split and encode lines for `finish`. Does not use the model: see `try_translate`."""
-        given, kinds = list(lines), (str, Request, DataError)
-        if isinstance(lines, str) or not all(isinstance(x, kinds) for x in given):
-            raise TypeError("lines must be a list of str, one sentence each")
-        unread = {row: x for row, x in enumerate(given) if isinstance(x, DataError)}
-        requests = [
-            x if isinstance(x, Request) else Request(x if isinstance(x, str) else "") for x in given
-        ]
+        if isinstance(lines, str):
+            raise TypeError(_NOT_LINES)
+        requests: list[Request] = []
+        unread: dict[int, DataError] = {}
+        for row, line in enumerate(lines):
+            if isinstance(line, Request):
+                requests.append(line)
+            elif isinstance(line, str):
+                requests.append(Request(line))
+            elif isinstance(line, DataError):
+                requests.append(Request(""))
+                unread[row] = line
+            else:
+                raise TypeError(_NOT_LINES)
         options = self.options
-        if not options.constraints and any(x.is_constrained for x in requests):
-            needs = replace(options.needs, constraints=True)
-            if lacking := self.engine.lacks(needs):
-                raise engines.EngineLacksError.of(self.engine.name, lacking)
+        if not options.constraints and any(request.is_constrained for request in requests):
+            self.engine.require(replace(options.needs, constraints=True))
+        segmented = segment(
+            requests,
+            self.tokenizers,
+            options.decoding,
+            options.max_length,
+            lambda request, has_tag: self._choose_tags(request.languages, has_tag),
+            first_line,
+        )
+        return replace(segmented, failures={**segmented.failures, **unread})
 
-        def tags_of(request: Request, has_tag: bool) -> Tags:
-            asked = request.source_language, request.target_language, request.tag
-            return self._choose(LanguageOptions(*asked), has_tag)
-
-        decoding, longest = options.decoding, options.max_length
-        found = segment(requests, self.tokenizers, decoding, longest, tags_of, first_line)
-        return replace(found, failures={**found.failures, **unread})
-
-    def _chosen(self, asked: LanguageOptions, has_tag: bool) -> Tags:
+    def _tags_of(self, languages: LanguageOptions, has_tag: bool) -> Tags:
         """Return the languages and tags of a request; see `Languages.choose`."""
-        options = self.options
-        default = LanguageOptions(options.source_language) if has_tag else options.language
-        both = zip(asked, default, strict=True)
-        chosen = LanguageOptions(*(x if y is None else y for y, x in both))
-        return options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)
+        default = self.options.language
+        if has_tag:
+            default = LanguageOptions(default.source)
+        pairs = zip(languages, default, strict=True)
+        chosen = LanguageOptions(*(y if x is None else x for x, y in pairs))
+        return self.options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)
 
     def finish(self, lines: SegmentedLines) -> list[Result | DataError]:
         """Translate lines that `segment` returned."""
-        options, segments = self.options, lines.segments
-        count = _line_counter(lines, options.progress)
-        found = self._search(segments, options.decoding, count)
-        limits = options.limits if options.guard else None
-        again = self._search_again if options.retry else None
-        outputs = check(segments, found, self.tokenizers, options.decoding, limits, again)
-        count(())
-        return join(lines, outputs, self._details(segments, outputs), self._text, options)
+        options = self.options
+        report = _line_counter(lines, options.progress)
+        found = self._search(lines.segments, options.decoding, report)
+        guard = Guard(
+            self.tokenizers,
+            options.decoding,
+            limits=options.limits if options.guard else None,
+            search_again=self._search_again if options.retry else None,
+        )
+        outputs = guard.check_outputs(lines.segments, found)
+        report(())
+        if options.outputs:
+            self._add_details(lines.segments, outputs)
+        return self._join(lines, outputs)
 
     def _search(
-        self,
-        segments: Sequence[Segment],
-        decoding: DecodingConfig,
-        finish: Callable[[Sequence[Segment]], object],
+        self, segments: Sequence[Segment], decoding: DecodingConfig, on_batch: OnBatch
     ) -> list[list[Hypothesis]]:
-        mbr, vocab_size = self.options.mbr, self.tokenizers.target.vocab_size
-        asked = mbr.search_options(decoding) if mbr else decoding
-        found = search(self.engine, segments, asked, vocab_size, finish)
-        if mbr is None:
-            return found
-        # The engine returns all candidates: choose the ones of highest expected utility.
-        texts = [self.tokenizers.source.decode(segment.ids) for segment in segments]
-        pairs, most = zip(found, texts, strict=True), decoding.n_best
-        return [mbr.choose(candidates, self._text, most, text) for candidates, text in pairs]
+        """Return the hypotheses of each segment, best first; none if no output is possible."""
+        mbr = self.options.mbr
+        engine_decoding = decoding
+        if mbr is not None:  # the engine returns all candidates
+            engine_decoding = mbr.search_options(decoding)
+        lengths = [len(segment.ids) for segment in segments]
+        vocab_size = self.tokenizers.target.vocab_size
+        batches = self.engine.batches(lengths, engine_decoding, vocab_size)
+        batches.reverse()  # longest first, so that workers do not wait for a long batch at the end
+        tasks = []
+        for rows in batches:
+            task = SearchTask([segments[row].read_ids for row in rows])
+            constraints = [segments[row].constraints for row in rows]
+            if any(each != NONE for each in constraints):
+                task = replace(task, constraints=constraints)
+            tasks.append(task)
+        found: list[list[Hypothesis]] = [[] for _ in segments]
+        # Close on interruption: workers must not use a model whose training continues.
+        with closing(self.engine.search_all(tasks, engine_decoding)) as results:
+            for rows, hypotheses_of_rows in zip(batches, results, strict=True):
+                for row, hypotheses in zip(rows, hypotheses_of_rows, strict=True):
+                    found[row] = hypotheses
+                on_batch([segments[row] for row in rows])
+        if mbr is not None:
+            for row, candidates in enumerate(found):
+                source = self.tokenizers.source.decode(segments[row].ids)
+                found[row] = mbr.choose(candidates, self._text, decoding.n_best, source)
+        return found
 
     def _search_again(
         self, segments: Sequence[Segment], changes: Mapping[str, Any]
@@ -284,51 +315,109 @@ class Translator:
         # `progress` is called to allow an interruption. The lines were already counted.
         return self._search(segments, decoding, lambda _: self.options.progress(0))
 
-    def _details(self, segments: Sequence[Segment], outputs: Sequence[Output]) -> list[Details]:
-        """Compute the requested optional outputs for the best hypothesis of each segment."""
-        wanted, engine = self.options.outputs, self.engine
-        details = [Details()] * len(segments)
-        if not wanted:
-            return details
-        source, target = map(subwords, self.tokenizers)
-        rows = [row for row, output in enumerate(outputs) if output.hypotheses]
-        lengths = [len(segments[row].ids) for row in rows]
-        for batch in engine.batches(lengths, self.options.search, len(target)):
-            own = [rows[index] for index in batch]
-            best = [outputs[row].hypotheses[0].ids for row in own]
-            starts = [segments[row].start_ids for row in own]
-            targets = [[*start, *ids] for start, ids in zip(starts, best, strict=True)]
-            pairs = [segments[row].read_ids for row in own], targets
+    def _add_details(self, segments: Sequence[Segment], outputs: list[Output]) -> None:
+        """Add the requested optional outputs for the best hypothesis of each segment."""
+        wanted = self.options.outputs
+        source_subwords = subwords(self.tokenizers.source)
+        target_subwords = subwords(self.tokenizers.target)
+        found = [row for row, output in enumerate(outputs) if output.hypotheses]
+        lengths = [len(segments[row].ids) for row in found]
+        decoding = self.options.engine_decoding
+        for batch in self.engine.batches(lengths, decoding, len(target_subwords)):
+            rows = [found[index] for index in batch]
+            sources = [segments[row].read_ids for row in rows]
+            best = {row: outputs[row].hypotheses[0].ids for row in rows}
+            targets = [[*segments[row].start_ids, *best[row]] for row in rows]
             if wanted & {"alignments", "attention"}:
-                for row, ids, weights in zip(own, best, engine.attention(*pairs), strict=True):
-                    words = [source[i] for i in segments[row].ids], [target[i] for i in ids]
-                    weights = weights[len(segments[row].start_ids) :]
-                    weights = [each[len(segments[row].tag) :] for each in weights]
-                    details[row] = Details(align_words(weights, *words))
+                attention = self.engine.attention(sources, targets)
+                for row, weights in zip(rows, attention, strict=True):
+                    source = [source_subwords[index] for index in segments[row].ids]
+                    target = [target_subwords[index] for index in best[row]]
+                    alignment = align_words(weights, source, target)
+                    outputs[row] = replace(outputs[row], alignment=alignment)
             if "token_scores" in wanted:
-                for row, ids, scores in zip(own, best, engine.token_log_probs(*pairs), strict=True):
-                    scores = scores[len(segments[row].start_ids) :]
-                    details[row] = details[row]._replace(tokens=score_tokens(target, ids, scores))
-        return details
+                log_probs = self.engine.token_log_probs(sources, targets)
+                for row, values in zip(rows, log_probs, strict=True):
+                    tokens = score_tokens(target_subwords, best[row], values)
+                    outputs[row] = replace(outputs[row], tokens=tokens)
 
     def _text(self, ids: Sequence[int]) -> str:
         """Decode ids. Line breaks, which byte subwords may spell, become spaces."""
         return _LINE_BREAKS.sub(" ", self.tokenizers.target.decode(ids)).strip()
 
+    def _join(self, lines: SegmentedLines, outputs: Sequence[Output]) -> list[Result | DataError]:
+        """Join the outputs of segments to one result for each line."""
+        parts: list[list[Output]] = [[] for _ in lines.requests]
+        languages: dict[int, str] = {}
+        for part, output in zip(lines.segments, outputs, strict=True):
+            parts[part.line].append(output)
+            languages[part.line] = part.target_language
+        results: list[Result | DataError] = []
+        for line, request in enumerate(lines.requests):
+            if line in lines.failures:
+                results.append(lines.failures[line])
+            elif all(output.hypotheses for output in parts[line]):
+                # Blank lines have no segment, and need no space between segments.
+                joiner = joiner_for(languages.get(line, ""))
+                results.append(self._result(request.text, parts[line], joiner))
+            else:
+                problem = "no translation satisfies the prefix, required and forbidden phrases."
+                fix = "Remove one or more constraints, or set no_repeat_ngram_size to 0."
+                results.append(DataError(problem, fix=fix))
+        return results
+
+    def _result(self, source: str, parts: Sequence[Output], joiner: str) -> Result:
+        best = [part.hypotheses[0] for part in parts]
+        candidates = parts[0].hypotheses if len(parts) == 1 else best
+        alternatives = [Alternative(self._text(x.ids), x.score, x.log_prob) for x in candidates]
+        if len(parts) > 1:  # segments are independent: join the best hypothesis of each
+            text = joiner.join(each.text for each in alternatives)
+            score = sum(each.score for each in alternatives) / len(parts)
+            log_prob = sum(each.log_prob for each in alternatives)
+            alternatives = [Alternative(text, score, log_prob)]
+        first = alternatives[0] if parts else Alternative("", 0.0, 0.0)
+        # Each alarm once, in order of first occurrence.
+        names = dict.fromkeys(chain.from_iterable(part.alarms for part in parts))
+        alarms = tuple(names)
+        if parts and len(source) > LONGEST_LINE:
+            alarms = ("truncated", *alarms)
+        wanted = self.options.outputs
+        links, attention = join_alignments([x.alignment for x in parts if x.alignment])
+        tokens = None
+        if "token_scores" in wanted:
+            tokens = tuple(chain.from_iterable(part.tokens for part in parts))
+        result = Result(
+            source,
+            first.text,
+            first.score,
+            tuple(alternatives),
+            alarms,
+            retried=tuple(dict.fromkeys(chain.from_iterable(part.retried for part in parts))),
+            alignment=links if "alignments" in wanted else None,
+            attention=attention if "attention" in wanted else None,
+            log_prob=first.log_prob,
+            tokens=tokens,
+            num_tokens=sum(len(hypothesis.ids) + 1 for hypothesis in best),
+            retry_seconds=sum(part.retry_seconds for part in parts),
+        )
+        if self.options.confidence is not None:
+            confidence = self.options.confidence.estimate(result)
+            result = replace(result, confidence=confidence)
+        return result
+
 
 def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:
     """Set options by name; a name may also be a decoding option."""
-    own = {name: changes[name] for name in changes.keys() & _OWN}
-    if "outputs" in own:
-        own["outputs"] = frozenset(own["outputs"])
-    if others := {name: value for name, value in changes.items() if name not in _OWN}:
-        own["decoding"] = change_options(options.decoding, others)
-    return replace(options, **own)
+    of_decoding = dict(changes)
+    of_translation = {x: of_decoding.pop(x) for x in changes.keys() & _OF_TRANSLATION}
+    if "outputs" in of_translation:
+        of_translation["outputs"] = frozenset(of_translation["outputs"])
+    if of_decoding:
+        of_translation["decoding"] = change_options(options.decoding, of_decoding)
+    return replace(options, **of_translation)
 
 
-def _line_counter(
-    lines: SegmentedLines, progress: Callable[[int], object]
-) -> Callable[[Sequence[Segment]], object]:
+def _line_counter(lines: SegmentedLines, progress: Callable[[int], object]) -> OnBatch:
     """Return a function that takes finished segments and reports the completed lines."""
     left = Counter(segment.line for segment in lines.segments)
     done = len(lines.requests) - len(left)  # blank and failed lines
@@ -336,117 +425,9 @@ def _line_counter(
     def count(batch: Sequence[Segment]) -> None:
         nonlocal done
         progress(done)
-        left.subtract(segment.line for segment in batch)
+        lines_of_batch = [segment.line for segment in batch]
+        left.subtract(lines_of_batch)
         # Reported with the next batch; the last lines are reported after the guard has finished.
-        done = sum(not left[line] for line in {segment.line for segment in batch})
+        done = sum(not left[line] for line in set(lines_of_batch))
 
     return count
-
-
-def search(
-    engine: engines.Engine,
-    segments: Sequence[Segment],
-    decoding: DecodingConfig,
-    vocab_size: int,
-    finish: Callable[[Sequence[Segment]], object],
-) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each segment, best first; an empty list if no output is possible.
-
-    Args:
-        engine: A loaded model.
-        segments: Segments in any order. They are searched in batches of similar length.
-        decoding: Options of the search.
-        vocab_size: Size of the target vocabulary.
-        finish: Called with the segments of each finished batch. It may raise to interrupt.
-    """
-    # Longest first, so that workers do not wait for a long batch at the end.
-    batches = engine.batches([len(segment.ids) for segment in segments], decoding, vocab_size)[::-1]
-    tasks = []
-    for batch in batches:
-        constraints = [segments[row].constraints for row in batch]
-        is_free = all(own == NONE for own in constraints)
-        sources = [segments[row].read_ids for row in batch]
-        tasks.append(engines.Task(sources, None if is_free else constraints))
-    found: list[list[Hypothesis]] = [[] for _ in segments]
-    # Close on interruption: workers must not use a model whose training continues.
-    with closing(engine.search_all(tasks, decoding)) as results:
-        for batch, hypotheses in zip(batches, results, strict=True):
-            for row, own in zip(batch, hypotheses, strict=True):
-                found[row] = own
-            finish([segments[row] for row in batch])
-    return found
-
-
-def join(
-    lines: SegmentedLines,
-    outputs: Sequence[Output],
-    details: Sequence[Details],
-    text_of: Callable[[Sequence[int]], str],
-    options: TranslationOptions,
-) -> list[Result | DataError]:
-    """Join the outputs of segments to one result for each line.
-
-    Args:
-        lines: Lines with their segments.
-        outputs: Hypotheses of each segment.
-        details: Optional outputs of each segment.
-        text_of: Decodes token ids to text.
-        options: Options of the translator.
-    """
-    rows: list[list[int]] = [[] for _ in lines.requests]
-    for row, part in enumerate(lines.segments):
-        rows[part.line].append(row)
-    results: list[Result | DataError] = []
-    for line, (request, own) in enumerate(zip(lines.requests, rows, strict=True)):
-        parts = [outputs[row] for row in own]
-        if line in lines.failures:
-            results.append(lines.failures[line])
-        elif not all(part.hypotheses for part in parts):
-            problem = "no translation satisfies the prefix, required and forbidden phrases."
-            fix = "Remove one or more constraints, or set no_repeat_ngram_size to 0."
-            results.append(DataError(problem, fix=fix))
-        else:
-            found = [details[row] for row in own]
-            # Blank lines have no segment, and need no space between segments.
-            language = lines.segments[own[0]].target_language if own else ""
-            results.append(_result(request.text, parts, found, text_of, language, options))
-    return results
-
-
-def _result(
-    source: str,
-    parts: Sequence[Output],
-    details: Sequence[Details],
-    text_of: Callable[[Sequence[int]], str],
-    language: str,
-    options: TranslationOptions,
-) -> Result:
-    if len(parts) == 1:
-        found = [Alternative(text_of(h.ids), h.score, h.log_prob) for h in parts[0].hypotheses]
-    else:  # segments are independent: join the best hypothesis of each
-        best = [part.hypotheses[0] for part in parts]
-        text = joiner_for(language).join(text_of(each.ids) for each in best)
-        score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
-        found = [Alternative(text, score, sum((hypothesis.log_prob for hypothesis in best), 0.0))]
-    wanted, is_truncated = options.outputs, bool(parts) and len(source) > LONGEST_LINE
-    links, attention = join_alignments([own.aligned for own in details if own.aligned])
-    result = Result(
-        source,
-        found[0].text,
-        found[0].score,
-        tuple(found) if parts else (),
-        # Each alarm once, in order of first occurrence.
-        alarms=(
-            *(("truncated",) if is_truncated else ()),
-            *dict.fromkeys(chain(*(part.alarms for part in parts))),
-        ),
-        retried=tuple(dict.fromkeys(chain(*(part.retried for part in parts)))),
-        alignment=links if "alignments" in wanted else None,
-        attention=attention if "attention" in wanted else None,
-        log_prob=found[0].log_prob,
-        tokens=tuple(chain(*(own.tokens for own in details))) if "token_scores" in wanted else None,
-        num_tokens=sum(len(part.hypotheses[0].ids) + 1 for part in parts),
-        retry_seconds=sum(part.retry_seconds for part in parts),
-    )
-    model = options.confidence
-    return result if model is None else replace(result, confidence=model.estimate(result))

@@ -25,7 +25,6 @@ from nmt.inference.guard import (
     GuardCounts,
     GuardLimits,
     alarms,
-    check,
     compressed_share,
     fallback_search,
 )
@@ -310,7 +309,8 @@ def test_each_side_is_read_in_its_own_vocabulary() -> None:
     found = [[Hypothesis((0, 1), -1.0, -1.0)]]
     for least, expected in ((0.85, ("constraint",)), (0.86, ("short", "constraint"))):
         limits = GuardLimits(characters=(least, 1.0))
-        (output,) = check([segment], found, tokenizers, DecodingConfig(), limits, None)
+        guarded = guard.Guard(tokenizers, DecodingConfig(), limits, None)
+        (output,) = guarded.check_outputs([segment], found)
         assert output.alarms == expected
 
 

@@ -27,6 +27,7 @@ from nmt.inference.engine import EngineLacksError, LoadedModel
 from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
+from nmt.registry import load_attribute
 from nmt.text.identification import NO_PROFILES, LanguageProfiles, language_shares
 from nmt.text.languages import is_right_to_left, name_of
 
@@ -203,7 +204,8 @@ class TranslationTask:
             constraints=self.is_constrained,
             progress=check,
         )
-        translator.engine.start_worker()
+        if translator.engine.name == "torch":  # threads of a server compute different batches
+            load_attribute("torch:set_num_threads")(1)
         with self.model.searching(translator):
             return translator.try_translate(requests)
 
