@@ -28,7 +28,13 @@ import numpy.typing as npt
 from nmt.data.lexicon import Lexicon, Pairs, learn_lexicon, sample_step
 from nmt.data.store import Lines, ParallelStore, Rows
 from nmt.data.workers import HERE, Workers
-from nmt.extras.cleaning.evidence import Evidence, Measured, PairScorer, share_above, usual_scores
+from nmt.extras.cleaning.evidence import (
+    Evidence,
+    PairMeasures,
+    PairScorer,
+    share_above,
+    usual_scores,
+)
 from nmt.extras.cleaning.ranges import Range, find_ranges, first_offsets, is_odd, joined
 from nmt.extras.cleaning.scores import Column, Scores
 from nmt.files.progress import progress_bar
@@ -164,7 +170,7 @@ def _is_held_out(rows: Rows) -> Mask:
 
 
 def _per_token(totals: Values, lines: Lines, rows: Rows) -> Values:
-    tokens = Measured.of_pairs(totals, lines, Pairs(rows, rows)).tokens
+    tokens = PairMeasures.of_pairs(totals, lines, Pairs(rows, rows)).tokens
     return np.where(tokens > 0, totals / np.maximum(tokens, 1), np.nan)
 
 
@@ -182,12 +188,12 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values
     if num < SMALLEST:
         return nothing
     random_pairs = _random_pairs(rows)
-    at_random = Measured.of_pairs(scorer.score(random_pairs), lines, random_pairs)
-    unshifted = Measured.of_pairs(in_place, lines, Pairs(rows, rows))
+    at_random = PairMeasures.of_pairs(scorer.score(random_pairs), lines, random_pairs)
+    unshifted = PairMeasures.of_pairs(in_place, lines, Pairs(rows, rows))
     targets = (rows + learned).clip(rows[0], rows[-1])
     totals, is_moved = in_place.copy(), targets != rows
     totals[is_moved] = scorer.score(Pairs(rows[is_moved], targets[is_moved]))
-    shifted = Measured.of_pairs(totals, lines, Pairs(rows, targets))
+    shifted = PairMeasures.of_pairs(totals, lines, Pairs(rows, targets))
     has_words = shifted.tokens > 0
     unseen = _is_held_out(rows) & has_words
     if unseen.sum() < _FEWEST_UNSEEN:

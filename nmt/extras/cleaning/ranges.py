@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.store import Lines, Rows
-from nmt.extras.cleaning.evidence import MOST_AGAINST, Evidence, Measured, PairScorer
+from nmt.extras.cleaning.evidence import MOST_AGAINST, Evidence, PairMeasures, PairScorer
 from nmt.text.flat import FlatIds
 
 MOST_OFFSET = 100  # Maximum shift, in lines up or down, that is found.
@@ -116,7 +116,7 @@ def _evidence_table(
         sources = rows[first:last]
         targets = rows[max(first - MOST_OFFSET, 0) : last + MOST_OFFSET]
         lengths = lines.source_lengths[sources][:, None], lines.target_lengths[targets]
-        nats = evidence(Measured.of(scorer.score_all(sources, targets), *lengths))
+        nats = evidence(PairMeasures.of(scorer.score_all(sources, targets), *lengths))
         columns = targets - sources[:, None] + MOST_OFFSET
         line, place = np.nonzero((columns >= 0) & (columns < table.shape[1]))
         table[first - start + line, columns[line, place]] = nats[line, place]
