@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from nmt.extras.distillation.distill import distill
     from nmt.extras.distillation.options import DistillOptions
     from nmt.extras.exchange.export import export
-    from nmt.extras.exchange.hub import pull, push
-    from nmt.extras.exchange.import_model import import_model
+    from nmt.extras.exchange.hub import push
+    from nmt.extras.exchange.import_model import import_model, pull
     from nmt.extras.exchange.options import ExportOptions, ImportOptions, PullOptions, PushOptions
     from nmt.extras.inspection.command import inspect
     from nmt.extras.inspection.options import InspectOptions
@@ -70,8 +70,8 @@ _HOMES = {
     "nmt.extras.distillation.distill": ("distill",),
     "nmt.extras.distillation.options": ("DistillOptions",),
     "nmt.extras.exchange.export": ("export",),
-    "nmt.extras.exchange.hub": ("pull", "push"),
-    "nmt.extras.exchange.import_model": ("import_model",),
+    "nmt.extras.exchange.hub": ("push",),
+    "nmt.extras.exchange.import_model": ("import_model", "pull"),
     "nmt.extras.exchange.options": (
         "ExportOptions", "ImportOptions", "PullOptions", "PushOptions",
     ),

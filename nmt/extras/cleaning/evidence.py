@@ -113,19 +113,19 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
     total = np.zeros(len(was_learned))
     # Counts that each pair has added: 0 for unseen pairs, more for words that a line repeats.
     learned = lexicon.posterior(joint, lexicon.before)
-    learned *= was_learned[joint.pairs[0]][joint.places[0]]
-    sides = zip(joint.pairs, joint.ids, strict=True)
-    repeats = [_repeats(*side) for side in sides]
+    learned *= was_learned[joint.sides[0].sentences][joint.places[0]]
+    repeats = [_repeats(flat.sentences, flat.ids) for flat in joint.sides]
     again = repeats[0][joint.places[0]] * repeats[1][joint.places[1]]
     links = np.maximum(lexicon.table.cells[cells_of(joint.keys)] - learned * again, 0)
-    for side, ids in enumerate(joint.ids):
-        known = lexicon.table.totals[side][ids] - joint.sums(side, learned) * repeats[side]
-        lengths = joint.lengths[side][joint.pairs[side]]
+    for side, flat in enumerate(joint.sides):
+        known = lexicon.table.totals[side][flat.ids] - joint.sums(side, learned) * repeats[side]
+        lengths = flat.lengths[flat.sentences]
         scale = 1 / ((np.maximum(known, 0) + _PRIOR) * lengths)
         likely = links * scale.astype(np.float32)[joint.places[side]]
-        ratio = joint.sums(1 - side, likely) / lexicon.frequencies[1 - side][joint.ids[1 - side]]
+        other = joint.sides[1 - side]
+        ratio = joint.sums(1 - side, likely) / lexicon.frequencies[1 - side][other.ids]
         logs = np.log(_FLOOR + (1 - _FLOOR) * ratio)
-        total += np.bincount(joint.pairs[1 - side], logs, len(total))
+        total += np.bincount(other.sentences, logs, len(total))
     return total
 
 

@@ -30,34 +30,23 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
 from math import inf, log, prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from unicodedata import category
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
-from nmt.checkpoint.files import MODEL
-from nmt.checkpoint.model_folder import (
-    TOKENIZER,
-    load_model,
-    write_folder_config,
-    write_model_folder,
-)
 from nmt.config.data import language_symbol, tag_symbol
-from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import matching
 from nmt.device import usable_cores
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.export import write_card
-from nmt.extras.exchange.imported import FloatArray, read_sentencepiece
+from nmt.extras.exchange.imported import FloatArray
 from nmt.extras.exchange.options import ImportOptions
 from nmt.files.lines import decoded_lines, open_binary
 from nmt.files.progress import progress_bar
 from nmt.text import NUM_SPECIAL
-from nmt.text.tokenizer import JOINT, SOURCE, TARGET, Tokenizer, is_tag
+from nmt.text.tokenizer import Tokenizer, is_tag
 
 logger = logging.getLogger(__name__)
 
@@ -462,71 +451,3 @@ def _grow(
         model, kept, tags_end(model), of_tags, of_pieces, np.flatnonzero(normal).tolist()
     )
     return [replace(first, model=grown(each, new_tags, learned)) for each in models]
-
-
-def write_model(
-    output: Path,
-    config: InferenceConfig,
-    models: Sequence[Any],
-    weights: Mapping[str, Any],
-    *,
-    origin: str,
-    step: int = 0,
-    record: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Write a model folder; one SentencePiece model if both sides have the same."""
-    contents = [model.SerializeToString(deterministic=True) for model in models]
-    names = [JOINT] if contents[0] == contents[1] else [SOURCE, TARGET]
-    facts: dict[str, Any] = {"parameters": sum(x.size for x in weights.values())}
-    facts |= {"vocab_sizes": [len(model.pieces) for model in models], "weights": "float32"}
-
-    def write(folder: Path) -> None:
-        write_folder_config(folder, config, record)
-        (folder / TOKENIZER).mkdir()
-        for name, content in zip(names, contents, strict=False):
-            (folder / TOKENIZER / name).write_bytes(content)
-        save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
-        write_card(folder, config, origin, **facts)
-
-    write_model_folder(output, None, step, write)
-
-
-def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str], Any, Any]:
-    """Write a copy of the best checkpoint of an nmt model, with another vocabulary.
-
-    The copy has no shortlist and no confidence scores: both belong to the old vocabulary.
-
-    Returns:
-        The languages, and the sizes before and after.
-
-    Raises:
-        CheckpointError: The model is missing or damaged, or cannot be resized.
-        ConfigError: A language is unknown, or a side has no text.
-        DataError: A text file is missing, damaged or not UTF-8.
-    """
-    bundle, place = load_model(options.source), options.source / TOKENIZER
-    names = [JOINT] * 2 if (place / JOINT).is_file() else [SOURCE, TARGET]
-    old, config = [read_sentencepiece(place / name) for name in names], bundle.config
-    codes = config.source_language, config.target_language
-    sides = resize(old, codes, options, shared=config.model.shares_inputs)
-    models, state = [side.model for side in sides], bundle.model.state_dict()
-    weights = {name: tensor.numpy() for name, tensor in state.items()}
-    before = sizes_of(old, weights)
-    for name in weights.keys() & TABLES.keys():
-        side = sides[TABLES[name]]
-        weights[name] = side.grow(weights[name][side.kept])
-    sizes = tuple(len(model.pieces) for model in models)
-    size = sizes[0] if config.tokenizer.joint else {"source": sizes[0], "target": sizes[1]}
-    tokenizer = config.tokenizer.model_copy(update={"vocab_size": size, "pad_vocab_by": 0})
-    decoding = config.decoding.model_copy(update={"shortlist": False})
-    config = config.model_copy(update={"tokenizer": tokenizer, "decoding": decoding})
-    write_model(
-        options.output,
-        config,
-        models,
-        weights,
-        origin=origin,
-        step=bundle.step,
-        record=bundle.record,
-    )
-    return codes, before, sizes_of(models, weights)
