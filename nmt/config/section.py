@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -20,6 +20,10 @@ _FREE: Any = ()  # In place of a value that can change: JSON data contain no tup
 FilePath = Annotated[Path, Strict(strict=False)]
 Many = Annotated[tuple[T, ...], Strict(strict=False)]
 Pair = Annotated[tuple[T, T], Strict(strict=False)]
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Probability = Annotated[float, Field(ge=0, lt=1)]  # Of a loss or change, so 1 loses everything.
 
 
 class Section(BaseModel):
