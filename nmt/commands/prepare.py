@@ -45,11 +45,10 @@ from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
 from nmt.data import filters as pair_filters
 from nmt.data import prepare_report, prepared
-from nmt.data.checks import Overlap, held_out_sets, name_of_test
+from nmt.data.checks import Overlap, held_out_sets, learn_profiles, name_of_test
 from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources, is_piped
 from nmt.data.filters import Diagnosis, FilterChain, Material
 from nmt.data.hubs import check_hub
-from nmt.data.language_profiles import learn_profiles
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import PrepareReport, ProblemLog, current_report

@@ -481,6 +481,6 @@ def make_reporters(
             JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
             log.open(run_dir / "log.txt"),
             Console(start, progress.total_steps, lambda: progress.step),
-            HtmlReport(run_dir, config.name),  # reads the files of the first two
+            HtmlReport(run_dir, config.name),
             *trackers,
         ])  # fmt: skip

@@ -16,7 +16,7 @@ from nmt.config.data import (
     chosen_tags,
 )
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.config.section import FilePath, Many, Section
+from nmt.config.section import Count, FilePath, Many, Section
 
 # Keys with the same name and meaning in the whole configuration.
 _COPIED = ("name", "source_language", "target_language", "tokenizer", "model", "decoding")
@@ -43,7 +43,7 @@ class InferenceConfig(Section):
     target_language: LanguageCode
     directions: Many[Direction] = Field(min_length=1)
     language_tags: LanguageTags | None = None
-    max_length: int = Field(default=FilterConfig().max_length, ge=1)
+    max_length: Count = FilterConfig().max_length
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
     decoding: DecodingConfig = DecodingConfig()

@@ -24,7 +24,8 @@ from nmt.config.migration import (
     model_document,
 )
 from nmt.config.model import OF_BEAMS, DecodingConfig
-from nmt.config.run import RunConfig, with_scale
+from nmt.config.presets import with_scale
+from nmt.config.run import RunConfig
 from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError
 

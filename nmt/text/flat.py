@@ -32,7 +32,7 @@ class FlatIds:
         """Start of each sentence in ``ids``, and the end of the last sentence. (n + 1,)."""
         return np.concatenate(([0], np.cumsum(self.lengths)))
 
-    @property
+    @cached_property
     def sentences(self) -> npt.NDArray[np.int64]:
         """Index of the sentence of each id. (N,)."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
 
 import torch
 from torch import Tensor
@@ -12,7 +11,18 @@ from torch import Tensor
 from nmt.commands.evaluation_set import load_test_sets
 from nmt.commands.options import EvaluateOptions
 from nmt.errors import DataError
-from nmt.extras.inspection import figure as fig
+from nmt.extras.inspection.figure import (
+    Figure,
+    Grid,
+    Heatmap,
+    Links,
+    Matrix,
+    Rows,
+    Step,
+    Steps,
+    Table,
+    Text,
+)
 from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels
 from nmt.extras.inspection.sublayers import (
     KINDS,
@@ -42,7 +52,7 @@ _MAX_WEIGHTS = 100_000  # Weights per kind of attention: keeps a page below a fe
 
 
 @torch.inference_mode()
-def attention(inspected: Inspected) -> Iterator[fig.Figure]:
+def attention(inspected: Inspected) -> Iterator[Figure]:
     """Attention.
 
     Each token distributes attention over the tokens that it may read. The weights are the result of
@@ -58,47 +68,58 @@ def attention(inspected: Inspected) -> Iterator[fig.Figure]:
     yield _heatmap(inspected, "cross", f"{KINDS['cross']}, mean of the upper half", mean)
 
 
-def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> Iterator[fig.Figure]:
+def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> Iterator[Figure]:
     """Yield one kind of attention: a grid of all heads, then arcs and a heatmap for each layer."""
-    num_layers, heads, note = len(weights), inspected.heads, ""
-    num_cells = weights[0, 0].numel()
-    layers, most = inspected.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
+    heads = inspected.heads
+    layers = inspected.layers(len(weights))
+    most = min(_MAX_HEADS, _MAX_WEIGHTS // weights[0, 0].numel())
+    note = ""
     if len(layers) * len(heads) > most:
-        layers, heads = layers[-1:], heads[:most]
+        layers = layers[-1:]
+        heads = heads[:most]
         note = f"Only layer {layers[0]}, {len(heads)} heads. To see more, set `layer` or `head`."
     if not layers:  # the chosen layer exists only in the stack with more layers
         return
-    names, grid, steps = [layer_names(num_layers)[layer - 1] for layer in layers], [], []
+    names = [layer_names(len(weights))[layer - 1] for layer in layers]
+    grid = []
+    steps = []
     for name, layer in zip(names, layers, strict=True):
-        of_heads = {f"head {head}": _rows(weights[layer - 1, head - 1], kind) for head in heads}
-        grid.append(list(of_heads.values()))
-        of_maps = of_heads
+        of_layer = weights[layer - 1]
+        of_heads = {f"head {head}": _rows(of_layer[head - 1], kind) for head in heads}
+        shown = of_heads
         if not inspected.choice.head:
-            of_maps = {"mean of all heads": _rows(weights[layer - 1].mean(0), kind)}
-        maps = [_heatmap(inspected, kind, k.capitalize(), x) for k, x in of_maps.items()]
-        links = fig.Links("Heads as arcs", maps[0].rows, maps[0].columns, of_heads)
-        steps.append(fig.Step(name, [links, *maps]))
-    yield fig.Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
-    yield fig.Steps(f"{title}, layer by layer", steps)
+            shown = {"mean of all heads": _rows(of_layer.mean(0), kind)}
+        maps = [_heatmap(inspected, kind, k.capitalize(), rows) for k, rows in shown.items()]
+        links = Links("Heads as arcs", maps[0].rows, maps[0].columns, of_heads)
+        grid.append(list(of_heads.values()))
+        steps.append(Step(name, [links, *maps]))
+    yield Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
+    yield Steps(f"{title}, layer by layer", steps)
 
 
-def _heatmap(inspected: Inspected, kind: Kind, title: str, values: fig.Matrix) -> fig.Heatmap:
-    rows = inspected.source_labels if kind == "encoder" else inspected.target_labels
-    columns = inspected.read_labels if kind == "decoder" else inspected.source_labels
-    down = "token that reads" if kind == "encoder" else _DECODED
-    return fig.Heatmap(title, values, rows, columns, 0.0, across="token read", down=down)
+def _heatmap(inspected: Inspected, kind: Kind, title: str, values: Matrix) -> Heatmap:
+    rows = inspected.target_labels
+    columns = inspected.source_labels
+    down = _DECODED
+    if kind == "encoder":
+        rows = columns
+        down = "token that reads"
+    elif kind == "decoder":
+        columns = inspected.read_labels
+    return Heatmap(title, values, rows, columns, 0.0, across="token read", down=down)
 
 
-def _rows(weights: Tensor, kind: Kind) -> fig.Matrix:
+def _rows(weights: Tensor, kind: Kind) -> Matrix:
     """Convert weights (T, S) to rows of numbers, with None under the causal mask."""
     rows = weights.tolist()
-    if kind != "decoder":
-        return rows
-    return [[*row[:end], *[None] * (len(row) - end)] for end, row in enumerate(rows, 1)]
+    if kind == "decoder":
+        for place, row in enumerate(rows, 1):
+            row[place:] = [None] * (len(row) - place)
+    return rows
 
 
 @torch.inference_mode()
-def alignment(inspected: Inspected) -> Iterator[fig.Figure]:
+def alignment(inspected: Inspected) -> Iterator[Figure]:
     """Alignment.
 
     Each target token is linked to the source token that gets the most attention when the target
@@ -108,33 +129,42 @@ def alignment(inspected: Inspected) -> Iterator[fig.Figure]:
     """
     start = int(inspected.config.model.source_bos) + len(inspected.tag_ids)
     weights = inspected.model.align(inspected.source, inspected.target)[0]
-    rows = weights[:-1, start:-1].tolist()  # no EOS, no BOS, no tag
+    weights = weights[:-1, start:-1]  # no EOS, no BOS, no tag
     source, target = inspected.tokenizers
-    sides = (source, inspected.source_ids[start:-1]), (target, inspected.target_ids)
-    subwords, words = [labels(*side) for side in sides], [_words(*side) for side in sides]
-    aligned = align_words(rows, *subwords)
+    source_ids = inspected.source_ids[start:-1]
+    source_subwords = labels(source, source_ids)
+    target_subwords = labels(target, inspected.target_ids)
+    aligned = align_words(weights.tolist(), source_subwords, target_subwords)
     note = "Each pair is source-target. Words are numbered from 0."
-    yield fig.Text("Pharaoh format", [as_pharaoh(aligned.links)], note=note)
-    lefts, rights = range(aligned.source_words), range(len(words[1]))
-    word_links = [[float((i, j) in aligned.links) for j in rights] for i in lefts]
-    subword_links = [[float(row[i] == max(row)) for row in rows] for i in range(len(subwords[0]))]
-    for unit, (left, right), matrix, links in (
-        ("words", words, aligned.weights, word_links),
-        ("subwords", subwords, rows, subword_links),
-    ):
-        yield fig.Links(f"Alignment of {unit}", left, right, {"link": links})
-        title = f"Attention of {unit}"
-        yield fig.Heatmap(title, matrix, right, left, 0.0, across="source", down="target")
+    yield Text("Pharaoh format", [as_pharaoh(aligned.links)], note=note)
+    source_words = _words(source, source_ids)
+    target_words = _words(target, inspected.target_ids)
+    links = torch.zeros(aligned.source_words, len(target_words))
+    for i, j in aligned.links:
+        links[i, j] = 1
+    yield Links("Alignment of words", source_words, target_words, {"link": links.tolist()})
+    yield _attention_of("words", aligned.weights, source_words, target_words)
+    links = (weights == weights.amax(1, keepdim=True)).T.float()
+    yield Links("Alignment of subwords", source_subwords, target_subwords, {"link": links.tolist()})
+    yield _attention_of("subwords", weights.tolist(), source_subwords, target_subwords)
+
+
+def _attention_of(
+    unit: str, values: Matrix, source: Sequence[str], target: Sequence[str]
+) -> Heatmap:
+    title = f"Attention of {unit}"
+    return Heatmap(title, values, target, source, 0.0, across="source", down="target")
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Join the tokens of each word. Word borders are those of `nmt.inference.request.words_of`."""
-    numbered = zip(words_of(labels(tokenizer, ids)), ids, strict=True)
-    groups = groupby(numbered, key=lambda each: each[0])
-    return [tokenizer.decode([index for _, index in group]) for _, group in groups]
+    words: dict[int, list[int]] = {}
+    for word, index in zip(words_of(labels(tokenizer, ids)), ids, strict=True):
+        words.setdefault(word, []).append(index)
+    return [tokenizer.decode(of_word) for of_word in words.values()]
 
 
-def heads(inspected: Inspected) -> Iterator[fig.Figure]:
+def heads(inspected: Inspected) -> Iterator[Figure]:
     """Heads.
 
     The tables show where each head looks, as shares of its attention: at the previous token, at the
@@ -144,18 +174,20 @@ def heads(inspected: Inspected) -> Iterator[fig.Figure]:
     set to 0. Heads that matter little alone can matter together.
     """
     name, pairs = _test_pairs(inspected)
-    looks, losses = look_shares(inspected.model, pairs), head_losses(inspected.model, pairs)
+    shares = look_shares(inspected.model, pairs)
+    losses = head_losses(inspected.model, pairs)
+    note = f"Loss in nats per target token. Sentence pairs of the set {name}: {len(pairs):,}."
+    columns = ["head", *_NAMES, "main role", "loss without head"]
     for kind, title in KINDS.items():
-        rows: list[list[fig.Cell]] = []
-        for layer, *of_layer in zip(
-            layer_names(len(losses[kind])), looks[kind].tolist(), losses[kind], strict=True
-        ):
-            for head, (shares, loss) in enumerate(zip(*of_layer, strict=True), 1):
-                # Positions of source and target do not correspond, except at the ends.
-                known = [None, None, *shares[2:]] if kind == "cross" else shares
-                rows.append([f"{layer}, head {head}", *known, _role(known), loss])
-        note = f"Loss in nats per target token. Sentence pairs of the set {name}: {len(pairs):,}."
-        yield fig.Table(title, ["head", *_NAMES, "main role", "loss without head"], rows, note=note)
+        rows: Rows = []
+        layers = layer_names(len(losses[kind]))
+        for layer, looks, of_heads in zip(layers, shares[kind].tolist(), losses[kind], strict=True):
+            for head, (look, loss) in enumerate(zip(looks, of_heads, strict=True), 1):
+                if kind == "cross":
+                    # Positions of source and target do not correspond, except at the ends.
+                    look[:2] = [None, None]
+                rows.append([f"{layer}, head {head}", *look, _role(look), loss])
+        yield Table(title, columns, rows, note=note)
 
 
 @torch.inference_mode()
@@ -187,22 +219,27 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
     By kind of attention, then layer, then head; in nats per target token, with EOS. A loss is
     negative if the model is better without the head.
     """
-    engine, (sources, targets) = TorchEngine(model), zip(*pairs, strict=True)
+    engine = TorchEngine(model)
+    sources = [source for source, _ in pairs]
+    targets = [target for _, target in pairs]
 
     def log_prob() -> float:
         log_probs = engine.token_log_probs(sources, targets)
         return sum(map(sum, log_probs)) / sum(map(len, log_probs))
 
-    def loss_without(module: Attention, head: int) -> float:
-        with without_head(module, head):
-            return whole - log_prob()
+    def losses_of(module: Attention) -> list[float]:
+        losses = []
+        for head in range(1, module.num_heads + 1):
+            with without_head(module, head):
+                losses.append(whole - log_prob())
+        return losses
 
-    whole, losses = log_prob(), {}
+    whole = log_prob()
+    losses = {}
     for kind in KINDS:
         name = "cross_attention" if kind == "cross" else "self_attention"
         layers = model.encoder if kind == "encoder" else model.decoder
-        modules: list[Attention] = [getattr(layer, name) for layer in layers]
-        losses[kind] = [[loss_without(x, 1 + n) for n in range(x.num_heads)] for x in modules]
+        losses[kind] = [losses_of(getattr(layer, name)) for layer in layers]
     return losses
 
 
@@ -211,7 +248,9 @@ def _role(shares: Sequence[float | None]) -> str:
     *single, diagonal = [share or 0.0 for share in shares]
     if max(single) >= _MOSTLY:
         return _NAMES[single.index(max(single))]
-    return _NAMES[-1] if diagonal >= _MOSTLY else ""
+    if diagonal >= _MOSTLY:
+        return _NAMES[-1]
+    return ""
 
 
 def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
@@ -223,17 +262,25 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
         ConfigError: No test set has this name.
         DataError: The set cannot be read, or all its sentences are too long.
     """
-    sides = inspected.tokenizers
+    source, target = inspected.tokenizers
     name = inspected.choice.test or next(iter(inspected.sets.tests), "valid")
     (test,) = load_test_sets(EvaluateOptions(test=(name,)), inspected.sets)
-    tag = test.tag if inspected.choice.tag is None else inspected.choice.tag
-    first = [] if tag is None else [sides.source.tag_id(tag)]
+    tag = inspected.choice.tag
+    if tag is None:
+        tag = test.tag
+    first = []
+    if tag is not None:
+        first = [source.tag_id(tag)]
     most = min(MAX_TOKENS, inspected.config.max_length)
-    sources = sides.source.encode_batch(test.source or ())
-    targets = sides.target.encode_batch(test.references[0])
-    pairs = (([*first, *x], y) for x, y in zip(sources, targets, strict=True) if x and y)
-    short = (pair for pair in pairs if max(map(len, pair)) <= most)
-    if chosen := list(islice(short, inspected.choice.limit)):
-        return name, chosen
-    fix = "Choose another test set with `test`, or raise filters.max_length."
-    raise DataError(f"{name} does not contain a sentence pair of at most {most} tokens.", fix=fix)
+    pairs = []
+    sources = source.encode_batch(test.source or ())
+    targets = target.encode_batch(test.references[0])
+    for source_ids, target_ids in zip(sources, targets, strict=True):
+        pair = ([*first, *source_ids], target_ids)
+        if source_ids and target_ids and max(map(len, pair)) <= most:
+            pairs.append(pair)
+    if not pairs:
+        problem = f"{name} does not contain a sentence pair of at most {most} tokens."
+        fix = "Choose another test set with `test`, or raise filters.max_length."
+        raise DataError(problem, fix=fix)
+    return name, pairs[: inspected.choice.limit]

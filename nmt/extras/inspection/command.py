@@ -7,6 +7,7 @@ import logging
 import webbrowser
 from collections.abc import Collection, Iterable, Iterator
 from inspect import cleandoc
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -40,39 +41,47 @@ def inspect(options: InspectOptions) -> None:
         CheckpointError: The model is missing, damaged or exported for CTranslate2.
     """
     _check_view(options)
-    style, output = _style(options), options.output
+    style = _style(options)
+    output = options.output
     check_output(output, options.model)
-    facts, offers = dict[str, str](), dict[str, str]()
+    facts: dict[str, str] = {}
+    offers: dict[str, str] = {}
     if options.model is None:
         _refuse_idle(options, [], "for worked examples")
         title = "Inside the Transformer"
         parts = [_part("worked-examples", worked_examples.__doc__, worked_examples())]
     else:
         inspected = Inspected(options.model, options)
-        names = [options.view] if options.view else list(_page_views(inspected))
-        used = {name for view in names for name in VIEWS[view].options}
-        place = f"in {options.view}" if options.view else "on this page"
-        if error := options.view and inspected.missing(VIEWS[options.view].needs, options.view):
-            raise error
-        idle = set() if inspected.is_folder else {"checkpoint", "beam_size"}
-        _refuse_idle(options, used - idle | {"set_"} if idle else used, place)
+        names = list(_page_views(inspected))
+        place = "on this page"
+        if options.view:
+            names = [options.view]
+            place = f"in {options.view}"
+            _check_needs(options.view, inspected)
+        used = set(chain.from_iterable(VIEWS[name].options for name in names))
+        effective = used
+        if not inspected.is_folder:
+            effective = used - {"checkpoint", "beam_size"} | {"set_"}
+        _refuse_idle(options, effective, place)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # for one sentence, several threads cost more than they save
         try:
             parts = [make_part(name, inspected) for name in names]
-            title, facts = f"Inside {inspected.config.name}", _facts(inspected, used)
+            facts = _facts(inspected, used)
         finally:
             torch.set_num_threads(threads)
-        offers = {} if options.view else _offers(inspected, names)
+        title = f"Inside {inspected.config.name}"
+        if not options.view:
+            offers = _offers(inspected, names)
     if style == "json":
         data = {"title": title, "facts": facts, "parts": {part.name: part for part in parts}}
         text = json.dumps(data, ensure_ascii=False, default=as_dict) + "\n"
     elif style == "html":
         text = render_page(title, facts, parts, offers)
     elif style == "svg":
-        text = document([figure for part in parts for figure in part.figures])
+        text = document(list(chain.from_iterable(part.figures for part in parts)))
     else:
-        text = "\n".join(part_text(part) for part in parts)
+        text = "\n".join(map(part_text, parts))
     if options.open_ and output is None:
         ending = next(ending for ending, name in _STYLES.items() if name == style)
         output = Path(mkdtemp(prefix="nmt-")) / f"inspect{ending}"
@@ -93,11 +102,16 @@ def make_part(name: str, inspected: Inspected) -> Part:
         ConfigError: A sentence or a vocabulary is missing, or the sentence is too long.
         CheckpointError: The weights are missing or damaged.
     """
-    if error := inspected.missing(VIEWS[name].needs, name):
-        raise error
+    _check_needs(name, inspected)
     inspected.check()
     view = load_attribute(f"{__package__}.{VIEWS[name].module}:{name}")
     return _part(name, view.__doc__, view(inspected))
+
+
+def _check_needs(name: str, inspected: Inspected) -> None:
+    error = inspected.missing(VIEWS[name].needs, name)
+    if error:
+        raise error
 
 
 def _part(name: str, doc: str | None, figures: Iterable[Figure]) -> Part:
@@ -122,7 +136,8 @@ def _check_view(options: InspectOptions) -> None:
 
 def _refuse_idle(options: InspectOptions, used: Collection[str], place: str) -> None:
     """Raise an error if an option outside ``used`` was changed."""
-    idle = changed(options, *{name for view in VIEWS.values() for name in view.options} - {*used})
+    of_views = chain.from_iterable(view.options for view in VIEWS.values())
+    idle = changed(options, *set(of_views).difference(used))
     if idle:
         names = ", ".join(f"`{name}`" for name in sorted(idle))
         raise ConfigError(f"{names} has no effect {place}.", fix=f"Remove {names}.")
@@ -134,8 +149,11 @@ def _style(options: InspectOptions) -> Style:
     Raises:
         ConfigError: The ending of the file does not match the format.
     """
-    ending = options.output.suffix.lower() if options.output else ""
-    style = options.format_ or _STYLES.get(ending, "html" if options.open_ else "text")
+    ending = ""
+    if options.output:
+        ending = options.output.suffix.lower()
+    usual: Style = "html" if options.open_ else "text"
+    style = options.format_ or _STYLES.get(ending, usual)
     if ending and _STYLES.get(ending) != style:
         problem = f"the ending {ending} does not match the format {style}"
         fix = f"Use one of the endings {', '.join(_STYLES)}, and remove `format`."
@@ -145,26 +163,32 @@ def _style(options: InspectOptions) -> Style:
 
 def _page_views(inspected: Inspected) -> Iterator[str]:
     for name, view in VIEWS.items():
-        several = name == "distributions" and len(inspected.choice.checkpoint) > 1
-        if (several or name not in NOT_IN_PAGE) and not inspected.missing(view.needs, name):
+        is_comparison = name == "distributions" and len(inspected.choice.checkpoint) > 1
+        is_main = is_comparison or name not in NOT_IN_PAGE
+        if is_main and not inspected.missing(view.needs, name):
             yield name
 
 
 def _offers(inspected: Inspected, shown: list[str]) -> dict[str, str]:
     """Return commands for views that are not on the page, each with a summary of the view."""
-    offers, source = {}, {"source": inspected.choice.source or "Hello!"}
+    offers = {}
     for name, view in VIEWS.items():
         can_be_read = view.needs == "vocabulary" and inspected.has_tokenizers
         if name not in shown and (inspected.has_weights or can_be_read):
-            more = source if "source" in view.options else {}
-            offers[shell_command("inspect", inspected.place, name, **more)] = view.summary
+            command = shell_command("inspect", inspected.place, name)
+            if "source" in view.options:
+                source = inspected.choice.source or "Hello!"
+                command = shell_command("inspect", inspected.place, name, source=source)
+            offers[command] = view.summary
     return offers
 
 
 def _facts(inspected: Inspected, used: Collection[str]) -> dict[str, str]:
     """Return names and values for the top of the page. ``used`` are options with an effect."""
-    config, model, choice = inspected.config, inspected.config.model, inspected.choice
-    size = sum(x.numel() for x in inspected.structure.parameters())
+    config = inspected.config
+    model = config.model
+    choice = inspected.choice
+    size = sum(parameter.numel() for parameter in inspected.structure.parameters())
     facts = {
         "Languages": f"{config.source_language} \N{RIGHTWARDS ARROW} {config.target_language}",
         "Model": f"{model.encoder_layers} encoder and {model.decoder_layers} decoder layers, "

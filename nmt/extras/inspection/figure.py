@@ -7,9 +7,9 @@ lists and floats (``tensor.tolist()``). The text format leaves drawings out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from math import isfinite
 from textwrap import fill
 from typing import Any, Literal
@@ -20,10 +20,14 @@ from nmt.report.page import visible
 
 # Cell of a table. The floats of a column get the same number of decimals; None is empty.
 Cell = str | int | float | None
+Rows = list[list[Cell]]
 # Rows of numbers. None is an empty cell, such as a masked score.
 Matrix = Sequence[Sequence[float | None]]
+BoxKind = Literal["embedding", "attention", "feed-forward", "norm", "add", "output"]
 NodeKind = Literal["kept", "dropped", "finished", "best"]
-TIMES, ROOT, DOT = "\N{MULTIPLICATION SIGN}", "\N{SQUARE ROOT}", "\N{DOT OPERATOR}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+ROOT = "\N{SQUARE ROOT}"
+DOT = "\N{DOT OPERATOR}"
 _WIDTH = 100  # Width of paragraphs. Tables are as wide as their cells.
 _MAX_COLUMNS = 12  # Largest matrix that is written as numbers.
 _MARKS = {"best": "*", "finished": "+", "dropped": "x", "kept": " "}
@@ -74,13 +78,21 @@ class Heatmap(Figure):
     @property
     def bounds(self) -> tuple[float, float]:
         """The values of the palest and the strongest colour; -x and x if there are two hues."""
-        values = [x for row in self.values for x in row if x is not None and isfinite(x)] or [0.0]
-        low = min(values) if self.low is None else self.low
-        high = max(values) if self.high is None else self.high
+        values: list[float] = []
+        for row in self.values:
+            values += [value for value in row if value is not None and isfinite(value)]
+        low = self.low
+        high = self.high
+        if low is None:
+            low = min(values, default=0.0)
+        if high is None:
+            high = max(values, default=0.0)
         if low < 0:
             high = max(high, -low)
             low = -high
-        return low, high if high > low else low + 1
+        if high <= low:
+            high = low + 1
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -96,9 +108,12 @@ class Links(Figure):
     @property
     def bounds(self) -> tuple[float, float]:
         """The smallest weight that is drawn, and the largest weight."""
-        cells = (x for matrix in self.weights.values() for row in matrix for x in row if x)
-        *_, last = strongest = sorted(cells, reverse=True)[:_MAX_ARCS] or [1.0]
-        return max(_FAINT * strongest[0], last), strongest[0]
+        drawn: list[float] = []
+        for matrix in self.weights.values():
+            for row in matrix:
+                drawn += [weight for weight in row if weight]
+        drawn = sorted(drawn, reverse=True)[:_MAX_ARCS] or [1.0]
+        return max(_FAINT * drawn[0], drawn[-1]), drawn[0]
 
 
 @dataclass(frozen=True)
@@ -124,7 +139,10 @@ class Tree(Figure):
         """The indices from the root to each node. Sorted paths are in depth-first order."""
         paths: list[tuple[int, ...]] = []
         for index, node in enumerate(self.nodes):
-            paths.append((*(() if node.parent is None else paths[node.parent]), index))
+            above: tuple[int, ...] = ()
+            if node.parent is not None:
+                above = paths[node.parent]
+            paths.append((*above, index))
         return paths
 
 
@@ -134,7 +152,7 @@ class Box:
 
     label: str
     detail: str = ""  # Smaller text, such as ``8 heads of 64``.
-    kind: Literal["embedding", "attention", "feed-forward", "norm", "add", "output"] = "output"
+    kind: BoxKind = "output"
     # For an ``add`` box: number of boxes below it that the residual connection bypasses.
     residual: int = 0
 
@@ -199,8 +217,9 @@ def as_dict(value: Any) -> dict[str, Any]:
     >>> as_dict(Text("Norm", ["1 + 1 = 2"]))
     {'kind': 'text', 'title': 'Norm', 'note': '', 'lines': ['1 + 1 = 2']}
     """
-    kind = {} if isinstance(value, Part | Node | Box) else {"kind": type(value).__name__.lower()}
-    return kind | vars(value)
+    if isinstance(value, Part | Node | Box):
+        return vars(value)
+    return {"kind": type(value).__name__.lower(), **vars(value)}
 
 
 def isolated(text: str) -> str:
@@ -208,8 +227,9 @@ def isolated(text: str) -> str:
 
     Source: Unicode Standard Annex 9, isolates (U+2068, U+2069).
     """
-    is_rtl = any(bidirectional(x) in ("R", "AL") for x in text)
-    return f"\u2068{visible(text)}\u2069" if is_rtl else text
+    if any(bidirectional(character) in ("R", "AL") for character in text):
+        return f"\u2068{visible(text)}\u2069"
+    return text
 
 
 def vector_text(vector: Iterable[Any], count: int = 6) -> str:
@@ -219,19 +239,27 @@ def vector_text(vector: Iterable[Any], count: int = 6) -> str:
     '[0.5000 2.0000 ...]'
     """
     numbers = [f"{value:.4f}" for value in islice(vector, count + 1)]
-    return f"[{' '.join(numbers[:count])}{' ...' if len(numbers) > count else ''}]"
+    if len(numbers) > count:
+        numbers[count] = "..."
+    return f"[{' '.join(numbers)}]"
 
 
 def part_text(part: Part) -> str:
     """Return a part as text: title, explanation, figures."""
     lines = [part.title, fill(visible(part.explanation), _WIDTH), ""]
-    return "\n".join([*lines, *(line for figure in part.figures for line in _titled(figure))])
+    for figure in part.figures:
+        lines += _titled(figure)
+    return "\n".join(lines)
 
 
-def _titled(figure: Figure) -> list[str]:
-    head = [visible(figure.title)] if figure.title else []
-    note = [fill(visible(figure.note), _WIDTH)] if figure.note else []
-    return [*head, *(f"  {line}" for line in figure_lines(figure)), *note, ""]
+def _titled(figure: Figure) -> Iterator[str]:
+    if figure.title:
+        yield visible(figure.title)
+    for line in figure_lines(figure):
+        yield f"  {line}"
+    if figure.note:
+        yield fill(visible(figure.note), _WIDTH)
+    yield ""
 
 
 def figure_lines(figure: Figure) -> list[str]:
@@ -243,29 +271,33 @@ def figure_lines(figure: Figure) -> list[str]:
             return _table(figure.head, figure.rows)
         case Heatmap() if len(figure.columns) <= _MAX_COLUMNS:
             named = zip(figure.rows, figure.values, strict=True)
-            return _table(["", *figure.columns], [[name, *row] for name, row in named])
+            rows = [[name, *row] for name, row in named]
+            return _table(["", *figure.columns], rows)
         case Tree():
             return _tree(figure)
         case Steps():
-            return [line for step in figure.steps for line in _step(step)]
+            return list(chain.from_iterable(map(_step, figure.steps)))
         case Diagram():
-            return [line for stack in figure.stacks for line in _stack(stack)]
+            return list(chain.from_iterable(map(_stack, figure.stacks)))
         case _:
             return ["(drawing: shown in the formats html and svg)"]
 
 
-def _step(step: Step) -> list[str]:
-    return [visible(step.title), *(line for figure in step.figures for line in _titled(figure))]
+def _step(step: Step) -> Iterator[str]:
+    yield visible(step.title)
+    for figure in step.figures:
+        yield from _titled(figure)
 
 
-def _stack(stack: Stack) -> list[str]:
-    """Return a line for each box, from the top (output) to the bottom (input)."""
+def _stack(stack: Stack) -> Iterator[str]:
+    """Yield a line for each box, from the top (output) to the bottom (input)."""
+    yield f"{stack.title}, from top to bottom"
     first, last, count = stack.repeated or (0, -1, 1)
-    lines = [f"{stack.title}, from top to bottom"]
     for index, box in reversed(list(enumerate(stack.boxes))):
-        times = f"{count} {TIMES}" if first <= index <= last else ""
-        lines.append(f"{times:>6} {visible(box.label):<18} {visible(box.detail)}".rstrip())
-    return lines
+        times = ""
+        if first <= index <= last:
+            times = f"{count} {TIMES}"
+        yield f"{times:>6} {visible(box.label):<18} {visible(box.detail)}".rstrip()
 
 
 def number_format(numbers: Iterable[float | None]) -> str:
@@ -274,11 +306,13 @@ def number_format(numbers: Iterable[float | None]) -> str:
     >>> number_format([0.25, None, 12.5]), number_format([12.5, 2500]), number_format([0.0, 1.0])
     ('z,.4f', 'z,.1f', 'z,.0f')
     """
-    sizes = [abs(x) for x in numbers if x and isfinite(x)]
-    if not sizes or all(x == int(x) for x in sizes):
+    sizes = [abs(number) for number in numbers if number and isfinite(number)]
+    largest = max(sizes, default=0)
+    if all(size == int(size) for size in sizes):
         return "z,.0f"
-    largest = max(sizes)
-    return "z.1e" if largest < 1e-3 else "z,.4f" if largest < 1000 else "z,.1f"
+    if largest >= 1000:
+        return "z,.1f"
+    return "z,.4f" if largest >= 1e-3 else "z.1e"
 
 
 def number_text(number: float, form: str) -> str:
@@ -290,8 +324,10 @@ def number_text(number: float, form: str) -> str:
     digits, _, exponent = f"{number:{form}}".partition("e")
     if not exponent:
         return digits
+    if not number:
+        return "0"
     power = str(int(exponent)).translate(_SUPERSCRIPTS)
-    return f"{digits} {TIMES} 10{power}" if number else "0"
+    return f"{digits} {TIMES} 10{power}"
 
 
 def cell_texts(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
@@ -302,32 +338,40 @@ def cell_texts(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
     """
     columns = []
     for column in zip_longest(*rows):
-        form = number_format(x for x in column if not isinstance(x, str))
-        columns.append([
-            number_text(x, form) if isinstance(x, int | float) else visible(x or "")
-            for x in column
-        ])  # fmt: skip
+        form = number_format(cell for cell in column if not isinstance(cell, str))
+        columns.append([_cell_text(cell, form) for cell in column])
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _cell_text(cell: Cell, form: str) -> str:
+    if isinstance(cell, int | float):
+        return number_text(cell, form)
+    return visible(cell or "")
 
 
 def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
     """Return for each column whether it contains only numbers, which are right-aligned."""
-    return [not any(isinstance(cell, str) for cell in column) for column in zip_longest(*rows)]
+    return list(map(_is_numeric, zip_longest(*rows)))
+
+
+def _is_numeric(column: Iterable[Cell]) -> bool:
+    return not any(isinstance(cell, str) for cell in column)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
-    columns = zip_longest([visible(name) for name in head], *cell_texts(rows), fillvalue="")
-    aligned = [
-        [cell.rjust(max(map(len, column))) for cell in column] if is_numeric else column
-        for column, is_numeric in zip_longest(columns, numeric_columns(rows))
-    ]
-    return text_table(list(zip(*aligned, strict=True))).splitlines()
+    cells = [[visible(name) for name in head], *cell_texts(rows)]
+    columns = []
+    for column, is_numeric in zip_longest(zip_longest(*cells, fillvalue=""), numeric_columns(rows)):
+        width = max(map(len, column)) if is_numeric else 0
+        columns.append([cell.rjust(width) for cell in column])
+    return text_table(list(zip(*columns, strict=True))).splitlines()
 
 
 def _tree(figure: Tree) -> list[str]:
     """Return a line for each node, indented below the parent node."""
     lines = []
     for path in sorted(figure.paths):
-        node, indent = figure.nodes[path[-1]], "  " * (len(path) - 1)
+        node = figure.nodes[path[-1]]
+        indent = "  " * (len(path) - 1)
         lines.append(f"{_MARKS[node.kind]} {indent}{visible(node.label)}  {visible(node.detail)}")
     return [*lines, "* part of the translation, + finished, x dead end"]

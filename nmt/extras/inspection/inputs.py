@@ -17,11 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nmt.config.model import ModelConfig
 from nmt.data.loader import Batch, collate
 from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import ConfigError
-from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import isolated, number_text, vector_text
+from nmt.extras.inspection.figure import (
+    ROOT,
+    Cell,
+    Figure,
+    Heatmap,
+    Table,
+    Text,
+    isolated,
+    number_text,
+    vector_text,
+)
 from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels, moved
 from nmt.model.positions import POSITIONS, sinusoids
 from nmt.packed import Packed
@@ -42,7 +52,8 @@ LAYOUTS = {
     "sinusoidal-concatenated": "concatenated",
     "sinusoidal-halves": "in halves",
 }
-_POSITION, _SHIFT = 2, 3
+_POSITION = 2
+_SHIFT = 3
 _MEANINGS = {
     "sinusoidal": "Sines and cosines with many wavelengths: PE(p) is the vector of p. PE "
     "has two useful properties. A single matrix M maps every position to the position 3 tokens "
@@ -57,7 +68,7 @@ _MEANINGS = {
 }
 
 
-def vocabulary(inspected: Inspected) -> Iterator[fig.Figure]:
+def vocabulary(inspected: Inspected) -> Iterator[Figure]:
     """Vocabulary.
 
     The tokenizer splits text into subwords; \N{LOWER ONE EIGHTH BLOCK} marks a space before a
@@ -70,60 +81,62 @@ def vocabulary(inspected: Inspected) -> Iterator[fig.Figure]:
         yield from _side(inspected, "target")
 
 
-def _side(inspected: Inspected, side: Literal["source", "target"]) -> Iterator[fig.Figure]:
+def _side(inspected: Inspected, side: Literal["source", "target"]) -> Iterator[Figure]:
     tokenizer: Tokenizer = getattr(inspected.tokenizers, side)
-    ids = inspected.source_ids if side == "source" else [*inspected.target_ids, EOS_ID]
-    subwords, size = labels(tokenizer, ids), tokenizer.vocab_size
-    columns: dict[str, Sequence[fig.Cell]] = {"subword": subwords, "id": ids}
+    ids = inspected.source_ids
+    if side == "target":
+        ids = [*inspected.target_ids, EOS_ID]
+    subwords = labels(tokenizer, ids)
+    size = tokenizer.vocab_size
+    columns: dict[str, Sequence[Cell]] = {"subword": subwords, "id": ids}
     if inspected.prepared is not None:
-        counts = inspected.prepared.train.token_counts(side, size)
-        counts[EOS_ID] = len(inspected.prepared.train)  # not stored, but part of each sentence
+        train = inspected.prepared.train
+        counts = train.token_counts(side, size)
+        counts[EOS_ID] = len(train)  # not stored, but part of each sentence
         columns["count in training data"] = counts[ids].tolist()
-    yield fig.Table(f"Subwords, {side}", [*columns], list(zip(*columns.values(), strict=True)))
+    rows = zip(*columns.values(), strict=True)
+    yield Table(f"Subwords, {side}", list(columns), list(rows))
     if size <= _SMALL_VOCABULARY:
-        values, known = one_hot(ids, size).tolist(), labels(tokenizer, range(size))
-        yield fig.Heatmap(f"One-hot vectors, {side}", values, subwords, known)
+        values = _one_hot(ids, size).tolist()
+        all_subwords = labels(tokenizer, range(size))
+        yield Heatmap(f"One-hot vectors, {side}", values, subwords, all_subwords)
     if inspected.has_weights:
-        model = inspected.model
-        matrix = (model.source_vectors if side == "source" else model.target_embeddings).detach()
-        index = next((index for index in ids if index > EOS_ID), ids[0])
-        (subword,) = labels(tokenizer, [index])
-        scale = matrix.shape[1] if inspected.config.model.scale_embeddings else None
-        yield fig.Text(
-            f"From one-hot to vector, {side}", lookup_lines(matrix, index, subword, scale)
-        )
-        rows = []
+        matrix: Tensor = inspected.model.source_vectors
+        if side == "target":
+            matrix = inspected.model.target_embeddings
+        matrix = matrix.detach()
+        yield _lookup(inspected, f"From one-hot to vector, {side}", matrix, ids, subwords)
+        nearest = []
         for index, subword in dict(zip(ids, subwords, strict=True)).items():
-            near = neighbours(matrix, index, _NUM_NEIGHBOURS)
-            names = map(isolated, labels(tokenizer, [other for other, _ in near]))
-            pairs = zip(names, near, strict=True)
-            rows.append((subword, ", ".join(f"{x} {cosine:.4f}" for x, (_, cosine) in pairs)))
-        yield fig.Table(f"Nearest subwords by cosine, {side}", ("subword", "neighbours"), rows)
+            cosines = dict(neighbours(matrix, index, _NUM_NEIGHBOURS))
+            names = labels(tokenizer, list(cosines))
+            pairs = zip(map(isolated, names), cosines.values(), strict=True)
+            nearest.append((subword, ", ".join(f"{name} {cosine:.4f}" for name, cosine in pairs)))
+        title = f"Nearest subwords by cosine, {side}"
+        yield Table(title, ("subword", "neighbours"), nearest)
 
 
-def one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
+def _one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
     """Return a one-hot vector for each id: (len(ids), V), float32."""
     return F.one_hot(torch.tensor(ids), vocab_size).float()
 
 
-def lookup_lines(matrix: Tensor, index: int, subword: str, scale: int | None) -> list[str]:
-    """Write out how a one-hot vector selects a row of the embedding matrix.
-
-    Args:
-        matrix: The embedding matrix. (V, D).
-        index: Id of the subword.
-        subword: Text of the subword.
-        scale: The width D, if vectors are multiplied by its square root; else None.
-    """
+def _lookup(
+    inspected: Inspected, title: str, matrix: Tensor, ids: Sequence[int], subwords: Sequence[str]
+) -> Text:
+    """Write out how the one-hot vector of the first subword selects a row of the matrix (V, D)."""
+    first = next((place for place, index in enumerate(ids) if index > EOS_ID), 0)
+    index = ids[first]
     size, dim = matrix.shape
-    row = (one_hot([index], size) @ matrix)[0]
+    row = (_one_hot([index], size) @ matrix)[0]
     lines = [
-        f"x = one-hot vector of {isolated(subword)}: "
+        f"x = one-hot vector of {isolated(subwords[first])}: "
         f"{size:,} numbers; number {index:,} is 1, the rest are 0",
         f"x W = row {index:,} of the embedding matrix W, {size:,} by {dim:,}: {vector_text(row)}",
     ]
-    scaled = [f"x W \N{SQUARE ROOT}{scale:,} = {vector_text(row * scale**0.5)}"] if scale else []
-    return [*lines, *scaled]
+    if inspected.config.model.scale_embeddings:
+        lines.append(f"x W {ROOT}{dim:,} = {vector_text(row * dim**0.5)}")
+    return Text(title, lines)
 
 
 def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]]:
@@ -132,12 +145,14 @@ def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]
     PAD, UNK and BOS are left out, because most models never train their rows.
     """
     cosines = F.cosine_similarity(matrix, matrix[index : index + 1])
-    cosines[[*range(NUM_NEVER_CHOSEN), index]] = -torch.inf
+    cosines[:NUM_NEVER_CHOSEN] = -torch.inf
+    cosines[index] = -torch.inf
     values, ids = cosines.topk(min(count, len(matrix)))
-    return [(i, x) for i, x in zip(ids.tolist(), values.tolist(), strict=True) if x >= -2]
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    return [(other, cosine) for other, cosine in pairs if cosine > -torch.inf]
 
 
-def shift(inspected: Inspected) -> Iterator[fig.Figure]:
+def shift(inspected: Inspected) -> Iterator[Figure]:
     """Batch, shift and masks.
 
     The decoder reads the target shifted by one token: from the tokens so far, the decoder predicts
@@ -148,23 +163,27 @@ def shift(inspected: Inspected) -> Iterator[fig.Figure]:
     """
     bos = inspected.config.model.source_bos
     batch = collate_pairs(pairs_of(inspected), max(inspected.vocab_sizes), source_bos=bos)
-    gold = Packed(batch.gold, batch.target.cu_seqlens, batch.target.max_length)
-    pairs = list(enumerate(zip(batch.target.rows(), gold.rows(), strict=True), 1))
+    longest = batch.target.max_length
+    gold = Packed(batch.gold, batch.target.cu_seqlens, longest)
     source, target = inspected.tokenizers
     sources = {str(number): ids for number, ids in enumerate(batch.source.rows(), 1)}
     yield _table("Encoder input", source, sources)
-    steps = {f"{number} {name}": ids for number, pair in pairs
-             for name, ids in zip(("reads", "predicts"), pair, strict=True)}  # fmt: skip
+    pairs = list(zip(sources, batch.target.rows(), gold.rows(), strict=True))
+    steps = {}
+    for number, inputs, outputs in pairs:
+        steps[f"{number} reads"] = inputs
+        steps[f"{number} predicts"] = outputs
     yield _table("Decoder input and output", target, steps)
     places = [str(place + 1) for place in range(batch.source.max_length)]
     real = batch.source.mask().float().tolist()
-    yield fig.Heatmap("Padding mask of the source", real, list(sources), places, down="sentence")
+    yield Heatmap("Padding mask of the source", real, list(sources), places, down="sentence")
     masks = decoder_mask(batch.target).float()
-    for number, (inputs, outputs) in pairs:
+    for mask, (number, inputs, outputs) in zip(masks, pairs, strict=True):
+        title = f"Decoder mask of sentence {number}"
         rows = moved(labels(target, inputs), labels(target, outputs))
-        columns = _padded(target, inputs, batch.target.max_length)
-        values, title = masks[number - 1, : len(rows)], f"Decoder mask of sentence {number}"
-        yield fig.Heatmap(title, values.tolist(), rows, columns, 0, 1, across="token read")
+        columns = _padded(target, inputs, longest)
+        values = mask[: len(rows)].tolist()
+        yield Heatmap(title, values, rows, columns, 0, 1, across="token read")
 
 
 def pairs_of(inspected: Inspected) -> list[Pair]:
@@ -176,18 +195,22 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
     pairs: list[Pair] = []
     if inspected.choice.target is not None or inspected.has_weights:
         start = int(inspected.config.model.source_bos)
-        pairs.append((inspected.source_ids[start:-1], list(inspected.target_ids)))
+        source = inspected.source_ids[start:-1]
+        pairs.append((source, list(inspected.target_ids)))
     if inspected.prepared is not None:
         valid = inspected.prepared.valid
         for row in np.arange(min(_NUM_PAIRS, len(valid)))[:, None]:
-            pair = valid.source_ids(row).ids.tolist(), valid.target_ids(row).ids.tolist()
-            if pair not in pairs and max(map(len, pair)) <= MAX_TOKENS:
-                pairs.append(pair)
+            source = valid.source_ids(row).ids.tolist()
+            target = valid.target_ids(row).ids.tolist()
+            is_short = max(len(source), len(target)) <= MAX_TOKENS
+            if is_short and (source, target) not in pairs:
+                pairs.append((source, target))
     if not pairs:
         fix = "Pass `source` and `target`."
         raise ConfigError("shift needs a sentence pair, and the data is not prepared.", fix=fix)
     if len(pairs) == 1:  # a shorter second pair makes padding visible
-        pairs.append((pairs[0][0][:1], pairs[0][1][:1]))
+        ((source, target),) = pairs
+        pairs.append((source[:1], target[:1]))
     return pairs[:_NUM_PAIRS]
 
 
@@ -202,26 +225,31 @@ def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -
     with TemporaryDirectory() as folder:
         place = Path(folder) / "pairs"
         with StoreWriter(place, vocab_size) as writer:
-            sources, targets = zip(*pairs, strict=True)
-            writer.append(FlatIds.of(sources), FlatIds.of(targets), 0, range(len(pairs)))
-        return collate(ParallelStore.open(place), np.arange(len(pairs)), source_bos=source_bos)
+            sources = FlatIds.of([source for source, _ in pairs])
+            targets = FlatIds.of([target for _, target in pairs])
+            writer.append(sources, targets, 0, range(len(pairs)))
+        rows = np.arange(len(pairs))
+        return collate(ParallelStore.open(place), rows, source_bos=source_bos)
 
 
 def decoder_mask(target: Packed) -> Tensor:
     """Return the decoder mask: True where a position (row) may read (column). (B, T, T), bool."""
-    causal = torch.ones(target.max_length, target.max_length, dtype=torch.bool).tril()
+    length = target.max_length
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
     return causal & target.mask().unsqueeze(2)  # tokens before a real token are real, too
 
 
 def _padded(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> list[str]:
-    return labels(tokenizer, [*ids, *[PAD_ID] * (length - len(ids))])
+    padding = [PAD_ID] * (length - len(ids))
+    return labels(tokenizer, [*ids, *padding])
 
 
-def _table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> fig.Table:
+def _table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> Table:
     """Return a table with the subwords of each list of ids, padded to the same length."""
     longest = max(map(len, rows.values()))
     cells = [[name, *_padded(tokenizer, ids, longest)] for name, ids in rows.items()]
-    return fig.Table(title, ["sentence", *map(str, range(1, longest + 1))], cells)
+    places = [str(place + 1) for place in range(longest)]
+    return Table(title, ["sentence", *places], cells)
 
 
 def rates(dim: int, layout: str) -> Tensor:
@@ -230,14 +258,18 @@ def rates(dim: int, layout: str) -> Tensor:
     Vaswani et al. (2017) use 10000^(-2i / D); ``sinusoidal-halves`` has 10000^(-i / (D / 2 - 1)).
     """
     half = dim // 2
-    steps = max(half - 1, 1) if layout == "sinusoidal-halves" else half
+    steps = half
+    if layout == "sinusoidal-halves":
+        steps = max(half - 1, 1)
     return 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / steps)
 
 
 def pair_columns(dim: int, layout: str) -> tuple[Tensor, Tensor]:
     """Return the features that are sines, and the features with the corresponding cosines."""
-    half = torch.arange(dim // 2)
-    return (2 * half, 2 * half + 1) if layout == "sinusoidal" else (half, half + dim // 2)
+    first = torch.arange(dim // 2)
+    if layout == "sinusoidal":
+        return 2 * first, 2 * first + 1
+    return first, first + dim // 2
 
 
 def shift_matrix(dim: int, layout: str, shift: int) -> Tensor:
@@ -250,13 +282,14 @@ def shift_matrix(dim: int, layout: str, shift: int) -> Tensor:
     sines, cosines = pair_columns(dim, layout)
     matrix = torch.zeros(dim, dim, dtype=torch.float64)
     matrix[sines, sines] = matrix[cosines, cosines] = angles.cos()
-    matrix[sines, cosines], matrix[cosines, sines] = angles.sin(), -angles.sin()
+    matrix[sines, cosines] = angles.sin()
+    matrix[cosines, sines] = -angles.sin()
     return matrix
 
 
 def similarity(table: Tensor) -> Tensor:
     """Return the cosine similarity of all pairs of rows: (P, D) -> (P, P), float64."""
-    rows = torch.nn.functional.normalize(table.double(), dim=1)
+    rows = F.normalize(table.double(), dim=1)
     return rows @ rows.T
 
 
@@ -268,88 +301,103 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
     """
     divisors = (1 / rates(dim, layout)).tolist()
     values = sinusoids(position + 1, dim, layout)[position].tolist()
-    step, whole = (1, max(dim // 2 - 1, 1)) if layout == "sinusoidal-halves" else (2, dim)
+    step = 2
+    whole = dim
+    if layout == "sinusoidal-halves":
+        step = 1
+        whole = max(dim // 2 - 1, 1)
     lines = [""] * dim
-    for name, columns in zip(("sin", "cos"), pair_columns(dim, layout), strict=True):
-        for i, feature in enumerate(columns.tolist()):
+    for name, features in zip(("sin", "cos"), pair_columns(dim, layout), strict=True):
+        for i, feature in enumerate(features.tolist()):
             lines[feature] = (
                 f"PE({position}, {feature}) = {name}({position} / 10000^({step * i}/{whole})) = "
                 f"{name}({position} / {divisors[i]:.6g}) = {values[feature]:.6f}"
             )
-    return lines if dim <= 2 * TOY_WIDTH else [*lines[:TOY_WIDTH], "...", *lines[-TOY_WIDTH:]]
+    if dim > 2 * TOY_WIDTH:
+        lines[TOY_WIDTH:-TOY_WIDTH] = ["..."]
+    return lines
 
 
-def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") -> fig.Heatmap:
+def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") -> Heatmap:
     """Return position vectors (P, D) as a heatmap, with a row for each position from ``first``."""
     if table.shape[1] > MAX_WIDTH:
         note = f"{note} Shown: the first {MAX_WIDTH} of {table.shape[1]:,} features.".strip()
-    values = table[:, :MAX_WIDTH].tolist()
-    rows = [str(first + row) for row in range(len(values))]
-    columns = [str(column) for column in range(len(values[0]))]
-    return fig.Heatmap(title, values, rows, columns, down="position", across="feature", note=note)
+    table = table[:, :MAX_WIDTH]
+    rows = [str(first + row) for row in range(len(table))]
+    columns = [str(column) for column in range(table.shape[1])]
+    return Heatmap(
+        title, table.tolist(), rows, columns, down="position", across="feature", note=note
+    )
 
 
-def sinusoid_figures(layout: str, dim: int) -> Iterator[fig.Figure]:
+def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
     """Yield the calculation of one position vector, and the matrix M from `shift_matrix`."""
     title = f"Vector of position {_POSITION}, width {dim:,}, sines and cosines {LAYOUTS[layout]}"
-    yield fig.Text(title, written_out(dim, layout, _POSITION))
+    yield Text(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
-    moved = table[:-_SHIFT] @ shift_matrix(dim, layout, _SHIFT).T
-    error = (moved - table[_SHIFT:]).abs().max().item()
+    later = table[:-_SHIFT] @ shift_matrix(dim, layout, _SHIFT).T
+    error = (later - table[_SHIFT:]).abs().max().item()
     note = (
         f"M rotates each pair by an angle that is the same for every position p. At width {dim:,}, "
         f"M PE(p) and PE(p + {_SHIFT}) differ by at most {number_text(error, 'z.1e')} for p below "
-        f"{len(moved)}."
+        f"{len(later)}."
     )
-    before, after = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)[[_POSITION, _POSITION + _SHIFT]]
-    rows = torch.column_stack([shift_matrix(TOY_WIDTH, layout, _SHIFT), before, after]).tolist()
-    names = f"PE({_POSITION})", f"PE({_POSITION + _SHIFT}) = M PE({_POSITION})"
-    head = "M", *[""] * (TOY_WIDTH - 1), *names
-    yield fig.Table(f"{_SHIFT} positions later, {LAYOUTS[layout]}", head, rows, note=note)
+    last = _POSITION + _SHIFT
+    toy = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)
+    matrix = shift_matrix(TOY_WIDTH, layout, _SHIFT)
+    rows = torch.column_stack([matrix, toy[_POSITION], toy[last]]).tolist()
+    head = ["M", *[""] * (TOY_WIDTH - 1), f"PE({_POSITION})", f"PE({last}) = M PE({_POSITION})"]
+    yield Table(f"{_SHIFT} positions later, {LAYOUTS[layout]}", head, rows, note=note)
 
 
-def positions(inspected: Inspected) -> Iterator[fig.Figure]:
+def positions(inspected: Inspected) -> Iterator[Figure]:
     """Positions.
 
     Attention itself ignores the order of tokens; a position encoding makes the order visible. This
     view explains the encoding of this model, and compares pairs of positions.
     """
-    config, name = inspected.config.model, inspected.config.model.positions
-    meaning = _MEANINGS.get("sinusoidal" if name in LAYOUTS else name, "")
-    yield fig.Text("Encoding of this model", [f"model.positions: {name}"], note=meaning)
+    config = inspected.config.model
+    name = config.positions
+    meaning = _MEANINGS["sinusoidal"] if name in LAYOUTS else _MEANINGS.get(name, "")
+    yield Text("Encoding of this model", [f"model.positions: {name}"], note=meaning)
     yield from _absolute(inspected)
-    yield from _relative(inspected)
+    yield from _relative(config)
     if name in LAYOUTS:
         yield from sinusoid_figures(name, config.model_dim)
 
 
-def _absolute(inspected: Inspected) -> Iterator[fig.Figure]:
+def _absolute(inspected: Inspected) -> Iterator[Figure]:
     """Yield the vectors that are added to embeddings; for each side if the sides differ."""
     config = inspected.config.model
-    if (make := POSITIONS[config.positions].absolute) is None:
+    make = POSITIONS[config.positions].absolute
+    if make is None:
         return
     first = config.first_position
     end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
     note = f"model.positions is {config.positions}. The first token has position {first}."
     dims = {"source": config.model_dim, "target": config.decoder_dim}
-    is_learned = next(make(config, config.model_dim).parameters(), None) is not None
-    is_one = not is_learned and len({*dims.values()}) == 1
-    for side in ("source",) if is_one else dims:
-        module = make(config, dims[side])
+    is_learned = any(True for _ in make(config, config.model_dim).parameters())
+    is_one = not is_learned and config.model_dim == config.decoder_dim
+    if is_one:
+        del dims["target"]
+    for side, dim in dims.items():
+        module = make(config, dim)
         if inspected.has_weights:
             module = getattr(inspected.model, f"{side}_embedding").positions or module
         elif is_learned:
             note = "Not trained yet: the values are random."
         table = module.table(end)[first:end].detach()
-        title = "Position vectors" if is_one else f"Position vectors, {side}"
+        title = "Position vectors"
+        if not is_one:
+            title += f", {side}"
         yield encoding_heatmap(table, title, first, note)
         yield _similarity(table, title, first)
 
 
-def _relative(inspected: Inspected) -> Iterator[fig.Figure]:
+def _relative(config: ModelConfig) -> Iterator[Figure]:
     """Yield the rotation angles of rotary positions; nothing for other position encodings."""
-    config = inspected.config.model
-    if (make := POSITIONS[config.positions].relative) is None:
+    make = POSITIONS[config.positions].relative
+    if make is None:
         return
     dim = config.model_dim // config.num_heads
     scheme = make(config, dim)  # has no parameters, so it equals the model's own rotations
@@ -358,13 +406,14 @@ def _relative(inspected: Inspected) -> Iterator[fig.Figure]:
     turned = scheme.rotate(unit, torch.arange(NUM_POSITIONS))[:, 0].detach()
     if not torch.equal(turned, unit[:, 0]):
         cos, sin = turned.chunk(2, dim=1)
+        angles = torch.atan2(sin, cos) % math.tau
         note = "Angle in radians by which each pair of features of a query or key is rotated."
-        yield encoding_heatmap(torch.atan2(sin, cos) % math.tau, "Rotation angles", note=note)
+        yield encoding_heatmap(angles, "Rotation angles", note=note)
         yield _similarity(turned, "One vector, rotated")
 
 
-def _similarity(table: Tensor, title: str, first: int = 0) -> fig.Heatmap:
+def _similarity(table: Tensor, title: str, first: int = 0) -> Heatmap:
     note = "Cosine similarity. If only the distance matters, all values on a diagonal are equal."
     places = [str(first + row) for row in range(len(table))]
     values = similarity(table).tolist()
-    return fig.Heatmap(f"{title}: similarity", values, places, places, -1.0, 1.0, note=note)
+    return Heatmap(f"{title}: similarity", values, places, places, -1.0, 1.0, note=note)

@@ -57,7 +57,8 @@ class Inspected:
     """
 
     def __init__(self, place: Path, choice: InspectOptions | None = None) -> None:
-        self.place, self.choice = place, choice or InspectOptions()
+        self.place = place
+        self.choice = choice or InspectOptions()
         self.is_folder = place.is_dir()
 
     @cached_property
@@ -71,7 +72,9 @@ class Inspected:
             whole = load_config(self.place, self.choice.set_)
             return whole.inference, settings_of(whole)
         saved = load_folder_document(self.place)  # reports the problems of a folder
-        return load_inference(self.place / CONFIG, self.choice.set_) if self.choice.set_ else saved
+        if not self.choice.set_:
+            return saved
+        return load_inference(self.place / CONFIG, self.choice.set_)
 
     @cached_property
     def config(self) -> InferenceConfig:
@@ -94,7 +97,8 @@ class Inspected:
 
     @property
     def _tokenizer_folder(self) -> Path:
-        return (self.place if self.is_folder else self.prepared_dir) / TOKENIZER
+        folder = self.place if self.is_folder else self.prepared_dir
+        return folder / TOKENIZER
 
     @property
     def has_tokenizers(self) -> bool:
@@ -104,12 +108,11 @@ class Inspected:
     @cached_property
     def tokenizers(self) -> Tokenizers:
         """The tokenizers of the folder or of the prepared data; without data, words are tokens."""
-        if not self.has_tokenizers:
-            words = f"{self.choice.source} {self.choice.target or ''}".split()
-            source, target = (_Words(words, size) for size in self.config.tokenizer.vocab_sizes)
-            return Tokenizers(source, target)
-        with readable():
-            return load_tokenizers(self._tokenizer_folder)
+        if self.has_tokenizers:
+            with readable():
+                return load_tokenizers(self._tokenizer_folder)
+        words = f"{self.choice.source} {self.choice.target or ''}".split()
+        return Tokenizers(*(_Words(words, size) for size in self.vocab_sizes))
 
     @cached_property
     def prepared(self) -> PreparedData | None:
@@ -117,14 +120,16 @@ class Inspected:
         if not (self.prepared_dir / MANIFEST).is_file():
             return None
         data = PreparedData.open(self.prepared_dir)
-        is_same = data.manifest.vocab_hash == tokenizer_hash(self._tokenizer_folder)
-        return data if is_same else None
+        if data.manifest.vocab_hash != tokenizer_hash(self._tokenizer_folder):
+            return None
+        return data
 
     @cached_property
     def vocab_sizes(self) -> tuple[int, int]:
         """Vocabulary sizes of source and target: from the tokenizers or the configuration."""
-        of_config = self.config.tokenizer.vocab_sizes
-        return self.tokenizers.vocab_sizes if self.has_tokenizers else of_config
+        if self.has_tokenizers:
+            return self.tokenizers.vocab_sizes
+        return self.config.tokenizer.vocab_sizes
 
     @cached_property
     def structure(self) -> Transformer:
@@ -142,8 +147,10 @@ class Inspected:
     @property
     def checkpoint(self) -> str:
         """The checkpoint to show: the last in the option's list; ``untrained`` without a run."""
-        last = self.choice.checkpoint[-1] if self.choice.checkpoint else "best"
-        return last if self.is_folder else "untrained"
+        if not self.is_folder:
+            return "untrained"
+        *_, last = ("best", *self.choice.checkpoint)
+        return last
 
     def load(self, checkpoint: str) -> Transformer:
         """Load a checkpoint by name; ``untrained`` has the random weights before training."""
@@ -167,13 +174,15 @@ class Inspected:
     def source_ids(self) -> list[int]:
         """The source sentence as the encoder reads it: with tag and EOS, and BOS if configured."""
         ids = self._encode(self.choice.source or "", self.tokenizers.source, "source")
-        return [BOS_ID] * self.config.model.source_bos + [*self.tag_ids, *ids, EOS_ID]
+        starts = [BOS_ID] if self.config.model.source_bos else []
+        return [*starts, *self.tag_ids, *ids, EOS_ID]
 
     @cached_property
     def tag_ids(self) -> tuple[int, ...]:
         """The id of the chosen tag; empty without a tag."""
-        tag = self.choice.tag
-        return () if tag is None else (self.tokenizers.source.tag_id(tag),)
+        if self.choice.tag is None:
+            return ()
+        return (self.tokenizers.source.tag_id(self.choice.tag),)
 
     @cached_property
     def target_ids(self) -> list[int]:
@@ -181,18 +190,21 @@ class Inspected:
 
         A configuration cannot translate, so the default is the source sentence.
         """
-        if self.choice.target is not None or not self.is_folder:
-            text = self.choice.source or "" if self.choice.target is None else self.choice.target
-            return self._encode(text, self.tokenizers.target, "target")
-        engine = TorchEngine(self.model)
-        found = self.translate(lambda ids, options: engine.search([ids], options)[0])
-        return list(found.hypotheses[0].ids)
+        text = self.choice.target
+        if text is None and self.is_folder:
+            engine = TorchEngine(self.model)
+            output = self.translate(lambda ids, options: engine.search([ids], options)[0])
+            return list(output.hypotheses[0].ids)
+        if text is None:
+            text = self.choice.source or ""
+        return self._encode(text, self.tokenizers.target, "target")
 
     def translate(self, search: Search) -> Output:
         """Translate with ``search`` and, if the output is suspicious, search again."""
-        start, size = int(self.config.model.source_bos), self.choice.beam_size
-        options = change_options(self.config.decoding, {"beam_size": size} if size else {})
-        ids = self.source_ids[start:-1]
+        options = self.config.decoding
+        if self.choice.beam_size:
+            options = change_options(options, {"beam_size": self.choice.beam_size})
+        ids = self.source_ids[int(self.config.model.source_bos) : -1]
         segment = Segment(0, ids[len(self.tag_ids) :], self.tag_ids)
 
         def again(_: object, changes: Mapping[str, Any]) -> list[Sequence[Hypothesis]]:
@@ -216,7 +228,8 @@ class Inspected:
     @property
     def target_labels(self) -> list[str]:
         """A label for each decoder position: the token read and the token predicted."""
-        return moved(self.read_labels, labels(self.tokenizers.target, [*self.target_ids, EOS_ID]))
+        predicted = labels(self.tokenizers.target, [*self.target_ids, EOS_ID])
+        return moved(self.read_labels, predicted)
 
     @cached_property
     def source(self) -> Packed:
@@ -230,13 +243,14 @@ class Inspected:
 
     def layers(self, num_layers: int) -> list[int]:
         """Return the chosen layers of a stack, from 1. Empty if the stack has fewer layers."""
-        layer = self.choice.layer
-        return [n for n in range(1, num_layers + 1) if layer in (None, n)]
+        layers = range(1, num_layers + 1)
+        return [layer for layer in layers if self.choice.layer in (None, layer)]
 
     @property
     def heads(self) -> list[int]:
         """Numbers of the chosen heads, counted from 1."""
-        return list(self.choice.head) or list(range(1, self.config.model.num_heads + 1))
+        every = range(1, self.config.model.num_heads + 1)
+        return list(self.choice.head or every)
 
     def check(self) -> None:
         """Check that the model has the chosen layer, heads and tag.
@@ -256,36 +270,40 @@ class Inspected:
 
     def missing(self, need: Need, name: str) -> NmtError | None:
         """Return an error if the view ``name`` cannot be shown; loads no weights or tokenizers."""
-        has_pass = self.has_weights or not self.is_folder  # a configuration: random weights
-        if not (has_pass if need == "pass" else self.has_weights or need in _WITHOUT_WEIGHTS):
-            kind = "exported for CTranslate2" if self.is_folder else "a configuration"
-            return (CheckpointError if self.is_folder else ConfigError)(
-                f"{name} needs a trained model with torch weights, but {self.place} is {kind}.",
-                fix="Pass a run folder, or choose a different view.",
-            )
+        fix = "Pass a run folder, or choose a different view."
+        if not self.has_weights and need not in _WITHOUT_WEIGHTS:
+            problem = f"{name} needs a trained model with torch weights, but {self.place} is"
+            if self.is_folder:
+                return CheckpointError(f"{problem} exported for CTranslate2.", fix=fix)
+            if need != "pass":  # for a pass, a configuration gets random weights
+                return ConfigError(f"{problem} a configuration.", fix=fix)
         if need == "vocabulary" and not self.has_tokenizers:
             problem = f"{name} needs a vocabulary, but the data of {self.place} is not prepared."
             fix = f"Run `nmt prepare {self.place}` first, or pass a trained model."
             return ConfigError(problem, fix=fix)
-        tags = self.config.language_tags if need in ("sentence", "pass", "model") else None
-        if tags in ("target", "both"):
-            problem = f"{name} cannot draw models whose targets begin with a language tag."
-            return ConfigError(problem, fix="Choose another view, such as vocabulary.")
-        if tags == "source" and self.choice.tag is None:
-            problem = f"{name} needs the tag of the target language."
-            symbols = ", ".join({f"<2{pair.target}>": None for pair in self.config.directions})
-            return ConfigError(problem, fix=f"Set `tag` to {symbols}.")
-        if need in ("sentence", "pass", "vocabulary") and not (self.choice.source or "").strip():
+        if need in ("sentence", "pass", "model"):
+            tags = self.config.language_tags
+            if tags in ("target", "both"):
+                problem = f"{name} cannot draw models whose targets begin with a language tag."
+                return ConfigError(problem, fix="Choose another view, such as vocabulary.")
+            if tags == "source" and self.choice.tag is None:
+                problem = f"{name} needs the tag of the target language."
+                symbols = dict.fromkeys(f"<2{pair.target}>" for pair in self.config.directions)
+                return ConfigError(problem, fix=f"Set `tag` to {', '.join(symbols)}.")
+        has_source = bool((self.choice.source or "").strip())
+        if need in ("sentence", "pass", "vocabulary") and not has_source:
             fix = 'Pass a sentence, such as `source` "Guten Morgen!"'
             return ConfigError(f"{name} needs a source sentence.", fix=fix)
         return None
 
     def _encode(self, text: str, tokenizer: Tokenizer, option: str) -> list[int]:
-        ids, most = tokenizer.encode(text), min(MAX_TOKENS, self.config.max_length)
-        if not 0 < len(ids) <= most:
-            count = f"{len(ids):,} tokens; at most {most} can be shown"
-            fix = f"Pass a {'shorter' if ids else 'longer'} sentence."
-            raise ConfigError(f"`{option}` has {count if ids else 'no tokens'}.", fix=fix)
+        ids = tokenizer.encode(text)
+        most = min(MAX_TOKENS, self.config.max_length)
+        if not ids:
+            raise ConfigError(f"`{option}` has no tokens.", fix="Pass a longer sentence.")
+        if len(ids) > most:
+            problem = f"`{option}` has {len(ids):,} tokens; at most {most} can be shown."
+            raise ConfigError(problem, fix="Pass a shorter sentence.")
         return ids
 
 
@@ -304,7 +322,8 @@ class _Words(Tokenizer):
     """Takes the place of a tokenizer before the data is prepared: splits at spaces."""
 
     def __init__(self, words: Sequence[str], size: int) -> None:
-        self._words, self._size = list(dict.fromkeys(words))[: size - NUM_SPECIAL], size
+        self._words = list(dict.fromkeys(words))[: size - NUM_SPECIAL]
+        self._size = size
         self.tags = {}
 
     @property
@@ -319,4 +338,6 @@ class _Words(Tokenizer):
 
     @override
     def piece(self, index: int) -> str:
-        return "UNK" if index == UNK_ID else self._words[index - NUM_SPECIAL]
+        if index == UNK_ID:
+            return "UNK"
+        return self._words[index - NUM_SPECIAL]

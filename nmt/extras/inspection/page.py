@@ -11,16 +11,24 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from textwrap import wrap
 from typing import Any
 from unicodedata import east_asian_width
 
 from markupsafe import Markup, escape
 
-from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import (
+    Figure,
+    Links,
+    Matrix,
+    Part,
+    Steps,
+    Table,
+    Text,
+    Tree,
     cell_texts,
     figure_lines,
     number_format,
@@ -37,11 +45,12 @@ _WIDTHS = dict.fromkeys(" !'(),.:;I[]fijlrt|", 5.5) | dict.fromkeys(
 _WIDTHS |= dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 10.0)
 _LEVELS = 24  # Shades of a heatmap.
 # In our own words only, which are never text of a user: code spans and superscripts.
-_CODE, _POWER = re.compile(r"`([^`]+)`"), re.compile(r"(?<=[WK\d])\^(?:\(([^)]+)\)|([OQKVT])\b)")
+_CODE = re.compile(r"`([^`]+)`")
+_POWER = re.compile(r"(?<=[WK\d])\^(?:\(([^)]+)\)|([OQKVT])\b)")
 
 
 def render_page(
-    title: str, facts: Mapping[str, str], parts: Sequence[fig.Part], offers: Mapping[str, str]
+    title: str, facts: Mapping[str, str], parts: Sequence[Part], offers: Mapping[str, str]
 ) -> Markup:
     """Return a self-contained HTML page.
 
@@ -67,7 +76,7 @@ def prose(text: str) -> Markup:
     return Markup(_POWER.sub(lambda match: f"<sup>{match[1] or match[2]}</sup>", spans))
 
 
-def figure_html(figure: fig.Figure, level: int | None) -> Markup:
+def figure_html(figure: Figure, level: int | None) -> Markup:
     """Return a figure with its title and note. Text, tables and steps are HTML; the rest is SVG.
 
     Args:
@@ -82,27 +91,28 @@ def figure_html(figure: fig.Figure, level: int | None) -> Markup:
     )  # fmt: skip
 
 
-def document(figures: Sequence[fig.Figure]) -> Markup:
+def document(figures: Sequence[Figure]) -> Markup:
     """Return an SVG file of the drawings, one below the other.
 
     If no figure is a drawing, the file shows the texts and tables.
     """
-    drawn = [each for each in figures if not isinstance(each, fig.Text | fig.Table)] or figures
-    whole = _below([("", each) for each in drawn])
-    return render("document.svg.j2", alone=True, title=drawn[0].title, drawing=whole)
+    drawn = [figure for figure in figures if not isinstance(figure, Text | Table)] or figures
+    titled = [(figure.title, figure) for figure in drawn]
+    return render("document.svg.j2", alone=True, title=drawn[0].title, drawing=_below(titled))
 
 
-def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Any:
+def _below(figures: Iterable[tuple[str, Figure]]) -> Any:
     """Return drawings one below the other, with their titles, for an SVG file."""
     drawings = []
-    for before, figure in figures:
-        title = ": ".join(filter(None, (before, figure.title)))
-        colors = [*figure.weights] if isinstance(figure, fig.Links) else []
-        drawings.append((title, colors if len(colors) > 1 else [], draw(figure)))
+    for title, figure in figures:
+        colors: list[str] = []
+        if isinstance(figure, Links) and len(figure.weights) > 1:
+            colors += figure.weights
+        drawings.append((title, colors, draw(figure)))
     return module("below.svg.j2", drawings=drawings, longest=longest)
 
 
-def draw(figure: fig.Figure, *, is_upright: bool = False) -> Any:
+def draw(figure: Figure, *, is_upright: bool = False) -> Any:
     """Return a figure as a drawing, without title and note.
 
     Args:
@@ -112,15 +122,28 @@ def draw(figure: fig.Figure, *, is_upright: bool = False) -> Any:
     Returns:
         The inside of an SVG element, with the attributes ``width``, ``height`` and ``data``.
     """
-    if isinstance(figure, fig.Steps):
-        return _below([(step.title, x) for step in figure.steps for x in step.figures])
-    if isinstance(figure, fig.Text | fig.Table):
+    if isinstance(figure, Steps):
+        inner = []
+        for step in figure.steps:
+            for of_step in step.figures:
+                titles = [step.title, of_step.title]
+                inner.append((": ".join(filter(None, titles)), of_step))
+        return _below(inner)
+    if isinstance(figure, Text | Table):
         return module("lines.svg.j2", lines=figure_lines(figure))
     return module(
-        f"{type(figure).__name__.lower()}.svg.j2", figure=figure, is_upright=is_upright,
-        flat=_flat, json=_json, longest=longest, number_format=number_format,
-        number_text=number_text, places=_places, shades=shades, wrap=wrap,
-    )  # fmt: skip
+        f"{type(figure).__name__.lower()}.svg.j2",
+        figure=figure,
+        is_upright=is_upright,
+        flat=_flat,
+        json=_json,
+        longest=longest,
+        number_format=number_format,
+        number_text=number_text,
+        places=_places,
+        shades=shades,
+        wrap=wrap,
+    )
 
 
 def text_width(text: str) -> float:
@@ -129,58 +152,70 @@ def text_width(text: str) -> float:
     >>> text_width("ab"), text_width("<日>"), text_width("It")
     (16.6, 39.0, 11.0)
     """
-    return sum(
-        _WIDTHS.get(x) or (_EM if east_asian_width(x) in "WF" else 8.3 if x < "{" else 10.0)
-        for x in visible(text)
-    )
+    return sum(map(_character_width, visible(text)))
+
+
+def _character_width(character: str) -> float:
+    if character in _WIDTHS:
+        return _WIDTHS[character]
+    if east_asian_width(character) in "WF":
+        return _EM
+    return 8.3 if character < "{" else 10.0
 
 
 def longest(texts: Iterable[str]) -> float:
     """Return the width of the longest label."""
-    return max([0.0, *map(text_width, texts)])
+    return max(map(text_width, texts), default=0.0)
 
 
 def _json(texts: Iterable[str]) -> str:
     return json.dumps(list(map(visible, texts)), ensure_ascii=False)
 
 
-def _flat(values: fig.Matrix) -> list[float]:
-    return [x for row in values for x in row if x is not None]
+def _flat(values: Matrix) -> list[float]:
+    return [value for value in chain.from_iterable(values) if value is not None]
 
 
-def shades(values: fig.Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
+def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
     """Yield the CSS class, opacity and SVG path of the cells of each shade."""
-    (low, high), paths = bounds, dict[float | None, str]()
+    low, high = bounds
     start = max(low, 0.0)
+    paths: dict[float | None, str] = defaultdict(str)
+
+    def level_of(value: float | None) -> float | None:
+        if value is None or math.isnan(value):
+            return None
+        return round((value - start) / (high - start) * _LEVELS) / _LEVELS
+
     for y, row in enumerate(values):
         x = 0
-        shares = (None if v is None or math.isnan(v) else (v - start) / (high - start) for v in row)
-        levels = (share if share is None else round(share * _LEVELS) / _LEVELS for share in shares)
-        for level, run in groupby(levels):
+        for level, run in groupby(map(level_of, row)):
             length = len(list(run))
-            paths[level] = paths.get(level, "") + f"M{x},{y}h{length}v1h-{length}z"
+            paths[level] += f"M{x},{y}h{length}v1h-{length}z"
             x += length
     for level, path in paths.items():
         if level is None:
             yield "none", 0, path
         elif level:
-            yield "heat" if level > 0 else "cold", round(min(abs(level), 1), 2), path
+            hue = "heat" if level > 0 else "cold"
+            yield hue, round(min(abs(level), 1), 2), path
 
 
-def _places(tree: fig.Tree) -> list[tuple[float, float, float]]:
+def _places(tree: Tree) -> list[tuple[float, float, float]]:
     """Return the left end, the top and the width of each node, in pixels."""
-    (depths, rows), starts = layout(tree), [0.0]
-    widths = [max(text_width(node.label), text_width(node.detail)) + 14 for node in tree.nodes]
-    for depth in range(max(depths, default=-1) + 1):
-        column = (size for size, own in zip(widths, depths, strict=True) if own == depth)
-        starts.append(starts[-1] + 26 + max(column))
-    return [
-        (starts[depth], row * 44 + 1, width)
-        for depth, row, width in zip(depths, rows, widths, strict=True)
-    ]
+    depths, rows = layout(tree)
+    widths = [longest([node.label, node.detail]) + 14 for node in tree.nodes]
+    widest = [0.0] * (max(depths, default=-1) + 1)
+    for depth, width in zip(depths, widths, strict=True):
+        widest[depth] = max(widest[depth], width)
+    starts = [0.0]
+    for width in widest:
+        starts.append(starts[-1] + 26 + width)
+    places = zip(depths, rows, widths, strict=True)
+    return [(starts[depth], row * 44 + 1, width) for depth, row, width in places]
 
 
-def layout(tree: fig.Tree) -> tuple[list[int], list[float]]:
+def layout(tree: Tree) -> tuple[list[int], list[float]]:
     """Return the column and the row of each node. A parent is centred on its children."""
     children: list[list[int]] = [[] for _ in tree.nodes]
     for index, node in enumerate(tree.nodes):
@@ -191,5 +226,8 @@ def layout(tree: fig.Tree) -> tuple[list[int], list[float]]:
     rows = [0.0] * len(tree.nodes)
     for index in reversed(range(len(rows))):  # children come after their parent
         below = [rows[child] for child in children[index]]
-        rows[index] = sum(below) / len(below) if below else float(leaves.index(index))
+        if below:
+            rows[index] = sum(below) / len(below)
+        else:
+            rows[index] = float(leaves.index(index))
     return [len(path) - 1 for path in tree.paths], rows

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +20,19 @@ from typing_extensions import override
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import isolated
+from nmt.extras.inspection.figure import (
+    Figure,
+    Heatmap,
+    Node,
+    NodeKind,
+    Rows,
+    Step,
+    Steps,
+    Table,
+    Text,
+    Tree,
+    isolated,
+)
 from nmt.extras.inspection.inspected import Inspected, labels
 from nmt.extras.inspection.sublayers import without_causal_mask
 from nmt.inference.stepper import ModelStepper, States
@@ -41,6 +51,13 @@ Some explanations recompute every word at each step without the causal mask. The
 reads the very word to predict, which never happens in training. With the mask, earlier \
 words never change, so their keys and values can be cached."""
 _ORDER = ("first", "second")
+_FINISHED = (
+    "hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score",
+)  # fmt: skip
+_LOSSES = (
+    "read \N{RIGHTWARDS ARROW} predicted", "probability", "log probability", "cross-entropy",
+    "KL divergence",
+)  # fmt: skip
 _NUM_DRAWN = 6
 _SMALL_VOCABULARY = 24  # Largest vocabulary of which all tokens are drawn.
 _DEFAULT = ("untrained", "best")
@@ -70,7 +87,8 @@ class ObservingStepper(ModelStepper):
     """
 
     def __init__(self, model: Transformer, source: Packed, options: DecodingConfig) -> None:
-        self._lengths, self._weight = source.lengths, options.coverage_penalty
+        self._lengths = source.lengths
+        self._weight = options.coverage_penalty
         super().__init__(model, with_coverage=self._weight > 0)
         self.moments: list[Moment] = []
         self._kept: list[int] = []
@@ -79,11 +97,15 @@ class ObservingStepper(ModelStepper):
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
         """Advance the model; record the beams and their most probable next tokens."""
         (log_probs,), state = super().step(state, tokens)
-        ids, totals, chosen = list[Ids]([()]), torch.zeros(1), tokens[0].tolist()
+        ids: list[Ids] = [()]
+        totals = torch.zeros(1)
         if self.moments:
-            before, kept = self.moments[-1], self._kept
-            ids = [(*before.ids[beam], x) for beam, x in zip(kept, chosen, strict=True)]
-            totals = before.totals[kept] + before.log_probs[kept, chosen]  # float32, as the search
+            before = self.moments[-1]
+            chosen = tokens[0].tolist()
+            pairs = zip(self._kept, chosen, strict=True)
+            ids = [(*before.ids[beam], token) for beam, token in pairs]
+            # In float32, as in the search.
+            totals = before.totals[self._kept] + before.log_probs[self._kept, chosen]
         shares, places = log_probs.exp().topk(min(_NUM_LIKELY, log_probs.shape[1]))
         likely = list(zip(places.tolist(), shares.tolist(), strict=True))
         coverage = [0.0] * len(ids)
@@ -115,21 +137,36 @@ def trace_search(
         source_ids: Source ids without BOS and EOS.
         options: Options of greedy or beam search.
     """
-    source, penalty = Packed.from_rows([[*source_ids, EOS_ID]]), length_penalty(options)
+    source = Packed.from_rows([[*source_ids, EOS_ID]])
     stepper = ObservingStepper(model, source, options)
     (hypotheses,) = search(stepper, source, options)
-    size = 1 if options.search == "greedy" else options.beam_size
+    penalty = length_penalty(options)
+    size = options.beam_size
+    if options.search == "greedy":
+        size = 1
     for moment in stepper.moments:  # an EOS among the best K continuations ends a hypothesis
         best = expand(moment.totals.unsqueeze(0), moment.log_probs.unsqueeze(0), size)
-        for beam, token, total in zip(*(x[0, :size].tolist() for x in best), strict=True):
+        beams, tokens, totals = (values[0, :size].tolist() for values in best)
+        for beam, token, total in zip(beams, tokens, totals, strict=True):
             if token == EOS_ID and total > -torch.inf:
-                ids, coverage = moment.ids[beam], moment.coverage[beam]
+                ids = moment.ids[beam]
+                coverage = moment.coverage[beam]
                 score = total / penalty(len(ids) + 1) + coverage
                 moment.finished.append((Hypothesis(ids, total, score), coverage))
     return stepper.moments, hypotheses
 
 
-def trace(inspected: Inspected) -> Iterator[fig.Figure]:
+@dataclass(frozen=True)
+class ObservedSearch:
+    """A search with all its steps."""
+
+    moments: list[Moment]
+    best: Ids  # The best hypothesis.
+    options: DecodingConfig
+    tokenizer: Tokenizer  # Of the target.
+
+
+def trace(inspected: Inspected) -> Iterator[Figure]:
     """Trace of the search.
 
     Greedy search takes the most probable token at each step. Beam search keeps the few hypotheses
@@ -138,37 +175,31 @@ def trace(inspected: Inspected) -> Iterator[fig.Figure]:
     hypothesis is the log probability divided by the length penalty, plus the coverage penalty. The
     hypothesis with the highest score is the translation.
     """
-    searches: list[tuple[list[Moment], Ids, DecodingConfig]] = []
+    searches: list[ObservedSearch] = []
     tokenizer = inspected.tokenizers.target
 
     def observed(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
         check_options(options)
         moments, hypotheses = trace_search(inspected.model, ids, options)
-        searches.append((moments, hypotheses[0].ids, options))
+        searches.append(ObservedSearch(moments, hypotheses[0].ids, options, tokenizer))
         return hypotheses
 
     output = inspected.translate(observed)
     taken = int(bool(output.retried))
-    names = ["First search: ", "Second search: "] if len(searches) > 1 else [""]
+    names = [""]
     if len(searches) > 1:
+        names = ["First search: ", "Second search: "]
         flags = ", ".join(output.retried or output.alarms)
         first = f"The first translation was suspicious ({flags}), so there is a second search."
         result = f"The {_ORDER[taken]} translation is used. `nmt translate` does the same."
-        yield fig.Text("Second search", [first, result])
-    for number, (name, (moments, best, options)) in enumerate(zip(names, searches, strict=True)):
-        steps = [_step(step, moment, tokenizer) for step, moment in enumerate(moments, 1)]
-        yield fig.Steps(f"{name}Decoding step by step", steps)
-        finished = [pair for moment in moments for pair in moment.finished]
-        finished.sort(key=lambda pair: -pair[0].score)
+        yield Text("Second search", [first, result])
+    for number, (name, search_) in enumerate(zip(names, searches, strict=True)):
         note = "The first row is the translation."
         if number != taken:
             note = f"The final translation is from the {_ORDER[taken]} search."
-        yield fig.Tree(f"{name}Beam tree", _nodes(moments, best, tokenizer))
-        head = "hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score"
-        rows = _scores(finished, options, tokenizer)
-        yield fig.Table(f"{name}Finished hypotheses", head, rows, note=note)
+        yield from _search_figures(name, search_, note)
     if inspected.choice.unmasked:
-        yield from _unmasked(inspected, len(searches[0][0]) + _MORE_WORDS)
+        yield from _unmasked(inspected, len(searches[0].moments) + _MORE_WORDS)
 
 
 def check_options(options: DecodingConfig) -> None:
@@ -180,64 +211,88 @@ def check_options(options: DecodingConfig) -> None:
         raise ConfigError(f"The view `trace` supports greedy and beam search; {why}.", fix=fix)
 
 
-def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> fig.Step:
+def _search_figures(name: str, observed: ObservedSearch, note: str) -> Iterator[Figure]:
+    """Yield the steps, the beam tree and the scores of a search."""
+    tokenizer = observed.tokenizer
+    moments = enumerate(observed.moments, 1)
+    yield Steps(
+        f"{name}Decoding step by step",
+        [_step(number, moment, tokenizer) for number, moment in moments],
+    )
+    yield Tree(f"{name}Beam tree", _nodes(observed))
+    penalty = length_penalty(observed.options)
+    finished: list[tuple[Hypothesis, float]] = []
+    for moment in observed.moments:
+        finished += moment.finished
+    finished.sort(key=lambda pair: -pair[0].score)
+    rows: Rows = []
+    for hypothesis, coverage in finished:
+        length = len(hypothesis.ids) + 1
+        numbers = [length, hypothesis.log_prob, penalty(length), coverage, hypothesis.score]
+        rows.append([tokenizer.decode(hypothesis.ids), *numbers])
+    yield Table(f"{name}Finished hypotheses", _FINISHED, rows, note=note)
+
+
+def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> Step:
     """Return one step: the hypotheses, and their most probable next tokens."""
-    rows: list[list[fig.Cell]] = []
-    for ids, total, (tokens, shares) in zip(
-        moment.ids, moment.totals.tolist(), moment.likely, strict=True
-    ):
+    rows: Rows = []
+    beams = zip(moment.ids, moment.totals.tolist(), moment.likely, strict=True)
+    for ids, total, (tokens, shares) in beams:
         if total > -torch.inf:
-            likely = zip(labels(tokenizer, tokens), shares, strict=True)
             name = " ".join(labels(tokenizer, ids)) or "BOS"
-            rows.append([name, total, *(f"{isolated(x)} {share:.4f}" for x, share in likely)])
-    head = ["hypothesis", "log probability", *(f"next {n}" for n in range(1, len(rows[0]) - 1))]
-    finished = [(isolated(tokenizer.decode(x.ids)), x.score) for x, _ in moment.finished]
-    ended = [f'"{text}" with score {score:.4f}' for text, score in finished]
-    note = f"Finished in this step: {', '.join(ended)}." if ended else ""
+            likely = zip(map(isolated, labels(tokenizer, tokens)), shares, strict=True)
+            rows.append([name, total, *(f"{label} {share:.4f}" for label, share in likely)])
+    head = ["hypothesis", "log probability"]
+    head += [f"next {rank}" for rank in range(1, len(rows[0]) - 1)]
+    note = ""
+    if moment.finished:
+        ended = []
+        for hypothesis, _ in moment.finished:
+            text = isolated(tokenizer.decode(hypothesis.ids))
+            ended.append(f'"{text}" with score {hypothesis.score:.4f}')
+        note = f"Finished in this step: {', '.join(ended)}."
     read = dict.fromkeys((BOS_ID, *ids)[-1] for ids in moment.ids)
-    title = f"step {number}: read {', '.join(map(isolated, labels(tokenizer, list(read))))}"
-    return fig.Step(title, [fig.Table("", head, rows, note=note)])
+    names = ", ".join(map(isolated, labels(tokenizer, list(read))))
+    return Step(f"step {number}: read {names}", [Table("", head, rows, note=note)])
 
 
-def _scores(
-    finished: Sequence[tuple[Hypothesis, float]], options: DecodingConfig, tokenizer: Tokenizer
-) -> list[list[fig.Cell]]:
-    """Return a row for each finished hypothesis, with the calculation of its score."""
-    penalty, rows = length_penalty(options), list[list[fig.Cell]]()
-    for each, coverage in finished:
-        length = len(each.ids) + 1
-        numbers = length, each.log_prob, penalty(length), coverage, each.score
-        rows.append([tokenizer.decode(each.ids), *numbers])
-    return rows
-
-
-def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[fig.Node]:
+def _nodes(observed: ObservedSearch) -> list[Node]:
     """Return the beams of all steps and the finished hypotheses as a tree with the root BOS."""
-    nodes, places = [fig.Node("BOS", "", None, "best")], {Ids(): 0}  # tokens so far -> last node
-    ended = [hypothesis.ids for moment in moments for hypothesis, _ in moment.finished]
-    alive = {ids[:length] for ids in ended for length in range(len(ids) + 1)}
-    for moment in moments:
+    nodes = [Node("BOS", "", None, "best")]
+    places = {Ids(): 0}  # tokens so far -> last node
+    alive: set[Ids] = set()
+    for moment in observed.moments:
+        for hypothesis, _ in moment.finished:
+            alive.update(hypothesis.ids[:end] for end in range(len(hypothesis.ids) + 1))
+    for moment in observed.moments:
         for ids, total in zip(moment.ids, moment.totals.tolist(), strict=True):
             if ids and total > -torch.inf:
-                kind: fig.NodeKind = "kept" if ids in alive else "dropped"
-                kind = "best" if best[: len(ids)] == ids else kind
+                kind: NodeKind = "dropped"
+                if observed.best[: len(ids)] == ids:
+                    kind = "best"
+                elif ids in alive:
+                    kind = "kept"
                 places[ids] = len(nodes)
-                (label,) = labels(tokenizer, ids[-1:])
-                nodes.append(fig.Node(label, f"{total:.4f}", places[ids[:-1]], kind))
+                (label,) = labels(observed.tokenizer, ids[-1:])
+                nodes.append(Node(label, f"{total:.4f}", places[ids[:-1]], kind))
         for hypothesis, _ in moment.finished:
-            kind = "best" if hypothesis.ids == best else "finished"
+            kind = "finished"
+            if hypothesis.ids == observed.best:
+                kind = "best"
             score = f"score {hypothesis.score:.4f}"
-            nodes.append(fig.Node("EOS", score, places[hypothesis.ids], kind))
+            nodes.append(Node("EOS", score, places[hypothesis.ids], kind))
     return nodes
 
 
-def _unmasked(inspected: Inspected, most: int) -> list[fig.Figure]:
+def _unmasked(inspected: Inspected, most: int) -> list[Figure]:
     """Return two tables with the words of every step: with and without the causal mask."""
 
-    def table(title: str, note: str = "") -> fig.Table:
+    def table(title: str, note: str = "") -> Table:
+        tokenizer = inspected.tokenizers.target
         steps = recompute_words(inspected.model, inspected.source, most)
-        rows = [[str(n), *labels(inspected.tokenizers.target, x)] for n, x in enumerate(steps, 1)]
-        return fig.Table(title, ["step", *(f"word {row[0]}" for row in rows)], rows, note=note)
+        rows = [[str(len(words)), *labels(tokenizer, words)] for words in steps]
+        head = ["step", *(f"word {row[0]}" for row in rows)]
+        return Table(title, head, rows, note=note)
 
     masked = table("Recomputed with the causal mask")
     with without_causal_mask(inspected.model):
@@ -268,7 +323,7 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
 
 
 @torch.inference_mode()
-def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
+def distributions(inspected: Inspected) -> Iterator[Figure]:
     """Target and predicted distributions.
 
     In training, the target distribution has probability 1 for the reference token; label smoothing
@@ -278,28 +333,27 @@ def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
     of a model are computed as in `nmt score`: PAD, UNK and BOS are excluded, and the probabilities
     of the other tokens sum to 1. The cross-entropy includes all tokens, as in training.
     """
-    gold, names = [*inspected.target_ids, EOS_ID], inspected.choice.checkpoint or _DEFAULT
-    models = {name: inspected.load(name) for name in names}
-    logits = {
-        k: model.logits(model(inspected.source, inspected.target)) for k, model in models.items()
-    }
+    gold = [*inspected.target_ids, EOS_ID]
+    target = torch.tensor(gold)
+    logits = {}
+    for name in inspected.choice.checkpoint or _DEFAULT:
+        model = inspected.load(name)
+        logits[name] = model.logits(model(inspected.source, inspected.target))
+    predicted = {name: usable_log_probs(of_model, target) for name, of_model in logits.items()}
+    steps = []
+    for place, label in enumerate(inspected.target_labels):
+        log_probs = {name: of_model[place] for name, of_model in predicted.items()}
+        steps.append(Step(label, [_likely(inspected, gold[place], log_probs)]))
+    yield Steps("Target and prediction, token by token", steps)
     smoothing = inspected.label_smoothing
-    steps = [
-        fig.Step(label, [_likely(inspected, place, gold[place], logits)])
-        for place, label in enumerate(inspected.target_labels)
-    ]
-    yield fig.Steps("Target and prediction, token by token", steps)
-    head = ("read \N{RIGHTWARDS ARROW} predicted", "probability", "log probability",
-            "cross-entropy", "KL divergence")  # fmt: skip
-    for name, values in logits.items():
-        parts = losses(values, gold, smoothing)
-        rows: list[list[fig.Cell]] = [
-            [label, math.exp(numbers[0]), *numbers]
-            for label, numbers in zip(inspected.target_labels, parts.tolist(), strict=True)
-        ]
+    for name, of_model in logits.items():
+        parts = losses(of_model, gold, smoothing)
+        rows: Rows = []
+        for label, numbers in zip(inspected.target_labels, parts.tolist(), strict=True):
+            rows.append([label, math.exp(numbers[0]), *numbers])
         rows.append(["sum", None, *parts.sum(0).tolist()])
         note = f"Perplexity of the target: {math.exp(-parts[:, 0].mean()):.2f}."
-        yield fig.Table(f"Checkpoint {name}", head, rows, total=True, note=note)
+        yield Table(f"Checkpoint {name}", _LOSSES, rows, total=True, note=note)
     vocab_size = inspected.tokenizers.target.vocab_size
     right, other, entropy = smoothed_target(vocab_size, smoothing)
     share = f"{smoothing:g} / {vocab_size:,}"
@@ -308,37 +362,37 @@ def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
         f"probability of each other token: {share} = {other:.6f}",
         f"cross-entropy = entropy of the target ({entropy:.4f} nats) + KL divergence",
     ]
-    yield fig.Text("Label smoothing", lines)
+    yield Text("Label smoothing", lines)
 
 
-def _likely(
-    inspected: Inspected, place: int, gold: int, logits: Mapping[str, Tensor]
-) -> fig.Heatmap:
+def _likely(inspected: Inspected, gold: int, log_probs: Mapping[str, Tensor]) -> Heatmap:
     """Return the probabilities of the reference token and of the most probable tokens."""
-    vocab_size = inspected.tokenizers.target.vocab_size
-    shares = {
-        name: usable_log_probs(values[place : place + 1], torch.tensor([gold]))[0].exp()
-        for name, values in logits.items()
-    }
-    likely = [x.topk(min(_NUM_DRAWN, vocab_size)).indices.tolist() for x in shares.values()]
-    tokens = list(dict.fromkeys([gold, *chain(*likely)]))
+    tokenizer = inspected.tokenizers.target
+    vocab_size = tokenizer.vocab_size
+    right, other, _ = smoothed_target(vocab_size, inspected.label_smoothing)
+    shares = {name: of_model.exp() for name, of_model in log_probs.items()}
+    tokens = [gold]
+    for column in shares.values():
+        tokens += column.topk(min(_NUM_DRAWN, vocab_size)).indices.tolist()
+    tokens = list(dict.fromkeys(tokens))
     if vocab_size <= _SMALL_VOCABULARY:
         tokens = list(range(vocab_size))
-    right, other, _ = smoothed_target(vocab_size, inspected.label_smoothing)
-    values = [
-        [right if token == gold else other, *(float(x[token]) for x in shares.values())]
-        for token in tokens
-    ]
-    note = "" if len(tokens) == vocab_size else f"Shown: {len(tokens)} of {vocab_size:,} tokens."
-    title = "Probability"
-    names = labels(inspected.tokenizers.target, tokens)
-    return fig.Heatmap(title, values, names, ["target", *shares], 0.0, 1.0, note=note)
+    values = []
+    for token in tokens:
+        wanted = right if token == gold else other
+        values.append([wanted, *(float(column[token]) for column in shares.values())])
+    note = ""
+    if len(tokens) < vocab_size:
+        note = f"Shown: {len(tokens)} of {vocab_size:,} tokens."
+    names = labels(tokenizer, tokens)
+    return Heatmap("Probability", values, names, ["target", *shares], 0.0, 1.0, note=note)
 
 
 def usable_log_probs(logits: Tensor, gold: Tensor) -> Tensor:
     """Return log probabilities without PAD, UNK and BOS, unless in ``gold``. (T, V)."""
     usable = logits.index_fill(1, torch.arange(NUM_NEVER_CHOSEN), -torch.inf)
-    return usable.scatter(1, gold.unsqueeze(1), logits.gather(1, gold.unsqueeze(1))).log_softmax(-1)
+    places = gold.unsqueeze(1)
+    return usable.scatter(1, places, logits.gather(1, places)).log_softmax(-1)
 
 
 def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:
@@ -349,8 +403,10 @@ def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, fl
     """
     other = smoothing / vocab_size
     right = 1 - smoothing + other
-    spread = (vocab_size - 1) * other * math.log(other) if other else 0.0
-    return right, other, abs(right * math.log(right) + spread)
+    entropy = -right * math.log(right)
+    if other:
+        entropy -= (vocab_size - 1) * other * math.log(other)
+    return right, other, abs(entropy)
 
 
 def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> Tensor:

@@ -7,7 +7,7 @@ Parameters and architecture need only names and shapes, so they also work for a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import ROOT, TIMES, number_text
+from nmt.extras.inspection.figure import (
+    ROOT,
+    TIMES,
+    Box,
+    BoxKind,
+    Diagram,
+    Figure,
+    Rows,
+    Stack,
+    Table,
+    number_text,
+)
 from nmt.extras.inspection.inspected import Inspected
-from nmt.extras.inspection.sublayers import KINDS, matrices, record
+from nmt.extras.inspection.sublayers import KINDS, Attention, matrices, record
 from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention
 from nmt.model.positions import POSITIONS
 from nmt.model.transformer import Transformer
@@ -64,11 +74,14 @@ class PartCount:
         >>> PartCount("attention", ((4, 8, 512, 64), (4, 512))).arithmetic
         '4 \u00d7 8 \u00d7 512 \u00d7 64 + 4 \u00d7 512'
         """
-        products = ([f"{n:,}" for n in product] for product in self.formula)
-        return " + ".join(f" {TIMES} ".join(product) for product in products)
+        return " + ".join(map(_product, self.formula))
 
 
-def parameters(inspected: Inspected) -> Iterator[fig.Figure]:
+def _product(numbers: Sequence[int]) -> str:
+    return f" {TIMES} ".join(f"{number:,}" for number in numbers)
+
+
+def parameters(inspected: Inspected) -> Iterator[Figure]:
     """Parameters.
 
     Parameters are the numbers that training adjusts. A weight matrix has rows times columns
@@ -79,17 +92,17 @@ def parameters(inspected: Inspected) -> Iterator[fig.Figure]:
     yield parameter_table(inspected.structure, "Parameters")
 
 
-def parameter_table(model: Transformer, title: str, more: str = "") -> fig.Table:
+def parameter_table(model: Transformer, title: str, more: str = "") -> Table:
     """Return a table with the formula, count, copies and share of each part of a model."""
     parts = count_parts(model)
     total = parts[-1].count
-    rows = [
-        (_INDENT * part.depth + part.name, part.arithmetic, part.count, part.copies,
-         f"{part.count * part.copies / total:.1%}")
-        for part in parts
-    ]  # fmt: skip
-    head = "part", "formula", "parameters", "copies", "share of total"
-    return fig.Table(title, head, rows, total=True, note=f"{4 * total:,} bytes in float32.{more}")
+    rows: Rows = []
+    for part in parts:
+        name = _INDENT * part.depth + part.name
+        share = f"{part.count * part.copies / total:.1%}"
+        rows.append([name, part.arithmetic, part.count, part.copies, share])
+    head = ("part", "formula", "parameters", "copies", "share of total")
+    return Table(title, head, rows, total=True, note=f"{4 * total:,} bytes in float32.{more}")
 
 
 def count_parts(model: Transformer) -> list[PartCount]:
@@ -114,47 +127,70 @@ def count_parts(model: Transformer) -> list[PartCount]:
 
 def _count_stack(name: str, layers: nn.ModuleList) -> list[PartCount]:
     """Return entries for a stack, for one layer, and for the layer's sublayers and norms."""
-    num_layers, modules = len(layers), Counter[tuple[str, Formula]]()
+    num_layers = len(layers)
+    numbers: Counter[tuple[str, Formula]] = Counter()
     for child_name, child in layers[0].named_children():
-        label = "norm" if isinstance(child, Residual) else child_name.replace("_", "-")
-        modules[label, _formula(child)] += 1
-    inner = [
-        PartCount(label, formula, 2, times * num_layers)
-        for (label, formula), times in modules.items()
-    ]
-    products = zip(modules.values(), (part.count for part in inner), strict=True)
-    sums = tuple((times, count) if times > 1 else (count,) for times, count in products)
-    layer = PartCount(f"{name} layer", sums, 1, num_layers)
+        label = child_name.replace("_", "-")
+        if isinstance(child, Residual):
+            label = "norm"
+        numbers[label, _formula(child)] += 1
+    inner = []
+    sums = []
+    for (label, formula), number in numbers.items():
+        part = PartCount(label, formula, 2, number * num_layers)
+        inner.append(part)
+        sums.append(_times(number, (part.count,)))
+    layer = PartCount(f"{name} layer", tuple(sums), 1, num_layers)
     return [PartCount(name, ((num_layers, layer.count),)), layer, *inner]
+
+
+def _times(number: int, product: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a product multiplied by a number, which is left out if it is 1."""
+    if number == 1:
+        return product
+    return (number, *product)
 
 
 def _formula(module: nn.Module) -> Formula:
     """Return the number of parameters of a module as a sum of products; empty for 0."""
     if isinstance(module, FeedForward):
-        width, dim = module.outer.in_features, module.outer.out_features
+        width = module.outer.in_features
+        dim = module.outer.out_features
         gates = module.inner.out_features // width
-        biases = ((gates, width) if gates > 1 else (width,), (dim,))
-        has_bias = "inner.bias" in module.state_dict()
-        return ((gates + 1, dim, width), *(biases if has_bias else ()))
-    if not isinstance(module, SelfAttention | CrossAttention):
-        # One product for all parameters with the same shape: their number times their sizes.
-        shapes = Counter(tuple(parameter.shape) for parameter in module.parameters())
-        return tuple((number, *shape) if number > 1 else shape for shape, number in shapes.items())
-    heads, groups, size = module.num_heads, module.num_kv_heads, module.head_dim
-    dim, has_bias = module.output.out_features, "output.bias" in module.state_dict()
-    memory = module.key_value.in_features if isinstance(module, CrossAttention) else dim
+        weights: Formula = ((gates + 1, dim, width),)
+        if "inner.bias" in module.state_dict():
+            weights += (_times(gates, (width,)), (dim,))
+        return weights
+    if isinstance(module, SelfAttention | CrossAttention):
+        return _attention_formula(module)
+    # One product for all parameters with the same shape: their number times their sizes.
+    shapes = Counter(tuple(parameter.shape) for parameter in module.parameters())
+    return tuple(_times(number, shape) for shape, number in shapes.items())
+
+
+def _attention_formula(module: Attention) -> Formula:
+    heads = module.num_heads
+    groups = module.num_kv_heads
+    size = module.head_dim
+    dim = module.output.out_features
+    memory = dim
+    if isinstance(module, CrossAttention):
+        memory = module.key_value.in_features
+    weights: Formula = ((2, heads, dim, size), (2, groups, memory, size))
+    biases: Formula = ((2, dim), (2, groups, size))
     if (heads, dim) == (groups, memory):  # queries, keys, values and output have the same size
-        products: Formula = (4, heads, dim, size), (4, dim)
-    else:
-        matrices = (2, heads, dim, size), (2, groups, memory, size)
-        products = *matrices, (2, dim), (2, groups, size)
+        weights = ((4, heads, dim, size),)
+        biases = ((4, dim),)
+    if "output.bias" in module.state_dict():
+        weights += biases
+    weights += _formula(module.heads)
     scheme = getattr(module, "positions", None)
-    positions = () if scheme is None else _formula(scheme)
-    weights = products if has_bias else products[: len(products) // 2]
-    return (*weights, *_formula(module.heads), *positions)
+    if scheme is not None:
+        weights += _formula(scheme)
+    return weights
 
 
-def diagram(inspected: Inspected) -> Iterator[fig.Figure]:
+def diagram(inspected: Inspected) -> Iterator[Figure]:
     """Architecture.
 
     The encoder turns the source into one vector per token, called the memory. The decoder reads the
@@ -164,7 +200,7 @@ def diagram(inspected: Inspected) -> Iterator[fig.Figure]:
     yield stack_diagram(inspected.config.model, inspected.vocab_sizes)
 
 
-def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> fig.Diagram:
+def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Diagram:
     """Return encoder and decoder side by side, with arrows for the memory and shared embeddings.
 
     Args:
@@ -173,76 +209,108 @@ def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> fig.Diag
     """
     encoder = _stack(config, vocab_sizes[0], is_decoder=False)
     decoder = _stack(config, vocab_sizes[1], is_decoder=True)
-    cross = next(i for i, box in enumerate(decoder.boxes) if box.label == "cross-attention")
+    labels = [box.label for box in decoder.boxes]
+    cross = labels.index("cross-attention")
     arrows = [((0, len(encoder.boxes) - 1), (1, cross), "memory: keys and values")]
     if config.shares_inputs:
         arrows.append(((0, 0), (1, 0), "shared weights"))
     if config.ties_output:
-        arrows.append(((1, 0), (1, len(decoder.boxes) - 2), "shared weights"))
-    is_pre = config.norm_position == "pre"
-    where = "before each sublayer and after the last" if is_pre else "after each addition"
+        arrows.append(((1, 0), (1, len(labels) - 2), "shared weights"))
+    where = "after each addition"
+    if config.norm_position == "pre":
+        where = "before each sublayer and after the last"
     note = (
         f"Read from bottom to top. Norms come {where} ({config.norm_position}-norm). Dropout is "
         "active in training only."
     )
-    return fig.Diagram("Stacks", (encoder, decoder), arrows, note=note)
+    return Diagram("Stacks", (encoder, decoder), arrows, note=note)
 
 
-def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> fig.Stack:
+def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
     """Return the boxes of one side, from bottom to top."""
-    dim, ff_dim, number = config.model_dim, config.ff_dim, config.encoder_layers
+    title = "encoder"
+    dim = config.model_dim
+    ff_dim = config.ff_dim
+    num_layers = config.encoder_layers
     attention_dropout = config.attention_dropout
     if is_decoder:
-        dim, ff_dim, number = config.decoder_dim, config.decoder_ff, config.decoder_layers
+        title = "decoder"
+        dim = config.decoder_dim
+        ff_dim = config.decoder_ff
+        num_layers = config.decoder_layers
         if config.decoder_attention_dropout is not None:
             attention_dropout = config.decoder_attention_dropout
-    scheme, is_pre = POSITIONS[config.positions], config.norm_position == "pre"
-    drop = _dropout(config.dropout)
-    start = f", times {ROOT}{dim:,}" if config.scale_embeddings else ""
-    start += ", zeros at the start" if is_decoder and config.decoder_start == "zero" else ""
-    start += ", BOS at the start" if config.source_bos and not is_decoder else ""
-    start += "" if scheme.absolute is not None else drop
-    boxes = [fig.Box("embedding", f"{vocab_size:,} {TIMES} {dim:,}{start}", "embedding")]
-    if scheme.absolute is not None:
-        places = f"{config.positions}, the first is {config.first_position}{drop}"
-        boxes.append(fig.Box("add positions", places, "embedding"))
-    heads = f"{config.num_heads} heads of {dim // config.num_heads}"
+    scheme = POSITIONS[config.positions]
+    dropout = _dropout(config.dropout)
+    embedding = [f"{vocab_size:,} {TIMES} {dim:,}"]
+    if config.scale_embeddings:
+        embedding.append(f"times {ROOT}{dim:,}")
+    if is_decoder and config.decoder_start == "zero":
+        embedding.append("zeros at the start")
+    if config.source_bos and not is_decoder:
+        embedding.append("BOS at the start")
+    if scheme.absolute is None:
+        boxes = [_box("embedding", embedding + dropout, "embedding")]
+    else:
+        places = [config.positions, f"the first is {config.first_position}", *dropout]
+        boxes = [
+            _box("embedding", embedding, "embedding"),
+            _box("add positions", places, "embedding"),
+        ]
+    heads = [f"{config.num_heads} heads of {dim // config.num_heads}"]
     if config.num_kv_heads not in (None, config.num_heads):
-        heads += f", {config.num_kv_heads} of keys and values"
-    heads += ", queries and keys normalised" if config.qk_norm else ""
+        heads.append(f"{config.num_kv_heads} of keys and values")
+    if config.qk_norm:
+        heads.append("queries and keys normalised")
     heads += _bias(config.has_bias("attention")) + _dropout(attention_dropout)
-    relative = f", {config.positions} positions" if scheme.relative is not None else ""
-    sizes = f"{dim:,} to {ff_dim:,} to {dim:,}, {_ACTIVATIONS[config.activation]}"
-    sizes += _bias(config.has_bias("feed-forward")) + _dropout(config.activation_dropout)
-    causal, is_rms = "causal, " if is_decoder else "", config.norm == "rms"
-    epsilon = number_text(config.norm_epsilon or (1e-6 if is_rms else 1e-5), "z.0e")
-    bias = _bias(config.has_bias("norm") and not is_rms)
-    first, norm = len(boxes), fig.Box("norm", _NORMS[config.norm].format(epsilon) + bias, "norm")
-    for sublayer in (
-        fig.Box("self-attention", f"{causal}{heads}{relative}", "attention"),
-        *([fig.Box("cross-attention", heads, "attention")] if is_decoder else []),
-        fig.Box("feed-forward", sizes, "feed-forward"),
-    ):
-        add = fig.Box("add", drop.removeprefix(", "), "add", residual=2 if is_pre else 1)
-        boxes += [norm, sublayer, add] if is_pre else [sublayer, add, norm]
-    last = len(boxes) - 1
-    boxes += [norm] if is_pre else []
+    self_heads = list(heads)
     if is_decoder:
-        output = f"{dim:,} to {vocab_size:,}{_bias(config.output_bias)}"
-        boxes.append(fig.Box("output projection", output))
-        boxes.append(fig.Box("softmax", "a probability for each subword"))
-    return fig.Stack("decoder" if is_decoder else "encoder", boxes, (first, last, number))
+        self_heads.insert(0, "causal")
+    if scheme.relative is not None:
+        self_heads.append(f"{config.positions} positions")
+    sizes = [f"{dim:,} to {ff_dim:,} to {dim:,}", _ACTIVATIONS[config.activation]]
+    sizes += _bias(config.has_bias("feed-forward")) + _dropout(config.activation_dropout)
+    sublayers = [_box("self-attention", self_heads, "attention")]
+    if is_decoder:
+        sublayers.append(_box("cross-attention", heads, "attention"))
+    sublayers.append(_box("feed-forward", sizes, "feed-forward"))
+    norm = _norm(config)
+    first = len(boxes)
+    for sublayer in sublayers:
+        if config.norm_position == "pre":
+            boxes += [norm, sublayer, Box("add", ", ".join(dropout), "add", residual=2)]
+        else:
+            boxes += [sublayer, Box("add", ", ".join(dropout), "add", residual=1), norm]
+    last = len(boxes) - 1
+    if config.norm_position == "pre":
+        boxes.append(norm)
+    if is_decoder:
+        output = [f"{dim:,} to {vocab_size:,}", *_bias(config.output_bias)]
+        boxes.append(_box("output projection", output))
+        boxes.append(Box("softmax", "a probability for each subword"))
+    return Stack(title, boxes, (first, last, num_layers))
 
 
-def _bias(is_there: bool) -> str:
-    return ", bias" if is_there else ", no bias"
+def _box(label: str, details: Sequence[str], kind: BoxKind = "output") -> Box:
+    return Box(label, ", ".join(details), kind)
 
 
-def _dropout(share: float) -> str:
-    return f", dropout {share:g}" if share else ""
+def _norm(config: ModelConfig) -> Box:
+    is_rms = config.norm == "rms"
+    epsilon = config.norm_epsilon or (1e-6 if is_rms else 1e-5)
+    formula = _NORMS[config.norm].format(number_text(epsilon, "z.0e"))
+    return _box("norm", [formula, *_bias(config.has_bias("norm") and not is_rms)], "norm")
 
 
-def shapes(inspected: Inspected) -> Iterator[fig.Figure]:
+def _bias(is_there: bool) -> list[str]:
+    return ["bias" if is_there else "no bias"]
+
+
+def _dropout(share: float) -> list[str]:
+    return [f"dropout {share:g}"] if share else []
+
+
+def shapes(inspected: Inspected) -> Iterator[Figure]:
     """Tensors.
 
     Papers and tutorials write tensors with a batch of B padded sentences: S source positions, T
@@ -256,16 +324,15 @@ def shapes(inspected: Inspected) -> Iterator[fig.Figure]:
         layers = recording.attention(kind)
         if chosen := inspected.layers(len(layers)):
             yield matrices(layers[chosen[-1] - 1], f"{title}, layer {chosen[-1]}")
-    rows = trace_tensors(
-        inspected.model, inspected.source, inspected.target, inspected.choice.layer
-    )
-    head = "tensor", "packed shape", "dtype", "mean", "spread"
-    yield fig.Table("Tensors of one pass", head, rows)
+    layer = inspected.choice.layer
+    rows = trace_tensors(inspected.model, inspected.source, inspected.target, layer)
+    head = ("tensor", "packed shape", "dtype", "mean", "spread")
+    yield Table("Tensors of one pass", head, rows)
 
 
 def trace_tensors(
     model: Transformer, source: Packed, target: Packed, layer: int | None = None
-) -> list[list[fig.Cell]]:
+) -> Rows:
     """Run a model once, and describe the output of each module and the logits.
 
     Args:
@@ -277,18 +344,21 @@ def trace_tensors(
     Returns:
         Rows of name, shape, dtype, mean and standard deviation. The last two are None for ids.
     """
-    rows: list[list[fig.Cell]] = []
+    rows: Rows = []
 
     def note(name: str, _module: object, _inputs: object, output: Tensor) -> None:
-        rows.append([name, str(tuple(output.shape)), str(output.dtype).removeprefix("torch.")])
-        spread, mean = torch.std_mean(output.double(), correction=0)
-        rows[-1] += [mean.item(), spread.item()] if output.is_floating_point() else [None, None]
+        dtype = str(output.dtype).removeprefix("torch.")
+        rows.append([name, str(tuple(output.shape)), dtype, None, None])
+        if output.is_floating_point():
+            spread, mean = torch.std_mean(output.double(), correction=0)
+            rows[-1][3:] = [mean.item(), spread.item()]
 
     note("source ids", None, None, source.ids)
     note("target ids", None, None, target.ids)
     with ExitStack() as handles, torch.inference_mode():
         for path, module in model.named_modules():
-            if (name := _label(path, layer)) and not isinstance(module, nn.Identity):
+            name = _label(path, layer)
+            if name and not isinstance(module, nn.Identity):
                 handles.enter_context(module.register_forward_hook(partial(note, name)))
         logits = model.logits(model(source, target))
     note("logits", None, None, logits)
@@ -303,5 +373,7 @@ def _label(path: str, layer: int | None) -> str:
     number, _, inner = rest.partition(".")
     if not number.isdecimal() or layer not in (None, int(number) + 1):
         return ""
-    name = inner.replace("_", " ").replace(".", ", ")
-    return f"{stack} layer {int(number) + 1}" + (f": {name}" if name else "")
+    label = f"{stack} layer {int(number) + 1}"
+    if inner:
+        label += ": " + inner.replace("_", " ").replace(".", ", ")
+    return label

@@ -12,17 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import DOT, ROOT, TIMES, isolated, number_text, vector_text
+from nmt.extras.inspection.figure import (
+    DOT,
+    ROOT,
+    TIMES,
+    Cell,
+    Figure,
+    Heatmap,
+    Step,
+    Steps,
+    Table,
+    Text,
+    isolated,
+    number_text,
+    vector_text,
+)
 from nmt.extras.inspection.inspected import Inspected
-from nmt.model.layers import CrossAttention, Residual, SelfAttention
+from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
 from nmt.text import EOS_ID
@@ -36,7 +48,11 @@ KINDS: dict[Kind, str] = {
     "decoder": "Decoder self-attention",
     "cross": "Cross-attention (decoder to source)",
 }
-_SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
+_RESIDUALS = {
+    "self_attention": "self_residual",
+    "cross_attention": "cross_residual",
+    "feed_forward": "feed_forward_residual",
+}
 _HEAD = ("sublayer", "stream before", "added", "stream after", "added / before",
          "gradient of stream", "gradient of weights")  # fmt: skip
 
@@ -48,7 +64,7 @@ class Heads(NamedTuple):
     key: Tensor  # As ``query``; grouped keys are repeated for each query head. (H, S, E).
     value: Tensor  # (H, S, E).
     products: Tensor  # Dot products of queries and keys. (H, T, S).
-    # Products divided by sqrt(E), plus a position bias; minus infinity under the mask. (H, T, S).
+    # Products divided by sqrt(E); minus infinity under the mask. (H, T, S).
     scores: Tensor
     weights: Tensor  # Softmax of the scores: each row sums to 1. (H, T, S).
     mixed: Tensor  # Sum of the values, multiplied by their weights. (H, T, E).
@@ -66,45 +82,53 @@ class Sublayer:
     side: Side
     layer: int  # From 1, upward.
     name: str  # ``self_attention``, ``cross_attention`` or ``feed_forward``.
-    module: nn.Module
+    module: Attention | FeedForward
     residual: Residual
-    # Input: the residual stream, in a pre-norm model after the norm. (T, D).
-    inputs: Tensor
-    memory: Tensor | None  # In cross-attention, the output of the encoder. (S, D').
+    # The input, and in cross-attention also the output of the encoder (S, D').
+    arguments: tuple[Any, ...]
     added: Tensor  # Output, which is added to the residual stream. (T, D).
     before: Tensor  # The residual stream below. (T, D).
     after: Tensor  # The residual stream above, in a post-norm model after the norm. (T, D).
 
     @property
+    def inputs(self) -> Tensor:
+        """The residual stream, in a pre-norm model after the norm. (T, D)."""
+        return self.arguments[0]
+
+    @property
     def kind(self) -> Kind | None:
         """The kind of attention; None for feed-forward."""
-        kinds: dict[str, Kind] = {"self_attention": self.side, "cross_attention": "cross"}
-        return kinds.get(self.name)
+        if self.name == "feed_forward":
+            return None
+        return "cross" if self.name == "cross_attention" else self.side
 
     def heads(self) -> Heads:
         """Recompute the intermediate results of all heads; for attention sublayers only."""
         module = self.module
-        assert isinstance(module, SelfAttention | CrossAttention)
-        width, vectors = module.head_dim, None
+        assert not isinstance(module, FeedForward)
+        width = module.head_dim
         if isinstance(module, SelfAttention):
             fused = module.query_key_value(self.inputs).unflatten(1, (-1, width))
             query, key, value = fused.split(module.sizes, 1)
             if module.heads:
-                query, key = module.heads["query_norm"](query), module.heads["key_norm"](key)
-            if (scheme := module.positions) is not None:
-                order = torch.arange(len(self.inputs))
-                query, key = scheme.rotate(query, order), scheme.rotate(key, order)
-                vectors = scheme.vectors(order, order)
+                key = module.heads["key_norm"](key)
         else:
-            assert self.memory is not None
             query = module.query(self.inputs).unflatten(1, (-1, width))
-            query = module.heads["query_norm"](query) if module.heads else query
-            key, value = module.project_cross_kv(self.memory)
+            key, value = module.project_cross_kv(self.arguments[1])
+        if module.heads:
+            query = module.heads["query_norm"](query)
+        scheme = getattr(module, "positions", None)
+        order = torch.arange(len(self.inputs))
+        if scheme is not None:
+            query = scheme.rotate(query, order)
+            key = scheme.rotate(key, order)
         share = module.num_heads // module.num_kv_heads
-        key, value = (x.repeat_interleave(share, 1).transpose(0, 1) for x in (key, value))
         query = query.transpose(0, 1)
+        key = key.repeat_interleave(share, 1).transpose(0, 1)
+        value = value.repeat_interleave(share, 1).transpose(0, 1)
         products = query @ key.mT
         # Shaw et al. (2018): additional keys and values that depend on the distance.
+        vectors = scheme and scheme.vectors(order, order)
         if vectors is not None:
             products = products + torch.einsum("hte,tse->hts", query, vectors[0])
         scores = products * width**-0.5
@@ -127,11 +151,12 @@ class Recording:
 
     def attention(self, kind: Kind) -> tuple[Sublayer, ...]:
         """Return the sublayers with one kind of attention, from bottom to top."""
-        return tuple(each for each in self.sublayers if each.kind == kind)
+        return tuple(sublayer for sublayer in self.sublayers if sublayer.kind == kind)
 
     def weights(self, kind: Kind) -> Tensor:
         """Return the weights of one kind of attention, from bottom to top: (layers, H, T, S)."""
-        return torch.stack([each.heads().weights for each in self.attention(kind)])
+        layers = self.attention(kind)
+        return torch.stack([sublayer.heads().weights for sublayer in layers])
 
 
 def record(model: Transformer, source: Packed, target: Packed) -> Recording:
@@ -144,28 +169,31 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
         source: Input of the encoder: one sentence.
         target: Input of the decoder: BOS and the target.
     """
-    sublayers, seen = list[Sublayer](), dict[str, tuple[Any, Any, Any]]()
+    calls: dict[nn.Module, tuple[tuple[Any, ...], Tensor]] = {}
 
-    def watch(side: Side, number: int, layer: nn.Module, name: str) -> None:
-        module = layer.get_submodule(name)
-        residual = getattr(layer, name.replace("_attention", "") + "_residual")
-
-        def of_sublayer(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            seen[name] = args[0], args[1] if name == "cross_attention" else None, output
-
-        def of_residual(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            place = side, number, name, module, residual
-            sublayers.append(Sublayer(*place, *seen.pop(name), args[0], output))
-
-        handles.enter_context(module.register_forward_hook(of_sublayer))
-        handles.enter_context(residual.register_forward_hook(of_residual))
+    def keep(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        calls[module] = (arguments, output)
 
     with evaluating(model), ExitStack() as handles:
-        for side in get_args(Side):
-            for number, layer in enumerate(getattr(model, side), 1):
-                for name in filter(partial(hasattr, layer), _SUBLAYERS):
-                    watch(side, number, layer, name)
+        for module in model.modules():
+            if isinstance(module, Attention | FeedForward | Residual):
+                handles.enter_context(module.register_forward_hook(keep))
         hidden = model(source, target)
+    sublayers = []
+    for side in get_args(Side):
+        for number, layer in enumerate(getattr(model, side), 1):
+            modules = dict(layer.named_children())
+            for name, residual_name in _RESIDUALS.items():
+                if name in modules:
+                    module = modules[name]
+                    residual = modules[residual_name]
+                    arguments, added = calls[module]
+                    (before, _), after = calls[residual]
+                    sublayers.append(
+                        Sublayer(
+                            side, number, name, module, residual, arguments, added, before, after
+                        )
+                    )
     return Recording(tuple(sublayers), hidden)
 
 
@@ -186,7 +214,8 @@ def without_causal_mask(model: Transformer) -> Iterator[None]:
 @contextmanager
 def without_head(attention: Attention, head: int) -> Iterator[None]:
     """Inside this context, the output of a head (numbered from 1) is 0."""
-    columns = torch.arange((head - 1) * attention.head_dim, head * attention.head_dim)
+    end = head * attention.head_dim
+    columns = torch.arange(end - attention.head_dim, end)
 
     def silence(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         return (args[0].index_fill(-1, columns, 0),)
@@ -196,7 +225,7 @@ def without_head(attention: Attention, head: int) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def score(inspected: Inspected) -> Iterator[fig.Figure]:
+def score(inspected: Inspected) -> Iterator[Figure]:
     """The arithmetic of attention.
 
     The score of a query q and a key k is their dot product, divided by the square root of the head
@@ -205,104 +234,134 @@ def score(inspected: Inspected) -> Iterator[fig.Figure]:
     multiplied by the matrix W^O, and added to the residual stream. For long vectors, only the first
     numbers are shown.
     """
-    layers = record(inspected.model, inspected.source, inspected.target).attention("encoder")
+    recording = record(inspected.model, inspected.source, inspected.target)
+    layers = recording.attention("encoder")
     layer = max(inspected.layers(len(layers)), default=len(layers))
-    sublayer, name = layers[layer - 1], layer_names(len(layers))[layer - 1]
-    heads, labels = sublayer.heads(), inspected.source_labels
+    name = f"Encoder {layer_names(len(layers))[layer - 1]}"
+    sublayer = layers[layer - 1]
+    heads = sublayer.heads()
+    labels = inspected.source_labels
     for head in inspected.choice.head or (1,):
-        steps = [
-            fig.Step(f"query of {isolated(label)}", _query(labels, place, heads, head - 1))
+        of_head = Heads(*(tensor[head - 1] for tensor in heads))
+        queries = [
+            Step(f"query of {isolated(label)}", _query(labels, place, of_head))
             for place, label in enumerate(labels)
         ]
-        yield fig.Steps(f"Encoder {name}, head {head}: one query at a time", steps)
-    steps = [
-        fig.Step(label, [_sublayer(sublayer, heads, place)]) for place, label in enumerate(labels)
-    ]
-    yield fig.Steps(f"Encoder {name}: all heads, W^O, addition and norm", steps)
+        yield Steps(f"{name}, head {head}: one query at a time", queries)
+    tokens = [Step(label, [_stages(sublayer, heads, place)]) for place, label in enumerate(labels)]
+    yield Steps(f"{name}: all heads, W^O, addition and norm", tokens)
     yield matrices(sublayer, "The same with matrices")
 
 
-def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[fig.Figure]:
-    """Return the calculation for one query: a row for each key, and the sum."""
-    query, keys, values = heads.query[head, place], heads.key[head], heads.value[head]
-    products, scores, weights = (
-        x[head, place].tolist() for x in (heads.products, heads.scores, heads.weights)
-    )
-    rows: list[list[fig.Cell]] = [
-        [labels[i], vector_text(keys[i]), products[i], scores[i], weights[i],
-         vector_text(values[i]), vector_text(values[i] * weights[i])]
-        for i in range(len(labels))
-    ]  # fmt: skip
-    mixed = vector_text(heads.mixed[head, place])
-    rows.append(["sum", "", None, None, sum(weights), "", mixed])
-    width, dot = len(query), f"q {DOT} k"
-    head_row = ("key of", "k", dot, f"/ {ROOT}{width}", "softmax", "v", f"softmax {TIMES} v")
-    pairs = list(zip(query.tolist(), keys[0].tolist(), strict=True))
-    terms = " + ".join(f"{a:.4f} {TIMES} {b:.4f}" for a, b in pairs[:6])
-    more, first = f" + ... ({width} terms)" if width > 6 else "", f"{products[0]:.4f}"
+def _query(labels: Sequence[str], place: int, head: Heads) -> list[Figure]:
+    """Return the calculation for one query of one head: a row for each key, and the sum."""
+    query = head.query[place]
+    products = head.products[place].tolist()
+    scores = head.scores[place].tolist()
+    weights = head.weights[place].tolist()
+    rows: list[list[Cell]] = []
+    for i, (label, value) in enumerate(zip(labels, head.value, strict=True)):
+        row = [label, vector_text(head.key[i]), products[i], scores[i], weights[i]]
+        rows.append([*row, vector_text(value), vector_text(value * weights[i])])
+    rows.append(["sum", "", None, None, sum(weights), "", vector_text(head.mixed[place])])
+    width = len(query)
+    dot = f"q {DOT} k"
+    columns = ("key of", "k", dot, f"/ {ROOT}{width}", "softmax", "v", f"softmax {TIMES} v")
+    first = f"{products[0]:.4f}"
+    pairs = zip(query[:6].tolist(), head.key[0, :6].tolist(), strict=True)
+    terms = " + ".join(f"{a:.4f} {TIMES} {b:.4f}" for a, b in pairs)
+    if width > 6:
+        terms += f" + ... ({width} terms)"
     lines = [
         f"q = {vector_text(query)}",
-        f"{dot} of {isolated(labels[0])} = {terms}{more} = {first}",
+        f"{dot} of {isolated(labels[0])} = {terms} = {first}",
         f"{first} / {ROOT}{width} = {first} / {width**0.5:.4f} = {products[0] / width**0.5:.4f}",
     ]
-    return [fig.Text("First key", lines), fig.Table("All keys", head_row, rows, total=True)]
+    return [Text("First key", lines), Table("All keys", columns, rows, total=True)]
 
 
-def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
+def _stages(sublayer: Sublayer, heads: Heads, place: int) -> Table:
     """Return the vectors of one token after each stage: heads, W^O, addition and norm."""
     total = sublayer.before + sublayer.added
-    stages = {f"head {number}": mixed for number, mixed in enumerate(heads.mixed, 1)} | {
-        "all heads, concatenated": heads.concatenated,
-        "multiplied by W^O": sublayer.added,
-        "residual stream": sublayer.before,
-        "sum of the last two": total,
-    }
-    note = "Pre-norm: q, k and v are computed from the output of the norm before the sublayer."
-    if not torch.equal(sublayer.after, total):
-        stages["norm of the sum"], note = sublayer.after, ""
-    rows = [
-        [name, rows.shape[1], float(rows[place].norm()), vector_text(rows[place])]
-        for name, rows in stages.items()
-    ]
-    head = "", "width", "L2 norm", "numbers"
-    return fig.Table("", head, rows, note=note)
+    stages = {f"head {number}": mixed for number, mixed in enumerate(heads.mixed, 1)}
+    stages["all heads, concatenated"] = heads.concatenated
+    stages["multiplied by W^O"] = sublayer.added
+    stages["residual stream"] = sublayer.before
+    stages["sum of the last two"] = total
+    note = ""
+    if torch.equal(sublayer.after, total):
+        note = "Pre-norm: q, k and v are computed from the output of the norm before the sublayer."
+    else:
+        stages["norm of the sum"] = sublayer.after
+    rows: list[list[Cell]] = []
+    for name, vectors in stages.items():
+        vector = vectors[place]
+        rows.append([name, len(vector), float(vector.norm()), vector_text(vector)])
+    return Table("", ("", "width", "L2 norm", "numbers"), rows, note=note)
 
 
-def matrices(sublayer: Sublayer, title: str) -> fig.Table:
+def matrices(sublayer: Sublayer, title: str) -> Table:
     """Return the calculation of one attention for all tokens, as matrices with shapes."""
-    module, heads, (tokens, dim) = sublayer.module, sublayer.heads(), sublayer.inputs.shape
-    assert isinstance(module, SelfAttention | CrossAttention)
-    (h, _, width), keys, groups = heads.query.shape, heads.key.shape[1], module.num_kv_heads
-    bias = " + b" if "output.bias" in module.state_dict() else ""
-    suffix = ", then norm per head" if len(module.heads) else ""
-    suffix += ", then position" if getattr(module, "positions", None) is not None else ""
-    letters = {"encoder": ("X", "S", "S"), "decoder": ("X", "T", "T"), "cross": ("M", "T", "S")}
-    (x, t, s), g = letters[sublayer.kind or "cross"], "H" if groups == h else "G"
-    in_, out = (tokens, dim), (tokens, h * width)
-    of_queries, of_keys, square = (h, tokens, width), (groups, keys, width), (h, tokens, keys)
+    module = sublayer.module
+    assert not isinstance(module, FeedForward)
+    heads = sublayer.heads()
+    num_heads, num_queries, width = heads.query.shape
+    groups = module.num_kv_heads
+    bias = ""
+    if "output.bias" in module.state_dict():
+        bias = " + b"
+    suffix = bias
+    if module.heads:
+        suffix += ", then norm per head"
+    if getattr(module, "positions", None) is not None:
+        suffix += ", then position"
+    memory = "M" if sublayer.kind == "cross" else "X"
+    # Letters of the queries' and the keys' tokens, and of the heads of keys and values.
+    t = "S" if sublayer.kind == "encoder" else "T"
+    s = "T" if sublayer.kind == "decoder" else "S"
+    g = "G" if groups < num_heads else "H"
+    sizes = {
+        "H": num_heads,
+        "G": groups,
+        "d_k": width,
+        "d_model": sublayer.inputs.shape[1],
+        "H d_k": num_heads * width,
+        t: num_queries,
+        s: heads.key.shape[1],
+    }
+    # Tokens, then the other letters; in a matrix of a batch, heads come before tokens.
     rows = [
-        ("X", "input of the sublayer", f"{t}, d_model", in_, in_),
-        ("Q", f"X W^Q{bias}{suffix}", f"H, {t}, d_k", of_queries, (tokens, h, width)),
-        ("K", f"{x} W^K{bias}{suffix}", f"{g}, {s}, d_k", of_keys, (keys, groups, width)),
-        ("V", f"{x} W^V{bias}", f"{g}, {s}, d_k", of_keys, (keys, groups, width)),
-        ("scores", f"Q K^T / {ROOT}{width}", f"H, {t}, {s}", square, ""),
-        ("A", "softmax(scores), row by row", f"H, {t}, {s}", square, ""),
-        ("Z", "A V", f"H, {t}, d_k", of_queries, (tokens, h, width)),
-        ("concat", "Z of all heads, concatenated", f"{t}, H d_k", out, out),
-        ("output", f"concat W^O{bias}", f"{t}, d_model", in_, in_),
+        ("X", "input of the sublayer", t, "d_model"),
+        ("Q", f"X W^Q{suffix}", t, "H", "d_k"),
+        ("K", f"{memory} W^K{suffix}", s, g, "d_k"),
+        ("V", f"{memory} W^V{bias}", s, g, "d_k"),
+        ("scores", f"Q K^T / {ROOT}{width}", t, "H", s),
+        ("A", "softmax(scores), row by row", t, "H", s),
+        ("Z", "A V", t, "H", "d_k"),
+        ("concat", "Z of all heads, concatenated", t, "H d_k"),
+        ("output", f"concat W^O{bias}", t, "d_model"),
     ]
-    difference: Tensor = (module.output(heads.concatenated) - sublayer.added).abs().max()
+    cells = []
+    for name, formula, tokens, *others in rows:
+        letters = [*others[:-1], tokens, others[-1]]
+        shape = (1, *(sizes[letter] for letter in letters))
+        packed = ""
+        if others[-1] != s:  # scores and weights are computed in padded form
+            packed = str((sizes[tokens], *(sizes[letter] for letter in others)))
+        cells.append([name, formula, f"(B, {', '.join(letters)})", str(shape), packed])
+    difference = (module.output(heads.concatenated) - sublayer.added).abs().max()
     most = number_text(difference.item(), "z.1e")
     note = f"Largest difference from the output of the model's attention: {most}."
-    note += " M is the memory, the output of the encoder." if x == "M" else ""
-    if groups < h:
-        note += f" Each of G = {groups} keys and values is shared by {h // groups} queries."
-    cells = [[*a, f"(B, {b})", str((1, *c)), str(d)] for *a, b, c, d in rows]
-    head = ["matrix", "formula", "shape", "of this sentence", "packed"]
-    return fig.Table(title, head, cells, note=note)
+    if memory == "M":
+        note += " M is the memory, the output of the encoder."
+    if groups < num_heads:
+        note += f" Each of G = {groups} keys and values is shared by {num_heads // groups} queries."
+    return Table(
+        title, ("matrix", "formula", "shape", "of this sentence", "packed"), cells, note=note
+    )
 
 
-def flow(inspected: Inspected) -> Iterator[fig.Figure]:
+def flow(inspected: Inspected) -> Iterator[Figure]:
     """Flow.
 
     Each sublayer reads the residual stream and adds its output to the stream. The tables show the
@@ -316,31 +375,41 @@ def flow(inspected: Inspected) -> Iterator[fig.Figure]:
     gold = torch.tensor([*inspected.target_ids, EOS_ID])
     loss = F.cross_entropy(inspected.model.logits(recording.hidden), gold)
     # In a post-norm model, the topmost stream is the output. No gradients stay in the model.
-    places = [x for each in recording.sublayers for x in (each.after, *each.module.parameters())]
+    places: list[Tensor] = []
+    for sublayer in recording.sublayers:
+        places += [sublayer.after, *sublayer.module.parameters()]
     gradients = iter(torch.autograd.grad(loss, places))
-    for side in get_args(Side):
-        rows, layers = [], layer_names(len(getattr(inspected.model, side)))
-        for each in (x for x in recording.sublayers if x.side == side):
-            before, added, after = (
-                x.detach().norm(dim=-1).mean().item() for x in (each.before, each.added, each.after)
-            )
-            stream = float(next(gradients).norm())
-            squares = sum(float(next(gradients).square().sum()) for _ in each.module.parameters())
-            name = f"{layers[each.layer - 1]}, {each.name.replace('_', '-')}"
-            rows.append([name, before, added, after, added / before, stream, squares**0.5])
+    rows: dict[Side, list[list[Cell]]] = {"encoder": [], "decoder": []}
+    for sublayer in recording.sublayers:
+        before = _mean_norm(sublayer.before)
+        added = _mean_norm(sublayer.added)
+        after = _mean_norm(sublayer.after)
+        stream = float(next(gradients).norm())
+        squares = sum(float(next(gradients).square().sum()) for _ in sublayer.module.parameters())
+        names = layer_names(len(getattr(inspected.model, sublayer.side)))
+        name = f"{names[sublayer.layer - 1]}, {sublayer.name.replace('_', '-')}"
+        numbers = [before, added, after, added / before, stream, squares**0.5]
+        rows[sublayer.side].append([name, *numbers])
+    for side, of_side in rows.items():
         note = "Rows are in order from the lowest to the highest sublayer."
-        yield fig.Table(f"{side.capitalize()}: norms", _HEAD, rows, note=note)
+        yield Table(f"{side.capitalize()}: norms", _HEAD, of_side, note=note)
     for kind, title in KINDS.items():
         weights = recording.weights(kind).detach()
-        names = layer_names(len(weights)), [f"head {n}" for n in range(1, weights.shape[1] + 1)]
+        num_layers, num_heads = weights.shape[:2]
+        layers = layer_names(num_layers)
+        heads = [f"head {n}" for n in range(1, num_heads + 1)]
+        note = "Mean over tokens, in nats."
+        values = entropy(weights).tolist()
+        yield Heatmap(f"{title}: entropy", values, layers, heads, 0.0, note=note)
         note = "Mean distance to the tokens that are read, in tokens."
         if kind == "cross":
             note += " Target positions are scaled to the length of the source."
-        values = entropy(weights).tolist(), distance(weights).tolist()
-        yield fig.Heatmap(
-            f"{title}: entropy", values[0], *names, 0.0, note="Mean over tokens, in nats."
-        )
-        yield fig.Heatmap(f"{title}: distance", values[1], *names, 0.0, note=note)
+        values = distance(weights).tolist()
+        yield Heatmap(f"{title}: distance", values, layers, heads, 0.0, note=note)
+
+
+def _mean_norm(vectors: Tensor) -> float:
+    return float(vectors.detach().norm(dim=-1).mean())
 
 
 def entropy(weights: Tensor) -> Tensor:
@@ -360,7 +429,9 @@ def layer_names(num_layers: int) -> list[str]:
     (['layer 1'], ['layer 1', 'layer 2', 'layer 3 (top)'])
     """
     names = [f"layer {layer}" for layer in range(1, num_layers + 1)]
-    return [*names[:-1], f"{names[-1]} (top)"] if num_layers > 1 else names
+    if num_layers > 1:
+        names[-1] += " (top)"
+    return names
 
 
 def off_diagonal(rows: int, columns: int) -> Tensor:

@@ -7,47 +7,53 @@ from collections.abc import Iterator
 import torch
 
 from nmt.config.model import ModelConfig
-from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import DOT, ROOT, TIMES
+from nmt.extras.inspection.figure import DOT, ROOT, TIMES, Figure, Table
 from nmt.extras.inspection.inputs import LAYOUTS, NUM_POSITIONS, encoding_heatmap, sinusoid_figures
 from nmt.extras.inspection.structure import parameter_table
 from nmt.model.attention import mean_weights
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import build_model
 
-_VOCAB_SIZE, _WIDTH, _HEAD_DIM = 37_000, 512, 64  # Base model of Vaswani et al. (2017).
+# Base model of Vaswani et al. (2017).
+_VOCAB_SIZE = 37_000
+_WIDTH = 512
+_HEAD_DIM = 64
 _NUM_SAMPLES = 20_000
 
 
-def worked_examples() -> Iterator[fig.Figure]:
+def worked_examples() -> Iterator[Figure]:
     """Worked examples.
 
     Many explanations of the Transformer contain these numbers. Here they are computed with the same
     code that runs your models, so you can check each step.
     """
     # Keys with equal numbers, so that the products with a query of ones are 112 and 96.
-    query, keys = torch.ones(1, 1, 1, _HEAD_DIM), torch.tensor([112.0, 96.0]) / _HEAD_DIM
+    query = torch.ones(1, 1, 1, _HEAD_DIM)
+    keys = torch.tensor([112.0, 96.0]) / _HEAD_DIM
     keys = keys.view(1, 2, 1, 1).expand(1, 2, 1, _HEAD_DIM)
     products = (query * keys).sum(-1).flatten()
-    weights = mean_weights(query, keys, torch.ones(1, 2, dtype=torch.bool)).flatten()
+    scores = products * _HEAD_DIM**-0.5
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    weights = mean_weights(query, keys, mask).flatten()
     rows = [
         (f"q {DOT} k", *products.tolist()),
-        (f"divided by {ROOT}{_HEAD_DIM}", *(products * _HEAD_DIM**-0.5).tolist()),
+        (f"divided by {ROOT}{_HEAD_DIM}", *scores.tolist()),
         ("softmax", *weights.tolist()),
     ]
-    yield fig.Table("Attention of one query to two keys", ("", "key 1", "key 2"), rows)
+    yield Table("Attention of one query to two keys", ("", "key 1", "key 2"), rows)
 
     generator = torch.Generator().manual_seed(0)
-    shape = 2, _NUM_SAMPLES, _HEAD_DIM
+    shape = (2, _NUM_SAMPLES, _HEAD_DIM)
     products = torch.randn(shape, generator=generator).prod(0).sum(1)
+    scores = products * _HEAD_DIM**-0.5
     variances = [
         (f"q {DOT} k", _HEAD_DIM, products.var().item()),
-        (f"q {DOT} k / {ROOT}{_HEAD_DIM}", 1, (products * _HEAD_DIM**-0.5).var().item()),
+        (f"q {DOT} k / {ROOT}{_HEAD_DIM}", 1, scores.var().item()),
     ]
-    head = "", "expected", f"measured on {_NUM_SAMPLES:,} random pairs"
+    head = ("", "expected", f"measured on {_NUM_SAMPLES:,} random pairs")
     note = "Variances of independent terms add up. Without the division, softmax would saturate."
     title = f"Variance of q {DOT} k, a sum of {_HEAD_DIM} products of variance 1"
-    yield fig.Table(title, head, variances, note=note)
+    yield Table(title, head, variances, note=note)
 
     for layout, where in LAYOUTS.items():
         yield from sinusoid_figures(layout, 4)

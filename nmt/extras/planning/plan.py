@@ -33,7 +33,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.model import ModelConfig
-from nmt.config.run import RunConfig, usual_vocab_size
+from nmt.config.presets import usual_vocab_size
+from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
 from nmt.data.plan import epoch_weights
 from nmt.data.prepare_report import KEPT, PrepareReport
