@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nmt.registry import built_in_names, names_of
+from nmt.registry import built_in, names_of
 
 T = TypeVar("T")
 _FREE: Any = ()  # In place of a value that can change: JSON data contain no tuples.
@@ -73,10 +73,10 @@ class Registered:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         """List the built-in names as examples."""
-        names = self._described(built_in_names(self.kind))
+        names = self._described(built_in(self.kind))
         return {**handler(schema), "examples": names, "allowed": ", ".join(names)}
 
-    def _described(self, registered: list[str]) -> list[str]:
+    def _described(self, registered: Iterable[str]) -> list[str]:
         shown = [name for name in registered if name not in self.hidden]
         return [*self.first, *shown, *self.last]
 
