@@ -24,7 +24,7 @@ from nmt.inference.engine import (
     batch_by_length,
     damaged_weights,
 )
-from nmt.inference.request import Links, TokenScore, align_words, score_tokens
+from nmt.inference.request import Links, TokenScores, align_words, score_tokens
 from nmt.inference.segment import encode_fitting
 from nmt.inference.torch_engine import load_torch
 from nmt.search.hypothesis import length_penalty
@@ -46,7 +46,7 @@ class PairScore:
     # Natural-log probability of the target, EOS included; minus infinity if it cannot be scored.
     log_prob: float
     score: float  # ``log_prob`` after length normalisation; higher is better.
-    tokens: tuple[TokenScore, ...] = ()  # ``log_prob`` is the sum over these tokens.
+    tokens: TokenScores = ()  # ``log_prob`` is the sum over these tokens.
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON. Infinity becomes null."""
