@@ -109,7 +109,7 @@ def script_class(*scripts: str) -> str:
     """
     properties = ""
     for script in scripts:
-        for part in _PARTS.get(script, (script,)):
+        for part in _PARTS.get(script, [script]):
             properties += rf"\p{{scx={part}}}"
     return f"[{properties}]"
 
@@ -145,8 +145,8 @@ def longest_loop(tokens: Sequence[Hashable]) -> int:
         run = 0
         for token, before in zip(tokens[period:], tokens, strict=False):
             run = run + 1 if token == before else 0
-            if run > longest and run >= period:
-                longest = run
+            if run >= period:
+                longest = max(longest, run)
     return longest
 
 
@@ -160,4 +160,5 @@ def numbers_of(text: str) -> set[str]:
     ['1250', '3', '7']
     """
     # Compare 30 digits at most: `int` is slow for very long numbers.
-    return {str(int(re.sub(r"\D", "", each)[:30])) for each in _NUMBER.findall(text)}
+    digits = (re.sub(r"\D", "", number)[:30] for number in _NUMBER.findall(text))
+    return {str(int(number)) for number in digits}
