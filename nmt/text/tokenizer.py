@@ -302,6 +302,10 @@ class Tokenizer:
         """Return the subword of an id, with U+2581 at the beginning of a word."""
         return str(self._processor.id_to_piece(index))
 
+    def subwords(self, ids: Sequence[int]) -> list[str]:
+        """Return the subword text of each id."""
+        return list(map(self.piece, ids))
+
     def is_fallback(self, index: int) -> bool:
         """Whether an id is a single byte or the unknown symbol."""
         return bool(self._processor.is_byte(index) or self._processor.is_unknown(index))
