@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
@@ -19,7 +17,6 @@ from torch import Tensor
 
 from nmt.config.model import ModelConfig
 from nmt.data.loader import Batch, collate
-from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import ConfigError
 from nmt.extras.inspection.figure import (
     ROOT,
@@ -162,7 +159,7 @@ def shift(inspected: Inspected) -> Iterator[Figure]:
     validation set. Without prepared data, the second pair is the first token of your sentence.
     """
     bos = inspected.config.model.source_bos
-    batch = collate_pairs(pairs_of(inspected), max(inspected.vocab_sizes), source_bos=bos)
+    batch = collate_pairs(pairs_of(inspected), source_bos=bos)
     longest = batch.target.max_length
     gold = Packed(batch.gold, batch.target.cu_seqlens, longest)
     source, target = inspected.tokenizers
@@ -214,22 +211,16 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
     return pairs[:_NUM_PAIRS]
 
 
-def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -> Batch:
+def collate_pairs(pairs: Sequence[Pair], *, source_bos: bool) -> Batch:
     """Collate the pairs into one batch with the code of training.
 
     Args:
         pairs: Ids without BOS and EOS.
-        vocab_size: Size of the larger vocabulary.
         source_bos: Whether sources begin with BOS.
     """
-    with TemporaryDirectory() as folder:
-        place = Path(folder) / "pairs"
-        with StoreWriter(place, vocab_size) as writer:
-            sources = FlatIds.of([source for source, _ in pairs])
-            targets = FlatIds.of([target for _, target in pairs])
-            writer.append(sources, targets, 0, range(len(pairs)))
-        rows = np.arange(len(pairs))
-        return collate(ParallelStore.open(place), rows, source_bos=source_bos)
+    sources = FlatIds.of([source for source, _ in pairs])
+    targets = FlatIds.of([target for _, target in pairs])
+    return collate(sources, targets, np.arange(len(pairs)), source_bos=source_bos)
 
 
 def decoder_mask(target: Packed) -> Tensor:
