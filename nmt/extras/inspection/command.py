@@ -74,7 +74,8 @@ def inspect(options: InspectOptions) -> None:
         if not options.view:
             offers = _offers(inspected, names)
     if style == "json":
-        data = {"title": title, "facts": facts, "parts": {part.name: part for part in parts}}
+        named = {part.name: part for part in parts}
+        data = {"title": title, "facts": facts, "parts": named}
         text = json.dumps(data, ensure_ascii=False, default=as_dict) + "\n"
     elif style == "html":
         text = render_page(title, facts, parts, offers)

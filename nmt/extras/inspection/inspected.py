@@ -149,8 +149,8 @@ class Inspected:
         """The checkpoint to show: the last in the option's list; ``untrained`` without a run."""
         if not self.is_folder:
             return "untrained"
-        *_, last = ("best", *self.choice.checkpoint)
-        return last
+        names = ["best", *self.choice.checkpoint]
+        return names[-1]
 
     def load(self, checkpoint: str) -> Transformer:
         """Load a checkpoint by name; ``untrained`` has the random weights before training."""
@@ -177,6 +177,12 @@ class Inspected:
         starts = [BOS_ID] if self.config.model.source_bos else []
         return [*starts, *self.tag_ids, *ids, EOS_ID]
 
+    @property
+    def source_tokens(self) -> list[int]:
+        """``source_ids`` without BOS and EOS: the tag and the sentence."""
+        start = int(self.config.model.source_bos)
+        return self.source_ids[start:-1]
+
     @cached_property
     def tag_ids(self) -> tuple[int, ...]:
         """The id of the chosen tag; empty without a tag."""
@@ -194,7 +200,8 @@ class Inspected:
         if text is None and self.is_folder:
             engine = TorchEngine(self.model)
             output = self.translate(lambda ids, options: engine.search([ids], options)[0])
-            return list(output.hypotheses[0].ids)
+            (best, *_) = output.hypotheses
+            return list(best.ids)
         if text is None:
             text = self.choice.source or ""
         return self._encode(text, self.tokenizers.target, "target")
@@ -204,8 +211,9 @@ class Inspected:
         options = self.config.decoding
         if self.choice.beam_size:
             options = change_options(options, {"beam_size": self.choice.beam_size})
-        ids = self.source_ids[int(self.config.model.source_bos) : -1]
-        segment = Segment(0, ids[len(self.tag_ids) :], self.tag_ids)
+        ids = self.source_tokens
+        sentence = ids[len(self.tag_ids) :]
+        segment = Segment(0, sentence, self.tag_ids)
 
         def again(_: object, changes: Mapping[str, Any]) -> list[Sequence[Hypothesis]]:
             return [search(ids, change_options(options, changes))]

@@ -13,7 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from textwrap import wrap
 from typing import Any
 from unicodedata import east_asian_width
@@ -31,6 +31,7 @@ from nmt.extras.inspection.figure import (
     Tree,
     cell_texts,
     figure_lines,
+    flat,
     number_format,
     number_text,
     numeric_columns,
@@ -96,9 +97,10 @@ def document(figures: Sequence[Figure]) -> Markup:
 
     If no figure is a drawing, the file shows the texts and tables.
     """
-    drawn = [figure for figure in figures if not isinstance(figure, Text | Table)] or figures
-    titled = [(figure.title, figure) for figure in drawn]
-    return render("document.svg.j2", alone=True, title=drawn[0].title, drawing=_below(titled))
+    drawings = [figure for figure in figures if not isinstance(figure, Text | Table)]
+    titled = [(figure.title, figure) for figure in drawings or figures]
+    title, _ = titled[0]
+    return render("document.svg.j2", alone=True, title=title, drawing=_below(titled))
 
 
 def _below(figures: Iterable[tuple[str, Figure]]) -> Any:
@@ -135,7 +137,7 @@ def draw(figure: Figure, *, is_upright: bool = False) -> Any:
         f"{type(figure).__name__.lower()}.svg.j2",
         figure=figure,
         is_upright=is_upright,
-        flat=_flat,
+        flat=flat,
         json=_json,
         longest=longest,
         number_format=number_format,
@@ -170,10 +172,6 @@ def longest(texts: Iterable[str]) -> float:
 
 def _json(texts: Iterable[str]) -> str:
     return json.dumps(list(map(visible, texts)), ensure_ascii=False)
-
-
-def _flat(values: Matrix) -> list[float]:
-    return [value for value in chain.from_iterable(values) if value is not None]
 
 
 def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
@@ -211,8 +209,9 @@ def _places(tree: Tree) -> list[tuple[float, float, float]]:
     starts = [0.0]
     for width in widest:
         starts.append(starts[-1] + 26 + width)
-    places = zip(depths, rows, widths, strict=True)
-    return [(starts[depth], row * 44 + 1, width) for depth, row, width in places]
+    lefts = [starts[depth] for depth in depths]
+    tops = [row * 44 + 1 for row in rows]
+    return list(zip(lefts, tops, widths, strict=True))
 
 
 def layout(tree: Tree) -> tuple[list[int], list[float]]:

@@ -113,7 +113,8 @@ def count_parts(model: Transformer) -> list[PartCount]:
     names = _SHARED[model.config.embeddings]
     parts: list[PartCount] = []
     for name, parameter in model.named_parameters(recurse=False):
-        label = names.get(name, name.replace("vectors", "embeddings").replace("_", " "))
+        label = name.replace("vectors", "embeddings").replace("_", " ")
+        label = names.get(name, label)
         parts.append(PartCount(label, (tuple(parameter.shape),)))
     for name, module in model.named_children():
         label = name.replace("embedding", "positions").replace("_", " ")
@@ -276,11 +277,12 @@ def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
     sublayers.append(_box("feed-forward", sizes, "feed-forward"))
     norm = _norm(config)
     first = len(boxes)
+    drop = ", ".join(dropout)
     for sublayer in sublayers:
         if config.norm_position == "pre":
-            boxes += [norm, sublayer, Box("add", ", ".join(dropout), "add", residual=2)]
+            boxes += [norm, sublayer, Box("add", drop, "add", residual=2)]
         else:
-            boxes += [sublayer, Box("add", ", ".join(dropout), "add", residual=1), norm]
+            boxes += [sublayer, Box("add", drop, "add", residual=1), norm]
     last = len(boxes) - 1
     if config.norm_position == "pre":
         boxes.append(norm)
@@ -299,7 +301,8 @@ def _norm(config: ModelConfig) -> Box:
     is_rms = config.norm == "rms"
     epsilon = config.norm_epsilon or (1e-6 if is_rms else 1e-5)
     formula = _NORMS[config.norm].format(number_text(epsilon, "z.0e"))
-    return _box("norm", [formula, *_bias(config.has_bias("norm") and not is_rms)], "norm")
+    bias = _bias(config.has_bias("norm") and not is_rms)
+    return _box("norm", [formula, *bias], "norm")
 
 
 def _bias(is_there: bool) -> list[str]:
