@@ -93,14 +93,17 @@ def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> I
             shown = {"mean of all heads": _rows(of_layer.mean(0), kind)}
         maps = []
         for name, values in shown.items():
-            maps.append(_heatmap(inspected, kind, name.capitalize(), values))
-        links = Links("Heads as arcs", maps[0].rows, maps[0].columns, rows)
+            title_of_map = name.capitalize()
+            maps.append(_heatmap(inspected, kind, title_of_map, values))
+        labelled = maps[0]
+        links = Links("Heads as arcs", labelled.rows, labelled.columns, rows)
         names.append(all_names[layer - 1])
         grid.append(list(rows.values()))
         steps.append(Step(names[-1], [links, *maps]))
     columns = [f"head {head}" for head in heads]
     yield Grid(title, names, columns, grid, note=note)
-    yield Steps(f"{title}, layer by layer", steps)
+    title = f"{title}, layer by layer"
+    yield Steps(title, steps)
 
 
 def _heatmap(inspected: Inspected, kind: Kind, title: str, values: Matrix) -> Heatmap:
@@ -120,7 +123,8 @@ def _rows(weights: Tensor, kind: Kind) -> Matrix:
     rows = weights.tolist()
     if kind == "decoder":
         for place, row in enumerate(rows, 1):
-            row[place:] = [None] * (len(row) - place)
+            num_masked = len(row) - place
+            row[place:] = [None] * num_masked
     return rows
 
 
@@ -142,17 +146,20 @@ def alignment(inspected: Inspected) -> Iterator[Figure]:
     target_subwords = labels(target, inspected.target_ids)
     aligned = align_words(weights.tolist(), source_subwords, target_subwords)
     note = "Each pair is source-target. Words are numbered from 0."
-    yield Text("Pharaoh format", [as_pharaoh(aligned.links)], note=note)
+    pharaoh = as_pharaoh(aligned.links)
+    yield Text("Pharaoh format", [pharaoh], note=note)
     source_words = _words(source, source_ids)
     target_words = _words(target, inspected.target_ids)
+    title = "Alignment of words"
     links = torch.zeros(aligned.source_words, len(target_words))
     for i, j in aligned.links:
         links[i, j] = 1
-    yield Links("Alignment of words", source_words, target_words, {"link": links.tolist()})
+    yield Links(title, source_words, target_words, {"link": links.tolist()})
     yield _attention_of("words", aligned.weights, source_words, target_words)
+    title = "Alignment of subwords"
     strongest = weights.amax(1, keepdim=True)
     links = (weights == strongest).T.float()
-    yield Links("Alignment of subwords", source_subwords, target_subwords, {"link": links.tolist()})
+    yield Links(title, source_subwords, target_subwords, {"link": links.tolist()})
     yield _attention_of("subwords", weights.tolist(), source_subwords, target_subwords)
 
 
@@ -213,7 +220,9 @@ def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
             weights = recording.weights(kind)
             num_rows, num_columns = weights.shape[2:]
             near = off_diagonal(num_rows, num_columns) <= _NEAR
-            end = 0 if kind == "decoder" else -1
+            end = -1
+            if kind == "decoder":
+                end = 0
             looks = [
                 weights.diagonal(-1, 2, 3).sum(-1),
                 weights.diagonal(0, 2, 3).sum(-1),
@@ -237,7 +246,8 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
 
     def log_prob() -> float:
         log_probs = engine.token_log_probs(sources, targets)
-        return sum(map(sum, log_probs)) / sum(map(len, log_probs))
+        total = sum(map(sum, log_probs))
+        return total / sum(map(len, log_probs))
 
     def losses_of(module: Attention) -> list[float]:
         losses = []
@@ -249,8 +259,12 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
     whole = log_prob()
     losses = {}
     for kind in KINDS:
-        name = "cross_attention" if kind == "cross" else "self_attention"
-        layers = model.encoder if kind == "encoder" else model.decoder
+        layers = model.decoder
+        name = "self_attention"
+        if kind == "encoder":
+            layers = model.encoder
+        elif kind == "cross":
+            name = "cross_attention"
         losses[kind] = [losses_of(getattr(layer, name)) for layer in layers]
     return losses
 
@@ -258,8 +272,9 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
 def _role(shares: Sequence[float | None]) -> str:
     """Return the name of the share that dominates, or an empty string. The diagonal is last."""
     *single, diagonal = [share or 0.0 for share in shares]
-    if max(single) >= _MOSTLY:
-        return _NAMES[single.index(max(single))]
+    largest = max(single)
+    if largest >= _MOSTLY:
+        return _NAMES[single.index(largest)]
     if diagonal >= _MOSTLY:
         return _NAMES[-1]
     return ""
@@ -291,8 +306,10 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
     sources = source.encode_batch(test.source or ())
     targets = target.encode_batch(test.references[0])
     for source_ids, target_ids in zip(sources, targets, strict=True):
+        if not source_ids or not target_ids:
+            continue
         pair = ([*first, *source_ids], target_ids)
-        if source_ids and target_ids and max(map(len, pair)) <= most:
+        if max(map(len, pair)) <= most:
             pairs.append(pair)
     if not pairs:
         problem = f"{name} does not contain a sentence pair of at most {most} tokens."

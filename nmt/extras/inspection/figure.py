@@ -282,9 +282,11 @@ def figure_lines(figure: Figure) -> list[str]:
         case Tree():
             return _tree(figure)
         case Steps():
-            return list(chain.from_iterable(map(_step, figure.steps)))
+            of_steps = map(_step, figure.steps)
+            return list(chain.from_iterable(of_steps))
         case Diagram():
-            return list(chain.from_iterable(map(_stack, figure.stacks)))
+            stacks = map(_stack, figure.stacks)
+            return list(chain.from_iterable(stacks))
         case _:
             return ["(drawing: shown in the formats html and svg)"]
 
@@ -299,7 +301,8 @@ def _stack(stack: Stack) -> Iterator[str]:
     """Yield a line for each box, from the top (output) to the bottom (input)."""
     yield f"{stack.title}, from top to bottom"
     first, last, count = stack.repeated or (0, -1, 1)
-    for index, box in reversed(list(enumerate(stack.boxes))):
+    boxes = list(enumerate(stack.boxes))
+    for index, box in reversed(boxes):
         times = ""
         if first <= index <= last:
             times = f"{count} {TIMES}"

@@ -94,12 +94,14 @@ def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
         counts = train.token_counts(side, size)
         counts[EOS_ID] = len(train)  # not stored, but part of each sentence
         columns["count in training data"] = counts[ids].tolist()
+    title = f"Subwords, {side}"
     rows = zip(*columns.values(), strict=True)
-    yield Table(f"Subwords, {side}", list(columns), list(rows))
+    yield Table(title, list(columns), list(rows))
     if size <= _SMALL_VOCABULARY:
         values = _one_hot(ids, size).tolist()
         all_subwords = labels(tokenizer, range(size))
-        yield Heatmap(f"One-hot vectors, {side}", values, subwords, all_subwords)
+        title = f"One-hot vectors, {side}"
+        yield Heatmap(title, values, subwords, all_subwords)
     if inspected.has_weights:
         matrix: Tensor = inspected.model.source_vectors
         if side == "target":
@@ -108,7 +110,8 @@ def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
         index = next((index for index in ids if index > EOS_ID), ids[0])
         (subword,) = labels(tokenizer, [index])
         _, dim = matrix.shape
-        row = (_one_hot([index], size) @ matrix)[0]
+        one_hot = _one_hot([index], size)
+        (row,) = one_hot @ matrix
         lines = [
             f"x = one-hot vector of {isolated(subword)}: "
             f"{size:,} numbers; number {index:,} is 1, the rest are 0",
@@ -117,7 +120,8 @@ def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
         ]
         if inspected.config.model.scale_embeddings:
             lines.append(f"x W {ROOT}{dim:,} = {vector_text(row * dim**0.5)}")
-        yield Text(f"From one-hot to vector, {side}", lines)
+        title = f"From one-hot to vector, {side}"
+        yield Text(title, lines)
         nearest = []
         for index, subword in dict(zip(ids, subwords, strict=True)).items():
             cosines = dict(neighbours(matrix, index, _NUM_NEIGHBOURS))
@@ -131,7 +135,8 @@ def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
 
 def _one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
     """Return a one-hot vector for each id: (len(ids), V), float32."""
-    return F.one_hot(torch.tensor(ids), vocab_size).float()
+    vectors = F.one_hot(torch.tensor(ids), vocab_size)
+    return vectors.float()
 
 
 def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]]:
@@ -139,10 +144,12 @@ def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]
 
     PAD, UNK and BOS are left out, because most models never train their rows.
     """
-    cosines = F.cosine_similarity(matrix, matrix[index : index + 1])
+    row = matrix[index : index + 1]
+    cosines = F.cosine_similarity(matrix, row)
     cosines[:NUM_NEVER_CHOSEN] = -torch.inf
     cosines[index] = -torch.inf
-    values, ids = cosines.topk(min(count, len(matrix)))
+    count = min(count, len(matrix))
+    values, ids = cosines.topk(count)
     pairs = zip(ids.tolist(), values.tolist(), strict=True)
     return [(other, cosine) for other, cosine in pairs if cosine > -torch.inf]
 
@@ -164,25 +171,29 @@ def shift(inspected: Inspected) -> Iterator[Figure]:
     source, target = inspected.tokenizers
     numbers = _numbers(len(batch.source), 1)
     sources = dict(zip(numbers, batch.source.rows(), strict=True))
-    yield _table("Encoder input", source, sources)
+    title = "Encoder input"
+    yield _table(title, source, sources)
     inputs = dict(zip(numbers, batch.target.rows(), strict=True))
     outputs = dict(zip(numbers, gold.rows(), strict=True))
     steps = {}
     for number in numbers:
         steps[f"{number} reads"] = inputs[number]
         steps[f"{number} predicts"] = outputs[number]
-    yield _table("Decoder input and output", target, steps)
+    title = "Decoder input and output"
+    yield _table(title, target, steps)
     places = _numbers(batch.source.max_length, 1)
-    real = batch.source.mask().float().tolist()
-    yield Heatmap("Padding mask of the source", real, numbers, places, down="sentence")
+    mask = batch.source.mask()
+    real = mask.float().tolist()
+    title = "Padding mask of the source"
+    yield Heatmap(title, real, numbers, places, down="sentence")
     masks = decoder_mask(batch.target).float()
-    for number, mask in zip(numbers, masks, strict=True):
+    for number, of_sentence in zip(numbers, masks, strict=True):
         title = f"Decoder mask of sentence {number}"
         read = labels(target, inputs[number])
         predicted = labels(target, outputs[number])
         rows = moved(read, predicted)
         columns = _padded(target, inputs[number], longest)
-        values = mask[: len(rows)].tolist()
+        values = of_sentence[: len(rows)].tolist()
         yield Heatmap(title, values, rows, columns, 0, 1, across="token read")
 
 
@@ -194,7 +205,8 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
     """
     pairs: list[Pair] = []
     if inspected.choice.target is not None or inspected.has_weights:
-        pairs.append((inspected.source_tokens, list(inspected.target_ids)))
+        target = list(inspected.target_ids)
+        pairs.append((inspected.source_tokens, target))
     if inspected.prepared is not None:
         valid = inspected.prepared.valid
         num_rows = min(_NUM_PAIRS, len(valid))
@@ -205,8 +217,9 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
             if is_short and (source, target) not in pairs:
                 pairs.append((source, target))
     if not pairs:
+        problem = "shift needs a sentence pair, and the data is not prepared."
         fix = "Pass `source` and `target`."
-        raise ConfigError("shift needs a sentence pair, and the data is not prepared.", fix=fix)
+        raise ConfigError(problem, fix=fix)
     if len(pairs) == 1:  # a shorter second pair makes padding visible
         ((source, target),) = pairs
         pairs.append((source[:1], target[:1]))
@@ -228,7 +241,8 @@ def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -
             targets = FlatIds.of([target for _, target in pairs])
             writer.append(sources, targets, 0, range(len(pairs)))
         rows = np.arange(len(pairs))
-        return collate(ParallelStore.open(place), rows, source_bos=source_bos)
+        store = ParallelStore.open(place)
+        return collate(store, rows, source_bos=source_bos)
 
 
 def decoder_mask(target: Packed) -> Tensor:
@@ -263,7 +277,8 @@ def rates(dim: int, layout: str) -> Tensor:
     steps = half
     if layout == "sinusoidal-halves":
         steps = max(half - 1, 1)
-    return 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / steps)
+    exponents = -torch.arange(half, dtype=torch.float64) / steps
+    return 10_000.0**exponents
 
 
 def pair_columns(dim: int, layout: str) -> tuple[Tensor, Tensor]:
@@ -283,7 +298,8 @@ def shift_matrix(dim: int, layout: str, shift: int) -> Tensor:
     angles = shift * rates(dim, layout)
     sines, cosines = pair_columns(dim, layout)
     matrix = torch.zeros(dim, dim, dtype=torch.float64)
-    matrix[sines, sines] = matrix[cosines, cosines] = angles.cos()
+    matrix[sines, sines] = angles.cos()
+    matrix[cosines, cosines] = angles.cos()
     matrix[sines, cosines] = angles.sin()
     matrix[cosines, sines] = -angles.sin()
     return matrix
@@ -302,7 +318,8 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
     'PE(1, 1) = cos(1 / 10000^(0/4)) = cos(1 / 1) = 0.540302'
     """
     divisors = (1 / rates(dim, layout)).tolist()
-    values = sinusoids(position + 1, dim, layout)[position].tolist()
+    table = sinusoids(position + 1, dim, layout)
+    values = table[position].tolist()
     step = 2
     whole = dim
     if layout == "sinusoidal-halves":
@@ -336,7 +353,8 @@ def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
     title = f"Vector of position {_POSITION}, width {dim:,}, sines and cosines {LAYOUTS[layout]}"
     yield Text(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
-    later = table[:-_SHIFT] @ shift_matrix(dim, layout, _SHIFT).T
+    matrix = shift_matrix(dim, layout, _SHIFT)
+    later = table[:-_SHIFT] @ matrix.T
     differences = (later - table[_SHIFT:]).abs()
     error = differences.max().item()
     note = (
@@ -350,7 +368,8 @@ def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
     rows = torch.column_stack([matrix, toy[_POSITION], toy[last]])
     head = ["M"] + [""] * (TOY_WIDTH - 1)
     head += [f"PE({_POSITION})", f"PE({last}) = M PE({_POSITION})"]
-    yield Table(f"{_SHIFT} positions later, {LAYOUTS[layout]}", head, rows.tolist(), note=note)
+    title = f"{_SHIFT} positions later, {LAYOUTS[layout]}"
+    yield Table(title, head, rows.tolist(), note=note)
 
 
 def positions(inspected: Inspected) -> Iterator[Figure]:
@@ -361,9 +380,11 @@ def positions(inspected: Inspected) -> Iterator[Figure]:
     """
     config = inspected.config.model
     name = config.positions
-    key = "sinusoidal" if name in LAYOUTS else name
-    meaning = _MEANINGS.get(key, "")
-    yield Text("Encoding of this model", [f"model.positions: {name}"], note=meaning)
+    meaning = _MEANINGS.get(name, "")
+    if name in LAYOUTS:
+        meaning = _MEANINGS["sinusoidal"]
+    line = f"model.positions: {name}"
+    yield Text("Encoding of this model", [line], note=meaning)
     scheme = POSITIONS[name]
     if scheme.absolute is not None:
         first = config.first_position
@@ -380,7 +401,8 @@ def positions(inspected: Inspected) -> Iterator[Figure]:
                 module = getattr(inspected.model, f"{side}_embedding").positions or module
             elif is_learned:
                 note = "Not trained yet: the values are random."
-            table = module.table(end)[first:end].detach()
+            table = module.table(end).detach()
+            table = table[first:end]
             title = "Position vectors"
             if not is_one:
                 title += f", {side}"
@@ -405,7 +427,8 @@ def positions(inspected: Inspected) -> Iterator[Figure]:
 
 
 def _similarity(table: Tensor, title: str, first: int = 0) -> Heatmap:
+    title = f"{title}: similarity"
     note = "Cosine similarity. If only the distance matters, all values on a diagonal are equal."
     places = _numbers(len(table), first)
     values = similarity(table).tolist()
-    return Heatmap(f"{title}: similarity", values, places, places, -1.0, 1.0, note=note)
+    return Heatmap(title, values, places, places, -1.0, 1.0, note=note)

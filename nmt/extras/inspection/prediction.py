@@ -112,7 +112,8 @@ class ObservingStepper(ModelStepper):
         shares, places = log_probs.exp().topk(num_likely)
         likely = list(zip(places.tolist(), shares.tolist(), strict=True))
         coverage = [0.0] * len(ids)
-        self.moments.append(Moment(ids, totals, log_probs, likely, coverage))
+        moment = Moment(ids, totals, log_probs, likely, coverage)
+        self.moments.append(moment)
         self._kept = list(range(len(ids)))
         return log_probs.unsqueeze(0), state
 
@@ -156,7 +157,8 @@ def trace_search(
                 ids = moment.ids[beam]
                 coverage = moment.coverage[beam]
                 score = total / penalty(len(ids) + 1) + coverage
-                moment.finished.append((Hypothesis(ids, total, score), coverage))
+                hypothesis = Hypothesis(ids, total, score)
+                moment.finished.append((hypothesis, coverage))
     return stepper.moments, hypotheses
 
 
@@ -184,7 +186,8 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
     def observed(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
         check_options(options)
         moments, hypotheses = trace_search(inspected.model, ids, options)
-        searches.append(ObservedSearch(options, moments, hypotheses[0].ids))
+        best = hypotheses[0].ids
+        searches.append(ObservedSearch(options, moments, best))
         return hypotheses
 
     output = inspected.translate(observed)
@@ -195,26 +198,32 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
         flags = ", ".join(output.retried or output.alarms)
         first = f"The first translation was suspicious ({flags}), so there is a second search."
         result = f"The {_ORDER[taken]} translation is used. `nmt translate` does the same."
-        yield Text("Second search", [first, result])
+        title = "Second search"
+        yield Text(title, [first, result])
     for number, observed_search in enumerate(searches):
         name = names[number]
         moments = observed_search.moments
         steps = [_step(moment, tokenizer) for moment in moments]
-        yield Steps(f"{name}Decoding step by step", steps)
+        title = f"{name}Decoding step by step"
+        yield Steps(title, steps)
         nodes = _nodes(moments, observed_search.best, tokenizer)
-        yield Tree(f"{name}Beam tree", nodes)
+        title = f"{name}Beam tree"
+        yield Tree(title, nodes)
         penalty = length_penalty(observed_search.options)
         rows: Rows = []
         for hypothesis, coverage in _finished(moments):
             length = len(hypothesis.ids) + 1
             numbers = [length, hypothesis.log_prob, penalty(length), coverage, hypothesis.score]
-            rows.append([tokenizer.decode(hypothesis.ids), *numbers])
+            text = tokenizer.decode(hypothesis.ids)
+            rows.append([text, *numbers])
         note = "The first row is the translation."
         if number != taken:
             note = f"The final translation is from the {_ORDER[taken]} search."
-        yield Table(f"{name}Finished hypotheses", _FINISHED, rows, note=note)
+        title = f"{name}Finished hypotheses"
+        yield Table(title, _FINISHED, rows, note=note)
     if inspected.choice.unmasked:
-        yield from _unmasked(inspected, len(searches[0].moments) + _MORE_WORDS)
+        num_steps = len(searches[0].moments)
+        yield from _unmasked(inspected, num_steps + _MORE_WORDS)
 
 
 def _finished(moments: Sequence[Moment]) -> list[tuple[Hypothesis, float]]:
@@ -227,11 +236,13 @@ def _finished(moments: Sequence[Moment]) -> list[tuple[Hypothesis, float]]:
 
 def check_options(options: DecodingConfig) -> None:
     """Raise an error for searches other than greedy and beam search."""
-    is_other = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
-    if is_other or options.search not in ("auto", "greedy", "beam"):
+    is_other = options.search not in ("auto", "greedy", "beam")
+    is_diverse = options.diverse_beam_groups > 1
+    if is_other or is_diverse or options.sampling or options.return_alternatives:
         why = "the decoding section of this model selects a different search"
         fix = "Override the key that selects it, for example: `set` decoding.sampling=false."
-        raise ConfigError(f"The view `trace` supports greedy and beam search; {why}.", fix=fix)
+        problem = f"The view `trace` supports greedy and beam search; {why}."
+        raise ConfigError(problem, fix=fix)
 
 
 def _step(moment: Moment, tokenizer: Tokenizer) -> Step:
@@ -254,9 +265,11 @@ def _step(moment: Moment, tokenizer: Tokenizer) -> Step:
     if ended:
         note = f"Finished in this step: {', '.join(ended)}."
     last = [(BOS_ID, *ids)[-1] for ids in moment.ids]
-    read = labels(tokenizer, list(dict.fromkeys(last)))
+    different = list(dict.fromkeys(last))
+    read = labels(tokenizer, different)
     title = f"step {len(moment.ids[0]) + 1}: read {', '.join(map(isolated, read))}"
-    return Step(title, [Table("", head, rows, note=note)])
+    table = Table("", head, rows, note=note)
+    return Step(title, [table])
 
 
 def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[Node]:
@@ -345,14 +358,16 @@ def distributions(inspected: Inspected) -> Iterator[Figure]:
     shares = {}
     for name in inspected.choice.checkpoint or _DEFAULT:
         model = inspected.load(name)
-        logits[name] = model.logits(model(inspected.source, inspected.target))
+        hidden = model(inspected.source, inspected.target)
+        logits[name] = model.logits(hidden)
         shares[name] = usable_log_probs(logits[name], target).exp()
     steps = []
     for place, label in enumerate(inspected.target_labels):
         of_place = {name: of_model[place] for name, of_model in shares.items()}
         likely = _likely(inspected, gold[place], of_place)
         steps.append(Step(label, [likely]))
-    yield Steps("Target and prediction, token by token", steps)
+    title = "Target and prediction, token by token"
+    yield Steps(title, steps)
     smoothing = inspected.label_smoothing
     for name, of_model in logits.items():
         parts = losses(of_model, gold, smoothing)
@@ -363,7 +378,8 @@ def distributions(inspected: Inspected) -> Iterator[Figure]:
         sums = parts.sum(0).tolist()
         rows.append(["sum", None, *sums])
         note = f"Perplexity of the target: {math.exp(-parts[:, 0].mean()):.2f}."
-        yield Table(f"Checkpoint {name}", _LOSSES, rows, total=True, note=note)
+        title = f"Checkpoint {name}"
+        yield Table(title, _LOSSES, rows, total=True, note=note)
     vocab_size = inspected.tokenizers.target.vocab_size
     right, other, entropy = smoothed_target(vocab_size, smoothing)
     share = f"{smoothing:g} / {vocab_size:,}"
@@ -382,25 +398,30 @@ def _likely(inspected: Inspected, gold: int, shares: Mapping[str, Tensor]) -> He
     right, other, _ = smoothed_target(vocab_size, inspected.label_smoothing)
     tokens = [gold]
     for of_model in shares.values():
-        tokens += of_model.topk(min(_NUM_DRAWN, vocab_size)).indices.tolist()
+        top = of_model.topk(min(_NUM_DRAWN, vocab_size))
+        tokens += top.indices.tolist()
     tokens = list(dict.fromkeys(tokens))
     if vocab_size <= _SMALL_VOCABULARY:
         tokens = list(range(vocab_size))
     values = []
     for token in tokens:
-        row = [right if token == gold else other]
+        row = [other]
+        if token == gold:
+            row = [right]
         row += [float(of_model[token]) for of_model in shares.values()]
         values.append(row)
     note = ""
     if len(tokens) < vocab_size:
         note = f"Shown: {len(tokens)} of {vocab_size:,} tokens."
+    title = "Probability"
     columns = ["target", *shares]
-    return Heatmap("Probability", values, labels(tokenizer, tokens), columns, 0.0, 1.0, note=note)
+    return Heatmap(title, values, labels(tokenizer, tokens), columns, 0.0, 1.0, note=note)
 
 
 def usable_log_probs(logits: Tensor, gold: Tensor) -> Tensor:
     """Return log probabilities without PAD, UNK and BOS, unless in ``gold``. (T, V)."""
-    usable = logits.index_fill(1, torch.arange(NUM_NEVER_CHOSEN), -torch.inf)
+    never = torch.arange(NUM_NEVER_CHOSEN)
+    usable = logits.index_fill(1, never, -torch.inf)
     places = gold.unsqueeze(1)
     of_gold = logits.gather(1, places)
     return usable.scatter(1, places, of_gold).log_softmax(-1)
@@ -435,6 +456,7 @@ def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> Tensor:
     right = torch.tensor(gold)
     cross = F.cross_entropy(logits, right, label_smoothing=smoothing, reduction="none")
     usable = usable_log_probs(logits, right)
-    log_probs = usable.gather(1, right.unsqueeze(1))[:, 0]
+    log_probs = usable.gather(1, right.unsqueeze(1)).squeeze(1)
     _, _, entropy = smoothed_target(logits.shape[1], smoothing)
-    return torch.stack((log_probs, cross, cross - entropy), 1)
+    divergence = cross - entropy
+    return torch.stack((log_probs, cross, divergence), 1)

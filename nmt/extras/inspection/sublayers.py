@@ -131,7 +131,8 @@ class Sublayer:
         # Shaw et al. (2018): additional keys and values that depend on the distance.
         vectors = scheme and scheme.vectors(order, order)
         if vectors is not None:
-            products = products + torch.einsum("hte,tse->hts", query, vectors[0])
+            of_distance = torch.einsum("hte,tse->hts", query, vectors[0])
+            products = products + of_distance
         scores = products * width**-0.5
         if self.kind == "decoder":
             future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
@@ -139,7 +140,8 @@ class Sublayer:
         weights = scores.softmax(-1)
         mixed = weights @ value
         if vectors is not None:
-            mixed = mixed + torch.einsum("hts,tse->hte", weights, vectors[1])
+            of_distance = torch.einsum("hts,tse->hte", weights, vectors[1])
+            mixed = mixed + of_distance
         return Heads(query, key, value, products, scores, weights, mixed)
 
 
@@ -157,7 +159,8 @@ class Recording:
     def weights(self, kind: Kind) -> Tensor:
         """Return the weights of one kind of attention, from bottom to top: (layers, H, T, S)."""
         layers = self.attention(kind)
-        return torch.stack([sublayer.heads().weights for sublayer in layers])
+        weights = [sublayer.heads().weights for sublayer in layers]
+        return torch.stack(weights)
 
 
 def record(model: Transformer, source: Packed, target: Packed) -> Recording:
@@ -247,12 +250,17 @@ def score(inspected: Inspected) -> Iterator[Figure]:
         of_head = Heads(*(tensor[head - 1] for tensor in heads))
         steps = []
         for place, label in enumerate(labels):
-            steps.append(Step(f"query of {isolated(label)}", _query(labels, place, of_head)))
-        yield Steps(f"{name}, head {head}: one query at a time", steps)
+            figures = _query(labels, place, of_head)
+            title = f"query of {isolated(label)}"
+            steps.append(Step(title, figures))
+        title = f"{name}, head {head}: one query at a time"
+        yield Steps(title, steps)
     steps = []
     for place, label in enumerate(labels):
-        steps.append(Step(label, [_stages(sublayer, heads, place)]))
-    yield Steps(f"{name}: all heads, W^O, addition and norm", steps)
+        stages = _stages(sublayer, heads, place)
+        steps.append(Step(label, [stages]))
+    title = f"{name}: all heads, W^O, addition and norm"
+    yield Steps(title, steps)
     yield matrices(sublayer, "The same with matrices")
 
 
@@ -285,7 +293,8 @@ def _query(labels: Sequence[str], place: int, head: Heads) -> list[Figure]:
         f"{dot} of {isolated(labels[0])} = {terms} = {first}",
         f"{first} / {ROOT}{width} = {first} / {width**0.5:.4f} = {product / width**0.5:.4f}",
     ]
-    return [Text("First key", lines), Table("All keys", columns, rows, total=True)]
+    first_key = Text("First key", lines)
+    return [first_key, Table("All keys", columns, rows, total=True)]
 
 
 def _stages(sublayer: Sublayer, heads: Heads, place: int) -> Table:
@@ -324,11 +333,19 @@ def matrices(sublayer: Sublayer, title: str) -> Table:
         suffix += ", then norm per head"
     if getattr(module, "positions", None) is not None:
         suffix += ", then position"
-    memory = "M" if sublayer.kind == "cross" else "X"
-    # Letters of the queries' and the keys' tokens, and of the heads of keys and values.
-    t = "S" if sublayer.kind == "encoder" else "T"
-    s = "T" if sublayer.kind == "decoder" else "S"
-    g = "G" if groups < num_heads else "H"
+    # Letters: input of the keys, tokens of queries and of keys, heads of keys.
+    x = "X"
+    t = "T"
+    s = "S"
+    g = "H"
+    if sublayer.kind == "encoder":
+        t = "S"
+    elif sublayer.kind == "decoder":
+        s = "T"
+    else:
+        x = "M"
+    if groups < num_heads:
+        g = "G"
     sizes = {
         "H": num_heads,
         "G": groups,
@@ -342,8 +359,8 @@ def matrices(sublayer: Sublayer, title: str) -> Table:
     rows = [
         ("X", "input of the sublayer", f"{t}, d_model"),
         ("Q", f"X W^Q{suffix}", f"{t}, H, d_k"),
-        ("K", f"{memory} W^K{suffix}", f"{s}, {g}, d_k"),
-        ("V", f"{memory} W^V{bias}", f"{s}, {g}, d_k"),
+        ("K", f"{x} W^K{suffix}", f"{s}, {g}, d_k"),
+        ("V", f"{x} W^V{bias}", f"{s}, {g}, d_k"),
         ("scores", f"Q K^T / {ROOT}{width}", f"{t}, H, {s}"),
         ("A", "softmax(scores), row by row", f"{t}, H, {s}"),
         ("Z", "A V", f"{t}, H, d_k"),
@@ -362,7 +379,7 @@ def matrices(sublayer: Sublayer, title: str) -> Table:
     difference = (module.output(heads.concatenated) - sublayer.added).abs().max()
     most = number_text(difference.item(), "z.1e")
     note = f"Largest difference from the output of the model's attention: {most}."
-    if memory == "M":
+    if x == "M":
         note += " M is the memory, the output of the encoder."
     if groups < num_heads:
         note += f" Each of G = {groups} keys and values is shared by {num_heads // groups} queries."
@@ -381,7 +398,8 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
     """
     recording = record(inspected.model, inspected.source, inspected.target)
     gold = torch.tensor([*inspected.target_ids, EOS_ID])
-    loss = F.cross_entropy(inspected.model.logits(recording.hidden), gold)
+    logits = inspected.model.logits(recording.hidden)
+    loss = F.cross_entropy(logits, gold)
     # In a post-norm model, the topmost stream is the output. No gradients stay in the model.
     places: list[Tensor] = []
     for sublayer in recording.sublayers:
@@ -395,14 +413,18 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
         stream = float(next(gradients).norm())
         squares = 0.0
         for _ in sublayer.module.parameters():
-            squares += float(next(gradients).square().sum())
-        names = layer_names(len(getattr(inspected.model, sublayer.side)))
+            squared = next(gradients).square()
+            squares += float(squared.sum())
+        stack = getattr(inspected.model, sublayer.side)
+        names = layer_names(len(stack))
         name = f"{names[sublayer.layer - 1]}, {sublayer.name.replace('_', '-')}"
-        numbers = [before, added, after, added / before, stream, squares**0.5]
+        ratio = added / before
+        numbers = [before, added, after, ratio, stream, squares**0.5]
         rows[sublayer.side].append([name, *numbers])
     for side, of_side in rows.items():
         note = "Rows are in order from the lowest to the highest sublayer."
-        yield Table(f"{side.capitalize()}: norms", _NORMS, of_side, note=note)
+        title = f"{side.capitalize()}: norms"
+        yield Table(title, _NORMS, of_side, note=note)
     for kind, title in KINDS.items():
         weights = recording.weights(kind).detach()
         layers = layer_names(len(weights))
@@ -410,16 +432,19 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
         heads = [f"head {n}" for n in range(1, num_heads + 1)]
         note = "Mean over tokens, in nats."
         values = entropy(weights).tolist()
-        yield Heatmap(f"{title}: entropy", values, layers, heads, 0.0, note=note)
+        name = f"{title}: entropy"
+        yield Heatmap(name, values, layers, heads, 0.0, note=note)
         note = "Mean distance to the tokens that are read, in tokens."
         if kind == "cross":
             note += " Target positions are scaled to the length of the source."
         values = distance(weights).tolist()
-        yield Heatmap(f"{title}: distance", values, layers, heads, 0.0, note=note)
+        name = f"{title}: distance"
+        yield Heatmap(name, values, layers, heads, 0.0, note=note)
 
 
 def _mean_norm(vectors: Tensor) -> float:
-    return float(vectors.detach().norm(dim=-1).mean())
+    norms = vectors.detach().norm(dim=-1)
+    return float(norms.mean())
 
 
 def entropy(weights: Tensor) -> Tensor:
@@ -430,7 +455,8 @@ def entropy(weights: Tensor) -> Tensor:
 def distance(weights: Tensor) -> Tensor:
     """Return the mean distance between a token and the tokens it reads. (..., T, S) -> (...)."""
     distances = off_diagonal(*weights.shape[-2:])
-    return (weights * distances).sum(-1).mean(-1)
+    products = weights * distances
+    return products.sum(-1).mean(-1)
 
 
 def layer_names(num_layers: int) -> list[str]:
@@ -450,5 +476,6 @@ def off_diagonal(rows: int, columns: int) -> Tensor:
 
     If the sentences have different lengths, the diagonal connects their first and last tokens.
     """
-    places = torch.arange(rows) * ((columns - 1) / max(rows - 1, 1))
+    slope = (columns - 1) / max(rows - 1, 1)
+    places = torch.arange(rows) * slope
     return (torch.arange(columns) - places.unsqueeze(1)).abs()

@@ -40,7 +40,8 @@ def worked_examples() -> Iterator[Figure]:
         (f"divided by {ROOT}{_HEAD_DIM}", *scores.tolist()),
         ("softmax", *weights.tolist()),
     ]
-    yield Table("Attention of one query to two keys", ("", "key 1", "key 2"), rows)
+    title = "Attention of one query to two keys"
+    yield Table(title, ("", "key 1", "key 2"), rows)
 
     generator = torch.Generator().manual_seed(0)
     shape = (2, _NUM_SAMPLES, _HEAD_DIM)
