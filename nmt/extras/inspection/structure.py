@@ -229,7 +229,8 @@ def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Diagram:
         f"Read from bottom to top. Norms come {where} ({config.norm_position}-norm). Dropout is "
         "active in training only."
     )
-    return Diagram("Stacks", (encoder, decoder), arrows, note=note)
+    stacks = (encoder, decoder)
+    return Diagram("Stacks", stacks, arrows, note=note)
 
 
 def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
@@ -294,8 +295,10 @@ def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
     if is_decoder:
         output = [f"{dim:,} to {vocab_size:,}", *_bias(config.output_bias)]
         boxes.append(_box("output projection", output))
-        boxes.append(Box("softmax", "a probability for each subword"))
-    return Stack(title, boxes, (first, last, num_layers))
+        softmax = Box("softmax", "a probability for each subword")
+        boxes.append(softmax)
+    repeated = (first, last, num_layers)
+    return Stack(title, boxes, repeated)
 
 
 def _box(label: str, details: Sequence[str], kind: BoxKind = "output") -> Box:

@@ -45,7 +45,8 @@ def worked_examples() -> Iterator[Figure]:
 
     generator = torch.Generator().manual_seed(0)
     shape = (2, _NUM_SAMPLES, _HEAD_DIM)
-    products = torch.randn(shape, generator=generator).prod(0).sum(1)
+    vectors = torch.randn(shape, generator=generator)
+    products = vectors.prod(0).sum(1)
     scores = products * _HEAD_DIM**-0.5
     variances = [
         (f"q {DOT} k", _HEAD_DIM, products.var().item()),

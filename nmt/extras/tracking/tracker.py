@@ -77,7 +77,8 @@ class Tracker:
         self._name = name
         self._open = opener
         self._config = config
-        self._path = config.run_dir / f"tracker-{name}.json"
+        file = f"tracker-{name}.json"
+        self._path = config.run_dir / file
         self._record: dict[str, Any] = {}
         self._run: TrackedRun | None = None
         self._is_finished = False
@@ -149,7 +150,8 @@ def _scalars(event: Event) -> dict[str, float]:
 
 def _tensorboard(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
     """Write scalars, sample translations and the configuration to ``tensorboard/`` of the run."""
-    writer = library.SummaryWriter(config.run_dir / "tensorboard")
+    folder = config.run_dir / "tensorboard"
+    writer = library.SummaryWriter(folder)
 
     def write(name: str, lines: Sequence[str], step: int) -> None:
         # TensorBoard renders Markdown. Indented lines are code blocks, which stay verbatim.
