@@ -17,7 +17,7 @@ from nmt.errors import (
     NmtError,
     TokenizerError,
 )
-from nmt.registry import load_attribute
+from nmt.registry import built_in, load_attribute
 from nmt.version import __version__
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from nmt.extras.distillation.distill import distill
     from nmt.extras.distillation.options import DistillOptions
     from nmt.extras.exchange.export import export
-    from nmt.extras.exchange.hub import pull, push
-    from nmt.extras.exchange.import_model import import_model
+    from nmt.extras.exchange.hub import push
+    from nmt.extras.exchange.import_model import import_model, pull
     from nmt.extras.exchange.options import ExportOptions, ImportOptions, PullOptions, PushOptions
     from nmt.extras.inspection.command import inspect
     from nmt.extras.inspection.options import InspectOptions
@@ -64,35 +64,11 @@ __all__ = [
     "load_config", "prepare", "pull", "push", "score", "serve", "train", "translate",
 ]  # fmt: skip
 
-# Modules of names other than the core's commands, whose modules are named after them.
-_HOMES = {
-    "nmt.commands.config": ("load_config",),
-    "nmt.extras.distillation.distill": ("distill",),
-    "nmt.extras.distillation.options": ("DistillOptions",),
-    "nmt.extras.exchange.export": ("export",),
-    "nmt.extras.exchange.hub": ("pull", "push"),
-    "nmt.extras.exchange.import_model": ("import_model",),
-    "nmt.extras.exchange.options": (
-        "ExportOptions", "ImportOptions", "PullOptions", "PushOptions",
-    ),
-    "nmt.extras.inspection.command": ("inspect",),
-    "nmt.extras.inspection.options": ("InspectOptions",),
-    "nmt.extras.planning.doctor": ("doctor",),
-    "nmt.extras.planning.init": ("init",),
-    "nmt.extras.planning.options": ("InitOptions",),
-    "nmt.extras.serving.options": ("ServeOptions", "serve"),
-    "nmt.inference.request": ("Request", "Result"),
-    "nmt.inference.translator": ("Translator",),
-    "nmt.metrics.metric": ("Score",),
-}  # fmt: skip
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
-
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = f"nmt.commands.{'options' if name.endswith('Options') else name}"
-    return load_attribute(f"{_MODULES.get(name, module)}:{name}")
+    return load_attribute(built_in("public name")[name])
 
 
 def __dir__() -> list[str]:

@@ -41,9 +41,10 @@ class ConfigError(NmtError):
     def unknown(cls, kind: str, name: str, names: Iterable[str], *, near: bool = True) -> Self:
         """Return the error for an unknown name; the fix has all names, first a similar one."""
         known = list(names)
-        alike = did_you_mean(name.lower(), known).lstrip() if near else ""
-        fix = f"{alike} Use one of {', '.join(known)}." if known else "No names are defined."
-        return cls(f"{name} is not a known {kind}.", fix=fix.lstrip())
+        fix = f"Use one of {', '.join(known)}." if known else "No names are defined."
+        if near:
+            fix = f"{did_you_mean(name.lower(), known)} {fix}".lstrip()
+        return cls(f"{name} is not a known {kind}.", fix=fix)
 
     @classmethod
     def needs(cls, what: str, package: str, *, extra: str) -> ConfigError:
@@ -54,8 +55,8 @@ class ConfigError(NmtError):
     @classmethod
     def of_import(cls, error: Exception, setting: str, package: str) -> ConfigError:
         """Return the error for ``package``, named in ``setting``, that cannot be imported."""
-        missing = (isinstance(error, ModuleNotFoundError) and error.name) or ""
-        if missing.rpartition(".")[2] == package:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and missing.rpartition(".")[2] == package:
             return cls.needs(setting, package, extra=package)
         problem = f"{package} cannot be imported: {type(error).__name__}: {error}"
         return cls(problem, fix=f"Repair the package, or remove it from {setting}.")
@@ -63,8 +64,8 @@ class ConfigError(NmtError):
     @classmethod
     def joined(cls, errors: Sequence[NmtError]) -> ConfigError:
         """Combine several errors into one."""
-        last = errors[-1]
-        return cls("\n".join([*map(str, errors[:-1]), last.problem]), fix=last.fix)
+        *others, last = errors
+        return cls("\n".join([*map(str, others), last.problem]), fix=last.fix)
 
 
 class DataError(NmtError):
@@ -121,7 +122,8 @@ class GateError(NmtError):
 
 def nearest_word(word: str, words: Iterable[str]) -> str | None:
     """Return the most similar word, or None."""
-    return next(iter(get_close_matches(word, list(words), n=1)), None)
+    nearest = get_close_matches(word, list(words), n=1)
+    return nearest[0] if nearest else None
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
@@ -153,16 +155,18 @@ def command_words(command: str, *arguments: object, **options: object) -> list[s
         if value is True:
             words.append(flag)
         elif isinstance(value, (list, tuple)):
-            words += [word for each in value for word in (flag, each)]
+            for item in value:
+                words += [flag, item]
         elif value is not None and value is not False:
             words += [flag, value]
-    return [*map(str, words)]
+    return list(map(str, words))
 
 
 def join_words(words: Iterable[str]) -> str:
     """Join the words of a command, with the quotes that the user's shell needs."""
-    quoted = (f'"{word}"' if " " in word else word for word in words)
-    return " ".join(quoted) if os.name == "nt" else shlex.join(words)
+    if os.name != "nt":
+        return shlex.join(words)
+    return " ".join(f'"{word}"' if " " in word else word for word in words)
 
 
 def install_command(extra: str) -> str:

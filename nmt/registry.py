@@ -35,7 +35,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, *, suggest: bool = True) -> None:
         self.kind = kind
         self._suggest = suggest
-        self._homes = _BUILT_IN.get(kind, {})  # Name -> ``module:attribute``.
+        self._homes = built_in(kind)
         self._entries: dict[str, T] = {}  # Imported or registered.
         _BY_KIND[kind] = self
 
@@ -61,10 +61,6 @@ class Registry(Generic[T]):
             return None
         return self[name]
 
-    def is_built_in(self, name: str) -> bool:
-        """Whether ``registry.toml`` lists a name."""
-        return name in self._homes
-
     def __getitem__(self, name: str) -> T:
         """Return the entry called ``name``.
 
@@ -82,12 +78,12 @@ def names_of(kind: str) -> list[str]:
     """Return the built-in names of a kind, then the names that programs have registered."""
     if kind in _BY_KIND:
         return _BY_KIND[kind].names()
-    return built_in_names(kind)
+    return list(built_in(kind))
 
 
-def built_in_names(kind: str) -> list[str]:
-    """Return the names of a kind in ``registry.toml``."""
-    return list(_BUILT_IN.get(kind, {}))
+def built_in(kind: str) -> Mapping[str, str]:
+    """Return the entries of a kind in ``registry.toml``: name -> ``module:attribute``."""
+    return _BUILT_IN.get(kind, {})
 
 
 def chosen(choices: Mapping[str, T], name: str, kind: str) -> T:

@@ -32,13 +32,15 @@ from nmt.files.json_file import Manifest, UnknownFormatError, field, read_json
 if TYPE_CHECKING:  # finding a checkpoint must not import torch
     from torch import Tensor
 
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
 AVERAGE = "average"  # Model folder in a run folder: the average of the last checkpoints.
 BEST = "best"  # File in a run folder with the folder name of its best weights.
 ADAPTER = "adapter"  # Key of an `AdapterRecord`.
 _FILES = (MODEL, OPTIMIZER, STATE)
 _MARGIN_BYTES = 1 << 20
-_FULL, _FREE = (errno.ENOSPC, errno.EDQUOT), "Free disk space or lower training.keep_last"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_PROBLEMS = 10
 _REPLACED = r"\.step-(\d+)\.replaced"  # Old checkpoints that `atomic_folder` was replacing.
 _ANOTHER = "Use a different checkpoint of the run."
@@ -88,9 +90,12 @@ def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def _folders_named(run_dir: Path, pattern: str) -> list[tuple[int, Path]]:
-    paths = [path for path in checkpoints_dir(run_dir).glob("*") if path.is_dir()]
-    matches = [(re.fullmatch(pattern, path.name), path) for path in paths]
-    return sorted((int(match[1]), path) for match, path in matches if match)
+    folders = []
+    for path in checkpoints_dir(run_dir).glob("*"):
+        match = re.fullmatch(pattern, path.name)
+        if match and path.is_dir():
+            folders.append((int(match[1]), path))
+    return sorted(folders)
 
 
 def save_checkpoint(
@@ -116,29 +121,35 @@ def save_checkpoint(
     """
     folder = checkpoint_dir(run_dir, step)
     groups = {MODEL: model, OPTIMIZER: optimizer}
-    needed = _MARGIN_BYTES + sum(t.nbytes for group in groups.values() for t in group.values())
+    needed = _MARGIN_BYTES
+    for group in groups.values():
+        needed += sum(tensor.nbytes for tensor in group.values())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(folder.parent).free) < needed:
-            found = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
-            raise OSError(errno.ENOSPC, found)
+        free = shutil.disk_usage(folder.parent).free
+        if free < needed:
+            reason = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
+            raise OSError(errno.ENOSPC, reason)
         with atomic.atomic_folder(folder, replace=True) as temporary:
             for name, group in groups.items():
                 # safetensors needs contiguous tensors. Views of one buffer are allowed, because
                 # they do not overlap.
                 rows = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
-                save_tensors(rows, temporary / name, state.get(ADAPTER) if name == MODEL else None)
+                adapter = state.get(ADAPTER) if name == MODEL else None
+                save_tensors(rows, temporary / name, adapter)
                 del rows  # frees memory before the next group is copied
             document = {FORMAT_KEY: FORMAT, **state}
-            text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-            (temporary / STATE).write_bytes(text.encode())
+            text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
+            (temporary / STATE).write_bytes(f"{text}\n".encode())
             Manifest.of(temporary, _FILES, step).write(temporary)
     except (OSError, safetensors.SafetensorError) as error:
         # safetensors reports an error of the system as text only
         reason = getattr(error, "strerror", None) or str(error)
-        is_full = any(n == getattr(error, "errno", 0) or f"os error {n})" in reason for n in _FULL)
-        todo = "Check that the folder can be written"
-        fix = f"{_FREE if is_full else todo}, then run the same command again."
+        number = getattr(error, "errno", 0)
+        remedy = "Check that the folder can be written"
+        if number in _FULL or any(f"os error {full})" in reason for full in _FULL):
+            remedy = "Free disk space or lower training.keep_last"
+        fix = f"{remedy}, then run the same command again."
         raise CheckpointError(f"{folder} was not written: {reason}.", fix=fix) from error
     return folder
 
@@ -149,12 +160,13 @@ def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     copies = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in buffers:
+        address = storage.data_ptr()
+        if address not in buffers:
             size = storage.nbytes() // tensor.element_size()
             whole = tensor.detach().as_strided((size,), (1,), 0)
-            buffers[storage.data_ptr()] = whole.to("cpu", copy=True)
-        buffer = buffers[storage.data_ptr()]
-        copies[name] = buffer.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            buffers[address] = whole.to("cpu", copy=True)
+        offset = tensor.storage_offset()
+        copies[name] = buffers[address].as_strided(tensor.shape, tensor.stride(), offset)
     return copies
 
 
@@ -166,9 +178,12 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """
     manifest = Manifest.read(folder)
     manifest.verify(folder, _FILES)
-    model, optimizer = (load_tensors(folder / name) for name in (MODEL, OPTIMIZER))
-    state = read_state(folder)
-    return Checkpoint(step=manifest.step, model=model, optimizer=optimizer, state=state)
+    return Checkpoint(
+        step=manifest.step,
+        model=load_tensors(folder / MODEL),
+        optimizer=load_tensors(folder / OPTIMIZER),
+        state=read_state(folder),
+    )
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -192,10 +207,10 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         return field(read_json(path), kind=dict)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing.", fix=_ANOTHER) from error
     except (OSError, ValueError) as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        problem = f"{path} is {'missing' if is_missing else f'damaged: {error}'}."
-        raise CheckpointError(problem, fix=_ANOTHER) from error
+        raise CheckpointError(f"{path} is damaged: {error}.", fix=_ANOTHER) from error
 
 
 def save_tensors(
@@ -211,7 +226,8 @@ def save_tensors(
     from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
 
     # One entry, because safetensors writes several entries in random order.
-    save_file(dict(tensors), path, {ADAPTER: json.dumps(adapter)} if adapter else None)
+    metadata = {ADAPTER: json.dumps(adapter)} if adapter else None
+    save_file(dict(tensors), path, metadata)
 
 
 def adapter_record(path: Path) -> AdapterRecord | None:
@@ -221,9 +237,11 @@ def adapter_record(path: Path) -> AdapterRecord | None:
         CheckpointError: The file is missing, damaged, or not a safetensors file.
     """
     with tensor_errors(path), safetensors.safe_open(path, framework="numpy") as file:
-        text = (file.metadata() or {}).get(ADAPTER)
+        metadata = file.metadata() or {}
+    if ADAPTER not in metadata:
+        return None
     try:
-        return None if text is None else TypeAdapter(AdapterRecord).validate_json(text)
+        return TypeAdapter(AdapterRecord).validate_json(metadata[ADAPTER])
     except ValidationError as error:
         raise CheckpointError(f"{path} has damaged metadata: {error}", fix=_ANOTHER) from error
 
@@ -254,15 +272,18 @@ def tensor_errors(path: Path) -> Iterator[None]:
 
 def tensor_differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     """Describe the differences of names and shapes, one per line; empty if there are none."""
-    problems = [f"missing: {name}" for name in sorted(expected.keys() - found.keys())]
-    problems += [f"unexpected: {name}" for name in sorted(found.keys() - expected.keys())]
-    problems += [
-        f"{name}: shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    more = len(problems) - _MAX_PROBLEMS
-    return "\n  ".join(problems[:_MAX_PROBLEMS] + ([f"... and {more} more"] if more > 0 else []))
+    missing = sorted(expected.keys() - found.keys())
+    unexpected = sorted(found.keys() - expected.keys())
+    problems = [f"missing: {name}" for name in missing]
+    problems += [f"unexpected: {name}" for name in unexpected]
+    for name, tensor in expected.items():
+        if name in found and found[name].shape != tensor.shape:
+            shapes = f"shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+            problems.append(f"{name}: {shapes}")
+    num_more = len(problems) - _MAX_PROBLEMS
+    if num_more > 0:
+        problems[_MAX_PROBLEMS:] = [f"... and {num_more} more"]
+    return "\n  ".join(problems)
 
 
 def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
@@ -279,9 +300,11 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     """
     problems: list[str] = []
     # If a kill interrupted the replacement of a checkpoint, its old version still counts.
-    replaced = _folders_named(run_dir, _REPLACED)
-    aside = [x for x in replaced if not checkpoint_dir(run_dir, x[0]).exists()]
-    for step, folder in sorted(list_checkpoints(run_dir) + aside, reverse=True):
+    folders = list_checkpoints(run_dir)
+    for step, folder in _folders_named(run_dir, _REPLACED):
+        if not checkpoint_dir(run_dir, step).exists():
+            folders.append((step, folder))
+    for step, folder in sorted(folders, reverse=True):
         try:
             manifest = Manifest.read(folder)
             if manifest.step != step:
@@ -349,7 +372,8 @@ def read_best(run_dir: Path) -> Path | None:
         return None
     if not re.fullmatch(rf"step-\d+|{AVERAGE}", name):
         return None
-    folder = (run_dir if name == AVERAGE else checkpoints_dir(run_dir)) / name
+    parent = run_dir if name == AVERAGE else checkpoints_dir(run_dir)
+    folder = parent / name
     return folder if folder.is_dir() else None
 
 
@@ -361,8 +385,8 @@ def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
     >>> by_score([10, 20, 30, 40], {10: float("nan"), 20: 3.0, 30: 9.0})
     [30, 20]
     """
-    scored = (step for step in steps if not math.isnan(scores.get(step, math.nan)))
-    return sorted(scored, key=lambda step: (-scores[step], step))
+    scored = [step for step in sorted(steps) if not math.isnan(scores.get(step, math.nan))]
+    return sorted(scored, key=scores.__getitem__, reverse=True)
 
 
 def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[int]) -> list[int]:
@@ -377,9 +401,13 @@ def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[in
     >>> newest_steps([10, 20, 22, 30, 33], 3, due_every=[10])
     [20, 30, 33]
     """
-    ordered = sorted(steps)
-    due = [step for step in ordered[:-1] if any(step % every == 0 for every in due_every)]
-    return [*due, *ordered[-1:]][-count:]
+    kept = []
+    last = max(steps, default=None)
+    for step in sorted(steps):
+        is_due = any(step % every == 0 for every in due_every)
+        if is_due or step == last:
+            kept.append(step)
+    return kept[-count:]
 
 
 def expired(
@@ -403,6 +431,6 @@ def expired(
     >>> expired([10, 20, 30, 40], scores, keep_last=1, keep_best=1, due_every=[10])
     [10, 30]
     """
+    newest = newest_steps(steps, keep_last, due_every=due_every)
     best = by_score(steps, scores)[:keep_best]
-    kept = {*newest_steps(steps, keep_last, due_every=due_every), *best}
-    return sorted(step for step in steps if step not in kept)
+    return sorted(set(steps) - set(newest) - set(best))

@@ -42,8 +42,11 @@ if TYPE_CHECKING:  # finding a model must not import torch
     from nmt.model.transformer import Transformer
 
 
-CONFIG, TOKENIZER, CARD = "config.yaml", "tokenizer", "README.md"
-SHORTLIST, CONFIDENCE = "shortlist.safetensors", "confidence.json"
+CONFIG = "config.yaml"
+TOKENIZER = "tokenizer"
+CARD = "README.md"
+SHORTLIST = "shortlist.safetensors"
+CONFIDENCE = "confidence.json"
 PROFILES = "languages.json"
 # Files that a completed run has. The shortlist and the profiles of languages depend only on the
 # data; most models need no profiles. The confidence scores are calibrated on translations of the
@@ -110,29 +113,39 @@ def is_ctranslate2(folder: Path) -> bool:
 
 
 def _is_model(folder: Path) -> bool:
-    has_weights = stored.checkpoints_dir(folder).is_dir() or (folder / stored.MODEL).is_file()
-    return has_weights and (folder / CONFIG).is_file()
+    if not (folder / CONFIG).is_file():
+        return False
+    return stored.checkpoints_dir(folder).is_dir() or (folder / stored.MODEL).is_file()
 
 
-def _runs_in(*places: Path) -> str:
+def _models_in(*places: Path) -> str:
     """Return the model folders directly inside ``places``, separated by commas."""
-    configs = [path for place in places for path in place.glob(f"*/{CONFIG}")]
-    return ", ".join(sorted({str(x.parent) for x in configs if _is_model(x.parent)})[:_MAX_PLACES])
+    models = set[str]()
+    for place in places:
+        for path in place.glob(f"*/{CONFIG}"):
+            if _is_model(path.parent):
+                models.add(str(path.parent))
+    return ", ".join(sorted(models)[:_MAX_PLACES])
 
 
 def _no_model(folder: Path) -> CheckpointError:
     """Return the error for a path without config.yaml; its fix has the path to pass instead."""
     for parent in list(folder.parents)[:_MAX_DEPTH]:
-        if _is_model(parent):  # as in ``runs/mine/best``
-            part = re.fullmatch(rf"step-\d+|{stored.BEST}|last|{stored.AVERAGE}", folder.name)
-            problem = f"{folder} is {'a checkpoint' if part else 'a part'} of the model {parent}."
-            which = f" with `checkpoint` {folder.name}" if part else ""
-            return CheckpointError(problem, fix=f"Pass {parent}{which}.")
-    name_it = "Pass a run folder created by `nmt train`"
+        if not _is_model(parent):
+            continue
+        # As in ``runs/mine/best``.
+        if re.fullmatch(rf"step-\d+|{stored.BEST}|last|{stored.AVERAGE}", folder.name):
+            problem = f"{folder} is a checkpoint of the model {parent}."
+            fix = f"Pass {parent} with `checkpoint` {folder.name}."
+            return CheckpointError(problem, fix=fix)
+        return CheckpointError(f"{folder} is a part of the model {parent}.", fix=f"Pass {parent}.")
+    fix = "Pass a run folder created by `nmt train`"
     if folder.is_dir():
-        such_as = f", such as {inside}" if (inside := _runs_in(folder)) else ""
+        models = _models_in(folder)
+        if models:
+            fix += f", such as {models}"
         problem = f"{folder} is not a model folder: config.yaml is missing."
-        return CheckpointError(problem, fix=f"{name_it}{such_as}.")
+        return CheckpointError(problem, fix=f"{fix}.")
     if folder.is_file() and folder.suffix in (".yaml", ".yml"):
         return _of_config(folder, f"{folder} is a configuration, not a model")
     hub = re.fullmatch(r"(hub:|(?!runs/|models/))([\w.-]+/[\w.-]+)", str(folder))
@@ -140,11 +153,15 @@ def _no_model(folder: Path) -> CheckpointError:
         pull = shell_command("pull", hub[2], output=f"models/{folder.name}")
         fix = f"To download it from the Hugging Face Hub, run: {pull}"
         return CheckpointError(f"{folder} does not exist here.", fix=fix)
-    there = _runs_in(folder.parent, Path("runs"))
-    fix = f"{name_it}, such as {there}" if there else "Train a model first: `nmt train CONFIG`"
-    whence = "" if folder.is_absolute() else ". Relative paths start at the working directory"
-    what = "is not a folder" if folder.exists() else "does not exist"
-    return CheckpointError(f"{folder} {what}.", fix=f"{fix}{whence}.")
+    models = _models_in(folder.parent, Path("runs"))
+    if models:
+        fix += f", such as {models}"
+    else:
+        fix = "Train a model first: `nmt train CONFIG`"
+    if not folder.is_absolute():
+        fix += ". Relative paths start at the working directory"
+    state = "is not a folder" if folder.exists() else "does not exist"
+    return CheckpointError(f"{folder} {state}.", fix=f"{fix}.")
 
 
 def _of_config(path: Path, problem: str) -> CheckpointError:
@@ -233,7 +250,8 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
         return find_model(weights_dir)
     manifest = Manifest.read(weights_dir)
     if weights_dir == folder:
-        manifest.verify(folder, (name for name in manifest.files if name != stored.MODEL))
+        others = [name for name in manifest.files if name != stored.MODEL]
+        manifest.verify(folder, others)
     else:
         manifest.verify(weights_dir, (stored.STATE,))
         _check_run_files(folder, weights_dir, config)
@@ -296,7 +314,8 @@ def _read_model(files: ModelFiles, path: Path) -> Transformer:
         problem = f"config.yaml and tokenizer of {files.folder} do not match: {error}."
         raise CheckpointError(problem, fix=_RESTORE) from error
     weights = stored.load_tensors(path)
-    if problems := stored.tensor_differences(weights, model.state_dict()):
+    problems = stored.tensor_differences(weights, model.state_dict())
+    if problems:
         problem = f"{path} does not match config.yaml and tokenizer:\n  {problems}"
         raise CheckpointError(problem, fix=_RESTORE)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
@@ -305,16 +324,22 @@ def _read_model(files: ModelFiles, path: Path) -> Transformer:
 
 def _check_widths(path: Path, config: ModelConfig) -> None:
     """Check the widths in the configuration, so that a wrong width does not allocate memory."""
+    sizes = set[int]()
     with stored.tensor_errors(path), safe_open(path, framework="numpy") as file:
-        found = {size for name in file.keys() for size in file.get_slice(name).get_shape()}  # noqa: SIM118
-    names = ["model_dim", "decoder_model_dim", "ff_dim", "decoder_ff_dim"]
-    names += ["max_positions"] if config.positions == "learned" else []
-    widths = {name: width for name in names if (width := getattr(config, name)) is not None}
+        for name in file.keys():  # noqa: SIM118
+            sizes.update(file.get_slice(name).get_shape())
+    keys = ["model_dim", "decoder_model_dim", "ff_dim", "decoder_ff_dim"]
+    if config.positions == "learned":
+        keys.append("max_positions")
     gates = 2 if config.activation == "swiglu" else 1  # SwiGLU stacks two matrices in one
-    if wrong := [name for name, width in widths.items() if not {width, gates * width} & found]:
-        listed = ", ".join(f"model.{name} is {widths[name]:,}" for name in wrong)
-        problem = f"config.yaml does not match {path}: {listed}, but no tensor has that size."
-        raise CheckpointError(problem, fix=_RESTORE)
+    wrong = []
+    for key in keys:
+        width = getattr(config, key)
+        if width is not None and not {width, gates * width} & sizes:
+            wrong.append(f"model.{key} is {width:,}")
+    if wrong:
+        problem = f"config.yaml does not match {path}: {', '.join(wrong)}"
+        raise CheckpointError(f"{problem}, but no tensor has that size.", fix=_RESTORE)
 
 
 def _check_run_files(folder: Path, weights_dir: Path, config: InferenceConfig) -> None:
@@ -324,18 +349,22 @@ def _check_run_files(folder: Path, weights_dir: Path, config: InferenceConfig) -
     tokenizers are verified before they are parsed.
     """
     recorded = stored.read_state(weights_dir).get("identity", {})
-    names = recorded.keys() & {"source_language", "target_language", "model"}
-    plain = config.model_dump(mode="json")
-    was, now = ({name: each[name] for name in sorted(names)} for each in (recorded, plain))
-    if "model" in names:  # a key that was renamed cannot be compared
-        both = [key for key in now["model"] if key in was["model"]]
-        for each in (was, now):
-            each["model"] = {key: each["model"][key] for key in both}
-    if found := changed_settings(was, now):
-        listed = "\n  ".join(found)
+    present = config.model_dump(mode="json")
+    changes = []
+    for name in ("model", "source_language", "target_language"):
+        if name in recorded:
+            was = recorded[name]
+            now = present[name]
+            if name == "model":  # a key that was renamed cannot be compared
+                now = {key: value for key, value in now.items() if key in was}
+                was = {key: was[key] for key in now}
+            changes += changed_settings(was, now, name)
+    if changes:
+        listed = "\n  ".join(changes)
         problem = f"{folder / CONFIG} does not match the weights in {weights_dir}:\n  {listed}"
         raise CheckpointError(problem, fix=_RESTORE)
-    expected, place = recorded.get("vocab_hash"), folder / TOKENIZER
+    expected = recorded.get("vocab_hash")
+    place = folder / TOKENIZER
     if expected is not None and place.is_dir() and tokenizer_hash(place) != expected:
         fix = "Restore the tokenizer folder of the run; the prepared data contain a copy."
         raise CheckpointError(f"{place} is not the tokenizer of this model.", fix=fix)
@@ -351,30 +380,40 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
             text = "%s contains a single model: `checkpoint` %s has no effect"
             logger.warning(text, folder, checkpoint)
         return folder
-    if step := re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint):
+    step = re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint)
+    if step:
         chosen = stored.checkpoint_dir(folder, int(step[1]))
-        there = ", ".join(sorted(path.name for path in checkpoints.glob("step-*")))
-        problem = f"{folder} has no checkpoint {chosen.name}; it has {there or 'no checkpoints'}."
+        present = sorted(path.name for path in checkpoints.glob("step-*"))
+        listed = ", ".join(present) or "no checkpoints"
+        problem = f"{folder} has no checkpoint {chosen.name}; it has {listed}."
         fix = "Set `checkpoint` to best, last or a listed step."
     elif checkpoint == stored.AVERAGE:
-        chosen, problem = folder / stored.AVERAGE, f"{folder} has no averaged weights."
+        chosen = folder / stored.AVERAGE
+        problem = f"{folder} has no averaged weights."
         fix = "Run `nmt average`, or set training.average_last and train to the end."
-    elif checkpoint not in ("best", "last"):
+    elif checkpoint in ("best", "last"):
+        return _best_or_last(folder, checkpoint)
+    else:
         fix = "Set `checkpoint` to best, last, step-N or average."
         raise ConfigError(f"`checkpoint` is {checkpoint[:_MAX_SHOWN]!r}.", fix=fix)
-    elif checkpoint == "best" and (best := stored.read_best(folder)):
-        return best
-    elif newest := stored.newest_checkpoint(folder):
-        if checkpoint == "best" and (folder / stored.BEST).is_file():
-            text = "the best checkpoint of %s does not exist any more; using the newest, %s"
-            logger.warning(text, folder, newest.name)
-        return newest
-    else:
-        fix = "Train first: `nmt train CONFIG`."
-        raise CheckpointError(f"{folder} has no checkpoint yet.", fix=fix)
     if not chosen.is_dir():
         raise CheckpointError(problem, fix=fix)
     return chosen
+
+
+def _best_or_last(folder: Path, checkpoint: str) -> Path:
+    if checkpoint == "best":
+        best = stored.read_best(folder)
+        if best:
+            return best
+    newest = stored.newest_checkpoint(folder)
+    if newest is None:
+        fix = "Train first: `nmt train CONFIG`."
+        raise CheckpointError(f"{folder} has no checkpoint yet.", fix=fix)
+    if checkpoint == "best" and (folder / stored.BEST).is_file():
+        text = "the best checkpoint of %s does not exist any more; using the newest, %s"
+        logger.warning(text, folder, newest.name)
+    return newest
 
 
 def read_extra(path: Path, kind: type[T], *, fix: str) -> T | None:
@@ -389,7 +428,8 @@ def read_extra(path: Path, kind: type[T], *, fix: str) -> T | None:
         CheckpointError: The file is damaged.
     """
     try:
-        return TypeAdapter(kind).validate_python(field(read_json(path, finite=True), kind=dict))
+        values = field(read_json(path, finite=True), kind=dict)
+        return TypeAdapter(kind).validate_python(values)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -429,10 +469,11 @@ def check_new_folder(folder: Path, source: Path) -> None:
     """
     fix = "Set `output` to a folder that you can write to."
     with write_errors(folder, ConfigError, fix=fix):
-        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             fix = "Set `output` to a new folder, or delete this folder first."
             raise ConfigError(f"{folder} already exists; nmt does not overwrite it.", fix=fix)
-        if folder.resolve().is_relative_to(stored.checkpoints_dir(source).resolve()):
+        checkpoints = stored.checkpoints_dir(source).resolve()
+        if folder.resolve().is_relative_to(checkpoints):
             fix = "Set `output` to a folder outside of the checkpoints."
             raise ConfigError(f"{folder} is among the checkpoints of the run.", fix=fix)
 
@@ -457,8 +498,8 @@ def write_model_folder(
             if source is not None:
                 (temporary / TOKENIZER).mkdir()
                 write_folder_config(temporary, *load_folder_document(source))
-                parts = [source / name for name in EXTRAS]
-                for path in (*parts, *(source / TOKENIZER).iterdir()):
+                extras = [source / name for name in EXTRAS]
+                for path in (*extras, *(source / TOKENIZER).iterdir()):
                     if path.is_file():
                         shutil.copyfile(path, temporary / path.relative_to(source))
             write(temporary)
@@ -468,9 +509,9 @@ def write_model_folder(
             names = [path.relative_to(temporary).as_posix() for path in paths]
             Manifest.of(temporary, names, step).write(temporary)
     except (OSError, SafetensorError) as error:
-        problem = f"{folder} was not written: {getattr(error, 'strerror', None) or error}."
+        reason = getattr(error, "strerror", None) or error
         fix = "Choose an empty, writable folder on a disk with enough free space."
-        raise CheckpointError(problem, fix=fix) from error
+        raise CheckpointError(f"{folder} was not written: {reason}.", fix=fix) from error
 
 
 def write_folder_config(folder: Path, config: InferenceConfig, record: Mapping[str, Any]) -> None:
@@ -506,7 +547,8 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
             if not weight.isfinite().all():
                 problem = f"{path / stored.MODEL}: {name} contains values that are not finite."
                 raise CheckpointError(problem, fix="Remove this checkpoint: its training diverged.")
-        if sums and (problems := stored.tensor_differences(weights, sums)):
+        problems = stored.tensor_differences(weights, sums)
+        if sums and problems:
             fix = "Average only checkpoints of one run."
             raise CheckpointError(f"{path} does not match {paths[0]}:\n  {problems}", fix=fix)
         for name in list(weights):
@@ -514,7 +556,10 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
                 sums[name] += weights.pop(name)
             else:
                 sums[name] = weights.pop(name).double()
-    return {name: sums.pop(name).div_(len(paths)).float() for name in list(sums)}
+    means = {}
+    for name in list(sums):
+        means[name] = sums.pop(name).div_(len(paths)).float()
+    return means
 
 
 def write_average(
@@ -537,9 +582,14 @@ def write_average(
     """
     manifests = [Manifest.read(path) for path in paths]
     steps = [manifest.step for manifest in manifests]
-    made_of = [{"step": x.step, "sha256": x.files[stored.MODEL].sha256} for x in manifests]
-    record: dict[str, Any] = {} if score is None else {"score": score}
-    record |= {"package_version": __version__, "steps": steps, "checkpoints": made_of}
+    hashes = [manifest.files[stored.MODEL].sha256 for manifest in manifests]
+    pairs = zip(steps, hashes, strict=True)
+    record: dict[str, Any] = {}
+    if score is not None:
+        record["score"] = score
+    record["package_version"] = __version__
+    record["steps"] = steps
+    record["checkpoints"] = [{"step": step, "sha256": sha256} for step, sha256 in pairs]
 
     def write(place: Path) -> None:
         adapter = stored.adapter_record(paths[0] / stored.MODEL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import shutil
 from collections.abc import Callable, Mapping
@@ -46,12 +45,17 @@ def identity(
         vocab_hash: Hash of the tokenizer.
         num_processes: Number of training processes.
     """
-    # BPE-dropout and noise can make pairs longer than the filters allow, so max_length matters.
-    is_redrawn = config.batch.bpe_dropout or any(x.noise.rates for x in config.data.train)
+    budget = {}
+    if config.training.schedule.needs_budget:
+        budget = bound_values(config, "budget")
+    filters = {}
+    if config.batch.bpe_dropout or any(corpus.noise.rates for corpus in config.data.train):
+        # BPE-dropout and noise can make pairs longer than the filters allow.
+        filters["max_length"] = config.filters.max_length
     return {
         **bound_values(config, "run"),
-        "filters": {"max_length": config.filters.max_length} if is_redrawn else {},
-        "budget": bound_values(config, "budget") if config.training.schedule.needs_budget else {},
+        "filters": filters,
+        "budget": budget,
         "num_processes": num_processes,
         "data_hash": data_hash,
         "vocab_hash": vocab_hash,
@@ -62,12 +66,15 @@ def machine(device: torch.device) -> dict[str, Any]:
     """Return properties of the machine and torch that bit-exact results depend on, as JSON data."""
     import torch  # noqa: PLC0415 - finding a model must not import torch
 
-    kind, is_deterministic = device.type, torch.are_deterministic_algorithms_enabled()
+    name = device.type
+    is_deterministic = torch.are_deterministic_algorithms_enabled() or name == "cpu"
+    if name == "cuda":
+        name = torch.cuda.get_device_name(device)
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
-        "deterministic": is_deterministic or kind == "cpu",
+        "device": name,
+        "deterministic": is_deterministic,
         "architecture": platform.machine(),
     }
 
@@ -83,20 +90,23 @@ def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
     Returns:
         ``key: was ..., is ...`` for each difference.
     """
-    found = []
+    changes: list[str] = []
     if isinstance(was, list) and isinstance(now, list):
-        # The number of corpora may differ. The common corpora are then compared.
-        is_of_sections = any(isinstance(item, Mapping) for item in (*was, *now))
-        if len(was) != len(now) and is_of_sections:
-            found = [f"{path}: was a list of {len(was)}, is a list of {len(now)}"]
-        if len(was) == len(now) or is_of_sections:
-            was, now = (dict(enumerate(each[: min(len(was), len(now))])) for each in (was, now))
+        has_sections = any(isinstance(item, Mapping) for item in (*was, *now))
+        if len(was) == len(now) or has_sections:
+            # The number of corpora may differ. The common corpora are then compared.
+            if len(was) != len(now):
+                changes.append(f"{path}: was a list of {len(was)}, is a list of {len(now)}")
+            common = min(len(was), len(now))
+            was = dict(enumerate(was[:common]))
+            now = dict(enumerate(now[:common]))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys((*was, *now)):
-            where = f"{path}.{key}" if path else str(key)
-            found += changed_settings(was.get(key), now.get(key), where)
-        return found
-    return found if was == now else [f"{path}: was {_shown(was)}, is {_shown(now)}"]
+            place = f"{path}.{key}" if path else str(key)
+            changes += changed_settings(was.get(key), now.get(key), place)
+    elif was != now:
+        changes.append(f"{path}: was {_shown(was)}, is {_shown(now)}")
+    return changes
 
 
 def _shown(value: Any) -> str:
@@ -106,7 +116,9 @@ def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     text = str(value)
-    return f"{text[:12]}..." if len(text) == _HASH_LENGTH else text
+    if len(text) == _HASH_LENGTH:
+        return f"{text[:12]}..."
+    return text
 
 
 def check_resumable(
@@ -124,30 +136,29 @@ def check_resumable(
         CheckpointError: A setting has changed that must not change, or ``exact`` is set and the
             result would not be bit-exact.
     """
-    identities = recorded["identity"], present["identity"]
-    refuse_changed_settings(*identities, run_dir)
-    found = changed_settings(recorded["machine"], present["machine"])
-    new_length = "the learning rate now follows the schedule of the new length"
-    budgets = changed_settings(*(each["budget"] for each in identities))
-    found += [f"{change}; {new_length}" for change in budgets]
-    shares = [_shares(each) for each in identities]
-    if shares[0] != shares[1]:  # each process draws its own random numbers
-        before, then = (f"{processes} x {batches}" for processes, batches in shares)
-        found.append(f"processes x batch.gradient_accumulation: was {before}, is {then}")
+    was = recorded["identity"]
+    now = present["identity"]
+    refuse_changed_settings(was, now, run_dir)
+    changes = changed_settings(recorded["machine"], present["machine"])
+    for change in changed_settings(was["budget"], now["budget"]):
+        changes.append(f"{change}; the learning rate now follows the schedule of the new length")
+    if _shares(was) != _shares(now):  # each process draws its own random numbers
+        shares = f"was {_shares(was)}, is {_shares(now)}"
+        changes.append(f"processes x batch.gradient_accumulation: {shares}")
     # Without deterministic kernels, even two runs on one machine differ.
-    if not any(each["machine"]["deterministic"] for each in (recorded, present)):
-        found.append("training.deterministic: is false")
-    if found and exact:
-        listed = "\n  ".join(found)
+    if not (recorded["machine"]["deterministic"] or present["machine"]["deterministic"]):
+        changes.append("training.deterministic: is false")
+    if changes and exact:
+        listed = "\n  ".join(changes)
         problem = f"Resuming would not be bit-exact on this machine:\n  {listed}"
         fix = "Use the same machine type, torch version and settings, or remove `exact`."
         raise CheckpointError(problem, fix=fix)
-    return [f"resuming is not bit-exact: {difference}" for difference in found]
+    return [f"resuming is not bit-exact: {change}" for change in changes]
 
 
-def _shares(of_run: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of processes in an `identity`, and batches per update and process."""
-    return of_run["num_processes"], of_run["batch"]["gradient_accumulation"]
+def _shares(of_run: Identity) -> str:
+    """Return the number of processes, and of batches per update and process: ``2 x 4``."""
+    return f"{of_run['num_processes']} x {of_run['batch']['gradient_accumulation']}"
 
 
 def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
@@ -183,23 +194,31 @@ def refuse_changed_settings(recorded: Identity, present: Identity, run_dir: Path
         CheckpointError: A setting, the data or the tokenizer has changed.
     """
     refuse_other_keys(recorded, present, run_dir)
-    was, now = ({**each, "budget": None} for each in (recorded, present))
-    # None if the batch size is measured: then the number of batches may change.
-    batches = [
-        None if each["batch"]["max_tokens"] == "auto" else math.prod(_shares(each))
-        for each in (was, now)
-    ]
-    if batches[0] == batches[1]:
-        for each in (was, now):
-            batch = {**each["batch"], "gradient_accumulation": None}
-            each |= {"num_processes": None, "batch": batch}
-    if found := changed_settings(was, now):
+    was = {**recorded, "budget": None}
+    now = {**present, "budget": None}
+    if _batches_per_update(was) == _batches_per_update(now):
+        for values in (was, now):
+            values["num_processes"] = None
+            values["batch"] = {**values["batch"], "gradient_accumulation": None}
+    changes = changed_settings(was, now)
+    if changes:
         fix = f"To resume, restore these settings from {run_dir / CONFIG}. "
         fix += "To start a new run, set a new run_dir."
-        if any(line.startswith("data_hash") for line in found):
+        if any(line.startswith("data_hash") for line in changes):
             fix += " The data_hash changes with the corpora, the filters and the tokenizer."
-        listed = "\n  ".join(found)
+        listed = "\n  ".join(changes)
         raise CheckpointError(f"{run_dir} was trained with other settings:\n  {listed}", fix=fix)
+
+
+def _batches_per_update(of_run: Identity) -> int | None:
+    """Return the batches per update of all processes; None if the batch size is measured.
+
+    Then the number of batches may change.
+    """
+    batch = of_run["batch"]
+    if batch["max_tokens"] == "auto":
+        return None
+    return of_run["num_processes"] * batch["gradient_accumulation"]
 
 
 def refuse_other_keys(recorded: Identity, present: Identity, run_dir: Path) -> None:
@@ -210,24 +229,27 @@ def refuse_other_keys(recorded: Identity, present: Identity, run_dir: Path) -> N
         present: `identity` of this process.
         run_dir: The run folder, for messages.
     """
-    if other := _keys(recorded) ^ _keys(present):
+    other = _keys(recorded) ^ _keys(present)
+    if other:
         names = sorted(".".join(path) for path in other if path[:-1] not in other)
-        more = f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else ""
-        listed = ", ".join(names[:_MOST_KEYS]) + more
-        was = f"{run_dir} was trained by a different version of nmt."
-        problem = f"{was} Configuration keys that only one of the versions has: {listed}."
+        listed = ", ".join(names[:_MOST_KEYS])
+        if len(names) > _MOST_KEYS:
+            listed += f" and {len(names) - _MOST_KEYS} more"
+        problem = f"{run_dir} was trained by a different version of nmt."
+        problem += f" Configuration keys that only one of the versions has: {listed}."
         fix = "To train again with this version, set a new run_dir."
         raise CheckpointError(problem, fix=fix)
 
 
 def _keys(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
     """Return the paths of all keys in an `identity`."""
-    found = set[tuple[str, ...]]()
+    paths: set[tuple[str, ...]] = set()
     for name, value in values.items():
-        found.add((*above, name))
+        path = (*above, name)
+        paths.add(path)
         if isinstance(value, Mapping) and name not in _VARYING:
-            found |= _keys(value, (*above, name))
-    return found
+            paths |= _keys(value, path)
+    return paths
 
 
 def data_check(
@@ -243,7 +265,8 @@ def data_check(
     """
 
     def check(manifest: PreparedManifest) -> None:
-        if recorded := recorded_identity(config.run_dir):
+        recorded = recorded_identity(config.run_dir)
+        if recorded:
             hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
             processes = num_processes or recorded["num_processes"]
             present = identity(config, num_processes=processes, **hashes)
@@ -259,7 +282,9 @@ def recorded_identity(run_dir: Path) -> dict[str, Any] | None:
         CheckpointError: All checkpoints are damaged.
     """
     newest = newest_checkpoint(run_dir)
-    return None if newest is None else read_state(newest).get("identity")
+    if newest is None:
+        return None
+    return read_state(newest).get("identity")
 
 
 def recorded_settings(run_dir: Path) -> dict[str, Any]:
@@ -291,9 +316,10 @@ def _agrees(recorded: Any, now: Any) -> bool:
         shared = recorded.keys() & now.keys()
         return all(_agrees(recorded[key], now[key]) for key in shared)
     if isinstance(now, list):
-        items = [recorded] if isinstance(recorded, Mapping) else recorded  # one set, not a list
-        if isinstance(items, list) and len(items) == len(now):
-            return all(map(_agrees, items, now))
+        if isinstance(recorded, Mapping):  # one set, not a list
+            recorded = [recorded]
+        if isinstance(recorded, list) and len(recorded) == len(now):
+            return all(map(_agrees, recorded, now))
     return bool(recorded == now)
 
 
@@ -304,7 +330,9 @@ def trained_on(run_dir: Path, prepared_dir: Path) -> PreparedManifest | None:
         recorded = recorded_identity(run_dir) or {}
     except (DataError, CheckpointError):
         return None
-    return prepared if recorded.get("data_hash") == prepared.data_hash else None
+    if recorded.get("data_hash") != prepared.data_hash:
+        return None
+    return prepared
 
 
 def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> list[str]:
@@ -321,7 +349,8 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    path, tokenizer = run_dir / CONFIG, run_dir / "tokenizer"
+    path = run_dir / CONFIG
+    tokenizer = run_dir / "tokenizer"
     with write_errors(run_dir, CheckpointError, fix=_FIX):
         run_dir.mkdir(parents=True, exist_ok=True)
         # The tokenizer may be old, if the data were prepared again before the first checkpoint.

@@ -13,6 +13,7 @@ import io
 import os
 import re
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -60,9 +61,13 @@ class _Commands(TyperGroup):
     @override
     def list_commands(self, ctx: Any) -> list[str]:
         start = _path(ctx)
-        names = [name[len(start) :] for name in COMMANDS if name.startswith(start)]
-        first = [] if start else [name for group in GROUPS.values() for name in group]
-        return list(dict.fromkeys([*first, *(name.split()[0] for name in names)]))
+        names: list[str] = []
+        if not start:
+            names += chain.from_iterable(GROUPS.values())
+        for command in COMMANDS:
+            if command.startswith(start):
+                names.append(command.removeprefix(start).split()[0])
+        return list(dict.fromkeys(names))
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -71,7 +76,9 @@ class _Commands(TyperGroup):
             group = typer.Typer(add_completion=False, rich_markup_mode=None)
             group.callback(cls=_Commands, help=PARENTS[name], no_args_is_help=True)(lambda: None)
             return typer.main.get_command(group)
-        return make_command(name, COMMANDS[name], _Command) if name in COMMANDS else None
+        if name not in COMMANDS:
+            return None
+        return make_command(name, COMMANDS[name], _Command)
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -82,16 +89,17 @@ class _Commands(TyperGroup):
 
     @override
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        titles = {name: title for title, names in GROUPS.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
+        names = self.list_commands(ctx)
+        width = max(map(len, names))
+        for name in names:
             path = _path(ctx) + name
             text = PARENTS.get(path) or COMMANDS[path].text
-            rows.setdefault(titles.get(path, "Commands"), []).append((name, text.splitlines()[0]))
-        width = max(len(name) for commands in rows.values() for name, _ in commands)
+            title = next((title for title, group in GROUPS.items() if path in group), "Commands")
+            rows.setdefault(title, []).append((name.ljust(width), text.splitlines()[0]))
         for title, commands in rows.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), text) for name, text in commands])
+                formatter.write_dl(commands)
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -106,15 +114,19 @@ class _Commands(TyperGroup):
 
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, names = args[0], self.list_commands(ctx)
+        name = args[0]
+        names = self.list_commands(ctx)
         if name in names or ctx.resilient_parsing:  # shell completion
             return super().resolve_command(ctx, args)
-        ours = FOREIGN_COMMANDS.get(name.replace("_", "-")) if ctx.parent is None else None
-        near, path = ours or nearest_word(name, names), ctx.command_path
+        path = ctx.command_path
+        near = nearest_word(name, names)
+        if ctx.parent is None:
+            near = FOREIGN_COMMANDS.get(name.replace("_", "-"), near)
         fix = f"Run `{path} --help` for a list of commands."
         if near:
-            rest = args[1:] if near in names or near.startswith("config ") else []
-            fix = f"Type: {path} {near} {join_words(rest)}".rstrip()
+            fix = f"Type: {path} {near}"
+            if near in names or near.startswith("config "):
+                fix = f"{fix} {join_words(args[1:])}".rstrip()
         raise ConfigError(f"{path}: unknown command {name}.", fix=fix)
 
     @override
@@ -143,12 +155,16 @@ def _path(ctx: Any) -> str:
     return "" if ctx.parent is None else f"{ctx.info_name} "
 
 
+def _is_argument(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument")
+
+
 class _Command(TyperCommand):
     """A command that recognizes flags of other tools and lists options in groups."""
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        use_spellings({option_name(each.name): parameter_name(each) for each in self.params})
+        use_spellings({option_name(option.name): parameter_name(option) for option in self.params})
         check_line = load_attribute("nmt.cli.mistakes:check_line")  # slow import: reads all keys
         check_line(ctx.command_path, self.params, args)
         try:
@@ -158,12 +174,15 @@ class _Command(TyperCommand):
 
     def _spread(self, words: list[str]) -> list[str]:
         """Repeat options with several values, such as FILE..., before each of their values."""
-        repeated = (each for each in self.params if f"{each.metavar}".endswith("..."))
-        several = {name for each in repeated for name in each.opts}
-        spread, option = list[str](), ""
+        repeated: set[str] = set()
+        for parameter in self.params:
+            if parameter.metavar is not None and parameter.metavar.endswith("..."):
+                repeated.update(parameter.opts)
+        spread: list[str] = []
+        option = ""
         for word in words:
             if word.startswith("-"):
-                option = word if word in several else ""
+                option = word if word in repeated else ""
             elif option and spread[-1] != option:
                 spread.append(option)
             spread.append(word)
@@ -171,17 +190,19 @@ class _Command(TyperCommand):
 
     def _explained(self, error: Any, ctx: Any, args: list[str]) -> ConfigError:
         """Convert an error of Typer; if an argument is missing, add the complete command."""
-        parameter, path = getattr(error, "param", None), ctx.command_path
+        parameter = getattr(error, "param", None)
+        path = ctx.command_path
         if parameter is None or error.message:  # nothing is missing
             problem = error.format_message().replace("Value error, ", "").rstrip(".")
             return ConfigError(f"{problem}.", fix=f"Run `{path} --help` for arguments and options.")
-        required = [each for each in self.params if each.required]
+        required = [option for option in self.params if option.required]
         given = {word.partition("=")[0] for word in args}
-        missing = [
-            name if each.param_type_name == "argument" else f"{name} {each.metavar}"
-            for each in required[required.index(parameter) :]
-            if (name := parameter_name(each)) not in given and not given & set(each.opts)
-        ]
+        missing: list[str] = []
+        for option in required[required.index(parameter) :]:
+            name = parameter_name(option)
+            if name in given or given.intersection(option.opts):
+                continue
+            missing.append(name if _is_argument(option) else f"{name} {option.metavar}")
         command = " ".join(filter(None, [path, join_words(args), *missing]))
         fix = f"Type: {command} ({parameter.help.rstrip('.')}; {path} --help)"
         table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0]) if len(args) == 1 else None
@@ -192,29 +213,33 @@ class _Command(TyperCommand):
 
     @override
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        arguments = [each for each in self.params if each.param_type_name == "argument"]
-        names = [parameter_name(each) + "..." * (each.nargs < 0) for each in arguments]
-        shown = zip(names, arguments, strict=True)
-        return ["[OPTIONS]", *(name if each.required else f"[{name}]" for name, each in shown)]
+        pieces = ["[OPTIONS]"]
+        for argument in filter(_is_argument, self.params):
+            name = parameter_name(argument)
+            if argument.nargs < 0:
+                name += "..."
+            pieces.append(name if argument.required else f"[{name}]")
+        return pieces
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        general = []
+        general: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             names, text = parameter.get_help_record(ctx) or ("", "")
             text = text.replace(f"({OF_THE_MODEL})", _model_default(parameter.name))
             text = re.sub(r"\[default: \(([^()]*)\)", r"[default: \1", text)  # a description
             text = re.sub(r"(  \[|; )[-\d.<=]*x[<>]=?[-\d.]+\]$", r"\1]", text)  # a range
-            row = names, text.removesuffix("  []").replace("; ]", "]")
-            if parameter.param_type_name == "argument":
-                sections["Arguments"].append((parameter_name(parameter), row[1]))
+            text = text.removesuffix("  []").replace("; ]", "]")
+            if _is_argument(parameter):
+                sections["Arguments"].append((parameter_name(parameter), text))
             elif parameter.name in _GENERAL:
-                general.append(row)
+                general.append((names, text))
             else:
                 title = getattr(parameter, "rich_help_panel", None) or "Options"
-                sections.setdefault(title, []).append(row)
-        for title, rows in {**sections, "General": general}.items():
+                sections.setdefault(title, []).append((names, text))
+        sections["General"] = general
+        for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -226,8 +251,9 @@ def _model_default(name: str) -> str:
     if name not in decoding:
         return OF_THE_MODEL
     default = decoding[name].default
-    shown = ("no", "yes")[default] if isinstance(default, bool) else default
-    return f"{OF_THE_MODEL}, usually {shown}"
+    if isinstance(default, bool):
+        default = "yes" if default else "no"
+    return f"{OF_THE_MODEL}, usually {default}"
 
 
 app = typer.Typer(

@@ -18,19 +18,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from nmt.cli.messages import configure_logging, spelled
+from nmt.cli.table import Entry
 from nmt.config.flag import Flag, file_name, meanings_of, option_name, without_none
 from nmt.device import is_first
 from nmt.registry import load_attribute
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A command in commands.toml."""
-
-    options: str  # ``module:class`` of its options.
-    function: str  # ``module:function`` that takes the options and returns None or a `Result`.
-    text: str  # Help: one sentence, a blank line, details.
-    examples: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +63,24 @@ def fields_of(options: type) -> list[Field]:
     """Return the fields that users can set; fields of base classes come first."""
     hints = get_type_hints(options, include_extras=True)
     defaults = {field.name: field.default for field in fields(options)}
-    found = {}
+    settable: dict[str, Field] = {}
     for owner in _bases_first(options):
-        title, meanings = owner.__dict__.get("title"), meanings_of(owner.__doc__)
-        for name in filter(defaults.__contains__, get_annotations(owner)):
-            is_marked = get_origin(hints[name]) is Annotated
-            kind, *notes = get_args(hints[name]) if is_marked else [hints[name]]
-            flag = next((note for note in notes if isinstance(note, Flag)), Flag())
-            flag = replace(flag, help=flag.help or meanings.get(name, ""))
-            if not flag.hidden:
-                found[name] = Field(name, without_none(kind), flag, defaults[name], title)
-    return list(found.values())
+        title = owner.__dict__.get("title")
+        meanings = meanings_of(owner.__doc__)
+        for name in get_annotations(owner):
+            if name not in defaults:
+                continue
+            kind = hints[name]
+            flag = Flag()
+            if get_origin(kind) is Annotated:
+                kind, *notes = get_args(kind)
+                flag = next((note for note in notes if isinstance(note, Flag)), flag)
+            if flag.hidden:
+                continue
+            if not flag.help:
+                flag = replace(flag, help=meanings.get(name, ""))
+            settable[name] = Field(name, without_none(kind), flag, defaults[name], title)
+    return list(settable.values())
 
 
 def _bases_first(owner: type) -> Iterator[type]:
@@ -94,19 +92,22 @@ def _bases_first(owner: type) -> Iterator[type]:
 def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:
     """Call the function of a command with its options, and print the result."""
     configure_logging(quiet=values.pop("quiet"), verbosity=values.pop("verbose"))
-    values = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in values.items()
-        if value is not None  # keeps the default of the field
-    }
-    result = load_attribute(entry.function)(options(**values))
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is not None:  # None keeps the default of the field
+            given[name] = tuple(value) if isinstance(value, list) else value
+    result = load_attribute(entry.function)(options(**given))
     if result is None:
         return
     if is_first():  # under torchrun, only the first process prints
-        as_json = values.get("json")
-        if text := dumps(result.as_dict(), ensure_ascii=False) if as_json else result.as_text():
+        if given.get("json"):
+            text = dumps(result.as_dict(), ensure_ascii=False)
+        else:
+            text = result.as_text()
+        if text:
             typer.echo(text)
-    if failure := getattr(result, "failure", None):
+    failure = getattr(result, "failure", None)
+    if failure:
         raise failure
 
 
@@ -122,23 +123,25 @@ def make_command(name: str, entry: Entry, kind: type) -> Any:
         ConfigError: The command belongs to an extra that is not installed.
     """
     options = load_attribute(entry.options)
-    known = fields_of(options) + fields_of(_Verbosity)
-    spellings = {option_name(field.name): field.spelling for field in known}
-    parameters = [_parameter(field, spellings) for field in known]
+    settable = fields_of(options) + fields_of(_Verbosity)
+    spellings = {option_name(field.name): field.spelling for field in settable}
+    parameters = [_parameter(field, spellings) for field in settable]
 
     def call(**values: Any) -> None:
         run_command(entry, options, values)
 
-    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     examples = "\n".join(f"  {line}" for line in entry.examples.strip().splitlines())
     heading = "Examples" if "\n" in examples else "Example"
-    notes = getattr(options, "notes", "")
+    epilog = f"\b\n{heading}:\n{examples}"
+    if hasattr(options, "notes"):
+        epilog += f"\n\n\b\n{options.notes}"
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(
         name.rpartition(" ")[2],
         help=entry.text,
-        epilog=f"\b\n{heading}:\n{examples}" + (f"\n\n\b\n{notes}" if notes else ""),
+        epilog=epilog,
         cls=kind,
         context_settings={"help_option_names": ["-h", "--help"]},
     )(call)
@@ -153,56 +156,72 @@ def parameter_name(parameter: Any) -> str:
 
 
 def _parameter(field: Field, spellings: Mapping[str, str]) -> Parameter:
-    flag, kind, default = field.flag, field.kind, field.default
-    is_required, shown = default is MISSING, spelled(flag.shown, spellings)
+    flag = field.flag
+    kind = field.kind
+    default = field.default
+    is_required = default is MISSING
+    shown = spelled(flag.shown, spellings)
+    shows_default = not is_required and default is not None
+    is_repeated = get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
+    item = get_args(kind)[0] if is_repeated else kind
+    parser = flag.parser
+    if parser is None and item is Path:
+        parser = file_name
+    if is_repeated and flag.separator:
+        parser = partial(_split, flag.separator, parser or item)
+        kind = str
+        default = flag.separator.join(map(str, default)) if default else None
+    elif is_repeated:
+        kind = list[item]  # type: ignore[valid-type]
+        shows_default = is_required or bool(default)
+        if not is_required:
+            default = list(default)
     settings: dict[str, Any] = {
         "help": spelled(flag.help, spellings),
-        "metavar": flag.metavar or (field.spelling if flag.argument else _metavar(kind)),
+        "metavar": flag.metavar or _metavar(field),
         "min": flag.min,
         "max": flag.max,
         "rich_help_panel": field.title,
-        "show_default": shown or (not is_required and default is not None),
+        "show_default": shown or shows_default,
     }
-    parser = flag.parser or (file_name if kind is Path else None)
-    names = [] if flag.argument else _names(field)
-    if get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
-        item = get_args(kind)[0]
-        parser = flag.parser or (file_name if item is Path else None)
-        if flag.separator:
-            parser = partial(_split, flag.separator, parser or item)
-            kind = str
-            default = flag.separator.join(map(str, default)) if default else None
-        else:
-            kind, default = list[item], default if is_required else list(default)  # type: ignore[valid-type]
-            settings["show_default"] = shown or bool(default)
     if field.name == "verbose":
         settings |= {"count": True, "show_default": False}
     if parser:
         settings["parser"] = _sentence(parser)
     if is_required:
         default = ...
-    option = (typer.Argument if flag.argument else typer.Option)(default, *names, **settings)
+    if flag.argument:
+        option = typer.Argument(default, **settings)
+    else:
+        option = typer.Option(default, *_names(field), **settings)
     if default is None:
         kind = kind | None
     return Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=kind, default=option)
 
 
-def _metavar(kind: Any) -> str | None:
+def _metavar(field: Field) -> str | None:
     """Return the word for a value (of a tuple, for an item) in the help: N, FILE, [chrf|bleu]."""
+    kind = field.kind
+    if field.flag.argument:
+        return field.spelling
     if get_origin(kind) is Literal:
         return f"[{'|'.join(get_args(kind))}]"
-    return _METAVARS.get(get_args(kind)[0] if get_origin(kind) is tuple else kind)
+    if get_origin(kind) is tuple:
+        kind = get_args(kind)[0]
+    return _METAVARS.get(kind)
 
 
 def _names(field: Field) -> list[str]:
-    name, short = field.spelling, field.flag.short
-    is_pair = field.kind is bool and field.default is not False
-    return [f"{name}/--no-{name[2:]}" if is_pair else name, *([f"-{short}"] if short else [])]
+    name = field.spelling
+    if field.kind is bool and field.default is not False:
+        name += f"/--no-{name.removeprefix('--')}"
+    return [name, f"-{field.flag.short}"] if field.flag.short else [name]
 
 
 def _split(separator: str, read: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    words = filter(None, map(str.strip, text.split(separator)))
     try:
-        return tuple(read(word.strip()) for word in text.split(separator) if word.strip())
+        return tuple(map(read, words))
     except ValueError:
         raise ValueError(f"{text} is not a list of values separated by {separator!r}") from None
 

@@ -39,14 +39,17 @@ class _Handler(logging.Handler):
     @override
     def format(self, record: logging.LogRecord) -> str:
         source = "nmt" if record.name.split(".")[0] == "nmt" else record.name
-        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return f"{source}: {level}{spelled(super().format(record), self.spellings)}"
+        text = spelled(super().format(record), self.spellings)
+        if record.levelno != logging.INFO:
+            text = f"{record.levelname.lower()}: {text}"
+        return f"{source}: {text}"
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-            if tqdm := sys.modules.get("tqdm"):  # if it is loaded, a progress bar may be visible
+            tqdm = sys.modules.get("tqdm")
+            if tqdm:  # a progress bar may be visible
                 tqdm.tqdm.write(line, file=sys.stderr)
             else:
                 print(line, file=sys.stderr)  # noqa: T201
@@ -82,7 +85,10 @@ def configure_logging(*, quiet: bool = False, verbosity: int = 0) -> None:
         _ROOT.setLevel(logging.DEBUG)
     else:  # without a handler at the root, libraries log as usual
         _NMT.addHandler(_HANDLER)
-    _NMT.setLevel(logging.DEBUG if verbosity else logging.WARNING if quiet else logging.INFO)
+    if verbosity:
+        _NMT.setLevel(logging.DEBUG)
+    else:
+        _NMT.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 def remove_logging() -> None:

@@ -7,33 +7,28 @@ modules contain field names in place of flags.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from nmt.cli.builder import Entry
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command in commands.toml."""
+
+    options: str  # ``module:class`` of its options.
+    function: str  # ``module:function`` that takes the options and returns None or a `Result`.
+    text: str  # Help: one sentence, a blank line, details.
+    examples: str
+
+
+_COMMANDS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+_NAMES = tomllib.loads(Path(__file__).with_name("table.toml").read_text(encoding="utf-8"))
 # Words after ``nmt`` -> the command.
-_TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
-COMMANDS = {name: Entry(**values) for name, values in _TABLE.items()}
+COMMANDS = {name: Entry(**values) for name, values in _COMMANDS.items()}
 # Headings of ``nmt --help`` -> their commands.
-GROUPS = {
-    "Data": ("init", "prepare", "augment"),
-    "Train": ("train", "distill", "average"),
-    "Use": ("translate", "score", "serve"),
-    "Measure": ("evaluate", "report", "inspect"),
-    "Models": ("import", "export", "pull", "push"),
-    "Setup": ("config", "doctor"),
-}
+GROUPS: Mapping[str, Sequence[str]] = _NAMES["groups"]
 # Commands with subcommands -> their help.
-PARENTS = {"config": "Print, check and explain configurations."}
+PARENTS: Mapping[str, str] = _NAMES["parents"]
 # Commands of other tools, with hyphens -> the command to type here.
-FOREIGN_COMMANDS = {
-    **dict.fromkeys(("decode", "generate", "interactive"), "translate"),
-    "test": "evaluate",
-    **dict.fromkeys(("publish", "upload"), "push"),
-    "download": "pull",
-    "average-checkpoints": "average",
-    "build-vocab": "prepare",
-    **dict.fromkeys(("finetune", "fine-tune"), "train CONFIG --set training.init_from=RUN"),
-    "completion": "--install-completion",
-    **{name: f"config {name}" for name in ("check", "show", "schema", "keys")},
-}
+FOREIGN_COMMANDS: Mapping[str, str] = _NAMES["foreign"]

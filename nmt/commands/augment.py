@@ -18,7 +18,7 @@ from nmt.checkpoint.model_folder import find_model
 from nmt.commands.loading import decoding_changes, warn_of_language
 from nmt.commands.options import AugmentOptions, given
 from nmt.data.corpus import Block
-from nmt.data.workers import Result, StoredResults, map_blocks
+from nmt.data.workers import BlockResult, StoredResults, map_blocks
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
 from nmt.files.json_file import read_json, sha256_of_file, sha256_of_json
@@ -26,8 +26,10 @@ from nmt.files.lines import decoded_lines, open_binary
 from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
 
-CORPUS, SETTINGS = "corpus.tsv.gz", "settings.json"
-_REPORT, _SHARDS = "report.json", "shards"
+CORPUS = "corpus.tsv.gz"
+SETTINGS = "settings.json"
+_REPORT = "report.json"
+_SHARDS = "shards"
 _EMPTY = "empty"
 
 
@@ -47,9 +49,12 @@ class AugmentReport:
     def as_text(self) -> str:
         """Return a report with the entry to add to a configuration."""
         lines = [f"{self.read:,} lines read, {self.written:,} sentence pairs written"]
-        lines += [f"  dropped {count:,}: {reason}" for reason, count in self.dropped.items()]
-        entry = f"    - {{name: {self.tag[1:-1]}, tsv: {self.corpus}, tag: {self.tag}}}"
-        return "\n".join([*lines, "add this entry to data.train of your configuration:", entry])
+        for reason, count in self.dropped.items():
+            lines.append(f"  dropped {count:,}: {reason}")
+        lines.append("add this entry to data.train of your configuration:")
+        name = self.tag[1:-1]
+        lines.append(f"    - {{name: {name}, tsv: {self.corpus}, tag: {self.tag}}}")
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -70,36 +75,28 @@ def augment(options: AugmentOptions) -> AugmentReport:
         DataError: A text cannot be read, the references are not parallel to it, or the folder
             cannot be written.
     """
-    begin, text, output, tag = time.perf_counter(), options.text, options.output, options.tag
-    forward, references, (model, *others) = options.forward, options.references, options.model
-    if references and (options.sample or not forward):
-        problem = "`references` needs `forward`, and cannot be combined with `sample`."
-        raise ConfigError(problem, fix="Add `forward` and remove `sample`, or drop `references`.")
-    decoding = given(options, "seed", "beam_size") | ({"sampling": True} if options.sample else {})
-    changes = decoding_changes(model, options.set_, decoding) | {"n_best": 1}
-    names = ("checkpoint", "threads", "engine", "guard", "tag")
-    changes |= {name: getattr(options, name) for name in names}
-    changes |= {"source_language": options.from_, "target_language": options.to}
-    translator = Translator.load(model, ensemble=Ensemble(tuple(others)), **changes)
-    if references:
-        beam_size = translator.options.decoding.beam_size
-        if beam_size == 1:
-            problem = "`references` choose a translation of the beam, but the beam size is 1."
-            raise ConfigError(problem, fix="Set `beam_size` 5.")
-        translator = translator.with_options(n_best=beam_size)
-        if len({sum(1 for _ in _lines(path)) for path in (text, references)}) > 1:
-            problem = f"{text} and {references} have different numbers of lines."
-            raise DataError(problem, fix="Pass one reference for each line of the text.")
+    begin = time.perf_counter()
+    text = options.text
+    output = options.output
+    references = options.references
+    translator = _load_translator(options)
+    if references and len({_count(text), _count(references)}) > 1:
+        problem = f"{text} and {references} have different numbers of lines."
+        raise DataError(problem, fix="Pass one reference for each line of the text.")
     models = [find_model(folder, options.checkpoint).sha256 for folder in options.model]
     _ = translator.direction  # fails before the work begins
     warn_of_language(str(text), _lines(text), translator)
     settings = {
-        "text": sha256_of_file(text), "models": models, "forward": forward, "tag": tag,
+        "text": sha256_of_file(text),
+        "models": models,
+        "forward": options.forward,
+        "tag": options.tag,
         "references": references and sha256_of_file(references),
-        "from": options.from_, "to": options.to,
+        "from": options.from_,
+        "to": options.to,
         "shard_lines": options.shard_lines,
         "decoding": translator.options.decoding.model_dump(mode="json"),
-    }  # fmt: skip
+    }
     fix = "Choose a writable folder on a disk with free space."
     with write_errors(output, DataError, fix=fix):
         check_ours(output, settings, "augment")
@@ -110,24 +107,60 @@ def augment(options: AugmentOptions) -> AugmentReport:
                 return AugmentReport(**read_json(output / _REPORT) | {"shards_made": 0})
             (output / _SHARDS).mkdir(exist_ok=True)
             # After a kill, only the missing shards are translated.
-            parts = _parts([text, *filter(None, [references])], options.shard_lines)
-            translate = _Translate(translator, forward)
+            files = [text, references] if references else [text]
+            translate = _Translate(translator, options.forward)
             stored = StoredResults(translate, output / _SHARDS, sha256_of_json(settings))
+            parts = _parts(files, options.shard_lines)
             counts = Counter[str]()
             with open_output(output / CORPUS) as corpus:
                 for _, result in map_blocks(f"translating {text}", parts, stored):
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
-            dropped = {name: number for name, number in counts.most_common() if name != "read"}
+            num_read = counts.pop("read", 0)
             report = AugmentReport(
-                corpus=str(output / CORPUS), read=counts["read"],
-                written=counts["read"] - sum(dropped.values()), dropped=dropped,
-                shards_made=translate.made, seconds=round(time.perf_counter() - begin, 3),
-                tag="<ft>" if forward else "<bt>",
-            )  # fmt: skip
+                corpus=str(output / CORPUS),
+                read=num_read,
+                written=num_read - counts.total(),
+                dropped=dict(counts.most_common()),
+                shards_made=translate.made,
+                seconds=round(time.perf_counter() - begin, 3),
+                tag="<ft>" if options.forward else "<bt>",
+            )
             write_json(output / _REPORT, asdict(report))
             remove_folder(output / _SHARDS)
             return report
+
+
+def _load_translator(options: AugmentOptions) -> Translator:
+    """Load the models; with references, all translations of the beam are returned."""
+    if options.references and (options.sample or not options.forward):
+        problem = "`references` needs `forward`, and cannot be combined with `sample`."
+        raise ConfigError(problem, fix="Add `forward` and remove `sample`, or drop `references`.")
+    model, *others = options.model
+    decoding = given(options, "seed", "beam_size")
+    if options.sample:
+        decoding["sampling"] = True
+    decoding = decoding_changes(model, options.set_, decoding)
+    decoding["n_best"] = 1
+    translator = Translator.load(
+        model,
+        ensemble=Ensemble(tuple(others)),
+        checkpoint=options.checkpoint,
+        threads=options.threads,
+        engine=options.engine,
+        guard=options.guard,
+        tag=options.tag,
+        source_language=options.from_,
+        target_language=options.to,
+        **decoding,
+    )
+    if not options.references:
+        return translator
+    beam_size = translator.options.decoding.beam_size
+    if beam_size == 1:
+        problem = "`references` choose a translation of the beam, but the beam size is 1."
+        raise ConfigError(problem, fix="Set `beam_size` 5.")
+    return translator.with_options(n_best=beam_size)
 
 
 def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
@@ -136,10 +169,12 @@ def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
     Raises:
         ConfigError: The folder contains something else.
     """
-    place, problem = output / SETTINGS, ""
+    place = output / SETTINGS
+    problem = ""
     if place.is_file():
         was = read_json(place)
-        if differing := [name for name, value in settings.items() if was.get(name) != value]:
+        differing = [name for name, value in settings.items() if was.get(name) != value]
+        if differing:
             problem = f"{output} was created with different settings: {', '.join(differing)}."
     elif output.is_dir() and any(path.name[0] != "." for path in output.iterdir()):
         problem = f"{output} is not empty and was not created by `nmt {command}`."
@@ -149,15 +184,21 @@ def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
 
 def _parts(files: Sequence[Path], size: int) -> Iterator[Block]:
     """Yield the lines of a text in shards, each with its reference if there are references."""
-    lines, first = zip(*map(_lines, files), strict=True), 1
+    lines = zip(*map(_lines, files), strict=True)
+    first = 1
     while part := list(islice(lines, size)):
-        yield Block(list, tuple(zip(*part, strict=True)), first)
+        columns = tuple(zip(*part, strict=True))
+        yield Block(list, columns, first)
         first += len(part)
 
 
 def _lines(text: Path) -> Iterator[str]:
     with open_binary(text) as stream:
         yield from decoded_lines(stream, str(text))
+
+
+def _count(text: Path) -> int:
+    return sum(1 for _ in _lines(text))
 
 
 @dataclass(slots=True)
@@ -168,23 +209,28 @@ class _Translate:
     forward: bool
     made: int = 0
 
-    def __call__(self, block: Block) -> Result:
+    def __call__(self, block: Block) -> BlockResult:
         lines, *references = block.columns
-        counts, pairs = Counter({"read": len(lines)}), []
+        counts = Counter({"read": len(lines)})
+        pairs = []
         for row, result in enumerate(self.translator.translate(lines)):
-            text = result.text
+            translation = result.text
             if references:
-                found = [each.text for each in result.alternatives] or [text]
-                text = max(found, key=partial(_similarity, references[0][row]))
-            texts = [side.replace("\t", " ") for side in (result.source, text)]
-            if not all(map(str.strip, texts)):
+                texts = [each.text for each in result.alternatives] or [translation]
+                translation = max(texts, key=partial(_similarity, references[0][row]))
+            source = result.source.replace("\t", " ")
+            translation = translation.replace("\t", " ")
+            if not (source.strip() and translation.strip()):
                 counts[_EMPTY] += 1
             elif result.alarms:
                 counts[result.alarms[0]] += 1
+            elif self.forward:
+                pairs.append(f"{source}\t{translation}\n")
             else:
-                pairs.append("\t".join(texts if self.forward else texts[::-1]) + "\n")
+                pairs.append(f"{translation}\t{source}\n")
         self.made += 1
-        return Result({"pairs": np.frombuffer("".join(pairs).encode(), np.uint8)}, counts)
+        content = "".join(pairs).encode()
+        return BlockResult({"pairs": np.frombuffer(content, np.uint8)}, counts)
 
 
 def _similarity(reference: str, text: str) -> float:

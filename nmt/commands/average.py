@@ -32,30 +32,38 @@ def average(options: AverageOptions) -> TextResult:
         ConfigError: ``output`` exists and is not empty.
         CheckpointError: A checkpoint is missing, damaged or from a different model.
     """
-    run_dir, last, best, steps = options.run, options.last, options.best, options.step
+    run_dir = options.run
     check_new_folder(options.output, run_dir)
     present = dict(list_checkpoints(run_dir))
     if not present:
         fix = "Pass a run folder created by `nmt train`."
         raise CheckpointError(f"{run_dir} has no checkpoints.", fix=fix)
-    if missing := [str(step) for step in sorted(steps) if step not in present]:
+    missing = [str(step) for step in sorted(options.step) if step not in present]
+    if missing:
         fix = f"Set `step` to one of: {', '.join(map(str, sorted(present)))}."
         raise CheckpointError(f"{run_dir} has no checkpoint of step {', '.join(missing)}.", fix=fix)
-    wanted, kept = best or len(steps) or last or _DEFAULT_LAST, "best" if best else "last"
-    if best is not None:
-        chosen = by_score(present, _scores(present))[:best]
-        if not chosen:
+    if options.best is not None:
+        wanted = options.best
+        steps = by_score(present, _scores(present))[:wanted]
+        if not steps:
             raise CheckpointError(f"{run_dir} has no scores.", fix="Use `last` in place of `best`.")
+    elif options.step:
+        wanted = len(options.step)
+        steps = list(options.step)
     else:
-        chosen = list(steps) or sorted(present)[-wanted:]
-    if len(chosen) < wanted:
+        wanted = options.last or _DEFAULT_LAST
+        steps = sorted(present)[-wanted:]
+    if len(steps) < wanted:
+        kept = "best" if options.best else "last"
         text = "%s has only %d checkpoints, not %d; to keep more, set training.keep_%s"
-        logger.info(text, run_dir, len(chosen), wanted, kept)
-    folders = {step: present[step] for step in sorted(chosen)}
+        logger.info(text, run_dir, len(steps), wanted, kept)
+    folders = {step: present[step] for step in sorted(steps)}
     for step, folder in folders.items():
-        if (found := Manifest.read(folder).step) != step:  # the folder was renamed
-            fix = f"Rename the folder to step-{found:08}."
-            raise CheckpointError(f"{folder} contains the checkpoint of step {found:,}.", fix=fix)
+        own_step = Manifest.read(folder).step
+        if own_step != step:  # the folder was renamed
+            problem = f"{folder} contains the checkpoint of step {own_step:,}."
+            fix = f"Rename the folder to step-{own_step:08}."
+            raise CheckpointError(problem, fix=fix)
     # Fail now if the model could not be loaded later.
     load_model(run_dir, f"step-{max(folders)}")
     logger.info("averaging the checkpoints of step %s", ", ".join(f"{step:,}" for step in folders))

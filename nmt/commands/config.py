@@ -58,7 +58,8 @@ def with_metric(config: RunConfig) -> RunConfig:
     validation = config.training.validation
     if validation.metric is not None:
         return config
-    metric, *_ = default_metrics(config.direction(corpus).target for corpus in config.data.valid)
+    languages = [config.direction(corpus).target for corpus in config.data.valid]
+    metric = default_metrics(languages)[0]
     validation = validation.model_copy(update={"metric": metric})
     training = config.training.model_copy(update={"validation": validation})
     return config.model_copy(update={"training": training})
@@ -81,19 +82,23 @@ ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry("kind of advic
 def advice(config: RunConfig) -> list[str]:
     """Return warnings about unsuitable values in a configuration, with better values."""
     advise = ADVICE.find("plan")  # None if the extra is missing
-    return list(advise(config)) if advise else []
+    if advise is None:
+        return []
+    return list(advise(config))
 
 
 def schema(_: SchemaOptions) -> TextResult:
     """Return the JSON schema of configuration files, for editors."""
-    return TextResult(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
+    document = RunConfig.model_json_schema()
+    return TextResult(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def keys(options: KeysOptions) -> TextResult:
     """Return keys with default, allowed values and meaning."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    form = options.format or ("text" if is_terminal else "markdown")
-    return TextResult((describe_keys if form == "markdown" else _explain_keys)(options.section))
+    if options.format == "text" or (options.format is None and is_terminal):
+        return TextResult(_explain_keys(options.section))
+    return TextResult(describe_keys(options.section))
 
 
 def _explain_keys(start: str = "") -> str:
@@ -110,8 +115,9 @@ def _explain_keys(start: str = "") -> str:
             for key in keys:
                 default = f"default: {key.default}" if key.default else "required"
                 line = Text.assemble("  ", (key.path[-1], "bold cyan"), f"  [{default}]")
-                meaning = f"{key.description} Allowed: {key.allowed}.".replace("``", "`")
-                console.print(line, Padding(Text(meaning), (0, 0, 0, 6), expand=False))
+                meaning = f"{key.description} Allowed: {key.allowed}."
+                text = Text(meaning.replace("``", "`"))
+                console.print(line, Padding(text, (0, 0, 0, 6), expand=False))
             console.print()
     return capture.get()
 
@@ -123,12 +129,13 @@ def show(options: ShowOptions) -> TextResult:
 
 def check(options: CheckOptions) -> TextResult:
     """Check configuration files; report all problems."""
-    good, errors = list[str](), list[NmtError]()
+    good: list[str] = []
+    errors: list[NmtError] = []
     for path in options.configs:
         try:
             config = load_config(path, options.set_)
-            codes = config.language_codes
-            check_languages({f"{path}: {key}": code for key, code in codes.items()})
+            codes = config.language_codes.items()
+            check_languages({f"{path}: {key}": code for key, code in codes})
         except (ConfigError, DataError) as error:
             errors.append(error)
             continue
@@ -139,4 +146,5 @@ def check(options: CheckOptions) -> TextResult:
             logger.warning("%s: %s", path, error.problem)
         for text in (*advice(config), *swapped_sets(config)):
             logger.warning("%s: %s", path, text)
-    return TextResult("\n".join(good), failure=ConfigError.joined(errors) if errors else None)
+    failure = ConfigError.joined(errors) if errors else None
+    return TextResult("\n".join(good), failure=failure)

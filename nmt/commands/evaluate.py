@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config
@@ -47,15 +47,18 @@ from nmt.text.loss import loss_of
 from nmt.text.tokenizer import Tokenizer
 from nmt.training.report import record_evaluation
 
+if TYPE_CHECKING:
+    from nmt.inference.mbr import Mbr
+
 logger = logging.getLogger(__name__)
 
 _EXTERNAL = "external"
 # What they are: see ``nmt/registry.toml``.
-ANALYSES: Registry[Callable[..., Any]] = Registry("analysis")
+Analysis: TypeAlias = Callable[..., Any]
+ANALYSES = Registry[Analysis]("analysis")
 # Content of a `report` file by its extension.
-REPORTS: Registry[Callable[[EvaluationReport, Sequence[EvaluatedModel]], str]] = Registry(
-    "report format"
-)
+ReportWriter: TypeAlias = Callable[[EvaluationReport, Sequence["EvaluatedModel"]], str]
+REPORTS = Registry[ReportWriter]("report format")
 REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
 
 
@@ -72,53 +75,68 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         return evaluation_set.list_test_sets(options.models)
     evaluation_set.check_options(options)
     # Report missing extras and invalid gates before the slow part.
-    asked = {
-        "slices": options.slices or options.slice_,
-        "robustness": options.robustness,
-        "confidence": ANALYSES.find("confidence"),  # always, if the extra is installed
-        "gates": options.fail_under or options.fail_if_worse,
-    }
     writers = {path: REPORTS[path.suffix] for path in options.report}
-    gates = ANALYSES["fail_under"](options.fail_under) if options.fail_under else {}
-    contrastive = ANALYSES["contrastive"](options.contrastive) if options.contrastive else None
+    gates = {}
+    if options.fail_under:
+        gates = ANALYSES["fail_under"](options.fail_under)
+    contrastive = None
+    if options.contrastive:
+        contrastive = ANALYSES["contrastive"](options.contrastive)
 
     # Models (weights are not loaded yet) and test sets with their files.
     models = [EvaluatedModel(folder, options) for folder in options.models]
-    base = options.baseline_model
-    baseline = EvaluatedModel(base, options, is_baseline=True) if base else None
-    everyone = [*models, *([baseline] if baseline else [])]
-    has_languages = any(model.has_languages for model in everyone)
-    asked["languages"] = has_languages and ANALYSES.find("languages")
-    analyses = [ANALYSES[name] for name, is_asked in asked.items() if is_asked]
+    everyone = list(models)
+    baseline = None
+    if options.baseline_model:
+        baseline = EvaluatedModel(options.baseline_model, options, is_baseline=True)
+        everyone.append(baseline)
+    analyses = _requested_analyses(options, any(model.has_languages for model in everyone))
     configured = everyone[0].configured if everyone else None
     tests = evaluation_set.load_test_sets(options, configured)
     sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
-    inputs = [path for owner in sets for path in owner.inputs]
-    inputs += [path for model in everyone for path in model.inputs]
-    for path in filter(None, (*options.report, options.save_hypotheses)):
-        check_output(path, *inputs, options.contrastive)
+    inputs = [options.contrastive]
+    for evaluated in sets:
+        inputs += evaluated.inputs
+    for model in everyone:
+        inputs += model.inputs
+    for path in (*options.report, options.save_hypotheses):
+        check_output(path, *inputs)
 
     # Hypotheses: files were read with the test sets; models translate one by one.
     failures = _translate(sets, models, baseline, options.save_hypotheses)
 
     # Statistics per sentence, scores of their sums, and analyses of both.
     evaluations = []
-    for each in sets:
-        _warn(each)
-        failures += each.score()
-        evaluations.append(each.evaluation([analyse(each) for analyse in analyses]))
+    for evaluated in sets:
+        _warn(evaluated)
+        failures += evaluated.score()
+        sections = [analyse(evaluated) for analyse in analyses]
+        evaluations.append(evaluated.evaluation(sections))
 
     # The report: its `failure` sets the exit code after a failed gate, metric or output file.
-    sections = (contrastive(models),) if contrastive else ()
     report = EvaluationReport(
-        evaluations=tuple(evaluations), sections=sections, sentence_level=options.sentence_level
+        evaluations=tuple(evaluations),
+        sections=(contrastive(models),) if contrastive else (),
+        sentence_level=options.sentence_level,
     )
     for path, write in writers.items():
         failures += _save(path, write(report, models))
-    for each in sets:  # the page of the run links to the reports in its folder
-        for model, system in zip(models, each.systems, strict=False):
-            model.record(each.test, system)
+    for evaluated in sets:  # the page of the run links to the reports in its folder
+        for model, system in zip(models, evaluated.systems, strict=False):
+            model.record(evaluated.test, system)
     return replace(report, failures=tuple(failures))
+
+
+def _requested_analyses(options: EvaluateOptions, has_languages: bool) -> list[Analysis]:
+    """Return the requested analyses; ``confidence`` always, if the extra is installed."""
+    requested = {
+        "slices": options.slices or options.slice_,
+        "robustness": options.robustness,
+        "confidence": ANALYSES.find("confidence"),
+        "gates": options.fail_under or options.fail_if_worse,
+        "languages": has_languages and ANALYSES.find("languages"),
+    }
+    return [ANALYSES[name] for name, is_requested in requested.items() if is_requested]
 
 
 # Metrics that a translation equal to the reference maximizes.
@@ -147,39 +165,51 @@ class EvaluatedModel:
         overrides = [*options.set_, *flags, "decoding.n_best=1"]
         self.config, record = load_inference(folder / CONFIG, overrides, read=_READ)
         self.configured = ConfiguredSets.of(self.config, record, folder)
-        self.folder, self.tag, self.loading = folder, options.tag, loading(options)
+        self.folder = folder
+        self.tag = options.tag
         # Several languages: tags choose them, or a group of languages (OPUS-MT) and `languages`.
         is_group = options.languages and len(primary_code(self.config.target_language)) > 2
         self.has_languages = bool(self.config.language_tags or is_group)
-        self._mbr = None if is_baseline else mbr(options, options.beam_size)
+        self.loading = loading(options)
+        self._mbr: Mbr | None = None
         if is_baseline:  # always the best checkpoint, and not an ensemble
             self.loading |= {"checkpoint": "best", "ensemble": None}
-        ensemble = self.loading["ensemble"]
-        self.inputs = [folder, *(ensemble.others if ensemble else ())]
+        else:
+            self._mbr = mbr(options, options.beam_size)
+        self.inputs = [folder]
+        if self.loading["ensemble"]:
+            self.inputs += self.loading["ensemble"].others
         self.name = " + ".join(map(str, self.inputs))
         self._translator: Translator | None = None
 
     def translate(self, name: str, lines: Sequence[str], test: EvaluationSet) -> System:
         """Translate lines of ``test``; ``name`` is the name of the text in the log."""
         if self._translator is None:
-            language, device = self.config.target_language, self.loading["device"]
-            utility = self._mbr and self._mbr.loaded(language, device)
-            decoding = self.config.decoding.model_dump()
-            self._translator = Translator.load(self.folder, mbr=utility, **self.loading | decoding)
-        translator = self._translator
+            self._translator = self._load()
         logger.info("translating %s lines of %s with %s", f"{len(lines):,}", name, self.name)
         begin = time.perf_counter()
+        languages: dict[str, Any] = {}
+        if self.has_languages:
+            languages["source_language"] = test.source_language
+            languages["target_language"] = test.target_language
         with progress_bar("translating", unit="lines", total=len(lines)) as bar:
-            chosen: dict[str, Any] = {"tag": self.tag or test.tag, "progress": bar.update}
-            if self.has_languages:
-                chosen["source_language"] = test.source_language
-                chosen["target_language"] = test.target_language
-            results = translator.with_options(**chosen).translate(lines)
-        seconds = time.perf_counter() - begin
-        if message := GuardCounts().add(dict(enumerate(results, 1))).message(seconds):
+            translator = self._translator.with_options(
+                tag=self.tag or test.tag, progress=bar.update, **languages
+            )
+            results = translator.translate(lines)
+        counts = GuardCounts().add(dict(enumerate(results, 1)))
+        message = counts.message(time.perf_counter() - begin)
+        if message:
             logger.info("%s", message)
         texts = [result.text for result in results]
         return System(self.name, texts, self._settings(translator), results=results)
+
+    def _load(self) -> Translator:
+        utility = None
+        if self._mbr:
+            utility = self._mbr.loaded(self.config.target_language, self.loading["device"])
+        decoding = self.config.decoding.model_dump()
+        return Translator.load(self.folder, mbr=utility, **self.loading | decoding)
 
     @property
     def target_tokenizer(self) -> Tokenizer:
@@ -189,13 +219,17 @@ class EvaluatedModel:
         return self._translator.tokenizers.target
 
     def _settings(self, translator: Translator) -> dict[str, str | int | float]:
-        engine, decoding, chosen = translator.engine, self.config.decoding, self._mbr
+        engine = translator.engine
         settings: dict[str, str | int | float] = {"engine": engine.name, "dtype": engine.dtype}
         if checkpoints_dir(self.folder).is_dir():
             settings["checkpoint"] = self.loading["checkpoint"]
-        if chosen is not None:
-            return settings | {"mbr": chosen.utility, "mbr_candidates": chosen.num_candidates}
-        return settings | {x: getattr(decoding, x) for x in ("beam_size", "length_penalty")}
+        if self._mbr is not None:
+            settings["mbr"] = self._mbr.utility
+            settings["mbr_candidates"] = self._mbr.num_candidates
+        else:
+            settings["beam_size"] = self.config.decoding.beam_size
+            settings["length_penalty"] = self.config.decoding.length_penalty
+        return settings
 
     def release(self) -> None:
         """Free the weights."""
@@ -203,10 +237,15 @@ class EvaluatedModel:
 
     def record(self, test: EvaluationSet, system: System) -> None:
         """Add the scores to the report of the run."""
-        if not self.loading["ensemble"]:
-            scores = {score.metric: score.value for score in system.scores}
-            line = {"test": test.name, "checkpoint": self.loading["checkpoint"], "scores": scores}
-            record_evaluation(self.folder, self.config.name, line | {"sentences": len(test)})
+        if self.loading["ensemble"]:
+            return
+        line = {
+            "test": test.name,
+            "checkpoint": self.loading["checkpoint"],
+            "scores": {score.metric: score.value for score in system.scores},
+            "sentences": len(test),
+        }
+        record_evaluation(self.folder, self.config.name, line)
 
 
 class EvaluatedSet:
@@ -229,43 +268,52 @@ class EvaluatedSet:
         models: Sequence[EvaluatedModel],
         is_only: bool,
     ) -> None:
-        self.test, self.options = whole.first(options.limit), options
-        self.gates, self.models = gates, models
+        self.test = whole.first(options.limit)
+        self.options = options
+        self.gates = gates
+        self.models = models
         metrics = options.metric or default_metrics([self.test.target_language])
         self.metrics = requested_metrics(metrics)
         if options.external:
-            self.metrics |= {_EXTERNAL: f"{_EXTERNAL}:{options.external}"}
+            self.metrics[_EXTERNAL] = f"{_EXTERNAL}:{options.external}"
         self.scorers = self.make_scorers(self.test.references, self.test.source)
-        count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
-        # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
-        kind = options.significance or ("ar" if options.fail_if_worse else "bs")
-        trials = options.resamples or DEFAULT_TRIALS
-        self.resampling = Resampling(count, options.seed, kind, trials)
-        owns_files, base = is_only or not whole.is_named, options.baseline
-        files = options.hypothesis if owns_files else ()
-        self.systems = read_systems(files, whole, options.limit)
-        labels = options.slice_ if owns_files else ()
-        self.labels = evaluation_set.read_labels(labels, whole, options.limit)
-        self.baseline: System | None = None
-        if base is not None and base.suffix == ".json":
-            read = ANALYSES["baseline report"]
-            self.baseline = read(base, whole.name, self.test.references, self.scorers)
-        elif base is not None and not base.is_dir():
-            (self.baseline,) = read_systems([base], whole, options.limit)
+        self.resampling = _resampling(options)
         self.pairs: ReportSection | None = None
         self.limits: list[dict[str, Any]] = []  # of models that cannot write some references
-        paths = [Path(text.partition("=")[2]) for text in options.slice_]
-        self.inputs = [*files, *paths, *whole.files, *([base] if base else [])]
+        hypotheses: Sequence[Path] = ()
+        labels: Sequence[str] = ()
+        if is_only or not whole.is_named:
+            hypotheses = options.hypothesis
+            labels = options.slice_
+        self.systems = read_systems(hypotheses, whole, options.limit)
+        self.labels = evaluation_set.read_labels(labels, whole, options.limit)
+        self.inputs = [*hypotheses, *whole.files]
+        self.inputs += [Path(text.partition("=")[2]) for text in options.slice_]
+        self.baseline: System | None = None
+        base = options.baseline
+        if base is None:
+            return
+        self.inputs.append(base)
+        if base.suffix == ".json":
+            read = ANALYSES["baseline report"]
+            self.baseline = read(base, whole.name, self.test.references, self.scorers)
+        elif not base.is_dir():
+            (self.baseline,) = read_systems([base], whole, options.limit)
 
     def make_scorers(
         self, references: References, source: Sequence[str] | None
     ) -> list[MetricScorer]:
         """Return scorers for the requested metrics and the metrics of the gates."""
         options = MetricOptions(
-            tokenize=self.options.tokenize, lowercase=self.options.lowercase, source=source,
-            target_language=self.test.target_language, device=self.options.device,
-        )  # fmt: skip
-        names = self.metrics | {name: name for name in self.gates if name not in self.metrics}
+            tokenize=self.options.tokenize,
+            lowercase=self.options.lowercase,
+            source=source,
+            target_language=self.test.target_language,
+            device=self.options.device,
+        )
+        names = dict(self.metrics)
+        for name in self.gates:
+            names.setdefault(name, name)
         return [MetricScorer(name, references, options) for name in names.values()]
 
     def translate(self, model: EvaluatedModel) -> System:
@@ -277,22 +325,23 @@ class EvaluatedSet:
     def note_limit(self, model: EvaluatedModel) -> None:
         """Score the first reference as nearly as the model can write it, if it changes it."""
         loss = loss_of(self.test.references[0], model.target_tokenizer)
-        if loss.changed:
-            exact = [scorer for scorer in self.scorers if scorer.name in _EXACT]
-            scores = {scorer.name: scorer.score(loss.nearest).value for scorer in exact}
-            limit = {"system": model.name, "unreachable": len(loss.changed)}
-            self.limits.append({**limit, "example": loss.example, "scores": scores})
+        if not loss.changed:
+            return
+        scores = {}
+        for scorer in self.scorers:
+            if scorer.name in _EXACT:
+                scores[scorer.name] = scorer.score(loss.nearest).value
+        limit = {"system": model.name, "unreachable": len(loss.changed)}
+        self.limits.append({**limit, "example": loss.example, "scores": scores})
 
     def _limit_section(self) -> ReportSection:
         """Return the scores of a model that makes no mistake."""
-        table = [["system", "lines", "best possible scores", "for example line"]]
+        rows = [["system", "lines", "best possible scores", "for example line"]]
         for limit in self.limits:
-            scores = [
-                f"{label_of(x)} {format_score(x, value)}" for x, value in limit["scores"].items()
-            ]
+            scores = [f"{label_of(x)} {format_score(x, y)}" for x, y in limit["scores"].items()]
             lines = f"{limit['unreachable']:,} of {len(self.test):,}"
-            table.append([limit["system"], lines, ", ".join(scores), limit["example"]])
-        return ReportSection("limit", "Best possible scores", table, self.limits, _LIMIT)
+            rows.append([limit["system"], lines, ", ".join(scores), limit["example"]])
+        return ReportSection("limit", "Best possible scores", rows, self.limits, _LIMIT)
 
     def score(self) -> list[DataError]:
         """Score and compare the systems. Return the errors of the external metric."""
@@ -314,19 +363,36 @@ class EvaluatedSet:
         """Return the values for the report."""
         if self.options.sentence_level:
             for number, system in enumerate(self.systems):
-                tables = zip(self.scorers, system.tables, strict=True)
-                scores = {scorer.name: scorer.sentence_scores(table) for scorer, table in tables}
+                scores = {}
+                for scorer, table in zip(self.scorers, system.tables, strict=True):
+                    scores[scorer.name] = scorer.sentence_scores(table)
                 self.systems[number] = replace(system, sentence_scores=scores)
-        is_tested = self.pairs or self.baseline
-        codes = self.test.source_language, self.test.target_language
-        has_languages = any(model.has_languages for model in self.models)
-        limits = [self._limit_section()] if self.limits else []
+        languages: tuple[str | None, str | None] = (None, None)
+        if any(model.has_languages for model in self.models):
+            languages = (self.test.source_language, self.test.target_language)
+        paired_test = None
+        if self.pairs or self.baseline:
+            paired_test = self.resampling.paired_test
+        found = [self.pairs, *sections]
+        if self.limits:
+            found.insert(0, self._limit_section())
         return Evaluation(
-            test=self.test.name, references=self.test.references, source=self.test.source,
-            languages=codes if has_languages else (None, None), systems=tuple(self.systems),
-            baseline=self.baseline, paired_test=self.resampling.paired_test if is_tested else None,
-            sections=tuple(section for section in (*limits, self.pairs, *sections) if section),
-        )  # fmt: skip
+            test=self.test.name,
+            references=self.test.references,
+            source=self.test.source,
+            languages=languages,
+            systems=tuple(self.systems),
+            baseline=self.baseline,
+            paired_test=paired_test,
+            sections=tuple(section for section in found if section),
+        )
+
+
+def _resampling(options: EvaluateOptions) -> Resampling:
+    count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
+    # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
+    significance = options.significance or ("ar" if options.fail_if_worse else "bs")
+    return Resampling(count, options.seed, significance, options.resamples or DEFAULT_TRIALS)
 
 
 def _translate(
@@ -338,43 +404,51 @@ def _translate(
     """Translate all test sets with each model. Return the errors from saving translations."""
     failures: list[NmtError] = []
     for number, model in enumerate(models):
-        for each in sets:
-            system = each.translate(model)
-            each.note_limit(model)
-            seen = evaluation_set.rows_in_training(model.folder, each.test.source or ())
-            count = None if seen is None else len(seen)
-            each.systems.insert(number, replace(system, num_in_training=count))
+        for evaluated in sets:
+            system = evaluated.translate(model)
+            evaluated.note_limit(model)
+            source = evaluated.test.source or ()
+            rows = evaluation_set.rows_in_training(model.folder, source)
+            if rows is not None:
+                system = replace(system, num_in_training=len(rows))
+            evaluated.systems.insert(number, system)
         if len(models) > 1 or baseline:
             model.release()  # one model in memory at a time
         if place:
-            failures += _save(place, "".join(f"{line}\n" for line in sets[0].systems[number].lines))
+            lines = sets[0].systems[number].lines
+            failures += _save(place, "".join(f"{line}\n" for line in lines))
     if baseline:
-        for each in sets:
-            each.baseline = each.translate(baseline)
+        for evaluated in sets:
+            evaluated.baseline = evaluated.translate(baseline)
         baseline.release()
     return failures
 
 
-def _warn(each: EvaluatedSet) -> None:
-    test, options, systems = each.test, each.options, each.systems
-    for text in odd_texts(systems, test.references[0], options.tokenize, test.target_language):
+def _warn(evaluated: EvaluatedSet) -> None:
+    test = evaluated.test
+    options = evaluated.options
+    systems = evaluated.systems
+    reference = test.references[0]
+    for text in odd_texts(systems, reference, options.tokenize, test.target_language):
         logger.warning("%s", text)
-    expected = likely_language(test.references[0])
+    expected = likely_language(reference)
     for system in systems:
-        found = likely_language(system.lines)
-        if expected and found and found != expected:
+        language = likely_language(system.lines)
+        if expected and language and language != expected:
             text = "%s looks like %s, but the reference looks like %s: wrong file?"
-            logger.warning(text, system.name, found, expected)
+            logger.warning(text, system.name, language, expected)
         if system.num_in_training:
             text = "%s: the training data contains %s of %s source lines of %s, so "
             text += "scores are too high; `slices` scores the other lines separately"
             seen = f"{system.num_in_training:,}"
             logger.warning(text, system.name, seen, f"{len(test):,}", test.name)
     utility = (options.mbr or "").partition(":")[0]
-    if options.models and utility in {scorer.name for scorer in each.scorers}:
+    metrics = [scorer.name for scorer in evaluated.scorers]
+    if options.models and utility in metrics:
         text = "MBR decoding optimizes %s, so its %s is too high; also check other metrics."
-        logger.warning(text, *[label_of(utility)] * 2)
-    if len(systems) > 1 and not each.baseline:
+        label = label_of(utility)
+        logger.warning(text, label, label)
+    if len(systems) > 1 and not evaluated.baseline:
         logger.info("to compare every system with one file, add `baseline` FILE")
 
 

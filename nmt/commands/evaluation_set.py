@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class EvaluationSet:
 
     def first(self, count: int | None) -> EvaluationSet:
         """Return the first sentences of the set, or the whole set if ``count`` is None."""
-        source = None if self.source is None else self.source[:count]
+        source = self.source and self.source[:count]
         references = tuple(stream[:count] for stream in self.references)
         return replace(self, source=source, references=references)
 
@@ -84,7 +84,7 @@ class ConfiguredSets:
     problem: CheckpointError | None = None  # Why the corpora cannot be read.
 
     @classmethod
-    def of(cls, config: InferenceConfig, record: Mapping[str, Any], folder: Path) -> ConfiguredSets:
+    def of(cls, config: InferenceConfig, record: Mapping[str, Any], folder: Path) -> Self:
         """Return the sets of a model; see `nmt.checkpoint.model_folder.ModelFiles`."""
         try:
             data = recorded_data(record, folder)
@@ -93,11 +93,9 @@ class ConfiguredSets:
         return cls(config.languages, config.directions, data)
 
     @property
-    def tests(self) -> dict[str, CorpusConfig]:
+    def tests(self) -> Mapping[str, CorpusConfig]:
         """The test sets by name."""
-        if self.data is None:
-            return {}
-        return dict(self.data.test)
+        return self.data.test if self.data else {}
 
     def named(self) -> dict[str, CorpusConfig]:
         """Return all sets by name."""
@@ -109,7 +107,8 @@ class ConfiguredSets:
     def check_files(self, corpus: CorpusConfig) -> None:
         """Check that the files of a set exist; raises `DataError`."""
         assert self.data is not None
-        check_files({key: each for key, each in self.data.held_out.items() if each is corpus})
+        held_out = self.data.held_out.items()
+        check_files({key: each for key, each in held_out if each is corpus})
 
 
 def sort_files(options: EvaluateOptions) -> EvaluateOptions:
@@ -119,31 +118,32 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
         ConfigError: The role of a file is not clear; the fix is an explicit command.
     """
     paths = options.models
-    if all(path.is_dir() or path.suffix == ".yaml" for path in paths) or (
-        len(paths) == 1 and not paths[0].is_file()
-    ):
+    if all(path.is_dir() or path.suffix == ".yaml" for path in paths):
         return options
     first, *others = paths
-    systems, references = [first, *others[:-1]], others[-1:] or [Path("REFERENCE")]
+    if not (others or first.is_file()):
+        return options
+    references = others[-1:] or [Path("REFERENCE")]
     if first.is_dir():
         fix = shell_command("evaluate", first, source=others[:-1], reference=references)
         raise ConfigError(f"{first} is a model, so the files need flags.", fix=f"Type: {fix}")
+    sorted_options = replace(options, models=(), hypothesis=(first,))
     if len(others) == 1 and not (options.hypothesis or options.reference):
-        return replace(options, models=(), hypothesis=(first,), reference=tuple(others))
+        return replace(sorted_options, reference=tuple(others))
     if not (others or options.hypothesis) and (options.test or options.reference):
-        return replace(options, models=(), hypothesis=(first,))
+        return sorted_options
     problem = f"{first} is not a model."
     if len(others) > 1:
         problem = f"Several files without flags: {', '.join(map(str, paths))}."
-    systems += options.hypothesis
+    systems = [first, *others[:-1], *options.hypothesis]
     fix = shell_command("evaluate", hypothesis=systems, reference=references)
     raise ConfigError(problem, fix=f"Type: {fix}")
 
 
 def check_options(options: EvaluateOptions) -> None:
     """Refuse options that contradict each other, before reading files."""
-    models, base = options.models, options.baseline
-    if not (models or options.hypothesis):
+    base = options.baseline
+    if not (options.models or options.hypothesis):
         command = shell_command("evaluate", "RUN", test=options.test)
         fix = f"Pass a run folder, as in `{command}`, or `hypothesis` FILE."
         raise ConfigError("No model and no translations to score.", fix=fix)
@@ -160,25 +160,32 @@ def check_options(options: EvaluateOptions) -> None:
 
 def _check_models(options: EvaluateOptions) -> None:
     """Refuse options that need a model, or exactly one model."""
-    models, base = options.models, options.baseline_model
-    needing = [] if models else ["robustness", "contrastive", "save_hypotheses", "tag"]
+    models = options.models
+    base = options.baseline_model
+    needing: list[str] = []
+    if not models:
+        needing += ["robustness", "contrastive", "save_hypotheses", "tag"]
     if not (models or base):
         for group in (TranslatorOptions, SearchOptions, MbrOptions):
             needing += group.__dataclass_fields__
-        if any(METRICS[name].argument == "MODEL" for name in requested_metrics(options.metric)):
+        metrics = requested_metrics(options.metric)
+        if any(METRICS[name].argument == "MODEL" for name in metrics):
             needing.remove("device")
-    if needing and (idle := changed(options, *needing)):
-        problem = f"`{'`, `'.join(idle)}` {'needs' if len(idle) == 1 else 'need'} a model."
+    idle = changed(options, *needing)
+    if needing and idle:
+        verb = "needs" if len(idle) == 1 else "need"
+        problem = f"`{'`, `'.join(idle)}` {verb} a model."
         raise ConfigError(problem, fix="Pass a model folder, or remove this option.")
     if options.with_ and len(models) > 1:
         fix = "Evaluate the ensemble in a separate command."
         raise ConfigError("`with` cannot be combined with several models.", fix=fix)
-    if options.save_hypotheses and (len(models) > 1 or options.save_hypotheses == Path("-")):
+    place = options.save_hypotheses
+    if place and (len(models) > 1 or place == Path("-")):
         problem = "`save_hypotheses` needs exactly one model, and a file, not standard output."
         raise ConfigError(problem, fix=_KEEPS_ALL)
-    is_itself = base and any(folder.resolve() == base.resolve() for folder in models)
     # Other search options apply to both sides.
-    if is_itself and not changed(options, "checkpoint", "mbr", "with_"):
+    has_own_options = changed(options, "checkpoint", "mbr", "with_")
+    if base and not has_own_options and base.resolve() in [x.resolve() for x in models]:
         command = shell_command("translate", base, input="SOURCE", output="FILE", beam_size=5)
         problem = f"`baseline` {base}: both sides are the same model with the same options."
         fix = f"Translate one side with different options (`{command}`), then pass `baseline` FILE."
@@ -219,7 +226,9 @@ def load_test_sets(
             fix = f"Add `languages` with one of these pairs: {shown}."
             raise ConfigError("The language pair is unknown: the model has several.", fix=fix)
         files = _read_files(options.source, options.reference, pair)
-        texts = [*files.references, *([files.source] if files.source else [])]
+        texts = list(files.references)
+        if files.source:
+            texts.append(files.source)
         for path, lines in zip(files.files, texts, strict=True):
             check_plain(lines, _shown(path))
         sets.append(replace(files, is_named=False))
@@ -260,15 +269,16 @@ def _language_pair(options: EvaluateOptions, configured: ConfiguredSets | None) 
 def _named(
     name: str, pair: str | None, direction: Direction | None, configured: ConfiguredSets | None
 ) -> EvaluationSet:
-    own = configured.named() if configured else {}
-    if configured and name in own:
-        own_pair = own[name].direction(configured.languages)
-        if pair and direction and not all(map(is_same_language, direction, own_pair)):
-            problem = f"Test set {name} of the model's configuration is {own_pair}, not {pair}."
+    corpora = configured.named() if configured else {}
+    if configured and name in corpora:
+        corpus = corpora[name]
+        languages = corpus.direction(configured.languages)
+        if pair and direction and not all(map(is_same_language, direction, languages)):
+            problem = f"Test set {name} of the model's configuration is {languages}, not {pair}."
             fix = "Remove `languages`; it applies to files and to sacreBLEU test sets."
             raise ConfigError(problem, fix=fix)
-        read = _from_config(name, own[name], configured)
-        return replace(read, name=name, tag=own[name].tag)
+        test = _from_config(name, corpus, configured)
+        return replace(test, name=name, tag=corpus.tag)
     if configured and configured.problem and name not in published_names():
         raise configured.problem
     if direction is None:
@@ -277,16 +287,18 @@ def _named(
     try:
         source, references = published_test_set(name, direction)
     except ConfigError as error:
-        if not own:
+        if not corpora:
             raise
-        names = f"The model's configuration contains {', '.join(own)}.{did_you_mean(name, own)}"
-        raise ConfigError(f"{error.problem} {names}", fix=error.fix) from error
+        names = f"The model's configuration contains {', '.join(corpora)}."
+        problem = f"{error.problem} {names}{did_you_mean(name, corpora)}"
+        raise ConfigError(problem, fix=error.fix) from error
     return replace(_read_files(source, references, direction), name=name)
 
 
 def _from_config(name: str, corpus: CorpusConfig, configured: ConfiguredSets) -> EvaluationSet:
     configured.check_files(corpus)
-    source, references = corpus.source, [corpus.target] if corpus.target else []
+    source = corpus.source
+    references = [corpus.target] if corpus.target else []
     direction = corpus.direction(configured.languages)
     check_plain_text(corpus, direction)
     if corpus.sacrebleu is not None:
@@ -294,34 +306,46 @@ def _from_config(name: str, corpus: CorpusConfig, configured: ConfiguredSets) ->
     if references:  # Test sets keep every line; the training filters do not apply.
         return _read_files(source, references, direction).first(corpus.max_pairs)
     options = ReadOptions(*direction, max_characters=_UNBOUNDED_CHARACTERS)
-    pairs = []
+    sources = []
+    targets = []
     for pair in read_corpus(corpus, options):
         if isinstance(pair, BadPair):
-            where = f"Test set {name}, line {pair.line:,}"
-            raise DataError(f"{where}: {pair.reason}.", fix="Correct the line.")
-        pairs.append(pair)
+            place = f"Test set {name}, line {pair.line:,}"
+            raise DataError(f"{place}: {pair.reason}.", fix="Correct the line.")
+        sources.append(pair.source)
+        targets.append(pair.target)
     return EvaluationSet(
-        name=name, source=tuple(pair.source for pair in pairs),
-        references=(tuple(pair.target for pair in pairs),), source_language=direction.source,
-        target_language=direction.target, files=corpus_files(corpus),
-    )  # fmt: skip
+        name=name,
+        source=tuple(sources),
+        references=(tuple(targets),),
+        source_language=direction.source,
+        target_language=direction.target,
+        files=corpus_files(corpus),
+    )
 
 
 def _read_files(
     source: Path | None, references: Sequence[Path], direction: Direction | None
 ) -> EvaluationSet:
-    files = (*references, *([source] if source else []))
-    first, *others = sides = [read_text(path) for path in files]
-    if not first:
+    files = list(references)
+    if source:
+        files.append(source)
+    texts = [read_text(path) for path in files]
+    num_lines = len(texts[0])
+    if not num_lines:
         raise DataError(f"{files[0]} has no lines.", fix="Pass a file with references.")
-    for path, side in zip(files[1:], others, strict=True):
-        if len(side) != len(first):
-            raise DataError.not_parallel(str(files[0]), str(path), (len(first), len(side)))
+    for path, lines in zip(files, texts, strict=True):
+        if len(lines) != num_lines:
+            counts = (num_lines, len(lines))
+            raise DataError.not_parallel(str(files[0]), str(path), counts)
     return EvaluationSet(
-        name=references[0].name, source=sides[-1] if source else None,
-        references=tuple(sides[: len(references)]), source_language=direction and direction.source,
-        target_language=direction and direction.target, files=files,
-    )  # fmt: skip
+        name=references[0].name,
+        source=texts[-1] if source else None,
+        references=tuple(texts[: len(references)]),
+        source_language=direction and direction.source,
+        target_language=direction and direction.target,
+        files=tuple(files),
+    )
 
 
 def read_text(path: Path) -> tuple[str, ...]:
@@ -349,7 +373,7 @@ def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None)
     """
     names = ["standard input" if is_standard(path) else path.name for path in paths]
     if len(set(names)) < len(names):
-        names = list(map(str, paths))
+        names = [str(path) for path in paths]
     systems = []
     for name, path in zip(names, paths, strict=True):
         lines = _fitting(path, whole, limit)
@@ -376,7 +400,8 @@ def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[st
     lines = read_text(path)
     if len(lines) not in (len(whole), limit):
         fix = "Translate the whole test set; line i must translate sentence i."
-        raise DataError.not_parallel(_shown(path), whole.name, (len(lines), len(whole)), fix=fix)
+        counts = (len(lines), len(whole))
+        raise DataError.not_parallel(_shown(path), whole.name, counts, fix=fix)
     return lines[:limit]
 
 
@@ -418,25 +443,30 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
     Lines are compared as token ids, so white space that the tokenizer normalizes does not matter.
     `nmt.extras.analysis.slices` also finds similar lines.
     """
-    found: set[int] | None = None
+    rows_of_all: set[int] | None = None
     for data in training_data(folder):
-        store, seen = data.train, set[tuple[int, ...]]()
+        store = data.train
         tokenizer = load_tokenizers(data.tokenizer_dir).source
+        tag_ids = list(tokenizer.tag_ids)
         encoded = [tuple(tokenizer.without_tags(ids)) for ids in tokenizer.encode_batch(lines)]
-        known = np.array([_key(len(x), x[0], x[-1]) for x in {*encoded} if x], np.int64)
-        for start in range(0, len(store), _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
-            stored = store.source_ids(rows)
+        wanted = [_key(len(ids), ids[0], ids[-1]) for ids in set(encoded) if ids]
+        seen = set[tuple[int, ...]]()
+        for first in range(0, len(store), _ROWS_AT_ONCE):
+            last = min(first + _ROWS_AT_ONCE, len(store))
+            stored = store.source_ids(np.arange(first, last))
             ids = stored.ids.astype(np.int64)
             starts = stored.offsets[:-1]
             ends = stored.offsets[1:]
             for _ in range(2):  # skip the tags of language and corpus
-                starts = starts + np.isin(ids[np.minimum(starts, ends - 1)], [*tokenizer.tag_ids])
+                first_ids = ids[np.minimum(starts, ends - 1)]
+                starts = starts + np.isin(first_ids, tag_ids)
             keys = _key(ends - starts, ids[starts], ids[ends - 1])
-            matches = np.flatnonzero(np.isin(keys, known))
-            seen.update(tuple(ids[starts[x] : ends[x]].tolist()) for x in matches)
-        found = (found or set()) | {row for row, line in enumerate(encoded) if line in seen}
-    return found
+            matches = np.isin(keys, np.array(wanted, np.int64))
+            for row in np.flatnonzero(matches):
+                seen.add(tuple(ids[starts[row] : ends[row]].tolist()))
+        rows = {row for row, line in enumerate(encoded) if line in seen}
+        rows_of_all = rows | (rows_of_all or set())
+    return rows_of_all
 
 
 def _key(length: Any, first: Any, last: Any) -> Any:

@@ -31,16 +31,19 @@ def loading(options: ModelOptions) -> dict[str, Any]:
     Raises:
         ConfigError: The weights are invalid, or their number differs from the number of models.
     """
-    ensemble = None
+    arguments: dict[str, Any] = {"ensemble": None}
     if options.with_ or options.weights is not None:
         mean = options.ensemble_mean or "arithmetic"
         ensemble = Ensemble(options.with_, options.weights or (), mean)
         ensemble.shares()  # check before loading
-    names = ("checkpoint", "device", "threads", "engine", "dtype")
-    arguments = {name: getattr(options, name) for name in names if hasattr(options, name)}
+        arguments["ensemble"] = ensemble
+    for name in ("checkpoint", "device", "threads", "engine", "dtype"):
+        if hasattr(options, name):
+            arguments[name] = getattr(options, name)
     if isinstance(options, SearchOptions):
-        arguments |= {"guard": not options.no_guard, "split": not options.no_split}
-    return arguments | {"ensemble": ensemble}
+        arguments["guard"] = not options.no_guard
+        arguments["split"] = not options.no_split
+    return arguments
 
 
 def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
@@ -57,7 +60,8 @@ def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
         fix = "Remove `beam_size`, and set `mbr_candidates`."
         raise ConfigError(f"`beam_size` {beam_size} cannot be combined with `mbr`.", fix=fix)
     make: type[Mbr] = load_attribute("nmt.inference.mbr:Mbr")  # its metrics take time to load
-    return make(options.mbr, options.mbr_candidates or 32, options.mbr_from or "samples")
+    num_candidates = options.mbr_candidates or 32
+    return make(options.mbr, num_candidates, options.mbr_from or "samples")
 
 
 def decoding_changes(
@@ -77,15 +81,18 @@ def decoding_changes(
     if not overrides:
         return dict(decoding)
     # Validate both together, because they can depend on each other.
-    both = [*overrides, *(f"decoding.{name}={json.dumps(x)}" for name, x in decoding.items())]
-    config, _ = load_inference(model / CONFIG, both)
+    flags = [f"decoding.{name}={json.dumps(value)}" for name, value in decoding.items()]
+    config, _ = load_inference(model / CONFIG, [*overrides, *flags])
     return config.decoding.model_dump()
 
 
 def warn_of_language(name: str, texts: Iterable[str], translator: Translator) -> None:
     """Warn if a text is not in the source language of the model."""
     with suppress(MissingLanguageError):
-        known, target = translator.direction
-        if known and (found := other_language(texts, known, [target])):
+        source, target = translator.direction
+        if not source:
+            return
+        language = other_language(texts, source, [target])
+        if language:
             text = "%s looks like %s, but the model translates %s: wrong file or model?"
-            logger.warning(text, name, found, known)
+            logger.warning(text, name, language, source)

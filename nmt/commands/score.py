@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO
 
@@ -33,32 +33,37 @@ def score(options: ScoreOptions) -> None:
         CheckpointError: The model is missing or damaged.
         DataError: The input cannot be read or is not parallel, or the output cannot be written.
     """
-    source, target = options.source, options.target
+    source = options.source
+    target = options.target
     languages = LanguageOptions(options.from_, options.to, options.tag)
     check_output(options.output, source, target, options.model)
     decoding = given(options, "length_penalty", "batch_tokens")
     scorer = Scorer.load(options.model, **loading(options))
     scorer = scorer.with_options(**decoding_changes(options.model, options.set_, decoding))
     scorer.score([], languages)  # check languages and tag before reading
-    number = 0
+    chunks = _read_files(source, target) if source and target else _read_table()
+    num_scored = 0
     with open_output(options.output) as writer, file_bar("scoring", source, unit="pairs") as bar:
-        for chunk in _read_files(source, target) if source and target else _read_table():
-            for found in scorer.score(chunk, languages, progress=bar.update):
-                writer.write(_line(found, options).encode("utf-8", "replace") + b"\n")
+        for chunk in chunks:
+            for score in scorer.score(chunk, languages, progress=bar.update):
+                line = _line(score, options)
+                writer.write(line.encode("utf-8", "replace") + b"\n")
             writer.flush()
-            number += len(chunk)
-            bar.update(number - bar.n)
+            num_scored += len(chunk)
+            bar.update(num_scored - bar.n)
 
 
-def _line(found: PairScore, options: ScoreOptions) -> str:
+def _line(score: PairScore, options: ScoreOptions) -> str:
     if options.format == "json":
-        return json.dumps(found.as_dict(), ensure_ascii=False)
-    return f"{found.log_prob if options.sum else found.score:.6f}"
+        return json.dumps(score.as_dict(), ensure_ascii=False)
+    value = score.log_prob if options.sum else score.score
+    return f"{value:.6f}"
 
 
 def _read_table() -> Iterator[_Pairs]:
     """Yield chunks of pairs from ``source<TAB>target`` lines as they arrive."""
-    number, decoder = 0, LineDecoder()
+    number = 0
+    decoder = LineDecoder()
     with open_input(None) as stream:
         for chunk in read_chunks(stream):
             pairs = []
@@ -79,18 +84,21 @@ def _read_files(*paths: Path) -> Iterator[_Pairs]:
     names = ["standard input" if is_standard(path) else str(path) for path in paths]
     with ExitStack() as stack:
         streams = [stack.enter_context(open_input(path)) for path in paths]
-        sides = [_read_texts(*each, decoder) for each in zip(streams, names, strict=True)]
-        size, chunk = 0, []
-        for number, (left, right) in enumerate(zip_longest(*sides)):
-            if left is None or right is None:
-                longer = number + 1 + sum(1 for _ in sides[left is None])
-                counts = (number, longer) if left is None else (longer, number)
+        sources = _read_texts(streams[0], names[0], decoder)
+        targets = _read_texts(streams[1], names[1], decoder)
+        chunk: _Pairs = []
+        num_characters = 0
+        for number, (source, target) in enumerate(zip_longest(sources, targets)):
+            if source is None or target is None:
+                rest = number + 1 + sum(1 for _ in chain(sources, targets))
+                counts = (number, rest) if source is None else (rest, number)
                 raise DataError.not_parallel(names[0], names[1], counts)
-            chunk.append((left, right))
-            size += len(left) + len(right)
-            if len(chunk) == MAX_CHUNK_LINES or size >= _MOST_CHARACTERS:
+            chunk.append((source, target))
+            num_characters += len(source) + len(target)
+            if len(chunk) == MAX_CHUNK_LINES or num_characters >= _MOST_CHARACTERS:
                 yield chunk
-                size, chunk = 0, []
+                chunk = []
+                num_characters = 0
         if chunk:
             yield chunk
 

@@ -36,7 +36,7 @@ from nmt.inference.request import Request
 from nmt.inference.translator import TranslationOptions
 from nmt.metrics.metric import label_of, split_argument
 from nmt.model.transformer import build_model, count_parameters
-from nmt.registry import Registry, load_attribute
+from nmt.registry import Registry, built_in, load_attribute
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training.checkpoints import Progress
@@ -458,7 +458,7 @@ def check_tools(config: RunConfig) -> None:
     if config.training.lora is not None:
         load_attribute(_ADAPT)  # the extra may be missing
     for name in config.training.trackers:
-        if TRACKERS.is_built_in(name):  # others may start something when they are made
+        if name in built_in("tracker"):  # others may start something when they are made
             TRACKERS[name](config)
 
 
@@ -481,6 +481,6 @@ def make_reporters(
             JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
             log.open(run_dir / "log.txt"),
             Console(start, progress.total_steps, lambda: progress.step),
-            HtmlReport(run_dir, config.name),  # reads the files of the first two
+            HtmlReport(run_dir, config.name),
             *trackers,
         ])  # fmt: skip

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -77,9 +76,11 @@ def translate(options: TranslateOptions) -> None:
                 translator = translator.with_options(progress=bar.update)
             chunks = _read(reader, options, processes.size, translator)
             writer = _Writer(output, options, translator.options.decoding.n_best)
-            # In streaming mode, do not read ahead.
-            has_more = partial(text_lines.has_input, reader, 0.0)
-            is_ready = (lambda: False) if options.stream else has_more
+
+            def is_ready() -> bool:
+                # In streaming mode, do not read ahead.
+                return not options.stream and text_lines.has_input(reader, 0.0)
+
             for (first, lines), results in translated(translator, chunks, processes, is_ready):
                 writer.write(first, lines, results)
                 bar.update(writer.num_lines - bar.n)
@@ -88,15 +89,16 @@ def translate(options: TranslateOptions) -> None:
 
 def load_translator(options: TranslateOptions) -> Translator:
     """Load the model with an engine that supports the options."""
-    model, beam_size = options.model, options.beam_size
-    chosen = mbr(options, beam_size)
-    if chosen is not None:
+    model = options.model
+    beam_size = options.beam_size
+    utility = mbr(options, beam_size)
+    if utility is not None:
         target = options.to or load_folder_config(model).target_language
-        chosen = chosen.loaded(target, options.device)
+        utility = utility.loaded(target, options.device)
     translator = Translator.load(
         model,
         **loading(options),
-        mbr=chosen,
+        mbr=utility,
         outputs=options.outputs,
         source_language=options.from_,
         target_language=options.to,
@@ -110,10 +112,15 @@ def load_translator(options: TranslateOptions) -> Translator:
         _ = translator.direction  # checked before reading; lines of OPUS-MT may have their own tags
     decoding = translator.options.decoding
     options.check_output(decoding.n_best)
-    if (decoding.sampling or decoding.return_alternatives) and beam_size not in (None, 1):
-        shown = "`sample`" if decoding.sampling else "decoding.return_alternatives"
+    without_beam = ""
+    if decoding.sampling:
+        without_beam = "`sample`"
+    elif decoding.return_alternatives:
+        without_beam = "decoding.return_alternatives"
+    if without_beam and beam_size not in (None, 1):
+        problem = f"`beam_size` {beam_size} cannot be combined with {without_beam}."
         fix = "Remove one of the two options; `n_best` sets the number of translations per line."
-        raise ConfigError(f"`beam_size` {beam_size} cannot be combined with {shown}.", fix=fix)
+        raise ConfigError(problem, fix=fix)
     if translator.options.confidence is None:
         problem = f"{model} has no confidence.json, so its translations have no confidence scores"
         if options.min_confidence is not None:
@@ -128,27 +135,35 @@ def _read(
     reader: IO[bytes], options: TranslateOptions, num_processes: int, translator: Translator
 ) -> Iterator[Chunk]:
     """Yield chunks of input lines; warn about the wrong format or language."""
-    source, reads_json = options.source, options.input_format == "json"
+    source = options.source
+    reads_json = options.input_format == "json"
     if source and not reads_json:
         for ending, advice in _NO_TEXT.items():
             if re.search(rf"\.({ending})(\.\w+)?$", source.name):
                 logger.warning("%s is read as plain text; %s", source.name, advice)
     if is_standard(source) and not options.stream and sys.stdin is not None and sys.stdin.isatty():
         logger.info("type text, then Ctrl-D to translate it; `stream` translates line by line")
-    decoder, number, named = LineDecoder(), 1, set[str]()
-    at_once = (1 if options.stream else MAX_CHUNK_LINES) * num_processes
+    decoder = LineDecoder()
+    number = 1
+    named = set[str]()
+    at_once = num_processes
+    if not options.stream:
+        at_once *= MAX_CHUNK_LINES
     name = "standard input" if is_standard(source) else str(source)
     for chunk in text_lines.read_chunks(reader, lines_at_once=at_once, name=name):
         texts = decoder.decode(chunk, number)
-        if number == 1 and not reads_json and (found := find_preprocessing(texts)):
-            text = "%s %s\n  Restore the text if the model learned plain text."
-            logger.warning(text, name, found[1])
-        is_plain = number == 1 and not (reads_json or options.tag)
-        if is_plain and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
-            warn_of_language("the input", texts, translator)
-        lines: list[Request | DataError] = [Request(text) for text in texts]
+        lines: list[Request | DataError] = []
         if reads_json:
-            lines = [_parsed(text, row, named) for row, text in enumerate(texts, number)]
+            lines += [_parse(text, row, named) for row, text in enumerate(texts, number)]
+        else:
+            lines += [Request(text) for text in texts]
+        if number == 1 and not reads_json:
+            traces = find_preprocessing(texts)
+            if traces:
+                text = "%s %s\n  Restore the text if the model learned plain text."
+                logger.warning(text, name, traces[1])
+            if not options.tag and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
+                warn_of_language("the input", texts, translator)
         yield number, lines
         number += len(lines)
     if decoder.num_damaged > MAX_NOTES:
@@ -157,17 +172,18 @@ def _read(
         logger.warning(text + convert, f"{decoder.num_damaged:,}")
 
 
-def _parsed(line: str, number: int, named: set[str]) -> Request | RequestError:
+def _parse(line: str, number: int, named: set[str]) -> Request | RequestError:
     """Parse a line of JSON; warn about fields with probable spelling mistakes."""
     try:
         parsed = parse_request(line, number)
     except RequestError as error:
         return error.with_traceback(None)
     for name in parsed.others.keys() - named - {"source"}:
-        if len(named) < MAX_NOTES and (meant := request.meant_field(name)):
+        similar = request.meant_field(name)
+        if similar and len(named) < MAX_NOTES:
             named.add(name)
             text = "line %s: unknown field %r is copied to the output (did you mean %r?)"
-            logger.warning(text, f"{number:,}", name, meant)
+            logger.warning(text, f"{number:,}", name, similar)
     return parsed
 
 
@@ -176,8 +192,11 @@ class _Writer:
 
     def __init__(self, stream: IO[bytes], options: TranslateOptions, n_best: int) -> None:
         self.num_lines = 0
-        self._stream, self._options, self._n_best = stream, options, n_best
-        self._counts, self._begin = GuardCounts(), time.perf_counter()
+        self._stream = stream
+        self._options = options
+        self._n_best = n_best
+        self._counts = GuardCounts()
+        self._begin = time.perf_counter()
         self._num_failures = 0
         self._first_failure: DataError | None = None
 
@@ -192,22 +211,23 @@ class _Writer:
         Raises:
             DataError: A line failed and the format is text. The lines before it are written.
         """
-        done = dict[int, Result]()
-        for number, (line, found) in enumerate(zip(lines, results, strict=True), first):
+        done: dict[int, Result] = {}
+        for number, (line, result) in enumerate(zip(lines, results, strict=True), first):
             others = getattr(line, "others", {})
-            if isinstance(found, Result):
-                done[number] = found
-                written = self._texts(number, others, found)
+            if isinstance(result, Result):
+                done[number] = result
+                written = self._texts(number, others, result)
             else:
+                error = result
                 if not isinstance(line, DataError):  # its message contains the line number
-                    found = DataError(f"Line {number:,}: {found.problem}", fix=found.fix)
+                    error = DataError(f"Line {number:,}: {error.problem}", fix=error.fix)
                 if self._options.format == "text":
                     self._stream.flush()
-                    fix = f"{found.fix} With `format` json, all other lines are translated."
-                    raise DataError(found.problem, fix=fix)
+                    fix = f"{error.fix} With `format` json, all other lines are translated."
+                    raise DataError(error.problem, fix=fix)
                 self._num_failures += 1
-                self._first_failure = self._first_failure or found
-                written = iter([_json_line({**others, ERROR: found.problem})])
+                self._first_failure = self._first_failure or error
+                written = [_json_line({**others, ERROR: error.problem})]
             for text in written:
                 # Lone surrogates in copied fields become JSON escapes again.
                 self._stream.write(text.encode("utf-8", "backslashreplace") + b"\n")
@@ -215,22 +235,24 @@ class _Writer:
         self.num_lines += len(lines)
         self._counts.add(done)
 
-    def _texts(self, number: int, others: Mapping[str, Any], result: Result) -> Iterator[str]:
-        """Yield the output lines for input line ``number``."""
-        options, mark = self._options, {}
+    def _texts(self, number: int, others: Mapping[str, Any], result: Result) -> list[str]:
+        """Return the output lines for input line ``number``."""
+        options = self._options
+        mark = {}
         if options.min_confidence is not None:
             # Without an estimate, the translation is unlike the validation set.
-            known = 0.0 if result.confidence is None else result.confidence
-            mark["low_confidence"] = result.num_tokens > 0 and known < options.min_confidence
+            confidence = result.confidence or 0.0
+            is_low = result.num_tokens > 0 and confidence < options.min_confidence
+            mark["low_confidence"] = is_low
         if options.format == "json":
-            yield _json_line({**others, **result.as_dict(), **mark})
-        elif options.alignments:
-            yield f"{result.text} ||| {as_pharaoh(result.alignment or ())}"
-        elif self._n_best == 1:
-            yield result.text + (_LOW_CONFIDENCE if mark.get("low_confidence") else "")
-        else:
-            for each in result.alternatives or [result]:
-                yield f"{number - 1} ||| {each.text} ||| {each.score:.4f}"
+            return [_json_line({**others, **result.as_dict(), **mark})]
+        if options.alignments:
+            return [f"{result.text} ||| {as_pharaoh(result.alignment or ())}"]
+        if self._n_best == 1:
+            ending = _LOW_CONFIDENCE if mark.get("low_confidence") else ""
+            return [result.text + ending]
+        hypotheses = result.alternatives or [result]
+        return [f"{number - 1} ||| {each.text} ||| {each.score:.4f}" for each in hypotheses]
 
     def close(self) -> None:
         """Log the counts of the guard.
@@ -238,9 +260,11 @@ class _Writer:
         Raises:
             DataError: JSON output contains errors.
         """
-        if message := self._counts.message(time.perf_counter() - self._begin):
+        message = self._counts.message(time.perf_counter() - self._begin)
+        if message:
             logger.info(message)
-        if (first := self._first_failure) is not None:
+        first = self._first_failure
+        if first is not None:
             problem = f"{self._num_failures:,} lines could not be translated. The first: "
             raise DataError(problem + first.problem, fix=first.fix)
 

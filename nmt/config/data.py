@@ -9,15 +9,34 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BeforeValidator, Field, create_model, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    create_model,
+    field_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
+from nmt.config.filling import PLACES
 from nmt.config.language_codes import matching
-from nmt.config.section import Binds, BindsData, BindsRun, FilePath, Free, Many, Pair, Section
+from nmt.config.section import (
+    Binds,
+    BindsData,
+    BindsRun,
+    Count,
+    FilePath,
+    Free,
+    Many,
+    Pair,
+    Probability,
+    Section,
+    Share,
+)
 from nmt.errors import did_you_mean
 
 T = TypeVar("T")
-_Rate = Annotated[float, Field(ge=0, le=1)]
 TAG_PATTERN = r"^<[^<>\s]+>$"
 _LANGUAGE_TAG = re.compile(r"<2(.+)>|>>(.+)<<")
 LANGUAGE_CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
@@ -51,11 +70,11 @@ class NoiseConfig(Section):
         spacing: Share of pairs with dropped or doubled spaces in the source.
     """
 
-    upper_case: _Rate = 0.0
-    title_case: _Rate = 0.0
-    no_final_punctuation: _Rate = 0.0
-    typos: _Rate = 0.0
-    spacing: _Rate = 0.0
+    upper_case: Share = 0.0
+    title_case: Share = 0.0
+    no_final_punctuation: Share = 0.0
+    typos: Share = 0.0
+    spacing: Share = 0.0
 
     @property
     def rates(self) -> dict[str, float]:
@@ -70,7 +89,10 @@ def tag_symbol(tag: str, symbols: Iterable[str]) -> str | None:
     ('<2de>', '<bt>', None)
     """
     known = set(symbols)
-    return next((x for x in (tag, f"<2{tag}>", f"<{tag}>", f">>{tag}<<") if x in known), None)
+    for symbol in (tag, f"<2{tag}>", f"<{tag}>", f">>{tag}<<"):
+        if symbol in known:
+            return symbol
+    return None
 
 
 def language_symbol(code: str, symbols: Iterable[str]) -> str | None:
@@ -83,8 +105,8 @@ def language_symbol(code: str, symbols: Iterable[str]) -> str | None:
     exact = tag_symbol(code, symbols)
     if exact is not None:
         return exact
-    by_code = {tagged: symbol for symbol in symbols if (tagged := code_of_tag(symbol))}
-    codes = matching(code, by_code)
+    by_code = {code_of_tag(symbol): symbol for symbol in symbols}
+    codes = matching(code, filter(None, by_code))
     if len(codes) != 1:
         return None
     return by_code[codes[0]]
@@ -109,8 +131,13 @@ def tagged_languages(
     (('en', 'de'), ('de', None))
     """
     source, target = direction
-    in_source = {"source": target, "both": source}.get(tags or "")
-    return in_source, target if tags in ("target", "both") else None
+    if tags == "source":
+        return target, None
+    if tags == "target":
+        return None, target
+    if tags == "both":
+        return source, target
+    return None, None
 
 
 def chosen_tags(
@@ -168,7 +195,7 @@ class CorpusConfig(Section):
     target: FilePath | None = None
     tsv: FilePath | None = None
     csv: FilePath | None = None
-    columns: Pair[Annotated[int, Field(ge=0)]] = (0, 1)
+    columns: Pair[NonNegativeInt] = (0, 1)
     jsonl: FilePath | None = None
     huggingface: str | None = None
     subset: str | None = None
@@ -177,7 +204,7 @@ class CorpusConfig(Section):
     sacrebleu: str | None = None
     demo: Literal["train", "valid", "test"] | None = None
     weight: BindsRun[float] = Field(default=1.0, gt=0, le=100)
-    max_pairs: int | None = Field(default=None, ge=1)
+    max_pairs: Count | None = None
     tag: str | None = Field(default=None, min_length=1)
     noise: BindsRun[NoiseConfig] = NoiseConfig()
     scores: FilePath | None = None
@@ -185,27 +212,29 @@ class CorpusConfig(Section):
     @property
     def symbol(self) -> str:
         """The tag as a symbol of a vocabulary; empty without a tag."""
-        tag = self.tag or ""
-        return tag if not tag or re.fullmatch(TAG_PATTERN, tag) else f"<{tag}>"
+        if self.tag is None:
+            return ""
+        return self.tag if re.fullmatch(TAG_PATTERN, self.tag) else f"<{self.tag}>"
 
     def direction(self, default: tuple[str, str]) -> Direction:
         """Return the languages of the corpus; ``default`` contains those of the run."""
         return Direction(self.source_language or default[0], self.target_language or default[1])
 
     def _disagreements(self) -> Iterator[str]:
-        names = ("source", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
+        names = [name for name in PLACES if name != "target"]
         places = [name for name in names if getattr(self, name) is not None]
         if (self.source is None) != (self.target is None):
             yield "source and target must be set together"
         elif len(places) != 1:
-            found, others = ", ".join(places) or "none", ", ".join(names[1:])
-            yield f"set exactly one of: source + target, {others} (found: {found})"
+            given = ", ".join(places) or "none"
+            others = ", ".join(names[1:])
+            yield f"set exactly one of: source + target, {others} (found: {given})"
         if self.huggingface is None and (self.subset is not None or self.streaming):
             yield "subset and streaming need huggingface, which is not set"
 
 
-_Amount = Annotated[float, Field(gt=0)]
 _STEPS = "steps"  # Key of `StageConfig.until` for a number of updates.
+_TEST_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 _MIX: dict[str, Any] = {"allowed": "a mapping from training corpora to numbers above 0"}
 _UNTIL: dict[str, Any] = {"allowed": "steps or a corpus of the mix, with a number"}
 
@@ -220,8 +249,8 @@ class StageConfig(Section):
             (``{steps: N}``). The last stage may omit ``until``; it runs to the end of training.
     """
 
-    mix: dict[str, _Amount] = Field(min_length=1, json_schema_extra=_MIX)
-    until: dict[str, _Amount] | None = Field(default=None, json_schema_extra=_UNTIL)
+    mix: dict[str, PositiveFloat] = Field(min_length=1, json_schema_extra=_MIX)
+    until: dict[str, PositiveFloat] | None = Field(default=None, json_schema_extra=_UNTIL)
 
 
 class _OneOrMany:
@@ -235,17 +264,20 @@ class _OneOrMany:
 
     def _listed(self, value: object, validate: Callable[[Any], Any]) -> Any:
         # Not a union, so that an error in a single section has a path such as data.valid.source.
-        is_one = isinstance(value, Mapping | CorpusConfig)
-        return (CorpusConfig.model_validate(value),) if is_one else validate(value)
+        if isinstance(value, Mapping | CorpusConfig):
+            return (CorpusConfig.model_validate(value),)
+        return validate(value)
 
 
 _Sets = Annotated[Many[CorpusConfig], _OneOrMany()]
 
 
-def _by_key(key: str, sets: tuple[CorpusConfig, ...]) -> dict[str, CorpusConfig]:
-    if len(sets) == 1:
-        return {key: sets[0]}
-    return {f"{key}.{number}": corpus for number, corpus in enumerate(sets)}
+def _by_key(key: str, corpora: tuple[CorpusConfig, ...]) -> dict[str, CorpusConfig]:
+    return {f"{key}.{name}": corpus for name, corpus in enumerate(corpora)}
+
+
+def _sets_by_key(key: str, sets: tuple[CorpusConfig, ...]) -> dict[str, CorpusConfig]:
+    return {key: sets[0]} if len(sets) == 1 else _by_key(key, sets)
 
 
 class ReplayConfig(Section):
@@ -294,36 +326,40 @@ class DataConfig(Section):
     @property
     def training(self) -> tuple[CorpusConfig, ...]:
         """All training corpora, in the order of the token store: ``train``, then replay."""
-        return (*self.train, *(self.replay.train if self.replay else ()))
+        return self.train + self.replay.train if self.replay else self.train
 
     @property
     def validation(self) -> tuple[CorpusConfig, ...]:
         """All validation sets, in the order of the token store: ``valid``, then replay."""
-        return (*self.valid, *(self.replay.valid if self.replay else ()))
+        return self.valid + self.replay.valid if self.replay else self.valid
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
         """All corpora by their keys in a configuration, for example ``data.train.0``."""
-        train = {f"data.train.{number}": corpus for number, corpus in enumerate(self.train)}
-        replayed = self.replay.train if self.replay else ()
-        replay = {f"data.replay.train.{number}": corpus for number, corpus in enumerate(replayed)}
-        return {**train, **replay, **self.held_out}
+        corpora = _by_key("data.train", self.train)
+        if self.replay:
+            corpora |= _by_key("data.replay.train", self.replay.train)
+        return corpora | self.held_out
 
     @property
     def held_out(self) -> dict[str, CorpusConfig]:
         """Validation and test sets by their keys in a configuration."""
-        replay = _by_key("data.replay.valid", self.replay.valid if self.replay else ())
-        tests = {f"data.test.{name}": corpus for name, corpus in self.test.items()}
-        return {**_by_key("data.valid", self.valid), **replay, **tests}
+        sets = _sets_by_key("data.valid", self.valid)
+        if self.replay:
+            sets |= _sets_by_key("data.replay.valid", self.replay.valid)
+        for name, corpus in self.test.items():
+            sets[f"data.test.{name}"] = corpus
+        return sets
 
     def _disagreements(self) -> Iterator[str]:
         yield from self._wrong_stages()
         if not self.valid:
             yield "valid needs at least one validation set"
-        if clash := {corpus.name for corpus in self.validation} & {*self.test}:
-            yield f"valid and test both have a set named {clash.pop()}"
-        for name, corpus in self.held_out.items():
-            name = name.removeprefix("data.").removeprefix("test.")
+        for corpus in self.validation:
+            if corpus.name in self.test:
+                yield f"valid and test both have a set named {corpus.name}"
+        for key, corpus in self.held_out.items():
+            name = key.removeprefix("data.").removeprefix("test.")
             if corpus.noise.rates:
                 yield f"{name} has a noise section, which only training corpora can have"
             if corpus.scores:
@@ -339,7 +375,8 @@ class DataConfig(Section):
         if self.stages and len(set(names)) < len(names):
             yield "stages need training corpora with different names"
         for number, stage in enumerate(self.stages):
-            where, until = f"stages.{number}", stage.until or {}
+            where = f"stages.{number}"
+            until = stage.until or {}
             for name in stage.mix:
                 if name not in names or name == _STEPS:
                     known = ", ".join(names) or "no corpus has a name"
@@ -360,8 +397,9 @@ class DataConfig(Section):
     @field_validator("test")
     @classmethod
     def _plain_names(cls, value: dict[str, CorpusConfig]) -> dict[str, CorpusConfig]:
-        pattern, words = r"[A-Za-z0-9][A-Za-z0-9_-]*", "letters, digits, hyphens and underscores"
-        if bad := [repr(name) for name in value if not re.fullmatch(pattern, name)]:
+        bad = [repr(name) for name in value if not re.fullmatch(_TEST_NAME, name)]
+        if bad:
+            words = "letters, digits, hyphens and underscores"
             raise ValueError(f"{', '.join(bad)} is not a valid name of a test set; use {words}")
         return value
 
@@ -407,24 +445,27 @@ class _Limit:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         """Describe both forms of a rule: an action alone, and an action with a limit."""
-        limit = "X" if self.default is None else f"{self.default:g}"
-        rule = f"{{action: report, limit: {limit}}}"
-        bounds = f" with a limit {self._bounds}" if self.default is not None else ""
+        rule = "{action: report, limit: X}"
+        if self.default is not None:
+            rule = f"{{action: report, limit: {self.default:g}}} with a limit {self._bounds}"
         forms = [{"enum": ["drop", "report", "off"]}, handler(schema)]
-        return {"anyOf": forms, "allowed": f"drop, report, off, or {rule}{bounds}"}
+        return {"anyOf": forms, "allowed": f"drop, report, off, or {rule}"}
 
     @property
     def _bounds(self) -> str:
-        if self.low > -inf and self.high < inf:
-            return f"from {self.low:g} to {self.high:g}"
-        return f"of at least {self.low:g}" if self.low > -inf else f"of at most {self.high:g}"
+        if self.low == -inf:
+            return f"of at most {self.high:g}"
+        if self.high == inf:
+            return f"of at least {self.low:g}"
+        return f"from {self.low:g} to {self.high:g}"
 
     def _checked(self, value: Any, validate: Callable[[Any], Rule]) -> Rule:
         if isinstance(value, Rule):
             value = value.model_dump(exclude_unset=True)
         given = dict(value) if isinstance(value, Mapping) else {"action": value}
-        limit = self.default if given.get("limit") is None else given["limit"]
-        rule = validate({**given, "limit": limit})
+        if given.get("limit") is None:
+            given["limit"] = self.default
+        rule = validate(given)
         if rule.limit is not None and not self.low <= rule.limit <= self.high:
             bounds = self._bounds.removeprefix("of ")
             raise ValueError(f"limit is {rule.limit}; it must be {bounds}")
@@ -501,9 +542,9 @@ class FilterConfig(Section):
     """
 
     max_length: int = Field(default=256, ge=1, le=65_535)
-    min_length: int = Field(default=1, ge=1)
+    min_length: Count = 1
     max_length_ratio: float = Field(default=4.0, ge=1.0)
-    max_characters: int = Field(default=10_000, ge=1)
+    max_characters: Count = 10_000
     length: Literal["drop"] = "drop"
     ratio: Action = "drop"
     copy_of_source: Annotated[Rule, _Limit(0.8, 0, 1)] = _REPORT
@@ -530,8 +571,8 @@ class FilterConfig(Section):
 
     def rule(self, reason: str) -> Rule:
         """Return the action, and the limit if it has one, of a reason."""
-        found = getattr(self, reason)
-        return found if isinstance(found, Rule) else Rule(action=found)
+        setting = getattr(self, reason)
+        return setting if isinstance(setting, Rule) else Rule(action=setting)
 
 
 _VocabSize = Annotated[int, Field(ge=5, le=1 << 20)]
@@ -619,13 +660,16 @@ class TokenizerConfig(_WithModels):  # type: ignore[misc]
         for key in ("vocab_size", "pad_vocab_by", _FROM):
             value = getattr(self, key)
             if isinstance(value, dict) and (len(value) < 2 or self.joint):
-                fix = "set joint to false, or give one value" if self.joint else "give both values"
+                fix = "give both values"
+                if self.joint:
+                    fix = "set joint to false, or give one value"
                 yield f"{key} has a value for each side: {fix}"
                 return
         for symbol in self.user_defined_symbols:
             if _RESERVED.fullmatch(symbol):
                 yield f"user_defined_symbols: every vocabulary has {symbol} already; leave it out"
-        smallest, least = min(self.vocab_sizes), self.min_vocab_size
+        smallest = min(self.vocab_sizes)
+        least = self.min_vocab_size
         if smallest < least:
             fix = f"raise it to {least} or more, or set byte_fallback to false"
             yield f"vocab_size is {smallest}, but byte_fallback alone uses 256 subwords: {fix}"
@@ -651,11 +695,11 @@ class BatchConfig(Section):
     """
 
     max_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] | None = 4096
-    max_sentences: int | None = Field(default=None, ge=1)
+    max_sentences: Count | None = None
     tokens_per_update: int | None = Field(default=None, ge=16)
-    length_noise: float = Field(default=0.1, ge=0, le=1)
-    gradient_accumulation: int = Field(default=1, ge=1)
-    bpe_dropout: float = Field(default=0.0, ge=0, lt=1)
+    length_noise: Share = 0.1
+    gradient_accumulation: Count = 1
+    bpe_dropout: Probability = 0.0
 
     def _disagreements(self) -> Iterator[str]:
         if self.max_tokens is None and self.max_sentences is None:

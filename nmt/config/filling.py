@@ -24,7 +24,7 @@ _OPTIONAL = ("lora", "replay")
 # Keys that choose a set of values. If one has changed, recorded values belong to the old choice.
 _CHOICES = ("recipe", "preset", "kind")
 # Keys that say where a corpus is. If one has changed, it is another corpus.
-_PLACES = ("source", "target", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
+PLACES = ("source", "target", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
 _ADAMW_RATE = 1e-3  # Usual `peak_lr` of AdamW.
 
 
@@ -128,7 +128,7 @@ def _filled(given: Any, recorded: Any) -> Any:
         if isinstance(given, str) and "action" in recorded:  # the short form of a filter
             return {**recorded, "action": given}
         if isinstance(given, Mapping):
-            is_other_corpus = any(_is_elsewhere(key, given, recorded) for key in _PLACES)
+            is_other_corpus = any(_is_elsewhere(key, given, recorded) for key in PLACES)
             return given if is_other_corpus else with_recorded(given, recorded)
     if isinstance(given, list) and isinstance(recorded, list) and len(given) == len(recorded):
         return list(map(_filled, given, recorded))

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import lcm
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from nmt.config.section import Many, Registered, Section
+from nmt.config.presets import MODEL_PRESETS
+from nmt.config.section import Count, Many, Probability, Registered, Section
 
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
 OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
 _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
+_Width = Annotated[int, Field(ge=2, le=1 << 20)]
+_NumLayers = Annotated[int, Field(ge=1, le=100)]
 BiasPlace = Literal["attention", "feed-forward", "norm"]  # Layers that can have a bias.
-
-# Name -> the fields of `ModelConfig` that differ from its defaults (the paper's base).
-MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Vaswani et al. (2017), table 3.
-    "transformer-base": {},
-    "transformer-big": {"model_dim": 1024, "ff_dim": 4096, "num_heads": 16, "dropout": 0.3},
-    # Small data, small machine.
-    "tiny": {
-        "encoder_layers": 3, "decoder_layers": 3, "model_dim": 256, "ff_dim": 1024,
-        "num_heads": 4, "norm_position": "pre",
-    },
-    "modern": {
-        "encoder_layers": 12, "decoder_layers": 3, "norm_position": "pre", "norm": "rms",
-        "activation": "swiglu", "ff_dim": 1408, "positions": "rotary", "qk_norm": True,
-        "bias": False,
-    },
-}  # fmt: skip
 
 
 class ModelConfig(Section):
@@ -82,14 +68,14 @@ class ModelConfig(Section):
     """
 
     preset: Literal["transformer-base", "transformer-big", "tiny", "modern"] | None = None
-    encoder_layers: int = Field(default=6, ge=1, le=100)
-    decoder_layers: int = Field(default=6, ge=1, le=100)
-    model_dim: int = Field(default=512, ge=2, le=1 << 20)
-    ff_dim: int = Field(default=2048, ge=2, le=1 << 20)
-    num_heads: int = Field(default=8, ge=1)
-    num_kv_heads: int | None = Field(default=None, ge=1)
-    decoder_model_dim: int | None = Field(default=None, ge=2, le=1 << 20)
-    decoder_ff_dim: int | None = Field(default=None, ge=2, le=1 << 20)
+    encoder_layers: _NumLayers = 6
+    decoder_layers: _NumLayers = 6
+    model_dim: _Width = 512
+    ff_dim: _Width = 2048
+    num_heads: Count = 8
+    num_kv_heads: Count | None = None
+    decoder_model_dim: _Width | None = None
+    decoder_ff_dim: _Width | None = None
     norm_position: Literal["post", "pre"] = "post"
     norm: Literal["layer", "layer-std", "rms"] = "layer"
     norm_epsilon: float | None = Field(default=None, gt=0, lt=1)
@@ -105,21 +91,22 @@ class ModelConfig(Section):
     output_bias: bool = False
     decoder_start: Literal["bos", "zero"] = "bos"
     embedding_init: Literal["normal", "xavier-uniform"] = "normal"
-    dropout: float = Field(default=0.1, ge=0, lt=1)
-    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
-    decoder_attention_dropout: float | None = Field(default=None, ge=0, lt=1)
-    activation_dropout: float = Field(default=0.0, ge=0, lt=1)
-    word_dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout: Probability = 0.1
+    attention_dropout: Probability = 0.0
+    decoder_attention_dropout: Probability | None = None
+    activation_dropout: Probability = 0.0
+    word_dropout: Probability = 0.0
     source_bos: bool = False
 
     @model_validator(mode="before")
     @classmethod
     def _start_from_preset(cls, values: Any) -> Any:
-        name = str(values.get("preset")) if isinstance(values, dict) else ""
-        return {**MODEL_PRESETS[name], **values} if name in MODEL_PRESETS else values
+        if not isinstance(values, dict):
+            return values
+        return {**MODEL_PRESETS.get(str(values.get("preset")), {}), **values}
 
     def _disagreements(self) -> Iterator[str]:
-        heads, kv_heads = self.num_heads, self.num_kv_heads
+        heads = self.num_heads
         for dim in (self.model_dim, self.decoder_dim):
             nearest = self._nearest_width(dim)
             if dim % heads:
@@ -129,16 +116,19 @@ class ModelConfig(Section):
                 yield f"rotary positions need an even width per head: use the width {nearest}"
             if self.positions.startswith("sinusoidal") and dim % 2:
                 yield f"sinusoidal positions need an even width: use {nearest}"
-        if kv_heads is not None and heads % kv_heads:
-            other = f"use {_nearest_divisor(heads, kv_heads)}"
-            yield f"num_kv_heads ({kv_heads}) must divide num_heads ({heads}): {other}"
+        if self.num_kv_heads is not None and heads % self.num_kv_heads:
+            other = f"use {_nearest_divisor(heads, self.num_kv_heads)}"
+            yield f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({heads}): {other}"
         if self.shares_inputs and self.decoder_dim != self.model_dim:
             yield f"{self.embeddings} embeddings need decoder_model_dim equal to model_dim"
 
     def _nearest_width(self, dim: int) -> int:
         """Return the width nearest to ``dim`` that suits heads and positions."""
-        even = 2 if self.positions.startswith("sinusoidal") else 1
-        step = self.num_heads * 2 if self.positions == "rotary" else lcm(self.num_heads, even)
+        step = self.num_heads
+        if self.positions == "rotary":
+            step *= 2
+        elif self.positions.startswith("sinusoidal"):
+            step = lcm(step, 2)
         return step * max(round(dim / step), 1)
 
     @property
@@ -158,7 +148,9 @@ class ModelConfig(Section):
 
     def has_bias(self, place: BiasPlace) -> bool:
         """Whether layers of this kind have a bias."""
-        return self.bias if isinstance(self.bias, bool) else place in self.bias
+        if isinstance(self.bias, bool):
+            return self.bias
+        return place in self.bias
 
     @property
     def decoder_dim(self) -> int:
@@ -225,29 +217,29 @@ class DecodingConfig(Section):
 
     search: Annotated[str, Registered("search", first=("auto",))] = "auto"
     beam_size: int = Field(default=5, ge=1, le=256)
-    n_best: int = Field(default=1, ge=1)
+    n_best: Count = 1
     length_penalty: float = Field(default=1.0, ge=0, le=20)
     length_penalty_form: Literal["power", "gnmt"] = "power"
     coverage_penalty: float = Field(default=0.0, ge=0, le=1000)
-    patience: float = Field(default=1.0, gt=0)
-    diverse_beam_groups: int = Field(default=1, ge=1)
+    patience: PositiveFloat = 1.0
+    diverse_beam_groups: Count = 1
     diverse_beam_strength: float = Field(default=0.5, ge=0, le=1000)
     sampling: bool = False
     temperature: float = Field(default=1.0, ge=1e-4)
-    top_k: int = Field(default=0, ge=0)
+    top_k: NonNegativeInt = 0
     top_p: float = Field(default=1.0, gt=0, le=1)
-    epsilon_cutoff: float = Field(default=0.0, ge=0, lt=1)
-    seed: int = Field(default=1, ge=0)
+    epsilon_cutoff: Probability = 0.0
+    seed: NonNegativeInt = 1
     return_alternatives: bool = False
-    prefix_bias_beta: float = Field(default=0.0, ge=0, lt=1)
-    no_repeat_ngram_size: int = Field(default=0, ge=0)
-    repetition_penalty: float = Field(default=1.0, gt=0)
+    prefix_bias_beta: Probability = 0.0
+    no_repeat_ngram_size: NonNegativeInt = 0
+    repetition_penalty: PositiveFloat = 1.0
     keep_special_mass: bool = False
     shortlist: bool = False
-    max_length_factor: float = Field(default=2.0, ge=0)
-    max_length_offset: int = Field(default=20, ge=1)
-    min_length_factor: float = Field(default=0.0, ge=0)
-    batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    max_length_factor: NonNegativeFloat = 2.0
+    max_length_offset: Count = 20
+    min_length_factor: NonNegativeFloat = 0.0
+    batch_tokens: Count | Literal["auto"] = "auto"
 
     @property
     def num_hypotheses(self) -> int:
@@ -262,7 +254,8 @@ class DecodingConfig(Section):
     def _disagreements(self) -> Iterator[str]:
         way = "sampling" if self.sampling else "return_alternatives"
         for key in (*_OF_SAMPLING, *OF_BEAMS):
-            if (value := getattr(self, key)) == type(self).model_fields[key].default:
+            value = getattr(self, key)
+            if value == type(self).model_fields[key].default:
                 continue
             if key in _OF_SAMPLING and not self.sampling:
                 yield f"{key} ({value}) needs sampling: set sampling to true"
@@ -274,10 +267,12 @@ class DecodingConfig(Section):
             yield "return_alternatives needs a forced prefix: set prefix_bias_beta to 0"
         if self.sampling or self.return_alternatives:
             return
-        best, beam, groups = self.n_best, self.beam_size, self.diverse_beam_groups
+        best = self.n_best
+        beam = self.beam_size
         if best > beam:
             yield f"n_best ({best}) is more than beam_size ({beam}): raise `beam_size`"
         elif best > self.patience * beam:
             yield f"n_best ({best}) is more than patience x beam_size ({self.patience * beam:g})"
-        if beam % groups:
-            yield f"diverse_beam_groups ({groups}) does not divide beam_size ({beam})"
+        if beam % self.diverse_beam_groups:
+            groups = f"diverse_beam_groups ({self.diverse_beam_groups})"
+            yield f"{groups} does not divide beam_size ({beam})"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nmt.registry import built_in_names, names_of
+from nmt.registry import built_in, names_of
 
 T = TypeVar("T")
 _FREE: Any = ()  # In place of a value that can change: JSON data contain no tuples.
@@ -20,6 +20,10 @@ _FREE: Any = ()  # In place of a value that can change: JSON data contain no tup
 FilePath = Annotated[Path, Strict(strict=False)]
 Many = Annotated[tuple[T, ...], Strict(strict=False)]
 Pair = Annotated[tuple[T, T], Strict(strict=False)]
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Probability = Annotated[float, Field(ge=0, lt=1)]  # Of a loss or change, so 1 loses everything.
 
 
 class Section(BaseModel):
@@ -69,10 +73,10 @@ class Registered:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         """List the built-in names as examples."""
-        names = self._described(built_in_names(self.kind))
+        names = self._described(built_in(self.kind))
         return {**handler(schema), "examples": names, "allowed": ", ".join(names)}
 
-    def _described(self, registered: list[str]) -> list[str]:
+    def _described(self, registered: Iterable[str]) -> list[str]:
         shown = [name for name in registered if name not in self.hidden]
         return [*self.first, *shown, *self.last]
 

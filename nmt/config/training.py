@@ -7,17 +7,20 @@ import shlex
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from nmt.config.section import (
     BindsBudget,
     BindsRun,
+    Count,
     FilePath,
     Free,
     Many,
     Pair,
+    Probability,
     Registered,
     Section,
+    Share,
 )
 
 _Metric = Annotated[
@@ -86,10 +89,10 @@ class ScheduleConfig(Section):
 
     shape: Annotated[str, Registered("schedule")] = "inverse_sqrt"
     peak_lr: float = Field(default=5e-4, gt=0, le=10)
-    warmup_steps: int = Field(default=4000, ge=0)
-    warmup_ratio: float | None = Field(default=None, gt=0)
+    warmup_steps: NonNegativeInt = 4000
+    warmup_ratio: PositiveFloat | None = None
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
-    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    min_lr_ratio: Share = 0.0
 
     @property
     def ends(self) -> bool:
@@ -134,11 +137,11 @@ class OptimizerConfig(Section):
     """
 
     kind: Annotated[str, Registered("optimizer")] = "adamw"
-    betas: Pair[Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
-    epsilon: float = Field(default=1e-9, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    clip_norm: float = Field(default=1.0, ge=0)
-    momentum: float = Field(default=0.95, ge=0, lt=1)
+    betas: Pair[Probability] = (0.9, 0.98)
+    epsilon: PositiveFloat = 1e-9
+    weight_decay: NonNegativeFloat = 0.0
+    clip_norm: NonNegativeFloat = 1.0
+    momentum: Probability = 0.95
     newton_schulz_steps: int = Field(default=5, ge=1, le=10)
 
 
@@ -159,8 +162,8 @@ class ValidationConfig(Section):
             their mean, or the score of the worst set (``minimum``).
     """
 
-    beam_size: Free[int] = Field(default=1, ge=1)
-    max_sentences: Free[int | None] = Field(default=None, ge=1)
+    beam_size: Free[Count] = 1
+    max_sentences: Free[Count | None] = None
     metric: BindsRun[_Metric | None] = None
     command: Free[Annotated[Many[str], BeforeValidator(split_command), _COMMAND]] = ()
     choose_by: BindsRun[Literal["mean", "minimum"]] = "mean"
@@ -197,8 +200,8 @@ class LoraConfig(Section):
     """
 
     rank: int = Field(default=16, ge=1, le=4096)
-    alpha: float = Field(default=32.0, gt=0)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    alpha: PositiveFloat = 32.0
+    dropout: Probability = 0.0
     layers: Many[Literal["attention", "feed-forward", "embeddings"]] = Field(
         default=("attention", "feed-forward"), min_length=1
     )
@@ -256,18 +259,18 @@ class TrainingConfig(Section):
             continue training.
     """
 
-    max_steps: BindsBudget[int | None] = Field(default=None, ge=1)
-    max_minutes: BindsBudget[float | None] = Field(default=None, gt=0)
-    max_epochs: BindsBudget[int | None] = Field(default=None, ge=1)
+    max_steps: BindsBudget[Count | None] = None
+    max_minutes: BindsBudget[PositiveFloat | None] = None
+    max_epochs: BindsBudget[Count | None] = None
     seed: BindsRun[int] = Field(default=1, ge=0, lt=2**31)
     precision: BindsRun[Annotated[_Precision, BeforeValidator(full_dtype_name)]] = "auto"
     device: Free[DeviceName] = "auto"
     compile: Free[Literal["auto"] | bool] = "auto"
     deterministic: Free[bool] = True
     threads: Free[int | None] = Field(default=None, ge=1, le=1024)
-    label_smoothing: BindsRun[float] = Field(default=0.1, ge=0, lt=1)
+    label_smoothing: BindsRun[Probability] = 0.1
     loss: BindsRun[Annotated[str, Registered("loss", first=("auto",))]] = "auto"
-    r_drop_weight: BindsRun[float] = Field(default=0.0, ge=0)
+    r_drop_weight: BindsRun[NonNegativeFloat] = 0.0
     optimizer: BindsRun[OptimizerConfig] = OptimizerConfig()
     schedule: BindsRun[ScheduleConfig] = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
@@ -278,12 +281,12 @@ class TrainingConfig(Section):
     freeze: BindsRun[Many[str]] = ()
     activation_checkpointing: Free[bool] = False
     trackers: Free[Many[Annotated[str, Registered("tracker")]]] = ()
-    log_every: Free[int] = Field(default=50, ge=1)
-    save_every: Free[int] = Field(default=1000, ge=1)
-    validate_every: Free[int] = Field(default=1000, ge=1)
-    patience: Free[int | None] = Field(default=None, ge=1)
-    keep_last: Free[int] = Field(default=2, ge=1)
-    keep_best: Free[int] = Field(default=1, ge=1)
+    log_every: Free[Count] = 50
+    save_every: Free[Count] = 1000
+    validate_every: Free[Count] = 1000
+    patience: Free[Count | None] = None
+    keep_last: Free[Count] = 2
+    keep_best: Free[Count] = 1
     average_last: Free[int | None] = Field(default=None, ge=2)
     on_full_disk: Free[Literal["stop", "continue"]] = "stop"
 
@@ -293,9 +296,9 @@ class TrainingConfig(Section):
         return self.init_from is not None and "vocabulary" not in self.init_differences
 
     def _disagreements(self) -> Iterator[str]:
-        shape, steps = self.schedule.shape, self.average_last
-        for key in ("init_differences", "lora") if self.init_from is None else ():
-            if getattr(self, key):
+        shape = self.schedule.shape
+        for key in ("init_differences", "lora"):
+            if getattr(self, key) and self.init_from is None:
                 yield f"{key} needs init_from, the model to start from"
         if self.lora and self.init_differences:
             yield "lora adapts the whole model of init_from: remove init_differences"
@@ -318,5 +321,5 @@ class TrainingConfig(Section):
                 yield f"{name} already averages the weights: remove ema_decay"
             if self.optimizer.betas[0] == 0:
                 yield f"{name} needs optimizer.betas above 0"
-        if steps is not None and self.keep_last < steps:
-            yield f"average_last {steps} needs keep_last {steps} or more"
+        if self.average_last is not None and self.keep_last < self.average_last:
+            yield f"average_last {self.average_last} needs keep_last {self.average_last} or more"

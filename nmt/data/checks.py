@@ -1,7 +1,8 @@
 """Quick checks of a corpus, which only yield warnings and never drop a pair.
 
 The checks detect wrong or swapped languages, identical sides, lengths that do not correlate, and
-held-out sentences that occur unchanged in the training data.
+held-out sentences that occur unchanged in the training data. `learn_profiles` lets the checks of
+languages distinguish more of them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ import numpy as np
 
 from nmt.config.data import CorpusConfig, Direction
 from nmt.config.run import RunConfig
-from nmt.data.corpus import corpus_files, is_piped, read_corpus
+from nmt.data.corpus import corpus_files, first_pairs, is_piped
 from nmt.data.hubs import cached_test_sets, is_on_hub
 from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.data.prepared import Recipe
 from nmt.errors import DataError
-from nmt.text.identification import likeliest_label, similar_labels
+from nmt.text.identification import (
+    NO_PROFILES,
+    LanguageProfiles,
+    are_identifiable,
+    likeliest_label,
+    similar_labels,
+)
 from nmt.text.languages import foreign_share, script_of
 from nmt.text.preprocessing import tokenized_text
 
@@ -32,6 +39,7 @@ _FEWEST_CHARACTERS = 12  # Of a line whose language is identified.
 _FEWEST_OF_LANGUAGE = 20
 _FEWEST_SIGNS = 3  # Lines in another language.
 _MOST_FOREIGN = 0.5
+_PROFILE_PAIRS = 5000  # From the beginning of each corpus.
 Texts = Sequence[tuple[str, str]]  # sources and targets
 _Key = tuple[tuple[str, str], ...]  # two languages, then language and text of one or two sides
 
@@ -52,11 +60,13 @@ def _share_in(code: str, lines: Sequence[str]) -> float | None:
     expected = similar_labels(code)
     if expected:
         labels = _labels(lines)
-        return sum(labels[label] for label in expected) / max(labels.total(), 1)
+        num_similar = sum(map(labels.__getitem__, expected))
+        return num_similar / max(labels.total(), 1)
     if script_of(code) in (None, "Latn"):
         return None
     texts = lines[:_LANGUAGE_LINES]
-    return sum(foreign_share(text, code) < _MOST_FOREIGN for text in texts) / max(len(texts), 1)
+    num_in_script = sum(foreign_share(text, code) < _MOST_FOREIGN for text in texts)
+    return num_in_script / max(len(texts), 1)
 
 
 def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -> str | None:
@@ -71,9 +81,9 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
     labels = _labels(lines)
     if not (expected and labels):
         return None
-    own = sum(labels[label] for label in expected)
+    num_similar = sum(map(labels.__getitem__, expected))
     likeliest, count = labels.most_common(1)[0]
-    is_clear = _is_clear(count / labels.total(), own / labels.total())
+    is_clear = _is_clear(count / labels.total(), num_similar / labels.total())
     if likeliest in expected or count < _FEWEST_SIGNS or not is_clear:
         return None
     return next((code for code in others if likeliest in similar_labels(code)), likeliest)
@@ -95,14 +105,35 @@ def swapped_sets(config: RunConfig) -> Iterator[str]:
     Skips corpora that are on a hub, on standard input, missing or damaged.
     """
     for name, corpus in config.data.corpora.items():
+        if not corpus_files(corpus) or is_piped(corpus):
+            continue
         languages = config.direction(corpus)
-        options = ReadOptions(*languages, "skip")
         with suppress(DataError):
-            if corpus_files(corpus) and not is_piped(corpus):
-                found = islice(read_corpus(corpus, options), _LANGUAGE_LINES)
-                pairs = [pair[:2] for pair in found if isinstance(pair, SentencePair)]
-                check = CorpusCheck(*languages, pairs)
-                yield from (f"{name}: {text}" for text in check.swapped())
+            pairs = first_pairs(corpus, ReadOptions(*languages, "skip"), _LANGUAGE_LINES)
+            check = CorpusCheck(*languages, [pair[:2] for pair in pairs])
+            for text in check.swapped():
+                yield f"{name}: {text}"
+
+
+def learn_profiles(recipe: Recipe) -> LanguageProfiles:
+    """Return the profiles of all languages if py3langid cannot distinguish them, else none.
+
+    Raises:
+        DataError: A corpus is missing, damaged or not parallel.
+    """
+    config = recipe.config
+    lines: dict[str, list[str]] = {}
+    for direction in config.directions:
+        lines |= {code: [] for code in direction}
+    if are_identifiable(lines):
+        return NO_PROFILES
+    for corpus in recipe.data.training:
+        source, target = config.direction(corpus)
+        options = ReadOptions(source, target, "skip", config.filters.max_characters)
+        pairs = first_pairs(corpus, options, _PROFILE_PAIRS)
+        lines[source] += [pair.source for pair in pairs]
+        lines[target] += [pair.target for pair in pairs]
+    return LanguageProfiles.learn(lines)
 
 
 class CorpusCheck:
@@ -126,8 +157,10 @@ class CorpusCheck:
         """Add the next block of pairs to the statistics."""
         self._first += pairs[: _LANGUAGE_LINES - len(self._first)]
         self._num_pairs += len(pairs)
-        lengths = [[len(pair[side]) for pair in pairs] for side in range(2)]
-        values = np.vstack((np.ones(len(pairs)), np.log1p(lengths)))
+        source_lengths = [len(source) for source, _ in pairs]
+        target_lengths = [len(target) for _, target in pairs]
+        logs = np.log1p([source_lengths, target_lengths])
+        values = np.vstack((np.ones(len(pairs)), logs))
         self._sums += values @ values.T
         self._identical += sum(source == target for source, target in pairs)
 
@@ -137,14 +170,15 @@ class CorpusCheck:
             share = self._identical / self._num_pairs
             yield f"{share:.0%} of the pairs have identical sides. Is one file passed twice?"
         yield from self.swapped()
-        for language, lines in zip(self._languages, zip(*self._first, strict=True), strict=False):
+        sides = zip(*self._first, strict=True)
+        for language, lines in zip(self._languages, sides, strict=False):
             warning = tokenized_text(lines, language)
             if warning is not None:
                 yield warning
         correlation = self._length_correlation()
         if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
-            odd = f"source and target lengths hardly correlate ({correlation:.2f})"
-            yield f"{odd}. Are the files aligned line by line?"
+            text = f"source and target lengths hardly correlate ({correlation:.2f})"
+            yield f"{text}. Are the files aligned line by line?"
 
     def _length_correlation(self) -> float:
         """Return the correlation of the log lengths of both sides: high for translations."""
@@ -219,11 +253,13 @@ class Overlap:
     def __init__(
         self, sets: Mapping[str, Sequence[SentencePair]], directions: Mapping[str, Direction]
     ) -> None:
-        self._sets = {
-            name: [_keys(directions[name], *pair) for pair in pairs] for name, pairs in sets.items()
-        }
-        self._wanted = {key for pairs in self._sets.values() for keys in pairs for key in keys}
+        self._sets: dict[str, list[tuple[_Key, _Key, _Key]]] = {}
+        self._wanted = set[_Key]()
         self._seen = set[_Key]()
+        for name, pairs in sets.items():
+            keys = [_keys(directions[name], *pair) for pair in pairs]
+            self._sets[name] = keys
+            self._wanted.update(*keys)
 
     def see(self, pairs: Sequence[tuple[str, str, int]], direction: Direction) -> None:
         """Record the held-out sentences that occur in a block of training pairs."""
@@ -238,14 +274,16 @@ class Overlap:
         """
         counts = {}
         for name, pairs in self._sets.items():
-            seen = np.array([[key in self._seen for key in keys] for keys in pairs], np.bool_)
-            sources, targets, both = seen.reshape(-1, 3).sum(0).tolist()
+            seen = np.zeros(3, np.int64)  # sources, targets and pairs
+            for keys in pairs:
+                seen += [key in self._seen for key in keys]
+            num_sources, num_targets, num_pairs = seen.tolist()
             counts[name] = {
                 "pairs": len(pairs),
-                "sources_in_train": sources,
+                "sources_in_train": num_sources,
                 "near_sources_in_train": near.get(name, 0),
-                "targets_in_train": targets,
-                "pairs_in_train": both,
+                "targets_in_train": num_targets,
+                "pairs_in_train": num_pairs,
             }
         return counts
 
@@ -256,6 +294,7 @@ def _keys(direction: Direction, source: str, target: str, _: int) -> tuple[_Key,
     A pair and the reversed pair have the same key.
     """
     languages = min(direction), max(direction)
-    first = direction.source, " ".join(source.split())
-    last = direction.target, " ".join(target.split())
-    return (languages, first), (languages, last), (languages, *sorted((first, last)))
+    source_key = direction.source, " ".join(source.split())
+    target_key = direction.target, " ".join(target.split())
+    pair_key = sorted((source_key, target_key))
+    return (languages, source_key), (languages, target_key), (languages, *pair_key)

@@ -14,7 +14,7 @@ from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.demo import demo_pairs
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair, columns_of, shown_path
 from nmt.errors import ConfigError, DataError
-from nmt.files.lines import is_standard, near_file, open_binary, read_start
+from nmt.files.lines import STANDARD_INPUT, is_standard, near_file, open_binary, read_start
 from nmt.text.preprocessing import NUM_LINES, check_plain
 
 VALID = "valid"  # name of the validation set in reports
@@ -30,12 +30,22 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
     """Return a unique name for each corpus in reports: its ``name``, or the path or hub name."""
     names = [VALID]
     for corpus in corpora:
-        place = corpus.source or corpus.tsv or corpus.csv or corpus.jsonl or corpus.huggingface
-        demo = f"demo-{corpus.demo}" if corpus.demo else corpus.sacrebleu
-        name = corpus.name or ("standard input" if is_piped(corpus) else str(place or demo))
-        others = (f"{name} ({number})" for number in count(len(names)))
-        names.append(next(each for each in chain([name], others) if each not in names))
+        name = corpus.name or _place(corpus)
+        if name in names:
+            numbered = (f"{name} ({number})" for number in count(len(names)))
+            name = next(other for other in numbered if other not in names)
+        names.append(name)
     return names[1:]
+
+
+def _place(corpus: CorpusConfig) -> str:
+    """Return the file of a corpus or of its source side, its name on a hub, or the demo corpus."""
+    if is_piped(corpus):
+        return STANDARD_INPUT
+    if corpus.demo:
+        return f"demo-{corpus.demo}"
+    path = corpus.source or corpus.tsv or corpus.csv or corpus.jsonl
+    return str(path or corpus.huggingface or corpus.sacrebleu)
 
 
 def valid_names(data: DataConfig) -> list[str]:
@@ -43,9 +53,10 @@ def valid_names(data: DataConfig) -> list[str]:
 
     A single set of ``data.valid`` without a name is called ``valid``.
     """
-    sets = (*data.training, *data.validation)
-    names = corpus_names(sets)[len(data.training) :]
-    return [VALID, *names[1:]] if len(data.valid) == 1 and not data.valid[0].name else names
+    names = corpus_names((*data.training, *data.validation))[len(data.training) :]
+    if len(data.valid) == 1 and not data.valid[0].name:
+        names[0] = VALID
+    return names
 
 
 def is_piped(config: CorpusConfig) -> bool:
@@ -69,17 +80,16 @@ def check_sources(data: DataConfig) -> bool:
         ConfigError: Standard input is used more than once, or not for a training corpus.
         DataError: A corpus is a named pipe or a device.
     """
-    corpora = data.corpora.values()
-    files = [path for corpus in corpora for path in corpus_files(corpus)]
-    count = sum(map(is_piped, data.train))
-    if count > 1 or sum(map(is_standard, files)) > count:
+    files = list(chain.from_iterable(map(corpus_files, data.corpora.values())))
+    num_piped = sum(map(is_piped, data.train))
+    if num_piped > 1 or sum(map(is_standard, files)) > num_piped:
         problem = "Standard input (-) can only be the tsv of a single training corpus."
         raise ConfigError(problem, fix="Write the other corpora to files, and use their paths.")
     for path in files:
         if path.exists() and not (path.is_file() or path.is_dir()):
             problem = f"{path} is a pipe or a device, but nmt reads a corpus twice."
             raise DataError(problem, fix="Write the text to a file first.")
-    return count > 0
+    return num_piped > 0
 
 
 def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
@@ -91,12 +101,12 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
     Raises:
         DataError: A file is missing. The message lists every missing file with its key.
     """
-    missing = [
-        f"{key}.{side}: {path} does not exist.{near_file(path)}"
-        for key, corpus in corpora.items()
-        for side in (*_FILE_KEYS, "scores")
-        if (path := getattr(corpus, side)) is not None and _is_missing(path)
-    ]
+    missing = []
+    for name, corpus in corpora.items():
+        for key in (*_FILE_KEYS, "scores"):
+            path = getattr(corpus, key)
+            if path is not None and _is_missing(path):
+                missing.append(f"{name}.{key}: {path} does not exist.{near_file(path)}")
     if missing:
         fix = f"Relative paths start at the working directory, {Path.cwd()}; paths with "
         raise DataError("\n  ".join(missing), fix=f"{fix}@config/, at the configuration's folder.")
@@ -123,11 +133,10 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
     # Item i of each list is the text of line i + 1.
     sources: list[str] = []
     targets: list[str] = []
-    for pair in islice(read_corpus(corpus, ReadOptions(*languages, "skip")), NUM_LINES):
-        if isinstance(pair, SentencePair):
-            skipped = [""] * (pair.line - 1 - len(sources))
-            sources += [*skipped, pair.source]
-            targets += [*skipped, pair.target]
+    for pair in first_pairs(corpus, ReadOptions(*languages, "skip"), NUM_LINES):
+        skipped = [""] * (pair.line - 1 - len(sources))
+        sources += [*skipped, pair.source]
+        targets += [*skipped, pair.target]
     check_plain(sources, shown_path(path))
     check_plain(targets, shown_path(path))
 
@@ -146,6 +155,16 @@ def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[Sentence
         DataError: A file is missing, empty, damaged, not parallel, or not in the expected format.
     """
     return chain.from_iterable(block.pairs for block in read_blocks(config, options))
+
+
+def first_pairs(config: CorpusConfig, options: ReadOptions, number: int) -> list[SentencePair]:
+    """Return the readable pairs among the first ``number`` pairs of a corpus.
+
+    Raises:
+        DataError: See `read_corpus`.
+    """
+    pairs = islice(read_corpus(config, options), number)
+    return [pair for pair in pairs if isinstance(pair, SentencePair)]
 
 
 @dataclass(frozen=True)
@@ -188,15 +207,18 @@ def read_blocks(
         DataError: See `read_corpus`. Problems in single lines are raised by `Block.pairs`.
     """
     names, columns, parse = columns_of(config, options)
-    done, limit = 0, config.max_pairs or sys.maxsize
+    limit = config.max_pairs or sys.maxsize
+    done = 0
     while done < limit:
-        most = min(size if done >= size else _FIRST_PAIRS, size, limit - done)
+        most = min(size, limit - done)
+        if done < size:
+            most = min(most, _FIRST_PAIRS)
         block = tuple(list(islice(column, most)) for column in columns)
         counts = [len(column) for column in block]
         if len(set(counts)) > 1:  # one file is shorter
-            others = (sum(1 for _ in column) for column in columns)
-            left, right = (done + sum(sizes) for sizes in zip(counts, others, strict=True))
-            raise DataError.not_parallel(names[0], names[1], (left, right))
+            for side, column in enumerate(columns):
+                counts[side] += done + sum(1 for _ in column)
+            raise DataError.not_parallel(names[0], names[1], (counts[0], counts[1]))
         if not counts[0]:
             break
         yield Block(parse, block, done + 1)
@@ -222,15 +244,18 @@ def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]
             name = corpus.huggingface or corpus.sacrebleu or "standard input"
             problem = f"The size of {name} is unknown, so nmt cannot choose the training defaults."
             raise ConfigError(problem, fix="Add a training section: `training: {max_minutes: 60}`.")
-        lines = count = 0
+        num_lines = 0
+        num_characters = 0
         for path in {*corpus_files(corpus)} - {corpus.scores}:
-            lines = 0
+            num_lines = 0  # files of a corpus have the same number
             with open_binary(path) as stream:
                 while block := stream.read(_BLOCK_BYTES):
-                    lines += block.count(b"\n")
-                    count += len(block.translate(None, _LATER_BYTES))
+                    num_lines += block.count(b"\n")
+                    num_characters += len(block.translate(None, _LATER_BYTES))
         if corpus.demo is not None:
-            pairs = [*demo_pairs(corpus.demo, *corpus.direction(languages))]
-            lines, count = len(pairs), sum(len(source) + len(target) for source, target in pairs)
-        total += corpus.weight * (count * min(1.0, (corpus.max_pairs or lines) / max(lines, 1)))
+            for pair in demo_pairs(corpus.demo, *corpus.direction(languages)):
+                num_lines += 1
+                num_characters += sum(map(len, pair))
+        share = min(1.0, (corpus.max_pairs or num_lines) / max(num_lines, 1))
+        total += corpus.weight * (num_characters * share)
     return round(total)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from itertools import islice, tee
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nmt.config.language_codes import primary_code
 from nmt.errors import ConfigError
@@ -27,32 +28,41 @@ class Pair(NamedTuple):
     german: str
 
 
-def _rows(text: str) -> list[list[str]]:
-    return [row.split(":") for row in text.split("/")]
+class Noun(NamedTuple):
+    """A noun in both languages."""
+
+    singular: str
+    plural: str
+    german: str
+    german_plural: str
+    gender: str  # m, f or n
+    accusative: str
 
 
-def _pairs(text: str) -> list[Pair]:
-    return [Pair(*row) for row in _rows(text)]
+class Determiner(NamedTuple):
+    """An article or a number."""
+
+    english: str
+    # German, and the ending of the adjectives after it: by gender, and for masculine nouns in the
+    # ``accusative``; or only for the ``plural``.
+    forms: Mapping[str, Sequence[str]]
 
 
-# The words of demo.toml. Sentences are drawn by position, so any change of its lists or their order
-# changes the corpus.
-_WORDS = tomllib.loads(Path(__file__).with_name("demo.toml").read_text(encoding="utf-8"))
-_NUMBERS, _TENS, _DAYS, _NAMES = (_pairs(_WORDS[x]) for x in ("numbers", "tens", "days", "names"))
-_ADJECTIVES = [_pairs(group) for group in _WORDS["adjectives"]]
-_PEOPLE, _THINGS, _VERBS = (_rows(_WORDS[x]) for x in ("people", "things", "verbs"))
+_WORDS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("demo.toml").read_text(encoding="utf-8")
+)
+
+
+def _pairs(key: str) -> list[Pair]:
+    return [Pair(*row) for row in _WORDS[key]]
+
+
+_NUMBERS = _pairs("numbers")
+_TENS = _pairs("tens")
+_DAYS = _pairs("days")
 _FORMS: dict[str, str] = _WORDS["forms"]
-# A subject is a phrase and its person: a column of `_FORMS`.
-_THIRD, _PLURAL = 2, 4
-_PRONOUNS = [(Pair("I", "ich"), 0), (Pair("you", "du"), 1), (Pair("he", "er"), 2),
-             (Pair("she", "sie"), 2), (Pair("we", "wir"), 3), (Pair("they", "sie"), 4)]  # fmt: skip
-# English, and German with the ending of the adjectives: m, f, n, and m in the accusative; or one
-# form of the plural.
-Determiner = tuple[str, list[list[str]]]
-_DETERMINERS: dict[str, Determiner] = {
-    "the": ("the", _rows("der:e/die:e/das:e/den:en")), "the plural": ("the", [["die", "en"]]),
-    "a": ("a", _rows("ein:er/eine:e/ein:es/einen:en")), "plural": ("", [["", "e"]]),
-}  # fmt: skip
+_THIRD = 2  # person: a column of `_FORMS`
+_PLURAL = 4
 _SPLITS = {"test": (0, 300), "valid": (300, 600), "train": (600, 40_600)}  # First pair, and end.
 
 
@@ -64,26 +74,50 @@ def number(value: int) -> Pair:
     """
     if value < len(_NUMBERS):
         return _NUMBERS[value]
-    tens, ones = _TENS[value // 10 - 2], _NUMBERS[value % 10]
-    german = f"{ones.german.removesuffix('s') if value % 10 == 1 else ones.german}und{tens.german}"
-    return Pair(f"{tens.english}-{ones.english}", german) if value % 10 else tens
+    tens = _TENS[value // 10 - 2]
+    if value % 10 == 0:
+        return tens
+    english, german = _NUMBERS[value % 10]
+    if value % 10 == 1:
+        german = "ein"
+    return Pair(f"{tens.english}-{english}", f"{german}und{tens.german}")
 
 
 def noun_phrase(
-    determiner: Determiner, adjectives: Sequence[Pair], noun: Sequence[str], *, is_object: bool
+    determiner: Determiner, adjectives: Sequence[Pair], noun: Noun, *, is_object: bool
 ) -> Pair:
     """Return a noun phrase whose determiner and adjectives agree with the noun."""
-    english, plural, german, german_plural, gender, *accusative = noun
-    article, forms = determiner
-    if len(forms) == 1:
-        (form, ending), english, german = forms[0], plural, german_plural
+    if "plural" in determiner.forms:
+        case = "plural"
+        english = noun.plural
+        german = noun.german_plural
     else:
-        form, ending = forms[3 if is_object and gender == "m" else "mfn".index(gender)]
-        german = accusative[0] if accusative and is_object else german
-    english_words = [word.english for word in adjectives] + [english]
-    article += "n" * (article == "a" and english_words[0][0] in "aeio")
-    german_words = [word.german + ending for word in adjectives] + [german]
-    return Pair(" ".join([article, *english_words]), " ".join([form, *german_words]))
+        case = "accusative" if is_object and noun.gender == "m" else noun.gender
+        english = noun.singular
+        german = noun.accusative if is_object else noun.german
+    german_determiner, ending = determiner.forms[case]
+    english_words = [word.english for word in adjectives]
+    english_words.append(english)
+    article = determiner.english
+    if article == "a" and english_words[0][0] in "aeio":
+        article = "an"
+    german_words = [word.german + ending for word in adjectives]
+    german_words.append(german)
+    return Pair(" ".join([article, *english_words]), " ".join([german_determiner, *german_words]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Clause:
+    """The parts of a clause, from which the rules build sentences."""
+
+    tense: str
+    statement: str  # English
+    question: str  # English
+    subject: str  # German, as all of the following parts
+    verb: str  # finite
+    thing: str  # object
+    end: str  # last words of a main clause
+    last: str  # last words of a subordinate clause
 
 
 class SentenceGenerator:
@@ -95,82 +129,120 @@ class SentenceGenerator:
 
     def sentence(self) -> Pair:
         """Draw a sentence and its translation."""
-        rules = (*[self._statement] * 5, *[self._because] * 2, self._question)
+        rules = [self._statement] * 5 + [self._because] * 2 + [self._question]
         english, german, mark = self._choice(rules)()
-        texts = (" ".join(text.split()).replace(" ,", ",") for text in (english, german))
-        return Pair(*(f"{text[0].upper()}{text[1:]}{mark}" for text in texts))
+        texts = []
+        for words in (english, german):
+            text = " ".join(words.split()).replace(" ,", ",")
+            texts.append(text[0].upper() + text[1:] + mark)
+        return Pair(*texts)
 
     def _noun(self, names: str, kinds: str, *, is_object: bool = False) -> tuple[Pair, int]:
-        of_people, name = self._choice(kinds) == "p", self._choice(names.split("/"))
-        groups = _ADJECTIVES[:3] if of_people else _ADJECTIVES
+        """Draw a noun phrase and its person.
+
+        Args:
+            names: Determiners to choose from, with slashes between them.
+            kinds: Kinds of nouns to choose from: ``p`` for people, ``t`` for things.
+            is_object: Whether the phrase is an object.
+        """
+        kind = self._choice(kinds)
+        name = self._choice(names.split("/"))
+        groups = _WORDS["adjectives"]
+        if kind == "p":
+            groups = groups[:3]
         chosen = self._random.sample(groups, self._choice((0, 0, 1, 1, 1, 2, 2, 3)))
-        adjectives = [self._choice(group) for group in chosen]
-        noun = self._choice(_PEOPLE if of_people else _THINGS)
+        adjectives = [Pair(*self._choice(group)) for group in chosen]
+        noun = Noun(*self._choice(_WORDS["nouns"][kind]))
         count = number(self._random.randrange(2, 100))
-        determiner = _DETERMINERS.get(name) or (count.english, [[count.german, "e"]])
-        text = noun_phrase(determiner, adjectives, noun, is_object=is_object)
-        return text, _THIRD if name in ("the", "a") else _PLURAL
+        determiner = Determiner(count.english, {"plural": (count.german, "e")})
+        if name != "number":
+            determiner = Determiner(*_WORDS["determiners"][name])
+        phrase = noun_phrase(determiner, adjectives, noun, is_object=is_object)
+        return phrase, _PLURAL if "plural" in determiner.forms else _THIRD
 
     def _subject(self) -> tuple[Pair, int]:
-        kind = self._choice(["pronoun", "name", "people"])
+        kind = self._choice(["pronouns", "names", "people"])
         if kind == "people":
             return self._noun("the/the/a/the plural", "p")
-        return self._choice(_PRONOUNS) if kind == "pronoun" else (self._choice(_NAMES), _THIRD)
+        english, german, person = self._choice(_WORDS[kind])
+        return Pair(english, german), person
 
-    def _clause(self) -> tuple[str, Pair, tuple[str, str, str], tuple[str, str]]:
-        """Draw the parts of a clause, from which the rules build sentences.
-
-        Returns:
-            Tense; the English statement and question; German subject, finite verb and object; the
-            words at the end of a German main clause and of a German subordinate clause.
-        """
-        tense, (who, person) = self._choice(["past", *_FORMS]), self._subject()
-        base, third, past, prefix, stem, participle, kinds = self._choice(_VERBS)
-        what, _ = self._noun("the/a/a/the plural/plural/number", kinds, is_object=True)
+    def _clause(self) -> _Clause:
+        tense = self._choice(["past", *_FORMS])
+        subject, person = self._subject()
+        base, third, past, prefix, stem, participle, kinds = self._choice(_WORDS["verbs"])
+        thing, _ = self._noun("the/a/a/the plural/plural/number", kinds, is_object=True)
         finite = _FORMS[tense].split()[person]
         if tense == "present":
-            do, verb = ("does", third) if person == _THIRD else ("do", base)
-            finite, end, last = stem + finite, prefix, prefix + stem + finite
+            auxiliary = "do"
+            verb = base
+            if person == _THIRD:
+                auxiliary = "does"
+                verb = third
+            finite = stem + finite
+            end = prefix
+            last = prefix + finite
+        elif tense == "past":
+            auxiliary = "did"
+            verb = past
+            end = participle
+            last = f"{participle} {finite}"
         else:
-            do, verb = ("did", past) if tense == "past" else (tense, f"{tense} {base}")
-            end = participle if tense == "past" else f"{prefix}{stem}en"
+            auxiliary = tense
+            verb = f"{tense} {base}"
+            end = f"{prefix}{stem}en"
             last = f"{end} {finite}"
-        subject, thing = who.english, what.english
-        english = Pair(f"{subject} {verb} {thing}", f"{do} {subject} {base} {thing}")
-        return tense, english, (who.german, finite, what.german), (end, last)
+        return _Clause(
+            tense=tense,
+            statement=f"{subject.english} {verb} {thing.english}",
+            question=f"{auxiliary} {subject.english} {base} {thing.english}",
+            subject=subject.german,
+            verb=finite,
+            thing=thing.german,
+            end=end,
+            last=last,
+        )
 
     def _when(self, tense: str) -> tuple[Pair, Pair]:
         """Draw a day that suits the tense, and a time of day."""
-        day, hour = self._choice(_DAYS), number(self._random.randrange(2, 13))
-        others = _pairs("yesterday:gestern" if tense == "past" else "today:heute/tomorrow:morgen")
-        days = (Pair(f"on {day.english}", f"am {day.german}"), self._choice(others))
-        return self._choice(days), Pair(f"at {hour.english} o'clock", f"um {hour.german} Uhr")
+        weekday = self._choice(_DAYS)
+        hour = number(self._random.randrange(2, 13))
+        other_day = self._choice(_pairs("past_days" if tense == "past" else "later_days"))
+        day = self._choice([Pair(f"on {weekday.english}", f"am {weekday.german}"), other_day])
+        return day, Pair(f"at {hour.english} o'clock", f"um {hour.german} Uhr")
 
     def _statement(self) -> tuple[str, str, str]:
-        tense, english, (who, verb, what), (end, _) = self._clause()
-        none, (day, time) = Pair("", ""), self._when(tense)
+        clause = self._clause()
+        day, time = self._when(clause.tense)
+        none = Pair("", "")
         first, later = self._choice(((none, none), (day, none), (none, day), (day, time)))
-        start = f"{first.german} {verb} {who}" if first.german else f"{who} {verb}"
-        german = f"{start} {later.german} {what} {end}"
-        return f"{first.english} {english.english} {later.english}", german, "."
+        start = f"{clause.subject} {clause.verb}"
+        if first.german:
+            start = f"{first.german} {clause.verb} {clause.subject}"
+        german = f"{start} {later.german} {clause.thing} {clause.end}"
+        return f"{first.english} {clause.statement} {later.english}", german, "."
 
     def _question(self) -> tuple[str, str, str]:
-        tense, english, (who, verb, what), (end, _) = self._clause()
-        day, _ = self._when(tense)
-        return f"{english.german} {day.english}", f"{verb} {who} {day.german} {what} {end}", "?"
+        clause = self._clause()
+        day, _ = self._when(clause.tense)
+        german = f"{clause.verb} {clause.subject} {day.german} {clause.thing} {clause.end}"
+        return f"{clause.question} {day.english}", german, "?"
 
     def _because(self) -> tuple[str, str, str]:
-        _, main, (who, verb, what), (end, _) = self._clause()
-        _, reason, (other, _, thing), (_, last) = self._clause()
-        german = f"{who} {verb} {what} {end}, weil {other} {thing} {last}"
-        return f"{main.english} because {reason.english}", german, "."
+        main = self._clause()
+        reason = self._clause()
+        german = f"{main.subject} {main.verb} {main.thing} {main.end}, "
+        german += f"weil {reason.subject} {reason.thing} {reason.last}"
+        return f"{main.statement} because {reason.statement}", german, "."
 
 
 def _draw() -> Iterator[Pair]:
     """Draw pairs without end: the test set, the validation set, then the training data."""
-    generator, seen = SentenceGenerator(seed=20_241), set[str]()
+    generator = SentenceGenerator(seed=20_241)
+    seen = set[str]()
     while True:
-        if seen.isdisjoint(pair := generator.sentence()):  # no sentence occurs twice
+        pair = generator.sentence()
+        if seen.isdisjoint(pair):  # no sentence occurs twice
             seen.update(pair)
             yield pair
 

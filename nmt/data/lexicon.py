@@ -11,6 +11,7 @@ source token and a target token in a pair, s and t source and target tokens of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,11 +52,7 @@ class Cooccurrences:
     def __init__(self, lines: Lines, pairs: Pairs, num_targets: int) -> None:
         source = lines.source_ids(pairs.sources)
         target = lines.target_ids(pairs.targets)
-        self.ids = source.ids, target.ids  # Tokens of both sides. (s,) and (t,).
-        # Tokens of both sides of each pair. (P,) and (P,).
-        self.lengths = source.lengths, target.lengths
-        # The pair of each token. (s,) and (t,).
-        self.pairs = source.sentences, target.sentences
+        self.sides = source, target  # s and t tokens of P pairs.
         widths = target.lengths[source.sentences]  # co-occurrences of each source token
         first = target.offsets[source.sentences] - (np.cumsum(widths) - widths)
         source_places = np.repeat(np.arange(len(source.ids)), widths)
@@ -68,7 +65,8 @@ class Cooccurrences:
 
     def sums(self, side: int, values: npt.NDArray[np.floating]) -> Values:
         """Sum values (n,) over all co-occurrences of each token of one side. (s,) or (t,)."""
-        return np.bincount(self.places[side], values, len(self.ids[side])).astype(np.float64)
+        num_tokens = len(self.sides[side].ids)
+        return np.bincount(self.places[side], values, num_tokens).astype(np.float64)
 
 
 def cells_of(keys: Rows) -> Rows:
@@ -119,26 +117,30 @@ class Lexicon:
         joint = Cooccurrences(self.lines, pairs, self.sizes[1])
         links = self.posterior(joint, self.table)
         source, target = (
-            np.bincount(ids, joint.sums(side, links), self.sizes[side]).astype(np.float64)
-            for side, ids in enumerate(joint.ids)
+            np.bincount(flat.ids, joint.sums(side, links), self.sizes[side]).astype(np.float64)
+            for side, flat in enumerate(joint.sides)
         )
         return _Links(joint.keys, links, (source, target))
 
     def posterior(self, joint: Cooccurrences, table: _Table | None) -> npt.NDArray[np.float32]:
         """Return the probability of a link at each co-occurrence (both directions). (n,)."""
         result = np.ones(len(joint.keys), np.float32)
-        counts = result if table is None else table.cells[cells_of(joint.keys)]
-        for side, ids in enumerate(joint.ids):
+        # Before the first iteration, factors that are equal within a pair cancel out.
+        counts = result
+        if table is not None:
+            counts = table.cells[cells_of(joint.keys)]
+        for side, flat in enumerate(joint.sides):
             # Probability that each token of this side generates the token of the other side.
-            scale = (1 - _EMPTY_WORD) / joint.lengths[side][joint.pairs[side]]
+            scale = (1 - _EMPTY_WORD) / flat.lengths[flat.sentences]
             if table is not None:
-                scale /= np.maximum(table.totals[side][ids], 1e-9)
+                scale /= np.maximum(table.totals[side][flat.ids], 1e-9)
             likely = counts * scale.astype(np.float32)[joint.places[side]]
-            whole = joint.sums(1 - side, likely)
+            other = 1 - side
+            whole = joint.sums(other, likely)
             if table is not None:
-                whole += _EMPTY_WORD * self.frequencies[1 - side][joint.ids[1 - side]]
+                whole += _EMPTY_WORD * self.frequencies[other][joint.sides[other].ids]
             share = (1 / np.maximum(whole, 1e-30)).astype(np.float32)
-            result *= likely * share[joint.places[1 - side]]
+            result *= likely * share[joint.places[other]]
         return result
 
 
@@ -146,20 +148,22 @@ def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
     """Cut pairs into batches of about `_COOCCURRENCES_AT_ONCE` co-occurrences."""
     weights = lines.source_lengths[pairs.sources].astype(np.int64)
     weights = weights * lines.target_lengths[pairs.targets] + 8
-    cuts = np.flatnonzero(np.diff(np.cumsum(weights) // _COOCCURRENCES_AT_ONCE)) + 1
-    for part in map(Pairs, *(np.split(rows, cuts) for rows in pairs)):
+    batch_numbers = np.cumsum(weights) // _COOCCURRENCES_AT_ONCE
+    cuts = np.flatnonzero(np.diff(batch_numbers)) + 1
+    sources = np.split(pairs.sources, cuts)
+    targets = np.split(pairs.targets, cuts)
+    for part in map(Pairs, sources, targets):
         if len(part.sources):
             yield part
 
 
 def sample_step(lines: Lines, num: int) -> int:
     """Return the step k: every k-th of ``num`` lines gives enough data to learn a lexicon."""
-    parts = (slice(start, start + _PAIRS_AT_ONCE) for start in range(0, num, _PAIRS_AT_ONCE))
-    joint = sum(
-        int(lines.source_lengths[part].astype(np.int64) @ lines.target_lengths[part])
-        for part in parts
-    )
-    return max(1, -(-joint // _MOST_COOCCURRENCES))
+    total = 0
+    for start in range(0, num, _PAIRS_AT_ONCE):
+        rows = slice(start, start + _PAIRS_AT_ONCE)
+        total += int(lines.source_lengths[rows].astype(np.int64) @ lines.target_lengths[rows])
+    return max(1, math.ceil(total / _MOST_COOCCURRENCES))
 
 
 def learn_lexicon(
@@ -189,18 +193,20 @@ def learn_lexicon(
     for sources, targets in batches(lines, pairs):
         counts[0] += np.bincount(lines.source_ids(sources).ids, minlength=vocab_sizes[0])
         counts[1] += np.bincount(lines.target_ids(targets).ids, minlength=vocab_sizes[1])
-    source, target = (count / count.sum() for count in counts)
-    lexicon = Lexicon(lines, vocab_sizes, (source, target))
+    frequencies = counts[0] / counts[0].sum(), counts[1] / counts[1].sum()
+    lexicon = Lexicon(lines, vocab_sizes, frequencies)
+    num_sources, num_targets = vocab_sizes
     for _ in range(iterations):
         lexicon = replace(lexicon, before=None)  # frees memory
-        cells = np.zeros(min(_CELLS, vocab_sizes[0] * vocab_sizes[1]), np.float32)
-        totals = np.zeros(vocab_sizes[0]), np.zeros(vocab_sizes[1])
+        cells = np.zeros(min(_CELLS, num_sources * num_targets), np.float32)
+        totals = np.zeros(num_sources), np.zeros(num_targets)
         for links in workers.map(lexicon.links, batches(lines, pairs)):
             # The dtype of an array from another process is another object, with which np.add.at of
             # numpy 2.4 is twenty times slower. A view has the dtype of this process.
-            np.add.at(cells, cells_of(links.keys.view(np.int64)), links.values.view(np.float32))
-            for total, part in zip(totals, links.totals, strict=True):
-                total += part
+            keys = links.keys.view(np.int64)
+            np.add.at(cells, cells_of(keys), links.values.view(np.float32))
+            for side in (0, 1):
+                np.add(totals[side], links.totals[side], out=totals[side])
         table = _Table(cells, totals)
         if folder is not None:
             table = replace(table, path=folder / f"{uuid4().hex}.cells")
@@ -231,17 +237,23 @@ def likely_translations(
     if lexicon is None:  # counting the links below is one more iteration
         lexicon = learn_lexicon(lines, vocab_sizes, pairs, iterations=_ITERATIONS - 1)
     lexicon = replace(lexicon, lines=lines, before=None)
-    num_targets = vocab_sizes[1]
-    is_small = vocab_sizes[0] * num_targets < 1 << 31
-    dtype = np.dtype(np.int32 if is_small else np.int64)  # half the memory
+    num_sources, num_targets = vocab_sizes
+    dtype: npt.DTypeLike = np.int64
+    if num_sources * num_targets < 1 << 31:
+        dtype = np.int32  # half the memory
     waiting = [(np.empty(0, dtype), np.empty(0))]
+    num_waiting = 0  # since the last merge
     # Several word pairs may share a cell, so links are counted by the words themselves.
     for links in map(lexicon.links, batches(lines, pairs)):
-        waiting.append(_summed(links.keys.astype(dtype), links.values))
-        if sum(len(keys) for keys, _ in waiting[1:]) > _MERGED_AT_ONCE:
-            waiting = [_likeliest(waiting, num_targets, 4 * most)[:2]]
+        keys, counts = _summed(links.keys.astype(dtype), links.values)
+        waiting.append((keys, counts))
+        num_waiting += len(keys)
+        if num_waiting > _MERGED_AT_ONCE:
+            keys, counts, _ = _likeliest(waiting, num_targets, 4 * most)
+            waiting = [(keys, counts)]
+            num_waiting = 0
     keys, _, ranks = _likeliest(waiting, num_targets, most)
-    table = np.full((vocab_sizes[0], most), -1, np.int32)
+    table = np.full((num_sources, most), -1, np.int32)
     sources, targets = np.divmod(keys, num_targets)
     table[sources, ranks] = targets
     return table
@@ -255,15 +267,16 @@ def write_shortlist(
     The safetensors file has ``common``, the most frequent target tokens, and ``candidates``, the
     most probable translations of each source token, padded with -1. (V, most).
     """
-    common = np.argsort(-store.token_counts("target", vocab_sizes[1]), kind="stable")[:_MOST_COMMON]
+    counts = store.token_counts("target", vocab_sizes[1])
+    common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
     candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES, lexicon)
     path.write_bytes(save({"common": common, "candidates": candidates}))
 
 
 def _summed(keys: IntArray, values: npt.NDArray[np.floating]) -> tuple[IntArray, Values]:
     """Return the distinct keys in rising order, and the sum of the values of each key."""
-    known, which = np.unique(keys, return_inverse=True)
-    return known, np.bincount(which, values).astype(np.float64)
+    distinct, places = np.unique(keys, return_inverse=True)
+    return distinct, np.bincount(places, values).astype(np.float64)
 
 
 def _likeliest(
@@ -275,10 +288,13 @@ def _likeliest(
         Keys in rising order, their counts, and their ranks within the source token, from 0. Equal
         counts are ranked by key.
     """
-    keys, counts = _summed(*map(np.concatenate, zip(*parts, strict=True)))
+    all_keys = np.concatenate([keys for keys, _ in parts])
+    all_counts = np.concatenate([counts for _, counts in parts])
+    keys, counts = _summed(all_keys, all_counts)
     sources = keys // num_targets
     # numpy sorts 16-bit integers by radix sort, which is faster.
-    order = np.lexsort((-counts, sources.astype(np.min_scalar_type(int(sources.max(initial=0))))))
+    smallest_dtype = np.min_scalar_type(int(sources.max(initial=0)))
+    order = np.lexsort((-counts, sources.astype(smallest_dtype)))
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order)) - np.searchsorted(sources, sources)
     kept = ranks < most

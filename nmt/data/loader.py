@@ -83,28 +83,22 @@ class Batch:
 
 
 def collate(
-    store: ParallelStore,
+    source_ids: FlatIds,
+    target_ids: FlatIds,
     rows: Rows,
-    resegment: Resegment | None = None,
-    epoch: int = 0,
     *,
     source_bos: bool = False,
     longest: int | None = None,
 ) -> Batch:
-    """Make a batch of ``rows`` of the store. Adds BOS before targets and EOS after each sentence.
+    """Make a batch of pairs. Adds BOS before targets and EOS after each sentence.
 
     Args:
-        store: Token ids of the training pairs.
-        rows: Rows of the batch.
-        resegment: Replaces the stored ids in this epoch (BPE-dropout or noise).
-        epoch: Number of the epoch, from 0.
+        source_ids: Source ids of the pairs.
+        target_ids: Target ids of the pairs.
+        rows: Rows of the pairs in the store.
         source_bos: Whether to add BOS before sources too.
         longest: Maximum tokens of a sentence. If set, batch sizes are rounded up.
     """
-    source_ids = store.source_ids(rows)
-    target_ids = store.target_ids(rows)
-    if resegment is not None:
-        source_ids, target_ids = resegment(epoch, rows, (source_ids, target_ids))
     source = _packed(source_ids, EOS_ID, is_last=True)
     if source_bos:
         source = source.prepend(BOS_ID)
@@ -286,14 +280,10 @@ class Loader:
 
     def batch(self, rows: Rows, epoch: int = 0) -> Batch:
         """Return ``rows`` of the store as a batch, with the noise of ``epoch``."""
-        return collate(
-            self.store,
-            rows,
-            self.resegment,
-            epoch,
-            source_bos=self.source_bos,
-            longest=self.longest,
-        )
+        sides = self.store.source_ids(rows), self.store.target_ids(rows)
+        if self.resegment is not None:
+            sides = self.resegment(epoch, rows, sides)
+        return collate(*sides, rows, source_bos=self.source_bos, longest=self.longest)
 
     def describe(self, batches: Sequence[Batch]) -> str:
         """Return the corpora and the line numbers of the pairs, for error messages."""

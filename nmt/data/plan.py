@@ -7,6 +7,7 @@ the lengths, a plan needs about 16 bytes per pair.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,10 +51,19 @@ def tempered_weights(
     """
     if temperature == 1:
         return list(weights)
-    wanted = [weight * size for weight, size in zip(weights, sizes, strict=True)]
-    shares = [pairs ** (1 / temperature) for pairs in wanted]
-    each = sum(wanted) / (sum(shares) or 1)
-    return [share * each / size if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
+    num_pairs = _products(weights, sizes)
+    shares = [count ** (1 / temperature) for count in num_pairs]
+    scale = sum(num_pairs) / (sum(shares) or 1)
+    return _quotients([share * scale for share in shares], sizes)
+
+
+def _products(weights: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    return [weight * size for weight, size in zip(weights, sizes, strict=True)]
+
+
+def _quotients(num_pairs: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """Return how often an epoch with ``num_pairs`` of each corpus reads it; 0 if it is empty."""
+    return [count / (size or math.inf) for count, size in zip(num_pairs, sizes, strict=True)]
 
 
 def replay_weights(
@@ -68,9 +78,9 @@ def replay_weights(
     >>> replay_weights([1, 2, 1], [100, 50, 200], 2, 0.2)
     [1, 2, 0.25]
     """
-    pairs = [weight * size for weight, size in zip(weights, sizes, strict=True)]
-    wanted = sum(pairs[:num_others]) * share / (1 - share)
-    factor = wanted / (sum(pairs[num_others:]) or 1)
+    num_pairs = _products(weights, sizes)
+    num_replayed = sum(num_pairs[:num_others]) * share / (1 - share)
+    factor = num_replayed / (sum(num_pairs[num_others:]) or 1)
     return [*weights[:num_others], *(weight * factor for weight in weights[num_others:])]
 
 
@@ -93,19 +103,23 @@ def build_stages(data: DataConfig, sizes: Sequence[int]) -> list[Stage]:
         data: The data section of the configuration.
         sizes: Number of pairs of each training corpus.
     """
-    names, stages = [corpus.name for corpus in data.train], list[Stage]()
+    names = [corpus.name for corpus in data.train]
+    stages = []
     for config in data.stages:
-        shares = [config.mix.get(str(name), 0.0) for name in names]
-        length = float(sum(size for size, share in zip(sizes, shares, strict=True) if share))
-        what, until = next(iter((config.until or {}).items()), ("", 0.0))
+        weights = [config.mix.get(str(name), 0.0) for name in names]
+        shares = [weight / sum(weights) for weight in weights]
+        length = float(sum(itertools.compress(sizes, shares)))
         epochs = None
-        if what in config.mix:
-            index, epochs = names.index(what), math.ceil(until)
-            length = until / epochs * sizes[index] / (shares[index] / sum(shares))
-        pairs = [share / sum(shares) * length for share in shares]
-        weights = [own / size if size else 0.0 for own, size in zip(pairs, sizes, strict=True)]
-        updates = int(until) if what == "steps" else None
-        stages.append(Stage(weights, epochs, updates))
+        updates = None
+        for unit, number in (config.until or {}).items():  # at most one
+            if unit in config.mix:
+                index = names.index(unit)
+                epochs = math.ceil(number)
+                length = number / epochs * sizes[index] / shares[index]
+            elif unit == "steps":
+                updates = int(number)
+        num_pairs = [share * length for share in shares]
+        stages.append(Stage(_quotients(num_pairs, sizes), epochs, updates))
     return stages
 
 
@@ -132,8 +146,10 @@ def epoch_rows(
     parts = []
     for index, weight in enumerate(weights):
         rows = np.flatnonzero(corpus == index)
-        extra = round((weight - int(weight)) * len(rows))
-        parts += [rows] * int(weight) + [np.sort(random.permutation(rows)[:extra])]
+        times = int(weight)
+        num_extra = round((weight - times) * len(rows))
+        parts += [rows] * times
+        parts.append(np.sort(random.permutation(rows)[:num_extra]))
     return np.concatenate(parts).astype(np.int64, copy=False)
 
 
@@ -181,13 +197,17 @@ def plan_batches(
         problem = f"A sentence pair has {sizes[longest]:,} tokens; the limit is {max_tokens:,}."
         raise DataError(problem, fix="Raise batch.max_tokens, or lower filters.max_length.")
     ends = np.cumsum(sizes[order], dtype=np.int64)
-    borders, done = [0], 0
-    while borders[-1] < count:
-        stop = int(np.searchsorted(ends, done + (max_tokens or int(ends[-1])), side="right"))
-        stop = min(stop, borders[-1] + (max_sentences or count))
-        borders.append(stop)
-        done = int(ends[stop - 1])
-    return [order[borders[i] : borders[i + 1]] for i in random.permutation(len(borders) - 1)]
+    budget = max_tokens or int(ends[-1])
+    batches = []
+    start = 0
+    num_tokens = 0  # of all batches so far
+    while start < count:
+        stop = int(np.searchsorted(ends, num_tokens + budget, side="right"))
+        stop = min(stop, start + (max_sentences or count))
+        batches.append(order[start:stop])
+        num_tokens = int(ends[stop - 1])
+        start = stop
+    return [batches[number] for number in random.permutation(len(batches))]
 
 
 def length_order(
@@ -209,18 +229,26 @@ def length_order(
     Returns:
         Rows. (n,), int64.
     """
-    count = len(source)
-    longest = [int(side.max(initial=0)) for side in (source, target)]
-    source_bits, target_bits = (most.bit_length() for most in longest)
-    key_bits = int(max(longest) * (1 + noise) + 1).bit_length()
-    spare = min(64 - key_bits - source_bits - target_bits, _DOUBLE_BITS)
-    packed = np.empty(count, dtype=np.uint64)
-    parts = [slice(start, start + _CHUNK_ROWS) for start in range(0, count, _CHUNK_ROWS)]
-    for part in parts:
-        left, right = (side[part].astype(np.int64) for side in (source, target))
-        spread = random.random(len(left), dtype=np.float32) - 0.5
-        key = np.rint(np.maximum(left, right) * (1 + noise * spread)).astype(np.int64)
-        packed[part] = ((key << source_bits | left) << target_bits | right) << spare
-    for part in parts:
-        packed[part] |= (random.random(len(packed[part])) * 2.0**spare).astype(np.uint64)
+    longest_source = int(source.max(initial=0))
+    longest_target = int(target.max(initial=0))
+    longest_key = max(longest_source, longest_target) * (1 + noise) + 1
+    source_bits = longest_source.bit_length()
+    target_bits = longest_target.bit_length()
+    length_bits = int(longest_key).bit_length() + source_bits + target_bits
+    random_bits = min(64 - length_bits, _DOUBLE_BITS)
+    packed = np.empty(len(source), dtype=np.uint64)
+    starts = range(0, len(source), _CHUNK_ROWS)
+    for start in starts:
+        rows = slice(start, start + _CHUNK_ROWS)
+        sources = source[rows].astype(np.int64)
+        targets = target[rows].astype(np.int64)
+        spread = random.random(len(sources), dtype=np.float32) - 0.5
+        noisy = np.maximum(sources, targets) * (1 + noise * spread)
+        key = np.rint(noisy).astype(np.int64)
+        key = key << source_bits | sources
+        key = key << target_bits | targets
+        packed[rows] = key << random_bits
+    for start in starts:
+        part = packed[start : start + _CHUNK_ROWS]
+        part |= (random.random(len(part)) * 2.0**random_bits).astype(np.uint64)
     return np.argsort(packed)

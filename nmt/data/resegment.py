@@ -32,6 +32,12 @@ Resegment: TypeAlias = Callable[[int, Rows, Sides], Sides]
 # Share of words with a typo in a pair that gets typos. It is higher than in real text, so that most
 # pairs can stay without noise.
 _TYPO_RATE = 0.2
+# The constants of SplitMix64.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIXING = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
 # The kinds of noise of `nmt.config.data.NoiseConfig`, in the order in which they are applied, and
 # whether they change the target too.
 _NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
@@ -62,16 +68,17 @@ class Resegmenter:
             rows: Rows of the store.
             stored: Stored ids of both sides.
         """
-        source, target = stored
-        return self._drawn(0, epoch, rows, source), self._drawn(1, epoch, rows, target)
+        source, target = (self._drawn(side, epoch, rows, stored[side]) for side in (0, 1))
+        return source, target
 
     def _drawn(self, side: int, epoch: int, rows: Rows, stored: FlatIds) -> FlatIds:
-        drawn = []
-        for row, ids in zip(rows.tolist(), stored.rows(), strict=True):
+        sentences = stored.rows()
+        for place, row in enumerate(rows.tolist()):
             random = sentence_generator(self.seed, epoch, row, side)
-            other_ids = self.sides[side].resegment(ids, random)
-            drawn.append(ids if len(other_ids) > self.longest else other_ids)
-        return FlatIds.of(drawn)
+            drawn = self.sides[side].resegment(sentences[place], random)
+            if len(drawn) <= self.longest:
+                sentences[place] = drawn
+        return FlatIds.of(sentences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,42 +98,47 @@ class NoiseAdder:
     def drawn(self, epoch: int, rows: Rows) -> dict[str, npt.NDArray[np.bool_]]:
         """Return, for each kind of noise, which ``rows`` receive it in an epoch. (len(rows),)."""
         corpus = np.searchsorted(self.ends, rows, side="right")
-        rates = {kind: np.array([each.get(kind, 0.0) for each in self.rates]) for kind in _NOISES}
-        return {
-            kind: _uniform(f"{self.seed} {epoch} {kind}", rows) < rate[corpus]
-            for kind, rate in rates.items()
-            if rate.any()
-        }
+        drawn = {}
+        for kind in _NOISES:
+            rates = np.array([of_corpus.get(kind, 0.0) for of_corpus in self.rates])
+            if rates.any():
+                drawn[kind] = _uniform(f"{self.seed} {epoch} {kind}", rows) < rates[corpus]
+        return drawn
 
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
         """Return the ids of ``rows`` for the epoch. For the arguments see `Resegmenter`."""
         drawn = self.drawn(epoch, rows)
-        if not (chosen := np.flatnonzero(np.any([*drawn.values()], axis=0)).tolist()):
+        places = np.flatnonzero(np.any(list(drawn.values()), axis=0)).tolist()
+        if not places:
             return stored
-        source = stored[0].rows()
-        target = stored[1].rows()
-        for at in chosen:
-            kinds = [kind for kind, own in drawn.items() if own[at]]
-            random = Random(f"{self.seed} {epoch} {rows[at]}")
-            source[at], target[at] = self._noisy(source[at], target[at], kinds, random)
+        source, target = (side.rows() for side in stored)
+        for place in places:
+            kinds = [kind for kind, is_drawn in drawn.items() if is_drawn[place]]
+            random = Random(f"{self.seed} {epoch} {rows[place]}")
+            noisy = self._noisy(source[place], target[place], kinds, random)
+            source[place], target[place] = noisy
         return FlatIds.of(source), FlatIds.of(target)
 
     def _noisy(
         self, source: list[int], target: list[int], kinds: Sequence[str], random: Random
     ) -> tuple[list[int], list[int]]:
+        sides = source, target
         if UNK_ID in source or UNK_ID in target:
-            return source, target
-        models = self.tokenizers
-        old = models.source.without_tags(source), models.target.without_tags(target)
-        texts = models.source.decode(old[0]), models.target.decode(old[1])
-        texts = _with_noise(texts, kinds, random)
-        words = models.source.encode(texts[0]), models.target.encode(texts[1])
-        new = (
-            source[: len(source) - len(old[0])] + words[0],
-            target[: len(target) - len(old[1])] + words[1],
-        )
-        fits = all(words) and all(len(side) <= self.longest for side in new)
-        return new if fits else (source, target)
+            return sides
+        texts = []
+        tags = []
+        for ids, tokenizer in zip(sides, self.tokenizers, strict=True):
+            untagged = tokenizer.without_tags(ids)
+            tags.append(ids[: len(ids) - len(untagged)])
+            texts.append(tokenizer.decode(untagged))
+        noisy = []
+        changed = _with_noise((texts[0], texts[1]), kinds, random)
+        for text, tokenizer, first in zip(changed, self.tokenizers, tags, strict=True):
+            ids = tokenizer.encode(text)
+            if not ids or len(first) + len(ids) > self.longest:
+                return sides
+            noisy.append(first + ids)
+        return noisy[0], noisy[1]
 
 
 def noisy_texts(
@@ -146,18 +158,23 @@ def noisy_texts(
 
 def _with_noise(texts: tuple[str, str], kinds: Iterable[str], random: Random) -> tuple[str, str]:
     for kind in kinds:
-        noise, is_of_both = _NOISES[kind]
-        texts = noise(texts[0], random), noise(texts[1], random) if is_of_both else texts[1]
+        noise, changes_target = _NOISES[kind]
+        source, target = texts
+        source = noise(source, random)
+        if changes_target:
+            target = noise(target, random)
+        texts = source, target
     return texts
 
 
 def _uniform(stream: str, rows: Rows) -> npt.NDArray[np.float64]:
     """Return a random number in [0, 1) for each row, by SplitMix64 (Steele et al. 2014)."""
     start = hashlib.sha256(stream.encode()).digest()[:8]
-    z = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(start, "<u8")
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    z = rows.astype(np.uint64) * _GOLDEN + np.frombuffer(start, "<u8")
+    for shift, factor in _MIXING:
+        z = (z ^ (z >> shift)) * factor
+    z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def in_turn(changes: Sequence[Resegment], epoch: int, rows: Rows, stored: Sides) -> Sides:

@@ -58,21 +58,46 @@ class Lines(Protocol):
         """Return the target ids of ``rows``."""
 
 
+class _StoredSide:
+    """The ids of one side of all pairs."""
+
+    def __init__(self, folder: Path, side: str, dtype: npt.DTypeLike) -> None:
+        self._ids = _mapped(folder / f"{side}.ids.bin", dtype)
+        self._offsets = _mapped(folder / f"{side}.offsets.bin", "<i8")
+        if len(self._offsets) == 0 or int(self._offsets[-1]) != len(self._ids):
+            raise ValueError(f"the size of {side}.ids.bin does not match its offsets")
+        self.lengths = np.diff(self._offsets).astype(np.int32)
+
+    def gather(self, rows: IntArray) -> FlatIds:
+        """Return the ids of ``rows``."""
+        lengths = self.lengths[rows].astype(np.int64)
+        ends = np.cumsum(lengths)
+        # Start of each row in the file minus its start in the result.
+        shifts = self._offsets[rows] - (ends - lengths)
+        places = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
+        return FlatIds(self._ids[places], lengths)
+
+    def counts(self, vocab_size: int, rows: slice) -> npt.NDArray[np.int64]:
+        """Return the number of occurrences of each id. (vocab_size,)."""
+        start, stop, _ = rows.indices(len(self.lengths))
+        end = int(self._offsets[stop])
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for first in range(int(self._offsets[start]), end, _COUNTED_AT_ONCE):
+            ids = self._ids[first : min(first + _COUNTED_AT_ONCE, end)]
+            counts += np.bincount(ids, minlength=vocab_size)
+        return counts
+
+
 class ParallelStore:
     """A token store, opened read-only. Only the path of its folder is pickled."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         dtype = np.dtype(field(read_json(folder / "layout.json"), "ids", kind=str))
-        self._ids = [_mapped(folder / f"{side}.ids.bin", dtype) for side in _SIDES]
-        self._offsets = [_mapped(folder / f"{side}.offsets.bin", "<i8") for side in _SIDES]
-        for side, ids, offsets in zip(_SIDES, self._ids, self._offsets, strict=True):
-            if len(offsets) == 0 or int(offsets[-1]) != len(ids):
-                raise ValueError(f"the size of {side}.ids.bin does not match its offsets")
+        self._sides = {side: _StoredSide(folder, side, dtype) for side in _SIDES}
         # Lengths in tokens, without EOS. (n,), int32.
-        self.source_lengths, self.target_lengths = (
-            np.diff(offsets).astype(np.int32) for offsets in self._offsets
-        )
+        self.source_lengths = self._sides["source"].lengths
+        self.target_lengths = self._sides["target"].lengths
         self.corpus = _mapped(folder / "corpus.bin", "<u2")  # index of the corpus or set. (n,)
         self.lines = _mapped(folder / "lines.bin", "<i8")  # number in the corpus, from 1. (n,)
 
@@ -98,35 +123,22 @@ class ParallelStore:
 
     def source_ids(self, rows: IntArray) -> FlatIds:
         """Return the source ids of ``rows``."""
-        return self._gather(0, self.source_lengths, rows)
+        return self._sides["source"].gather(rows)
 
     def target_ids(self, rows: IntArray) -> FlatIds:
         """Return the target ids of ``rows``."""
-        return self._gather(1, self.target_lengths, rows)
-
-    def _gather(self, side: int, all_lengths: IntArray, rows: IntArray) -> FlatIds:
-        lengths = all_lengths[rows].astype(np.int64)
-        ends = np.cumsum(lengths)
-        # Start of each row in the file minus its start in the result.
-        shifts = self._offsets[side][rows] - (ends - lengths)
-        places = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
-        return FlatIds(self._ids[side][places], lengths)
+        return self._sides["target"].gather(rows)
 
     def rows_of(self, corpus: int) -> slice:
         """Return the rows of a corpus; a store contains one corpus after the other."""
-        return slice(*np.searchsorted(self.corpus, (corpus, corpus + 1)).tolist())
+        start, stop = np.searchsorted(self.corpus, (corpus, corpus + 1)).tolist()
+        return slice(start, stop)
 
     def token_counts(
         self, side: Literal["source", "target"], vocab_size: int, rows: slice = slice(None)
     ) -> npt.NDArray[np.int64]:
         """Return the number of occurrences of each id on a side of the rows. (vocab_size,)."""
-        place, counts = _SIDES.index(side), np.zeros(vocab_size, dtype=np.int64)
-        start, stop, _ = rows.indices(len(self))
-        offsets = self._offsets[place]
-        ids = self._ids[place][int(offsets[start]) : int(offsets[stop])]
-        for start in range(0, len(ids), _COUNTED_AT_ONCE):
-            counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=vocab_size)
-        return counts
+        return self._sides[side].counts(vocab_size, rows)
 
 
 @lru_cache(maxsize=2)
@@ -149,17 +161,18 @@ class StoreWriter(ExitStack):
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
+        super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
-        self._ends = dict.fromkeys(_SIDES, 0)
-        super().__init__()
+        self._num_ids = dict.fromkeys(_SIDES, 0)
         self.push(self._finish)
-        names = [f"{side}.{part}.bin" for side in _SIDES for part in ("ids", "offsets")]
-        names += ["corpus.bin", "lines.bin"]
-        self._files = {x: self.enter_context((folder / x).open("wb")) for x in names}
+        names = ["corpus.bin", "lines.bin"]
         for side in _SIDES:
-            self._files[f"{side}.offsets.bin"].write(np.zeros(1, "<i8").tobytes())
+            names += [f"{side}.ids.bin", f"{side}.offsets.bin"]
+        self._files = {name: self.enter_context((folder / name).open("wb")) for name in names}
+        for side in _SIDES:
+            self._write(f"{side}.offsets.bin", np.zeros(1), "<i8")
 
     def append(
         self, source: FlatIds, target: FlatIds, corpus: int, lines: Sequence[int] | IntArray
@@ -172,13 +185,15 @@ class StoreWriter(ExitStack):
             corpus: Index of the corpus: in `DataConfig.training` or `DataConfig.validation`.
             lines: Line number of each pair in the corpus, from 1.
         """
-        for side, flat in zip(_SIDES, (source, target), strict=True):
-            offsets = self._ends[side] + np.cumsum(flat.lengths)
-            self._files[f"{side}.ids.bin"].write(flat.ids.astype(self._dtype).tobytes())
-            self._files[f"{side}.offsets.bin"].write(offsets.astype("<i8").tobytes())
-            self._ends[side] += len(flat.ids)
-        self._files["corpus.bin"].write(np.full(len(lines), corpus, "<u2").tobytes())
-        self._files["lines.bin"].write(np.asarray(lines, "<i8").tobytes())
+        for side, flat in (("source", source), ("target", target)):
+            self._write(f"{side}.ids.bin", flat.ids, self._dtype)
+            self._write(f"{side}.offsets.bin", self._num_ids[side] + flat.offsets[1:], "<i8")
+            self._num_ids[side] += len(flat.ids)
+        self._write("corpus.bin", np.full(len(lines), corpus), "<u2")
+        self._write("lines.bin", np.asarray(lines), "<i8")
+
+    def _write(self, name: str, values: npt.NDArray[Any], dtype: str) -> None:
+        self._files[name].write(values.astype(dtype).tobytes())
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:

@@ -7,7 +7,7 @@ Source: Provilkov, Emelianenko and Voita (2020), BPE-Dropout, section 3, algorit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf, log, log1p
 from random import Random
 from typing import NamedTuple
@@ -49,21 +49,21 @@ class SubwordDropout:
         """
         if not 0 <= rate <= 1:
             raise ValueError(f"rate is {rate}, not between 0 and 1")
-        numbered = enumerate(zip(pieces, is_normal, strict=True))
-        normal = {piece: index for index, (piece, plain) in numbered if plain}
-        spelled = {piece: index for piece, index in normal.items() if normal.keys() >= set(piece)}
+        if not len(pieces) == len(scores) == len(is_normal):
+            raise ValueError("the lists have different lengths")
+        ids = {piece: index for index, piece in enumerate(pieces) if is_normal[index]}
+        spelled = {piece: index for piece, index in ids.items() if ids.keys() >= set(piece)}
         self._rate = rate
         self._log_drop = log(rate) if rate else -inf
         self._log_keep = log1p(-rate) if rate < 1 else -inf
         # Subwords without merges begin a word too; this changes neither result nor random numbers.
         self._begins = [piece.startswith(_SPACE) or piece not in spelled for piece in pieces]
-        self._characters = [
-            tuple(normal[character] for character in piece) if piece in spelled else (index,)
-            for index, piece in enumerate(pieces)
-        ]
+        self._characters: list[tuple[int, ...]] = [(index,) for index in range(len(pieces))]
+        for index, piece in enumerate(pieces):
+            if piece in spelled:
+                self._characters[index] = tuple(map(ids.__getitem__, piece))
         self._merged = dict(_merges(spelled))
-        ranks = [-score for _, score in zip(pieces, scores, strict=True)]
-        self._ranks = {pair: ranks[index] for pair, index in self._merged.items()}
+        self._ranks = {pair: -scores[index] for pair, index in self._merged.items()}
         self._words: dict[tuple[int, ...], _Word] = {}
 
     def resegment(self, ids: Sequence[int], generator: Random) -> list[int]:
@@ -77,7 +77,7 @@ class SubwordDropout:
             generator: Source of random numbers.
         """
         if self._rate == 1:
-            return [character for index in ids for character in self._characters[index]]
+            return list(self._spell(ids))
         left = _num_in_a_row(self._log_keep, generator) if self._rate else _FOREVER
         segmented: list[int] = []
         for pieces in self._split(tuple(ids)):
@@ -90,11 +90,15 @@ class SubwordDropout:
                 segmented += symbols
         return segmented
 
+    def _spell(self, ids: Sequence[int]) -> Iterator[int]:
+        """Yield the ids of the characters of subwords."""
+        return chain.from_iterable(map(self._characters.__getitem__, ids))
+
     def _split(self, ids: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Yield the ids of each word."""
-        begins, begin = self._begins, 0
+        begin = 0
         for end, index in enumerate(ids):
-            if begins[index] and end:
+            if end and self._begins[index]:
                 yield ids[begin:end]
                 begin = end
         if ids:
@@ -102,11 +106,13 @@ class SubwordDropout:
 
     def _analyse(self, pieces: tuple[int, ...]) -> _Word:
         """Return the deterministic data of a word, from a cache of at most `_MAX_WORDS` words."""
-        characters = tuple(part for index in pieces for part in self._characters[index])
-        ranks = [*(self._ranks.get(pair, inf) for pair in pairwise(characters)), inf]
-        symbols, changing = list(characters), list(ranks)
-        while (best := min(changing)) < inf:
-            self._merge(symbols, changing, changing.index(best))
+        characters = tuple(self._spell(pieces))
+        ranks = [self._ranks.get(pair, inf) for pair in pairwise(characters)]
+        ranks.append(inf)
+        symbols = list(characters)
+        remaining = list(ranks)
+        while (best := min(remaining)) < inf:
+            self._merge(symbols, remaining, remaining.index(best))
         word = _Word(characters, tuple(ranks), tuple(symbols), len(characters) - len(symbols))
         if len(self._words) < _MAX_WORDS:
             self._words[pieces] = word
@@ -118,7 +124,8 @@ class SubwordDropout:
         Returns:
             The segmentation, and the number of steps from here to the next drop of a best merge.
         """
-        symbols, ranks = list(word.characters), list(word.ranks)
+        symbols = list(word.characters)
+        ranks = list(word.ranks)
         while (best := min(ranks)) < inf:
             if left:
                 left -= 1
@@ -136,8 +143,10 @@ class SubwordDropout:
 
     def _merge(self, symbols: list[int], ranks: list[float], place: int) -> None:
         """Merge a symbol with the next symbol; ``ranks`` has the rank of each such merge."""
-        symbols[place] = merged = self._merged[symbols[place], symbols[place + 1]]
-        del symbols[place + 1], ranks[place]
+        merged = self._merged[symbols[place], symbols[place + 1]]
+        symbols[place] = merged
+        del symbols[place + 1]
+        del ranks[place]
         if place:
             ranks[place - 1] = self._ranks.get((symbols[place - 1], merged), inf)
         if place + 1 < len(symbols):
@@ -146,7 +155,8 @@ class SubwordDropout:
 
 def _num_in_a_row(log_probability: float, generator: Random) -> int:
     """Draw the number of successes before the first failure (geometric distribution)."""
-    return int(min(log(1 - generator.random()) / log_probability, _FOREVER))
+    number = log(1 - generator.random()) / log_probability
+    return int(min(number, _FOREVER))
 
 
 def sentence_generator(seed: int, epoch: int, row: int, side: int) -> Random:
@@ -158,7 +168,9 @@ def sentence_generator(seed: int, epoch: int, row: int, side: int) -> Random:
         row: Row of the sentence in the corpus, below 2 ** 63.
         side: 0 for the source, 1 for the target.
     """
-    return Random(((seed << 32 | epoch) << 63 | row) << 1 | side)
+    number = seed << 32 | epoch
+    number = number << 63 | row
+    return Random(number << 1 | side)
 
 
 class _Word(NamedTuple):
@@ -172,6 +184,7 @@ def _merges(spelled: dict[str, int]) -> Iterator[tuple[tuple[int, int], int]]:
     """Yield each pair of subwords whose concatenation is a subword, and the id of that subword."""
     for piece, index in spelled.items():
         for cut in range(1, len(piece)):
-            first, second = spelled.get(piece[:cut]), spelled.get(piece[cut:])
+            first = spelled.get(piece[:cut])
+            second = spelled.get(piece[cut:])
             if first is not None and second is not None:
                 yield (first, second), index

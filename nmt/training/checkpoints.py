@@ -85,18 +85,21 @@ class Progress:
             stats: Token counts of the update.
             position: Position of the batch after the update.
         """
-        self.step, self.position = self.step + 1, position
+        self.step += 1
+        self.position = position
         self.source_tokens += stats.source_tokens
         self.target_tokens += stats.target_tokens
         self.padded_tokens += stats.padded_tokens
 
     def add_outcome(self, stats: UpdateStats) -> None:
         """Add the loss of one update, or count the update as skipped. Waits for the device."""
-        if not stats.skipped:
+        if stats.skipped:
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+        else:
             self.loss_sum += stats.loss_sum
             self.scored_tokens += stats.target_tokens
-        self.skipped += stats.skipped
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
+            self.skipped_in_a_row = 0
 
     def report(
         self,
@@ -114,24 +117,30 @@ class Progress:
             before: Source and target tokens processed before training was resumed. Counted in the
                 loss, but not in the speed.
         """
-        real = self.source_tokens + self.target_tokens
-        speed = (self.target_tokens - before[1]) / seconds
-        # Training loss per target token, in nats; includes label smoothing.
-        loss = self.loss_sum / self.scored_tokens if self.scored_tokens else math.nan
+        num_tokens = self.source_tokens + self.target_tokens
+        source_before, target_before = before
+        speed = (self.target_tokens - target_before) / seconds
+        loss = math.nan
+        if self.scored_tokens:
+            # Training loss per target token, in nats; includes label smoothing.
+            loss = self.loss_sum / self.scored_tokens
         values = {
             "epoch": self.position.epoch,
             "loss": loss,
             "learning_rate": learning_rate,
             "gradient_norm": gradient_norm,
             "target_tokens_per_second": speed,
-            "source_tokens_per_second": (self.source_tokens - before[0]) / seconds,
-            "padding_waste": 1 - real / max(self.padded_tokens, 1),
+            "source_tokens_per_second": (self.source_tokens - source_before) / seconds,
+            "padding_waste": 1 - num_tokens / max(self.padded_tokens, 1),
             "seconds": seconds,
         }
         text = f"step {self.step:,}  epoch {self.position.epoch}  loss {loss:.3f}  lr "
         text += f"{learning_rate:.2e}  grad norm {gradient_norm:.2f}  {speed:,.0f} target tokens/s"
-        self.loss_sum, self.scored_tokens = 0.0, 0
-        self.source_tokens = self.target_tokens = self.padded_tokens = 0
+        self.loss_sum = 0.0
+        self.scored_tokens = 0
+        self.source_tokens = 0
+        self.target_tokens = 0
+        self.padded_tokens = 0
         return Event(self.step, text, "update", values)
 
     def reason_to_end(self, patience: int | None) -> str | None:
@@ -150,16 +159,25 @@ class Progress:
             seconds: Time spent in updates.
         """
         best = self.history.best
-        name = files.checkpoint_name(self.step if best is None else best)
-        score = None if best is None else self.history[best]
-        return TrainingSummary(run_dir, self.step, reason, name, score, metric, seconds)
+        last = self.step if best is None else best
+        return TrainingSummary(
+            run_dir=run_dir,
+            step=self.step,
+            reason=reason,
+            best=files.checkpoint_name(last),
+            best_score=None if best is None else self.history[best],
+            metric=metric,
+            training_seconds=seconds,
+        )
 
     def describe(self) -> str:
         """Return a phrase for the log, such as ``resuming at step 80, until step 1,400``."""
         if self.reason_to_end(patience=None):
             return f"resuming at step {self.step:,}, the last one"
         end = f"until step {self.total_steps:,}" if self.total_steps else "until patience runs out"
-        return f"resuming at step {self.step:,}, {end}" if self.step else f"training {end}"
+        if self.step:
+            return f"resuming at step {self.step:,}, {end}"
+        return f"training {end}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON-serialisable data for state.json."""
@@ -168,8 +186,10 @@ class Progress:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:
         """Rebuild the progress from the output of `as_dict`."""
-        position, history = Position(**values["position"]), History(values["history"])
-        return cls(**{**values, "position": position, "history": history})
+        progress = cls(**values)
+        progress.position = Position(**values["position"])
+        progress.history = History(values["history"])
+        return progress
 
     @classmethod
     def resumed(cls, state: Mapping[str, Any], batch: Mapping[str, Any]) -> Progress:
@@ -182,9 +202,9 @@ class Progress:
             batch: The ``batch`` section now in use.
         """
         progress = cls.from_dict(state["progress"])
-        then, now = (x["gradient_accumulation"] for x in (state["batch"], batch))
-        number = progress.position.batch // then * now
-        progress.position = replace(progress.position, batch=number)
+        position = progress.position
+        updates = position.batch // state["batch"]["gradient_accumulation"]
+        progress.position = replace(position, batch=updates * batch["gradient_accumulation"])
         return progress
 
 
@@ -207,10 +227,10 @@ class TrainingSummary:
         >>> TrainingSummary(Path("a"), 9, "budget", "step-9", -2.5, "loss", 1.0).as_text()
         'a: 9 steps; best: step-9 (loss 2.50)'
         """
-        metric, score, shown = self.metric, self.best_score, "no score"
-        if score is not None:  # `as_quality` is its own inverse
-            shown = format_score(metric, as_quality(metric, score))
-        best = f"{self.best} ({label_of(metric)} {shown})"
+        shown = "no score"
+        if self.best_score is not None:  # `as_quality` is its own inverse
+            shown = format_score(self.metric, as_quality(self.metric, self.best_score))
+        best = f"{self.best} ({label_of(self.metric)} {shown})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -229,7 +249,9 @@ def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> files.C
     Raises:
         CheckpointError: All checkpoints are damaged; or the newest is, and ``strict`` is set.
     """
-    newest = files.newest_checkpoint(run_dir, strict=strict) if processes.rank == 0 else None
+    newest = None
+    if processes.rank == 0:
+        newest = files.newest_checkpoint(run_dir, strict=strict)
     newest = processes.share(newest)
     checkpoint = files.load_checkpoint(newest) if newest else None
     processes.wait()  # next, the first process removes files
@@ -276,8 +298,11 @@ class CheckpointWriter:
         record: Mapping[str, Any],
         report: Callable[[Event], None],
     ) -> None:
-        self._run_dir, self._training, self._updater = run_dir, training, updater
-        self._record, self._report = record, report
+        self._run_dir = run_dir
+        self._training = training
+        self._updater = updater
+        self._record = record
+        self._report = report
         self.saved_step = 0  # step of the newest checkpoint
         self.writing: Future[Event | None] | None = None  # the checkpoint now being written
         self._thread = ThreadPoolExecutor(1, "checkpoint") if updater.pace.uses_threads else None
@@ -296,16 +321,19 @@ class CheckpointWriter:
             CheckpointError: The disk is full and `training.on_full_disk` is ``stop``.
         """
         self.wait()
-        updater, optimizer = self._updater, self._updater.optimizer
+        updater = self._updater
         generators = random_state(updater.device, updater.processes)
         if updater.processes.rank == 0:
             state = {"progress": progress.as_dict(), "counters": updater.counters(), **self._record}
             write = partial(self._write, progress.step, History(progress.history), state)
-            groups = optimizer.weights(), optimizer.state() | generators
+            model = updater.optimizer.weights()
+            optimizer = updater.optimizer.state() | generators
             if self._thread is None:
-                self._take_note(write(*groups))
+                self._take_note(write(model, optimizer))
             else:
-                self.writing = self._thread.submit(write, *map(files.host_copies, groups))
+                model = files.host_copies(model)
+                optimizer = files.host_copies(optimizer)
+                self.writing = self._thread.submit(write, model, optimizer)
         if self._thread is None:
             self.wait()
 
@@ -359,9 +387,10 @@ class CheckpointWriter:
     ) -> Event | None:
         """Save a checkpoint; return its event, or None if training continues on a full disk."""
         begin = time.perf_counter()
-        groups: dict[str, Any] = {"model": model, "optimizer": optimizer, "state": state}
         try:
-            folder = files.save_checkpoint(self._run_dir, step, **groups)
+            folder = files.save_checkpoint(
+                self._run_dir, step, model=model, optimizer=optimizer, state=state
+            )
         except CheckpointError as error:
             if self._training.on_full_disk == "stop":
                 raise
@@ -371,17 +400,25 @@ class CheckpointWriter:
             self._tidy(history)
         except OSError as error:  # the checkpoint itself is saved; the next save tries this again
             logger.warning("old checkpoints were not removed: %s", error.strerror)
-        return Event(step, f"saved {folder.name} ({time.perf_counter() - begin:.2f} s)", "saved")
+        seconds = time.perf_counter() - begin
+        return Event(step, f"saved {folder.name} ({seconds:.2f} s)", "saved")
 
     def _tidy(self, history: History) -> None:
         """Record the best of the existing checkpoints, and remove the expired checkpoints."""
-        training, present = self._training, dict(files.list_checkpoints(self._run_dir))
+        training = self._training
+        present = dict(files.list_checkpoints(self._run_dir))
         scores = History({step: score for step, score in history.items() if step in present})
         if scores.best is not None:
             files.write_best(self._run_dir, files.checkpoint_name(scores.best))
-        keep = {"keep_last": training.keep_last, "keep_best": training.keep_best}
-        for old in files.expired(present, scores, **keep, due_every=_due_every(training)):
-            remove_folder(present[old])
+        expired = files.expired(
+            present,
+            scores,
+            keep_last=training.keep_last,
+            keep_best=training.keep_best,
+            due_every=_due_every(training),
+        )
+        for step in expired:
+            remove_folder(present[step])
 
 
 def _due_every(training: TrainingConfig) -> tuple[int, int]:
@@ -410,13 +447,15 @@ def average_at_end(
     """
     if training.average_last is None:
         return summary
-    run_dir, updater = summary.run_dir, validator.updater
+    run_dir = summary.run_dir
+    updater = validator.updater
     present = dict(files.list_checkpoints(run_dir))
     steps = files.newest_steps(present, training.average_last, due_every=_due_every(training))
     made = _made(run_dir, summary.step)
-    is_choosable = present.keys() >= {*made.get("steps", ())}
-    if "score" in made and (made["steps"] == steps or not is_choosable):
-        return _best_of(summary, made["score"])
+    if made is not None:
+        has_expired = not present.keys() >= set(made["steps"])
+        if made["steps"] == steps or has_expired:
+            return _best_of(summary, made["score"])
     if len(steps) < 2:
         return summary
     paths = [present[step] for step in steps]
@@ -429,19 +468,19 @@ def average_at_end(
         raise CheckpointError(problem, fix=fix) from error
     scores = validator()
     score = scores.value(summary.metric)
-    result = _best_of(summary, score)
-    is_best = result.best == files.AVERAGE
+    with_average = _best_of(summary, score)
+    is_best = with_average.best == files.AVERAGE
     if updater.processes.rank == 0:
         # `best` is written first. If this process is killed before the average is written, `best`
         # names a missing folder, and readers fall back to the newest checkpoint.
         if is_best or files.read_best(run_dir) == run_dir / files.AVERAGE:
-            files.write_best(run_dir, result.best)
+            files.write_best(run_dir, with_average.best)
         shutil.rmtree(run_dir / files.AVERAGE, ignore_errors=True)
         write_average(run_dir / files.AVERAGE, run_dir, paths, score=score)
     outcome = "now the best" if is_best else "not better than the best checkpoint"
     text = f"average of the last {len(steps)} checkpoints: {scores}; {outcome}"
     reporter.report(Event(summary.step, text))
-    return result
+    return with_average
 
 
 def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
@@ -451,12 +490,13 @@ def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
     return replace(summary, best=files.AVERAGE, best_score=score)
 
 
-def _made(run_dir: Path, step: int) -> dict[str, Any]:
-    """Return the record of the average that an earlier start wrote at ``step``; else empty."""
+def _made(run_dir: Path, step: int) -> dict[str, Any] | None:
+    """Return the record of the average that an earlier start wrote at ``step``, if it is intact."""
     folder = run_dir / files.AVERAGE
     try:
         manifest = Manifest.read(folder)
         manifest.verify(folder)
-        return files.read_object(folder / RECORD) if manifest.step == step else {}
+        record = files.read_object(folder / RECORD)
     except CheckpointError:
-        return {}
+        return None
+    return record if manifest.step == step and "score" in record else None

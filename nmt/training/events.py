@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from typing_extensions import override
 
@@ -115,6 +115,7 @@ class JsonLines(PatientFile):
         # Atomic: a kill here must not lose the lines.
         write_bytes(path, b"".join(lines_of_checkpoint(lines, last_steps)))
         super().__init__()
+        self.path = path
         self.open(path)
 
     def report(self, event: Event) -> None:
@@ -233,8 +234,34 @@ class Console:
         self._bar.close()
 
 
+@runtime_checkable
+class FileReader(Protocol):
+    """A reporter that reads files of other reporters, which must receive each event before it."""
+
+    reads: Sequence[Path]  # Each is the `path` of an earlier reporter.
+
+
 class ReporterList(list[Reporter]):
-    """Passes every event to several reporters, in order."""
+    """Passes every event to several reporters, in order.
+
+    Args:
+        reporters: The reporters. A `FileReader` comes after the reporters that write its files.
+
+    Raises:
+        ValueError: A `FileReader` comes before a reporter that writes one of its files.
+    """
+
+    def __init__(self, reporters: Iterable[Reporter] = ()) -> None:
+        super().__init__(reporters)
+        written: set[Path] = set()
+        for reporter in self:
+            if isinstance(reporter, FileReader) and not written.issuperset(reporter.reads):
+                files = ", ".join(path.name for path in reporter.reads)
+                raise ValueError(
+                    f"{type(reporter).__name__} must come after the writers of {files}"
+                )
+            if isinstance(reporter, JsonLines):
+                written.add(reporter.path)
 
     def report(self, event: Event) -> None:
         """Pass the event to each reporter."""

@@ -47,7 +47,8 @@ _LOGITS_PER_CHUNK = 1 << 27  # On a GPU: 256 MiB in 16 bits.
 # Chunks summed in 16 bits before the sum is added to float32. A longer sum loses small addends.
 _CHUNKS_PER_SUM = 4
 _ROWS_PER_16_BIT_CHUNK = 2048
-_LEAST_16_BIT_PART, _ROW_STEP = 128, 32
+_LEAST_16_BIT_PART = 128
+_ROW_STEP = 32
 # On a CPU: with fewer rows the weights are packed more often; with more rows the cache overflows.
 _LOGITS_PER_16_BIT_PART = 1 << 22
 
@@ -146,13 +147,17 @@ def cross_entropy(
         The loss in nats. Scalar, float32.
     """
     if torch.is_grad_enabled():
-        run = _cross_entropy_step if hidden.device.type == "cpu" else compiler(_fused_step)
+        run = _cross_entropy_step
+        if hidden.device.type != "cpu":
+            run = compiler(_fused_step)
         step = partial(run, smoothing=smoothing)
         return _chunked(_for_products(hidden.unsqueeze(1)), weight, bias, gold, step)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     size = _chunk_size(weight)
     for rows, wanted in zip(hidden.split(size), gold.split(size), strict=True):
-        total += _loss_of(F.linear(rows, weight, bias).float(), wanted, smoothing)[0]
+        logits = F.linear(rows, weight, bias).float()
+        loss, _ = _loss_of(logits, wanted, smoothing)
+        total += loss
     return total
 
 
@@ -171,7 +176,8 @@ def _chunk_size(weight: Tensor, num_passes: int = 1) -> int:
     """
     if weight.device.type == "cpu":
         return _ROWS_PER_CHUNK
-    return max(64, _LOGITS_PER_CHUNK // (num_passes * len(weight)) // 64 * 64)
+    num_rows = _LOGITS_PER_CHUNK // (num_passes * len(weight))
+    return max(64, num_rows // 64 * 64)
 
 
 def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -180,7 +186,9 @@ def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Te
     Overwrites the logits with the softmax numerators.
     """
     of_gold = logits.gather(1, gold.unsqueeze(1)).sum()
-    of_all = logits.sum() / logits.shape[1] if smoothing else 0.0
+    of_all: Tensor | float = 0.0
+    if smoothing:
+        of_all = logits.sum() / logits.shape[1]
     largest = logits.amax(dim=1, keepdim=True)
     sums = logits.sub_(largest).exp_().sum(dim=1, keepdim=True)
     normaliser = (sums.log() + largest).sum()
@@ -192,7 +200,8 @@ def _fused_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor,
 
     It avoids scatter, which would need a sort to be deterministic.
     """
-    wide, vocab_size = logits.squeeze(1).float(), logits.shape[-1]
+    vocab_size = logits.shape[-1]
+    wide = logits.squeeze(1).float()
     rows = gold.unsqueeze(1)
     normaliser = wide.logsumexp(1, keepdim=True)
     loss = (normaliser - (1 - smoothing) * wide.gather(1, rows)).sum()
@@ -200,7 +209,8 @@ def _fused_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor,
         loss = loss - smoothing * wide.mean(1).sum()
     gradient = (wide - normaliser).exp() - smoothing / vocab_size
     is_gold = torch.arange(vocab_size, device=gold.device) == rows
-    return loss, torch.where(is_gold, gradient - (1 - smoothing), gradient).to(logits.dtype)
+    gradient = torch.where(is_gold, gradient - (1 - smoothing), gradient)
+    return loss, gradient.to(logits.dtype)
 
 
 def _cross_entropy_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -214,7 +224,8 @@ def _cross_entropy_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple
     logits.div_(sums)
     if smoothing:
         logits.sub_(smoothing / logits.shape[1])
-    logits.scatter_add_(1, rows, torch.full_like(rows, -(1 - smoothing), dtype=logits.dtype))
+    shift = torch.full_like(rows, -(1 - smoothing), dtype=logits.dtype)
+    logits.scatter_add_(1, rows, shift)
     return loss, logits
 
 
@@ -232,10 +243,12 @@ def _r_drop_step(
     loss += strength / 4 * ((probs[:, 0] - probs[:, 1]) * difference).sum()
 
     gradient = probs - smoothing / vocab_size
-    gradient.scatter_add_(-1, rows, torch.full_like(rows, -(1 - smoothing), dtype=probs.dtype))
+    shift = torch.full_like(rows, -(1 - smoothing), dtype=probs.dtype)
+    gradient.scatter_add_(-1, rows, shift)
     gradient /= 2
     for own, other, sign in ((0, 1, 1.0), (1, 0, -1.0)):
-        centred = difference - (probs[:, own] * difference).sum(-1, keepdim=True)
+        mean = (probs[:, own] * difference).sum(-1, keepdim=True)
+        centred = difference - mean
         divergence = probs[:, own] * centred * sign + probs[:, own] - probs[:, other]
         gradient[:, own].add_(divergence, alpha=strength / 4)
     return loss, gradient
@@ -256,65 +269,108 @@ class _Chunks:
         """Return the sizes for ``hidden`` (N, P, D) and ``weight`` (V, D), cast for products."""
         if hidden.device.type == "cpu" and hidden.dtype.itemsize == 2:
             # Large matrix products are fast, but float32 logits of a chunk overflow the cache.
-            part = _LOGITS_PER_16_BIT_PART // len(weight) // _LEAST_16_BIT_PART
-            part = max(part, 1) * _LEAST_16_BIT_PART
+            num_rows = _LOGITS_PER_16_BIT_PART // len(weight)
+            part = max(num_rows // _LEAST_16_BIT_PART, 1) * _LEAST_16_BIT_PART
             return cls(_ROWS_PER_16_BIT_CHUNK, part, row_step=_ROW_STEP)
         size = _chunk_size(weight, hidden.shape[1])
         return cls(size, size, per_sum=_CHUNKS_PER_SUM)
 
 
-def _sum_chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gold: Tensor,
-    step: _Step,
-    gradients: tuple[Tensor, Tensor | None, Tensor | None],
-) -> Tensor:
-    """Return the summed loss of ``hidden`` (N, P, D), and add to zeroed ``gradients`` in place.
+class _ChunkSums:
+    """Sums over chunks of rows: the loss, and the gradients of the output projection.
 
-    A gradient of None is not computed.
+    Args:
+        weight: Output projection, in the dtype of the products. (V, D).
+        bias: Its bias, in the same dtype. (V,).
+        step: See `_ChunkedLoss`.
+        sizes: Sizes of the chunks.
+        needs: Whether the gradients of weight and bias are needed.
     """
-    of_hidden, of_weight, of_bias = gradients
-    chunks, (_, passes, _) = _Chunks.of(hidden, weight), hidden.shape
-    # Adding a product to a 16-bit sum takes half the time of adding it in float32, but a long
-    # 16-bit sum loses small addends.
-    is_wide = weight.dtype == torch.float32
-    narrow_sum = of_weight if is_wide or of_weight is None else torch.zeros_like(weight)
-    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    split = (tensor.split(chunks.size) for tensor in (hidden, of_hidden, gold))
-    for number, (states, of_states, wanted) in enumerate(zip(*split, strict=True), start=1):
-        rows, missing = states.flatten(0, 1), 0  # (n P, D)
-        by_logits = rows.new_empty(0)
-        if chunks.row_step is not None:
-            missing = (rounded(len(states), chunks.row_step) - len(states)) * passes
-            rows = F.pad(rows, (0, 0, 0, missing))
-            by_logits = rows.new_empty(len(rows), len(weight))  # (n P, V)
-            by_logits[len(rows) - missing :] = 0
-        for begin in range(0, len(states), chunks.part):
-            gold_part = wanted[begin : begin + chunks.part]
-            first, last = begin * passes, (begin + len(gold_part)) * passes
-            # The product includes the padding, so that it has few different sizes.
-            filled = rows[first : first + chunks.part * passes]
-            logits = F.linear(filled, weight, bias)[: last - first]
-            loss, gradient = step(logits.view(len(gold_part), passes, -1), gold_part)
-            total += loss
-            gradient = gradient.view_as(logits)
-            if of_bias is not None:
-                of_bias += gradient.sum(dim=0, dtype=torch.float32)
-            if chunks.row_step is None:  # the chunk is one part
-                by_logits = gradient.to(rows.dtype)
-            else:
-                by_logits[first:last] = gradient
-        of_states.copy_((by_logits @ weight)[: len(states) * passes].view_as(of_states))
-        if of_weight is None or narrow_sum is None:
-            continue
-        narrow_sum.addmm_(by_logits.T, rows)
-        is_last = number * chunks.size >= len(hidden)
-        if not is_wide and (is_last or number % chunks.per_sum == 0):
-            of_weight += narrow_sum
-            narrow_sum.zero_()
-    return total
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        step: _Step,
+        sizes: _Chunks,
+        needs: tuple[bool, bool],
+    ) -> None:
+        needs_weight, needs_bias = needs
+        self._weight = weight
+        self._bias = bias
+        self._step = step
+        self._sizes = sizes
+        self.loss = torch.zeros((), dtype=torch.float32, device=weight.device)
+        self.of_weight: Tensor | None = None  # Gradient of the weight. (V, D), float32.
+        self.of_bias: Tensor | None = None  # Gradient of the bias. (V,), float32.
+        # Adding a product to a 16-bit sum takes half the time of adding it in float32, but a long
+        # 16-bit sum loses small addends.
+        self._narrow_sum: Tensor | None = None
+        self._num_in_narrow_sum = 0
+        if needs_weight:
+            self.of_weight = torch.zeros_like(weight, dtype=torch.float32)
+            if weight.dtype != torch.float32:
+                self._narrow_sum = torch.zeros_like(weight)
+        if needs_bias and bias is not None:
+            self.of_bias = torch.zeros_like(bias, dtype=torch.float32)
+
+    def add(self, states: Tensor, gold: Tensor) -> Tensor:
+        """Add a chunk of hidden states; return their gradient. (n, P, D)."""
+        num_passes = states.shape[1]
+        rows = states.flatten(0, 1)  # (n P, D)
+        num_rows = len(rows)
+        row_step = self._sizes.row_step
+        if row_step is None:  # the chunk is one part
+            by_logits = self._add_part(rows, gold, num_passes).to(rows.dtype)
+        else:
+            num_filler = rounded(len(states), row_step) - len(states)
+            rows = F.pad(rows, (0, 0, 0, num_filler * num_passes))
+            by_logits = rows.new_empty(len(rows), len(self._weight))  # (n P, V)
+            by_logits[num_rows:] = 0
+            begin = 0
+            for gold_part in gold.split(self._sizes.part):
+                # The product includes the filler, so that it has few different sizes.
+                filled = rows[begin : begin + self._sizes.part * num_passes]
+                gradient = self._add_part(filled, gold_part, num_passes)
+                end = begin + len(gradient)
+                by_logits[begin:end] = gradient
+                begin = end
+        of_states = (by_logits @ self._weight)[:num_rows].view_as(states)
+        if self._narrow_sum is not None:
+            self._narrow_sum.addmm_(by_logits.T, rows)
+            self._num_in_narrow_sum += 1
+            if self._num_in_narrow_sum == self._sizes.per_sum:
+                self.finish()
+        elif self.of_weight is not None:
+            self.of_weight.addmm_(by_logits.T, rows)
+        return of_states
+
+    def _add_part(self, rows: Tensor, gold: Tensor, num_passes: int) -> Tensor:
+        """Add the loss of the first rows, which ``gold`` belongs to; return their logit gradient.
+
+        Args:
+            rows: Hidden states and filler. (at least n P, D).
+            gold: Reference ids. (n,).
+            num_passes: Number P of rows for each reference id.
+
+        Returns:
+            (n P, V), float32 or in the dtype of ``rows``.
+        """
+        num_rows = len(gold) * num_passes
+        logits = F.linear(rows, self._weight, self._bias)[:num_rows]
+        loss, gradient = self._step(logits.view(len(gold), num_passes, -1), gold)
+        self.loss += loss
+        gradient = gradient.view_as(logits)
+        if self.of_bias is not None:
+            self.of_bias += gradient.sum(dim=0, dtype=torch.float32)
+        return gradient
+
+    def finish(self) -> None:
+        """Complete the gradient of the weight."""
+        if self._num_in_narrow_sum and self.of_weight is not None and self._narrow_sum is not None:
+            self.of_weight += self._narrow_sum
+            self._narrow_sum.zero_()
+            self._num_in_narrow_sum = 0
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -328,29 +384,35 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, step: _Step
     ) -> Tensor:
-        of_hidden = torch.empty_like(hidden)
-        parameters = zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
-        of_weight, of_bias = (
-            torch.zeros_like(each, dtype=torch.float32) if each is not None and needed else None
-            for each, needed in parameters
-        )
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         # Under autocast, `hidden` has another dtype than the parameters.
-        cast, shift = weight.to(hidden.dtype), bias if bias is None else bias.to(hidden.dtype)
-        total = _sum_chunks(hidden, cast, shift, gold, step, (of_hidden, of_weight, of_bias))
-        of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
-        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
+        cast_weight = weight.to(hidden.dtype)
+        cast_bias = None if bias is None else bias.to(hidden.dtype)
+        sizes = _Chunks.of(hidden, cast_weight)
+        sums = _ChunkSums(cast_weight, cast_bias, step, sizes, (needs_weight, needs_bias))
+        of_hidden = torch.empty_like(hidden)
+        chunks = (tensor.split(sizes.size) for tensor in (hidden, of_hidden, gold))
+        for states, of_states, wanted in zip(*chunks, strict=True):
+            of_states.copy_(sums.add(states, wanted))
+        sums.finish()
+        of_weight = None if sums.of_weight is None else sums.of_weight.to(weight.dtype)
+        of_bias = None
+        if bias is not None and sums.of_bias is not None:
+            of_bias = sums.of_bias.to(bias.dtype)
         ctx.save_for_backward(of_hidden, of_weight, of_bias)
-        return total
+        return sums.loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_weight, of_bias = ctx.saved_tensors
         scale = gradient.to(of_hidden.dtype)
-        of_weight, of_bias = (
-            None if each is None else each * scale for each in (of_weight, of_bias)
-        )
-        return of_hidden * scale, of_weight, of_bias, None, None
+        of_hidden = of_hidden * scale
+        if of_weight is not None:
+            of_weight = of_weight * scale
+        if of_bias is not None:
+            of_bias = of_bias * scale
+        return of_hidden, of_weight, of_bias, None, None
 
 
 _chunked: Callable[..., Tensor] = _ChunkedLoss.apply

@@ -59,7 +59,8 @@ class StopSignal:
         Raises:
             StoppedBySignal: A signal arrived, now or before.
         """
-        before, self._raises = self._raises, True
+        before = self._raises
+        self._raises = True
         try:
             if self.number is not None:
                 raise StoppedBySignal(self.number)
@@ -108,9 +109,11 @@ class StopSignal:
 def _answer(text: str) -> None:
     """Write to standard error from a signal handler, which must not use streams or locks."""
     if local_rank() == 0 and logger.isEnabledFor(logging.WARNING):
-        begin = "\n" if os.isatty(2) else ""  # leave the line of a progress bar
+        message = f"nmt: {text}\n"
+        if os.isatty(2):  # leave the line of a progress bar
+            message = f"\n{message}"
         with suppress(OSError):
-            os.write(2, f"{begin}nmt: {text}\n".encode())
+            os.write(2, message.encode())
 
 
 class ProcessKilledError(NmtError):

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,17 +23,16 @@ from nmt.metrics.selection import REPORTED_METRICS
 from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
 from nmt.training.events import Event
 
-Line = Mapping[str, Any]  # A parsed line of one of `_RECORDS`.
+Line = Mapping[str, Any]  # A parsed line of one of the files of a run.
 Lines = Sequence[Line]
-_RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
-_WIDE = 520, 280
+_METRICS = "metrics.jsonl"
+_STARTS = "starts.jsonl"
+_EVALUATIONS = "evaluations.jsonl"
+_WIDE = (520, 280)
 
 
 class HtmlReport:
     """Writes ``report.html`` of a run after every validation and at the end.
-
-    Reads the files that `JsonLines` writes, so it must come after `JsonLines` in the list of
-    reporters.
 
     Args:
         run_dir: The run folder.
@@ -41,7 +40,10 @@ class HtmlReport:
     """
 
     def __init__(self, run_dir: Path, title: str) -> None:
-        self._run_dir, self._title = run_dir, title
+        self._run_dir = run_dir
+        self._title = title
+        # Files that earlier reporters write: see `nmt.training.events.FileReader`.
+        self.reads = (run_dir / _METRICS, run_dir / _STARTS)
 
     def report(self, event: Event) -> None:
         """Write the page after a validation."""
@@ -50,10 +52,11 @@ class HtmlReport:
 
     def close(self) -> None:
         """Write the page, with links to other pages in the folder."""
+        path = self._run_dir / "report.html"
         with suppress(OSError):  # a full disk must not stop training; the old page stays
-            config, place = _read(self._run_dir / "config.yaml"), self._run_dir / "report.html"
-            pages = sorted(path.name for path in self._run_dir.glob("*.html") if path != place)
-            write_text(place, render_report(self._title, _records(self._run_dir), config, pages))
+            config = _read(self._run_dir / "config.yaml")
+            pages = sorted(page.name for page in self._run_dir.glob("*.html") if page != path)
+            write_text(path, render_report(self._title, _events(self._run_dir), config, pages))
 
 
 def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
@@ -66,47 +69,17 @@ def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
         title: Heading of the page: the name of the run.
         line: ``test`` (name), ``checkpoint`` (name) and ``scores`` (by metric).
     """
-    if (run_dir / _RECORDS[0]).is_file():
-        with suppress(OSError):
-            text = json.dumps({"kind": "evaluation", **line}, ensure_ascii=False)
-            with (run_dir / _RECORDS[2]).open("a", encoding="utf-8", newline="\n") as file:
-                file.write(text + "\n")
-            HtmlReport(run_dir, title).close()
+    if not (run_dir / _METRICS).is_file():
+        return
+    with suppress(OSError):
+        text = json.dumps({"kind": "evaluation", **line}, ensure_ascii=False)
+        with (run_dir / _EVALUATIONS).open("a", encoding="utf-8", newline="\n") as file:
+            file.write(text + "\n")
+        HtmlReport(run_dir, title).close()
 
 
-def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
-    """Return the charts of a run, or charts that compare several runs.
-
-    Args:
-        runs: Run folders by their labels. Other folders are ignored.
-    """
-    lines = {name: _by_kind(_records(folder))[:3] for name, folder in runs.items()}
-    charts = {name: _charts(*each) for name, each in lines.items() if each[0] or each[1]}
-    if len(charts) < 2:
-        return next(iter(charts.values()), [])
-    curves = {
-        name: {(chart.title, x.label): (chart, x) for chart in own for x in chart.curves}
-        for name, own in charts.items()
-    }
-    both = {key: chart for own in curves.values() for key, (chart, _) in own.items()}
-    return [
-        replace(
-            chart,
-            title=", ".join(filter(None, key)),
-            # A run without this curve has an empty one, so that the runs keep their colours.
-            curves=[
-                replace(own[key][1], label=name) if key in own else Curve(name, ())
-                for name, own in curves.items()
-            ],
-            end=max(own[0].end for own in charts.values()),
-            marks=(),
-        )
-        for key, chart in both.items()
-    ]
-
-
-def _records(run_dir: Path) -> Iterator[Line]:
-    for name in _RECORDS:
+def _events(run_dir: Path) -> Iterator[Line]:
+    for name in (_METRICS, _STARTS, _EVALUATIONS):
         for line in _read(run_dir / name).split("\n"):
             with suppress(ValueError):  # the last line of a killed process may be incomplete
                 yield parse_json(line)
@@ -114,6 +87,74 @@ def _records(run_dir: Path) -> Iterator[Line]:
 
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What the files of a run say, by kind. Updates, validations and starts are sorted by step."""
+
+    updates: Lines
+    validations: Lines
+    starts: Lines
+    tests: Lines  # Scores of test sets.
+
+    @classmethod
+    def of(cls, events: Iterable[Line]) -> RunRecord:
+        """Sort the lines of a run. Of several lines of the same kind and step, the last counts."""
+        kinds: dict[str, dict[Any, Line]]
+        kinds = {"update": {}, "validation": {}, "start": {}, "evaluation": {}}
+        for line in events:
+            key = line["step"] if "step" in line else (line["test"], line["checkpoint"])
+            kinds[line["kind"]][key] = line
+        tests = kinds.pop("evaluation")
+        updates, validations, starts = (_by_step(lines) for lines in kinds.values())
+        return cls(updates, validations, starts, list(tests.values()))
+
+    @property
+    def last_start(self) -> Line:
+        """The last start; empty if there is none."""
+        return self.starts[-1] if self.starts else {}
+
+    @property
+    def best(self) -> dict[str, Line]:
+        """The best validations: by the run's metric, and by perplexity."""
+        metric = self.last_start.get("metric", "bleu")
+        if metric == "loss" or _best(self.validations, metric) is None:
+            metric = "perplexity"
+        # Step 0 is before the first update: not a result of the run.
+        of_run = [line for line in self.validations if line["step"]]
+        best = {name: _best(of_run, name) for name in (metric, "perplexity")}
+        return {name: line for name, line in best.items() if line}
+
+    @property
+    def reported(self) -> list[str]:
+        """BLEU and chrF in the order of the validations: the metric that chooses is first."""
+        first = self.validations[0] if self.validations else {}
+        names = dict.fromkeys([*first, *REPORTED_METRICS])
+        return [name for name in names if name in REPORTED_METRICS]
+
+    def validations_of_sets(self) -> dict[str, Lines]:
+        """Return the validations of each set by its name; of a single set by an empty name.
+
+        If several sets choose the best checkpoint, their mean or minimum comes first.
+        """
+        names: dict[str, None] = {}
+        for line in self.validations:
+            names |= dict.fromkeys(line.get("sets", ()))
+        combination = self.last_start.get("combination")
+        sets: dict[str, Lines] = {}
+        if combination or not names:
+            sets[combination or ""] = self.validations
+        for name in names:
+            sets[name] = [
+                {**line.get("sets", {}).get(name, {}), "step": line["step"]}
+                for line in self.validations
+            ]
+        return sets
+
+
+def _by_step(lines: Mapping[int, Line]) -> Lines:
+    return [lines[step] for step in sorted(lines)]
 
 
 def render_report(
@@ -130,13 +171,18 @@ def render_report(
         config_text: Contents of config.yaml.
         pages: Names of other pages in the folder of the page.
     """
-    facts = run_facts(events)
-    charts = _charts(facts["updates"], facts["validations"], facts["starts"])
+    run = RunRecord.of(events)
     return render(
-        "run.html.j2", title=title, **facts, config_text=config_text, pages=pages,
-        is_noisy=len(facts["updates"]) > 2 * NUM_AVERAGES, charts=[*map(render_chart, charts)],
-        label_of=label_of, fixed=_fixed,
-    )  # fmt: skip
+        "run.html.j2",
+        title=title,
+        run=run,
+        is_noisy=len(run.updates) > 2 * NUM_AVERAGES,
+        charts=[render_chart(chart) for chart in _charts(run)],
+        config_text=config_text,
+        pages=pages,
+        label_of=label_of,
+        fixed=_fixed,
+    )
 
 
 def render_comparison(
@@ -149,99 +195,91 @@ def render_comparison(
         settings: Keys of the configuration that differ, with the value of each run.
     """
     return render(
-        "runs.html.j2", title=f"{len(runs)} training runs", settings=settings, fixed=_fixed,
-        runs={name: run_facts(_records(folder)) for name, folder in runs.items()},
-        charts=[*map(render_chart, run_charts(runs))], label_of=label_of,
-    )  # fmt: skip
+        "runs.html.j2",
+        title=f"{len(runs)} training runs",
+        runs={name: RunRecord.of(_events(folder)) for name, folder in runs.items()},
+        settings=settings,
+        charts=[render_chart(chart) for chart in run_charts(runs)],
+        label_of=label_of,
+        fixed=_fixed,
+    )
 
 
-def run_facts(events: Iterable[Line]) -> dict[str, Any]:
-    """Return the lines by kind, and the best validations: by the run's metric, by perplexity.
+def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
+    """Return the charts of a run, or charts that compare several runs.
 
     Args:
-        events: As for `render_report`.
+        runs: Run folders by their labels. Other folders are ignored.
     """
-    updates, validations, starts, tests = _by_kind(events)
-    metric = starts[-1].get("metric", "bleu") if starts else "bleu"
-    if metric == "loss" or _best(validations, metric) is None:
-        metric = "perplexity"
-    # Step 0 is before the first update: not a result of the run.
-    of_run = [line for line in validations if line["step"]]
-    best = {name: _best(of_run, name) for name in (metric, "perplexity")}
-    return {
-        "updates": updates, "validations": validations, "starts": starts, "tests": tests,
-        "best": {name: line for name, line in best.items() if line},
-        "reported": _reported(validations),
-    }  # fmt: skip
+    charts: dict[str, list[Chart]] = {}
+    for name, folder in runs.items():
+        run = RunRecord.of(_events(folder))
+        if run.updates or run.validations:
+            charts[name] = _charts(run)
+    if len(charts) < 2:
+        return next(iter(charts.values()), [])
+    # A chart for each curve, identified by the title of its chart and its label.
+    templates: dict[tuple[str, str], Chart] = {}
+    curves: dict[tuple[str, str, str], Curve] = {}
+    for name, of_run in charts.items():
+        for chart in of_run:
+            for curve in chart.curves:
+                templates[chart.title, curve.label] = chart
+                curves[chart.title, curve.label, name] = replace(curve, label=name)
+    end = max(of_run[0].end for of_run in charts.values())
+    compared = []
+    for (title, label), chart in templates.items():
+        # A run without this curve has an empty one, so that the runs keep their colours.
+        of_runs = [curves.get((title, label, name), Curve(name, ())) for name in charts]
+        if label:
+            title = f"{title}, {label}"
+        compared.append(replace(chart, title=title, curves=of_runs, end=end, marks=()))
+    return compared
 
 
-def _reported(validations: Lines) -> list[str]:
-    """Return BLEU and chrF in the order of the validations: the metric that chooses is first."""
-    first = next(iter(validations), {})
-    names = dict.fromkeys([*first, *REPORTED_METRICS])
-    return [name for name in names if name in REPORTED_METRICS]
+def _charts(run: RunRecord) -> list[Chart]:
+    end = 1.0
+    for lines in (run.updates, run.validations):
+        if lines:
+            end = max(end, lines[-1]["step"])
+    resumes = [line["step"] for line in run.starts if 0 < line["step"] <= end]
+    chart = partial(Chart, end=end, marks=resumes)
+    sets = run.validations_of_sets()
 
+    def of_sets(key: str, label: str = "") -> list[Curve]:
+        return [_curve(lines, key, name or label, marked=True) for name, lines in sets.items()]
 
-def _by_kind(events: Iterable[Line]) -> list[list[Line]]:
-    """Return updates, validations and starts, each sorted by step, and the test scores."""
-    kinds = ("update", "validation", "start", "evaluation")
-    found: dict[str, dict[Any, Line]] = {kind: {} for kind in kinds}
-    for line in events:
-        place = line["step"] if "step" in line else (line["test"], line["checkpoint"])
-        found[line["kind"]][place] = line
-    tests = list(found.pop("evaluation").values())
-    return [*([lines[step] for step in sorted(lines)] for lines in found.values()), tests]
-
-
-def _charts(updates: Lines, validations: Lines, starts: Lines) -> list[Chart]:
-    end = max([1.0, *(lines[-1]["step"] for lines in (updates, validations) if lines)])
-    resumes = [line["step"] for line in starts if line["step"] > 0]
-    chart = partial(Chart, end=end, marks=[step for step in resumes if step <= end])
-    wide = partial(chart, size=_WIDE)
-
-    def curve(lines: Lines, key: str, label: str = "", **style: bool) -> Curve:
-        return Curve(label, [(line["step"], _number(line, key)) for line in lines], **style)
-
-    loss = curve(updates, "loss", "training", noisy=True)
-    sets = _lines_of_sets(validations, starts)
-
-    def of_sets(key: str, label: str) -> list[Curve]:
-        return [curve(lines, key, name or label, marked=True) for name, lines in sets.items()]
-
+    loss = _curve(run.updates, "loss", "training", noisy=True)
     losses = [loss, *of_sets("objective", "validation")]
-    by_metric = {label_of(key): of_sets(key, label_of(key)) for key in _reported(validations)}
-    quality = {"Translation quality": [*chain.from_iterable(by_metric.values())]}
+    by_metric = {label_of(key): of_sets(key, label_of(key)) for key in run.reported}
     if len(sets) > 1:  # a set has the same colour in all charts
         losses = [*losses[1:], loss]
-        quality = by_metric
-    speed = curve(updates, "target_tokens_per_second", noisy=True)
-    norm = curve(updates, "gradient_norm", noisy=True)
-    smoothing = starts[-1].get("label_smoothing") if starts else None
-    smoothed = f", label smoothing {smoothing:g}" if smoothing else ""
-    scores = {key for line in validations for key in line if key in (*METRICS, "command")}
-    others = sorted(scores - {*REPORTED_METRICS})
+    else:
+        by_metric = {"Translation quality": list(chain.from_iterable(by_metric.values()))}
+    unit = "nats per target token"
+    smoothing = run.last_start.get("label_smoothing")
+    if smoothing:
+        unit += f", label smoothing {smoothing:g}"
+    charts = [chart("Loss", unit, losses, size=_WIDE)]
+    for title, curves in by_metric.items():
+        charts.append(chart(title, "score, 0 to 100", curves, limits=(0, 100), size=_WIDE))
+    scored = {*chain.from_iterable(run.validations)} & {*METRICS, "command"}
+    others = sorted(scored - {*REPORTED_METRICS})
+    charts += [chart(label_of(key), "score", of_sets(key)) for key in others]
+    learning_rate = _curve(run.updates, "learning_rate")
+    speed = _curve(run.updates, "target_tokens_per_second", noisy=True)
+    norm = _curve(run.updates, "gradient_norm", noisy=True)
     return [
-        wide("Loss", f"nats per target token{smoothed}", losses),
-        *(wide(title, "score, 0 to 100", x, limits=(0, 100)) for title, x in quality.items()),
-        *(chart(label_of(x), "score", of_sets(x, "")) for x in others),
-        chart("Learning rate", "per update", [curve(updates, "learning_rate")], from_zero=True),
+        *charts,
+        chart("Learning rate", "per update", [learning_rate], from_zero=True),
         chart("Speed", "target tokens per second", [speed], from_zero=True),
         chart("Gradient norm", "before clipping", [norm], log_if_wide=True),
     ]
 
 
-def _lines_of_sets(validations: Lines, starts: Lines) -> dict[str, Lines]:
-    """Return the validations of each set by its name; of a single set by an empty name.
-
-    If several sets choose the best checkpoint, their mean or minimum comes first.
-    """
-    names = dict.fromkeys(name for line in validations for name in line.get("sets", ()))
-    combination = starts[-1].get("combination") if starts else None
-    combined = {combination or "": validations} if combination or not names else {}
-    return combined | {
-        name: [{**x.get("sets", {}).get(name, {}), "step": x["step"]} for x in validations]
-        for name in names
-    }
+def _curve(lines: Lines, key: str, label: str = "", **style: bool) -> Curve:
+    points = [(line["step"], _number(line, key)) for line in lines]
+    return Curve(label, points, **style)
 
 
 def _number(line: Line, key: str) -> float:
@@ -254,7 +292,7 @@ def _best(lines: Lines, metric: str) -> Line | None:
     """Return the line with the best ``metric`` (or perplexity); None if all lines lack it."""
     scored = [line for line in lines if not math.isnan(_number(line, metric))]
     choose = min if metric == "perplexity" or lower_is_better(metric) else max
-    return choose(scored, key=lambda line: _number(line, metric)) if scored else None
+    return choose(scored, key=lambda line: _number(line, metric), default=None)
 
 
 def _fixed(line: Line, key: str, decimals: int | None = None) -> str:
@@ -262,5 +300,6 @@ def _fixed(line: Line, key: str, decimals: int | None = None) -> str:
     value = _number(line, key)
     if math.isnan(value):
         return "\N{EN DASH}"
-    text = format_score(key, value, ",") if decimals is None else f"{value:,.{decimals}f}"
-    return text if abs(value) < 1e9 else short_number(value)
+    if abs(value) >= 1e9:
+        return short_number(value)
+    return format_score(key, value, ",") if decimals is None else f"{value:,.{decimals}f}"

@@ -32,8 +32,10 @@ def build_schedule(config: ScheduleConfig, *, model_dim: int, total_steps: int |
         ConfigError: No schedule is registered as `shape`.
         ValueError: The schedule needs ``total_steps``, which is None.
     """
-    warmup = {"warmup_steps": config.warmup_updates(total_steps)}
-    return SCHEDULES[config.shape](config.model_copy(update=warmup), model_dim, total_steps)
+    construct = SCHEDULES[config.shape]
+    warmup_steps = config.warmup_updates(total_steps)
+    config = config.model_copy(update={"warmup_steps": warmup_steps})
+    return construct(config, model_dim, total_steps)
 
 
 def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> float:
@@ -42,7 +44,8 @@ def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> floa
     >>> round(noam(4000, model_dim=512, warmup_steps=4000, factor=1.0), 7)
     0.0006988
     """
-    return float(factor * model_dim**-0.5 * min(step**-0.5, step * max(warmup_steps, 1) ** -1.5))
+    rising = step * max(warmup_steps, 1) ** -1.5
+    return float(factor * model_dim**-0.5 * min(step**-0.5, rising))
 
 
 def inverse_sqrt(step: int, *, peak_lr: float, warmup_steps: int) -> float:
@@ -76,12 +79,16 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
         if total_steps is None:
             raise ValueError(f"the schedule {config.shape} needs total_steps")
         # At most half of the updates are warm-up, so that a short training run still decays.
-        begin = warmup = min(config.warmup_steps, max(total_steps // 2, 1))
+        warmup = min(config.warmup_steps, max(total_steps // 2, 1))
+        begin = warmup
         if holds_peak:
-            begin = max(warmup, total_steps - max(round(config.decay_ratio * total_steps), 1))
+            decay_steps = max(round(config.decay_ratio * total_steps), 1)
+            begin = max(warmup, total_steps - decay_steps)
 
         def rate(step: int) -> float:
-            share = (step - begin) / (total_steps - begin) if total_steps > begin else 0.0
+            share = 0.0
+            if total_steps > begin:
+                share = (step - begin) / (total_steps - begin)
             lost = (1 - config.min_lr_ratio) * fallen(min(max(share, 0.0), 1.0))
             return constant(step, peak_lr=config.peak_lr, warmup_steps=warmup) * (1 - lost)
 
@@ -92,9 +99,11 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
 
 def _lasting(shape: Callable[..., float]) -> ScheduleConstructor:
     """Return the constructor of a schedule that does not depend on the number of updates."""
-    return lambda config, _model_dim, _total_steps: partial(
-        shape, peak_lr=config.peak_lr, warmup_steps=config.warmup_steps
-    )
+
+    def construct(config: ScheduleConfig, _model_dim: int, _total_steps: int | None) -> Schedule:
+        return partial(shape, peak_lr=config.peak_lr, warmup_steps=config.warmup_steps)
+
+    return construct
 
 
 def noam_schedule(config: ScheduleConfig, model_dim: int, _total_steps: int | None) -> Schedule:

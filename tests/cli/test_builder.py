@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from nmt.cli import table
 from nmt.cli.app import app
-from nmt.cli.builder import Entry
+from nmt.cli.table import Entry
 from nmt.config.flag import OF_THE_MODEL, Flag
 from nmt.errors import ConfigError, GateError, shell_command
 from tests.conftest import MISSING

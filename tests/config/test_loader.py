@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.config.document import MAX_BYTES, dump_document, parse_document, read_document
 from nmt.config.loader import change_options, dump_config, load_config, load_inference
-from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
-from nmt.config.run import RECIPES, RunConfig, scale_of, with_scale
+from nmt.config.model import DecodingConfig, ModelConfig
+from nmt.config.presets import MODEL_PRESETS, RECIPES, scale_of, with_scale
+from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.errors import ConfigError, DataError
 from tests.examples import FEW

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from nmt.data.loader import Position
 from nmt.training import events as run_events
 from nmt.training.checkpoints import History, Progress
-from nmt.training.events import Console, Event, JsonLines, Reporter, RunLog
+from nmt.training.events import Console, Event, JsonLines, Reporter, ReporterList, RunLog
 from nmt.training.report import HtmlReport, render_report, run_charts
 from nmt.training.update import UpdateStats
 from nmt.training.validation import Scores, combine
@@ -489,6 +489,20 @@ def test_the_page_is_written_at_validations_and_at_the_end(tmp_path: Path) -> No
     assert texts(parsed(content), ".//tbody/tr/th") == ["20", "10"]
     assert "größer" in content
     assert len([*tmp_path.iterdir()]) == 3  # with configuration and metrics
+
+
+def test_a_reporter_that_reads_files_comes_after_their_writers(tmp_path: Path) -> None:
+    page = HtmlReport(tmp_path, "run")
+    metrics, starts = (
+        JsonLines(tmp_path / f"{name}.jsonl", 0, 0) for name in ("metrics", "starts")
+    )
+    assert len(ReporterList([metrics, starts, page])) == 3
+    with pytest.raises(
+        ValueError, match=r"HtmlReport must come after the writers of metrics\.jsonl"
+    ):
+        ReporterList([metrics, page, starts])
+    for reporter in (metrics, starts):
+        reporter.close()
 
 
 def test_on_a_full_disk_the_old_page_stays_and_training_continues(tmp_path: Path) -> None:

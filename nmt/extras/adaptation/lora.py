@@ -23,8 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nmt.checkpoint import files as stored
-from nmt.checkpoint.files import AdapterRecord
+from nmt.checkpoint.files import AVERAGE, MODEL, AdapterRecord, list_checkpoints, load_tensors
 from nmt.checkpoint.model_folder import ModelFiles, find_model, read_weights
 from nmt.config.run import RunConfig
 from nmt.config.training import LoraConfig
@@ -39,7 +38,8 @@ _KINDS: Mapping[str, tuple[type[nn.Module], ...]] = {
 }
 # Parameters that ``embeddings`` trains in full. Which of them exist depends on the model.
 _EMBEDDINGS = ("source_vectors", "target_vectors", "output_vectors", "output_bias")
-_A, _B = "lora_a", "lora_b"
+_A = "lora_a"
+_B = "lora_b"
 
 
 class AdaptedLinear(nn.Linear):
@@ -53,19 +53,22 @@ class AdaptedLinear(nn.Linear):
 
     def __init__(self, base: nn.Linear, rows: Sequence[int], config: LoraConfig) -> None:
         super().__init__(base.in_features, base.out_features, bias=False, device="meta")
-        self.weight, self.bias = base.weight, base.bias
+        self.weight = base.weight
+        self.bias = base.bias
         self.lora_a = nn.ParameterList(torch.empty(config.rank, base.in_features) for _ in rows)
         self.lora_b = nn.ParameterList(torch.zeros(count, config.rank) for count in rows)
         for matrix in self.lora_a:
             nn.init.kaiming_uniform_(matrix, a=5**0.5)  # as in the code of the authors
-        self._scale, self._dropout = config.alpha / config.rank, config.dropout
+        self._scale = config.alpha / config.rank
+        self._dropout = config.dropout
 
     @override
     def forward(self, input: Tensor) -> Tensor:
         """Project (N, inputs) to (N, outputs)."""
         dropped = dropout(input, self._dropout, self.training)
         low = F.linear(dropped, torch.cat([*self.lora_a]))  # (N, adapters x r)
-        base, up = F.linear(input, self.weight, self.bias), torch.block_diag(*self.lora_b)
+        base = F.linear(input, self.weight, self.bias)
+        up = torch.block_diag(*self.lora_b)  # (outputs, adapters x r)
         return torch.addmm(base, low, up.mT, alpha=self._scale)
 
 
@@ -78,18 +81,25 @@ def add_adapters(model: Transformer, config: LoraConfig) -> None:
     Raises:
         ConfigError: Nothing is left to train.
     """
-    kinds = tuple(kind for name in config.layers for kind in _KINDS.get(name, ()))
-    fused, places = fused_rows(model), list[tuple[nn.Module, str, AdaptedLinear]]()
-    for where, module in model.named_modules():
-        for name, layer in module.named_children() if isinstance(module, kinds) else ():
+    kinds: tuple[type[nn.Module], ...] = ()
+    for group in config.layers:
+        kinds += _KINDS.get(group, ())
+    fused = fused_rows(model)
+    adapters: dict[str, AdaptedLinear] = {}
+    for parent, module in model.named_modules():
+        if not isinstance(module, kinds):
+            continue
+        for name, layer in module.named_children():
             if isinstance(layer, nn.Linear) and layer.weight.requires_grad:
-                rows = fused.get(f"{where}.{name}.weight", [layer.out_features])
-                places.append((module, name, AdaptedLinear(layer, rows, config)))
-    in_full = _EMBEDDINGS if "embeddings" in config.layers else ()
+                path = f"{parent}.{name}"
+                rows = fused.get(f"{path}.weight", [layer.out_features])
+                adapters[path] = AdaptedLinear(layer, rows, config)
+    trains_embeddings = "embeddings" in config.layers
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and name in in_full)
-    for module, name, layer in places:
-        setattr(module, name, layer)
+        is_trained = trains_embeddings and name in _EMBEDDINGS
+        parameter.requires_grad_(parameter.requires_grad and is_trained)
+    for path, adapted in adapters.items():
+        model.set_submodule(path, adapted)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         problem = "training.lora.layers and training.freeze leave no parameter to train."
         raise ConfigError(problem, fix="Remove one or more parts from training.freeze.")
@@ -111,8 +121,9 @@ def merge(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: 
     for name, value in adapters.items():
         layer, is_factor, number = name.partition(f".{_B}.")
         if is_factor:
-            before = (adapters[f"{layer}.{_B}.{index}"] for index in range(int(number)))
-            start = sum(map(len, before))
+            start = 0
+            for index in range(int(number)):
+                start += len(adapters[f"{layer}.{_B}.{index}"])
             rows = weights[f"{layer}.weight"][start : start + len(value)]
             rows.addmm_(value, adapters[f"{layer}.{_A}.{number}"], alpha=scale)
         elif f".{_A}." not in name:
@@ -131,11 +142,14 @@ def adapt(model: Transformer, config: RunConfig, recorded: AdapterRecord | None)
         CheckpointError: The base model is missing, damaged or not that of the first start.
         ConfigError: Nothing is left to train.
     """
-    start, lora = config.training.init_from, config.training.lora
+    start = config.training.init_from
+    lora = config.training.lora
     assert start is not None
     assert lora is not None
-    found = recorded and find_base(start, config.run_dir, recorded["base"])
-    base = found or find_model(start)
+    if recorded is None:
+        base = find_model(start)
+    else:
+        base = find_base(start, config.run_dir, recorded["base"])
     model.load_state_dict(read_weights(base).model.state_dict())
     add_adapters(model, lora)
     return AdapterRecord(base=base.sha256, scale=lora.alpha / lora.rank)
@@ -155,14 +169,17 @@ def find_base(start: Path, run_dir: Path, sha256: str) -> ModelFiles:
     Raises:
         CheckpointError: The base model is missing, or its weights have changed.
     """
-    places = dict.fromkeys((start, *(parent / start for parent in run_dir.resolve().parents)))
-    present = [place for place in places if place.is_dir()]
+    places = [start] + [parent / start for parent in run_dir.resolve().parents]
+    present = [place for place in dict.fromkeys(places) if place.is_dir()]
     for place in present:
-        steps = [path.name for _, path in stored.list_checkpoints(place)]
-        names = [*reversed(steps), stored.AVERAGE] if steps else ["best"]
+        names = ["best"]
+        checkpoints = [path.name for _, path in list_checkpoints(place)]
+        if checkpoints:
+            names = [*reversed(checkpoints), AVERAGE]
         for name in names:
             with suppress(CheckpointError):
-                if (files := find_model(place, name)).sha256 == sha256:
+                files = find_model(place, name)
+                if files.sha256 == sha256:
                     return files
     again = "or train the adapters again, with a new run_dir"
     if present:
@@ -183,11 +200,12 @@ def merged_model(files: ModelFiles, adapter: AdapterRecord) -> Transformer:
     Raises:
         CheckpointError: The base model is missing or changed, or the adapters do not match it.
     """
-    start, path = files.config.base_model, files.folder / stored.MODEL
-    base = find_base(start or Path("?"), files.folder, adapter["base"])
+    path = files.folder / MODEL
+    start = files.config.base_model or Path("?")
+    base = find_base(start, files.folder, adapter["base"])
     model = read_weights(base).model
     try:
-        merge(model.state_dict(), stored.load_tensors(path), adapter["scale"])
+        merge(model.state_dict(), load_tensors(path), adapter["scale"])
     except (KeyError, RuntimeError) as error:
         problem = f"{path} contains adapters that do not match {base.folder}: {error}."
         raise CheckpointError(problem, fix="Use another checkpoint of the run.") from error

@@ -7,6 +7,7 @@ Summarization Distillation"); with fewer layers, the last ones of the new model 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -36,11 +37,15 @@ def equal_rows(old: Tokenizer, new: Tokenizer) -> tuple[list[int], list[int]]:
 
     Special tokens have the same ids in all vocabularies, whatever they are called.
     """
-    places = {old.piece(index): index for index in range(NUM_SPECIAL, old.vocab_size)}
-    pieces = ((index, new.piece(index)) for index in range(NUM_SPECIAL, new.vocab_size))
-    pairs = [(index, places[piece]) for index, piece in pieces if piece in places]
-    special = list(range(NUM_SPECIAL))
-    return special + [pair[0] for pair in pairs], special + [pair[1] for pair in pairs]
+    old_ids = {old.piece(index): index for index in range(NUM_SPECIAL, old.vocab_size)}
+    ours = list(range(NUM_SPECIAL))
+    theirs = list(range(NUM_SPECIAL))
+    for index in range(NUM_SPECIAL, new.vocab_size):
+        old_index = old_ids.get(new.piece(index))
+        if old_index is not None:
+            ours.append(index)
+            theirs.append(old_index)
+    return ours, theirs
 
 
 def initial_weights(
@@ -58,29 +63,46 @@ def initial_weights(
         Weights by the same names, and one line for each layer and each embedding matrix: its
         parameters, and whether they are taken, resized or new.
     """
-    differences, old = config.training.init_differences, start.model.state_dict()
-    sources: dict[str, str | None] = {}
-    for side in ("encoder", "decoder"):
-        counts = [getattr(each.model, f"{side}_layers") for each in (start.config, config)]
-        for number, index in enumerate(layers_from(*counts)):
-            is_new = index is None or side in differences
-            sources[f"{side}.{number}"] = None if is_new else f"{side}.{index}"
-        if side in differences:
-            sources[f"{side}_norm"] = None
+    differences = config.training.init_differences
+    old = start.model.state_dict()
+    sources = _sources(config, start)
     rows = [equal_rows(*pair) for pair in zip(start.tokenizers, tokenizers, strict=True)]
-    weights, origins, sizes = dict(new), dict[str, str](), dict[str, int]()
+    weights: dict[str, Tensor] = {}
+    origins: dict[str, str] = {}
+    sizes = Counter[str]()
     for name, value in new.items():
-        part = ".".join(name.split(".")[: 1 + name.startswith(("encoder.", "decoder."))])
-        sizes[part] = sizes.get(part, 0) + value.numel()
-        source, origin = sources.get(part, part), "new"
+        components = name.split(".")
+        part = components[0]
+        if part in ("encoder", "decoder"):
+            part += f".{components[1]}"
+        sizes[part] += value.numel()
+        source = sources.get(part, part)
         if part in _ROWS and "vocabulary" in differences:
             ours, theirs = rows[_ROWS[part]]
             weights[name] = value.clone()
             weights[name][ours] = old[name][theirs].to(value.device)
-            origin = f"resized: {len(ours):,} of {len(value):,} rows taken, by subword"
-        elif source is not None:
+            origins[part] = f"resized: {len(ours):,} of {len(value):,} rows taken, by subword"
+        elif source is None:
+            weights[name] = value
+            origins[part] = "new"
+        else:
             weights[name] = old[source + name.removeprefix(part)]
-            origin = "taken" if source == part else f"taken from {source}"
-        origins[part] = origin
+            origins[part] = "taken" if source == part else f"taken from {source}"
     lines = [f"{part:<20}{sizes[part]:>14,}  {origin}" for part, origin in origins.items()]
     return weights, "\n  ".join([f"{'part':<20}{'parameters':>14}  origin", *lines])
+
+
+def _sources(config: RunConfig, start: ModelBundle) -> dict[str, str | None]:
+    """Return, for each layer of the new model, its layer in the old one; None is new."""
+    sources: dict[str, str | None] = {}
+    for side in ("encoder", "decoder"):
+        is_new = side in config.training.init_differences
+        old_layers = getattr(start.config.model, f"{side}_layers")
+        new_layers = getattr(config.model, f"{side}_layers")
+        for number, index in enumerate(layers_from(old_layers, new_layers)):
+            sources[f"{side}.{number}"] = None
+            if index is not None and not is_new:
+                sources[f"{side}.{number}"] = f"{side}.{index}"
+        if is_new:
+            sources[f"{side}_norm"] = None
+    return sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,19 @@ _FLAT = 1e-6  # Smaller ranges are rounding errors.
 
 def confidence_section(scored: EvaluatedSet) -> ReportSection | None:
     """Compare the confidence of each system with chrF; None if no system has confidence."""
-    both = (confidence_quality(each, scored.test.references) for each in scored.systems)
-    qualities = [quality for quality in both if quality]
+    qualities: list[dict[str, Any]] = []
+    rows = [["confidence", "sentences", "Pearson", "Spearman", "calibration error"]]
+    for system in scored.systems:
+        quality = confidence_quality(system, scored.test.references)
+        if quality is not None:
+            qualities.append(quality)
+            row = [system.name, f"{quality['num_sentences']:,}"]
+            row += [f"{quality['pearson']:.3f}", f"{quality['spearman']:.3f}"]
+            row.append(f"{quality['calibration_error']:.2f} chrF")
+            rows.append(row)
     if not qualities:
         return None
-    head = ["confidence", "sentences", "Pearson", "Spearman", "calibration error"]
-    rows = [
-        [x["system"], f"{x['num_sentences']:,}", f"{x['pearson']:.3f}", f"{x['spearman']:.3f}",
-         f"{x['calibration_error']:.2f} chrF"]
-        for x in qualities
-    ]  # fmt: skip
-    return ReportSection("confidence", "Confidence", [head, *rows], qualities, _MEANING)
+    return ReportSection("confidence", "Confidence", rows, qualities, _MEANING)
 
 
 def confidence_quality(
@@ -57,21 +60,26 @@ def confidence_quality(
     if len(rows) < _FEWEST:
         return None
     expected = np.array([system.results[row].confidence for row in rows], np.float64)
-    streams = [[stream[row] for row in rows] for stream in references]
+    streams = [list(itemgetter(*rows)(stream)) for stream in references]
     scorer = MetricScorer("chrf", streams, MetricOptions())
-    table = scorer.statistics([system.lines[row] for row in rows])
+    table = scorer.statistics(itemgetter(*rows)(system.lines))
     actual = np.array(scorer.sentence_scores(table), np.float64)
     if np.ptp(expected) < _FLAT or np.ptp(actual) < _FLAT:  # there is no correlation
         return None
-    parts = np.array_split(np.argsort(expected, kind="stable"), _PARTS)
-    deciles = [(float(expected[part].mean()), float(actual[part].mean())) for part in parts]
+    order = np.argsort(expected, kind="stable")
+    parts = np.array_split(order, _PARTS)
+    mean_expected = [float(expected[part].mean()) for part in parts]
+    mean_actual = [float(actual[part].mean()) for part in parts]
+    errors = np.abs(np.subtract(mean_expected, mean_actual))
+    pearson = np.corrcoef(expected, actual)[0, 1]
+    spearman = np.corrcoef(ranks(expected), ranks(actual))[0, 1]
     return {
         "system": system.name,
         "num_sentences": len(rows),
-        "pearson": float(np.corrcoef(expected, actual)[0, 1]),
-        "spearman": float(np.corrcoef(ranks(expected), ranks(actual))[0, 1]),
-        "calibration_error": float(np.mean([abs(one - other) for one, other in deciles])),
-        "deciles": deciles,
+        "pearson": float(pearson),
+        "spearman": float(spearman),
+        "calibration_error": float(errors.mean()),
+        "deciles": list(zip(mean_expected, mean_actual, strict=True)),
     }
 
 
@@ -82,5 +90,5 @@ def ranks(values: Floats) -> Floats:
     [2.5, 1.0, 2.5]
     """
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    found: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return found
+    mean_ranks: Floats = np.cumsum(counts) - (counts - 1) / 2
+    return mean_ranks[inverse]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import chain
 from typing import Literal
 
 from nmt.commands.evaluate import EvaluatedSet
@@ -34,26 +34,26 @@ class GateResult:
     alpha: float | None = None  # Significance level: smaller p-values are significant.
 
     def __str__(self) -> str:
-        name, shown = (
-            f"{self.system}: {label_of(self.metric)} is",
-            partial(format_score, self.metric),
-        )
+        name = f"{self.system}: {label_of(self.metric)} is"
+        rounded = format_score(self.metric, self.value)
         if self.kind == "fail-if-worse":
             outcome = "not significantly worse" if self.met else "significantly worse"
-            delta = shown(self.value - self.required, "+")
+            delta = format_score(self.metric, self.value - self.required, "+")
             test = f"(p = {self.p_value:.4f}, alpha {self.alpha:g})"
-            return f"{name} {shown(self.value)}, {delta} against {self.baseline}: {outcome} {test}"
+            return f"{name} {rounded}, {delta} against {self.baseline}: {outcome} {test}"
         if self.met:
-            return f"{name} {shown(self.value)}, not below {self.required:g}"
+            return f"{name} {rounded}, not below {self.required:g}"
         # More decimals if rounding would hide that the value is too low.
-        texts = (shown(self.value), f"{self.value:.4f}", f"{self.value:.6f}")
-        value = next((text for text in texts if float(text) < self.required), self.value)
-        return f"{name} {value}, {self.required - self.value:.2g} below {self.required:g}"
+        texts = [rounded, f"{self.value:.4f}", f"{self.value:.6f}", str(self.value)]
+        while len(texts) > 1 and float(texts[0]) >= self.required:
+            del texts[0]
+        return f"{name} {texts[0]}, {self.required - self.value:.2g} below {self.required:g}"
 
 
 def gate_section(scored: EvaluatedSet) -> ReportSection:
     """Check every system except the baseline at every gate."""
-    options, results = scored.options, list[GateResult]()
+    options = scored.options
+    results: list[GateResult] = []
     for system in scored.systems:
         results += check_gates(system.name, system.scores, scored.gates)
         if options.fail_if_worse:
@@ -66,10 +66,13 @@ def gate_section(scored: EvaluatedSet) -> ReportSection:
     return ReportSection("gates", "Gates", (), values, met, missed)
 
 
-def gates_of(evaluation: Evaluation) -> list[GateResult]:
-    """Read the results back from the section that `gate_section` has added to an evaluation."""
-    sections = (section for section in evaluation.sections if section.key == "gates")
-    return [GateResult(**values) for section in sections for values in section.values]
+def gates_of(*evaluations: Evaluation) -> list[GateResult]:
+    """Read the results back from the sections that `gate_section` has added to evaluations."""
+    results: list[GateResult] = []
+    for section in chain.from_iterable(evaluation.sections for evaluation in evaluations):
+        if section.key == "gates":
+            results += (GateResult(**values) for values in section.values)
+    return results
 
 
 def parse_gates(texts: Iterable[str]) -> dict[str, float]:
@@ -87,13 +90,15 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
     """
     gates: dict[str, float] = {}
     problems = []
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        name, equals, number = (piece.strip() for piece in part.partition("="))
-        name, value = registered_name(name), math.nan
+    for part in chain.from_iterable(text.split(",") for text in texts):
+        name, equals, number = part.strip().partition("=")
+        name = registered_name(name.strip())
+        number = number.strip()
+        value = math.nan
         with suppress(ValueError):
             value = float(number)
         if not equals:
-            problems.append(f"{part!r} has no equals sign")
+            problems.append(f"{part.strip()!r} has no equals sign")
         elif name not in METRICS:
             problems.append(f"{name!r} is not a metric (use {', '.join(METRICS)})")
         elif METRICS[name].lower_is_better:
@@ -101,7 +106,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
         elif name in gates:
             problems.append(f"{name} occurs twice")
         elif not 0 <= value <= 100:
-            problems.append(f"{number!r} in {part!r} is not a number between 0 and 100")
+            problems.append(f"{number!r} in {part.strip()!r} is not a number between 0 and 100")
         gates[name] = value
     if problems:
         fix = "Write metric=score, separated by commas, for example bleu=27,chrf=55."
@@ -114,14 +119,15 @@ def check_gates(
 ) -> list[GateResult]:
     """Compare scores with the minimum scores from `parse_gates`; ignore missing metrics."""
     values = {score.metric: score.value for score in scores}
-    return [
-        GateResult(
-            system=system, metric=metric, required=required, value=values[metric],
-            met=values[metric] >= required,
-        )
-        for metric, required in gates.items()
-        if metric in values  # an external metric may have failed
-    ]  # fmt: skip
+    results = []
+    for metric, required in gates.items():
+        if metric not in values:  # an external metric may have failed
+            continue
+        value = values[metric]
+        met = value >= required
+        gate = GateResult(system=system, metric=metric, required=required, value=value, met=met)
+        results.append(gate)
+    return results
 
 
 def check_regressions(system: str, scores: Iterable[Score], alpha: float) -> list[GateResult]:
@@ -137,15 +143,20 @@ def check_regressions(system: str, scores: Iterable[Score], alpha: float) -> lis
     """
     results = []
     for score in scores:
-        found = score.comparison
-        if found is None or found.p_value is None:
+        change = score.comparison
+        if change is None or change.p_value is None:
             raise ValueError(f"{system} has no p-value for {score.metric}")
-        is_worse = as_quality(score.metric, found.delta) < 0 and found.p_value < alpha
-        results.append(
-            GateResult(
-                kind="fail-if-worse", system=system, metric=score.metric,
-                required=score.value - found.delta, value=score.value, met=not is_worse,
-                baseline=found.baseline, p_value=found.p_value, alpha=alpha,
-            )
-        )  # fmt: skip
+        is_worse = as_quality(score.metric, change.delta) < 0 and change.p_value < alpha
+        gate = GateResult(
+            kind="fail-if-worse",
+            system=system,
+            metric=score.metric,
+            required=score.value - change.delta,
+            value=score.value,
+            met=not is_worse,
+            baseline=change.baseline,
+            p_value=change.p_value,
+            alpha=alpha,
+        )
+        results.append(gate)
     return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from nmt.checkpoint.model_folder import read_profiles
@@ -27,22 +28,24 @@ _ODDS = 5.0  # A line is in another language if that is more than this many time
 
 def language_section(scored: EvaluatedSet) -> ReportSection | None:
     """Return the languages of the test set, and the share of translations in another language."""
-    test, codes = scored.test, list[str]()
+    test = scored.test
     if test.target_language is None:
         return None
     profiles = NO_PROFILES
+    codes: list[str] = []
     for model in scored.models:
-        profiles = read_profiles(model.folder) if profiles is NO_PROFILES else profiles
-        codes += (code for pair in model.config.directions for code in pair)
-    direction, values = f"{test.source_language}-{test.target_language}", list[dict[str, Any]]()
+        if profiles is NO_PROFILES:
+            profiles = read_profiles(model.folder)
+        codes += chain.from_iterable(model.config.directions)
+    direction = f"{test.source_language}-{test.target_language}"
+    rows = [["languages", "system", "wrong language"]]
+    values: list[dict[str, Any]] = []
     for system in scored.systems:
         share = wrong_language_share(system.lines, test.target_language, codes, profiles)
         values.append({"system": system.name, "languages": direction, "wrong_language": share})
-    head = ["languages", "system", "wrong language"]
-    shares = [x["wrong_language"] for x in values]
-    shown = ["unknown" if share is None else f"{share:.1%}" for share in shares]
-    rows = [[direction, x["system"], text] for x, text in zip(values, shown, strict=True)]
-    return ReportSection("languages", "Languages", [head, *rows], values, _MEANING)
+        shown = "unknown" if share is None else f"{share:.1%}"
+        rows.append([direction, system.name, shown])
+    return ReportSection("languages", "Languages", rows, values, _MEANING)
 
 
 def wrong_language_share(
@@ -67,7 +70,7 @@ def wrong_language_share(
     """
     codes = list(dict.fromkeys(codes))
     script = script_of(target)
-    own = (matching(target, codes) or [target])[0]
+    own, *_ = matching(target, codes) or [target]
     others = [code for code in codes if code != own]
     # Other scripts are enough to distinguish the remaining languages.
     similar = [code for code in others if not script or script_of(code) in (None, script)]

@@ -33,85 +33,108 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
             aligns words.
     """
     evaluations = report.evaluations
-    has_base = any(each.baseline for each in evaluations)
+    changes: list[list[str]] = []
+    if any(evaluation.baseline for evaluation in evaluations):
+        changes = change_rows(evaluations)
+    charts = run_charts({model.name: model.folder for model in models})
+    curves = [chart for chart in charts if chart.title.startswith(("Loss", "Translation quality"))]
     return render(
         "evaluation.html.j2",
         title="Translation quality",
         date=time.strftime("%Y-%m-%d %H:%M"),
         report=report,
         label_of=label_of,
-        gates=[gate for each in evaluations for gate in gates_of(each)],
-        changes=change_rows(evaluations) if has_base else [],
+        gates=gates_of(*evaluations),
+        changes=changes,
         summary=score_rows(evaluations) if len(evaluations) > 1 else [],
-        tests=[_test(each, models) for each in evaluations],
-        curves=[
-            render_chart(chart)
-            for chart in run_charts({model.name: model.folder for model in models})
-            if chart.title.startswith(("Loss", "Translation quality"))
-        ],
+        tests=[_test(evaluation, models) for evaluation in evaluations],
+        curves=list(map(render_chart, curves)),
     )
 
 
-def _test(each: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
+def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
+    signatures: dict[str, str] = {}
+    for system in evaluation.systems:
+        for score in system.scores:
+            signatures[score.metric] = score.signature
+    charts: list[Markup] = []
+    for section in evaluation.sections:
+        if section.key == "confidence":
+            charts += map(_calibration, section.values)
     return {
-        "data": each,
-        "scores": score_rows([each]),
-        "signatures": {x.metric: x.signature for own in each.systems for x in own.scores},
-        "tests": paired_tests([each]),
-        "tables": [section for section in each.sections if section.rows],
-        "charts": [
-            _calibration(values)
-            for section in each.sections
-            if section.key == "confidence"
-            for values in section.values
-        ],
-        "lists": [*_lists(each, models)],
+        "data": evaluation,
+        "scores": score_rows([evaluation]),
+        "signatures": signatures,
+        "tests": paired_tests([evaluation]),
+        "tables": [section for section in evaluation.sections if section.rows],
+        "charts": charts,
+        "lists": list(_lists(evaluation, models)),
     }
 
 
 def _calibration(values: Mapping[str, Any]) -> Markup:
     """Return a chart of expected and measured quality of one system."""
-    ticks = round_ticks(*(pick(chain(*values["deciles"])) for pick in (min, max)))
-    low, high = max(ticks[0], 0), min(ticks[-1], 100)
-    curves = [Curve("measured", list(values["deciles"]), marked=True),
-              Curve("perfect confidence", [(low, low), (high, high)])]  # fmt: skip
-    title, unit = f"Confidence of {values['system']}", "mean chrF of each tenth of the lines"
-    return render_chart(Chart(title, unit, curves, high, low, (500, 300), False, (0, 100),
-                              x_name="expected chrF"))  # fmt: skip
+    deciles = list(values["deciles"])
+    all_means = list(chain.from_iterable(deciles))
+    low, *_, high = round_ticks(min(all_means), max(all_means))
+    low = max(low, 0)
+    high = min(high, 100)
+    measured = Curve("measured", deciles, marked=True)
+    perfect = Curve("perfect confidence", [(low, low), (high, high)])
+    chart = Chart(
+        title=f"Confidence of {values['system']}",
+        unit="mean chrF of each tenth of the lines",
+        curves=[measured, perfect],
+        start=low,
+        end=high,
+        size=(500, 300),
+        limits=(0, 100),
+        x_name="expected chrF",
+    )
+    return render_chart(chart)
 
 
-def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
+def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
     """Yield the worst and best sentences of a system, and the most different of two systems."""
-    shown = [*each.systems[:2], *([each.baseline] if each.baseline else [])][:2]
-    scorer, lines = MetricScorer("chrf", each.references, MetricOptions()), shown[0].lines
-    scores = [scorer.sentence_scores(scorer.statistics(system.lines)) for system in shown]
+    systems = list(evaluation.systems[:2])
+    if evaluation.baseline and len(systems) == 1:
+        systems.append(evaluation.baseline)
+    source = evaluation.source
+    reference = evaluation.references[0]
+    name = systems[0].name
+    lines = systems[0].lines
+    scorer = MetricScorer("chrf", evaluation.references, MetricOptions())
+    scores = [scorer.sentence_scores(scorer.statistics(system.lines)) for system in systems]
     order = sorted(range(len(lines)), key=scores[0].__getitem__)
-    worst = [row for row in order if lines[row] != each.references[0][row]][:_SHOWN]
-    name, links = shown[0].name, dict[int, Links]()
+    worst = [row for row in order if lines[row] != reference[row]][:_SHOWN]
     chosen = {f"Worst of {name}": worst, f"Best of {name}": order[: -_SHOWN - 1 : -1]}
-    if len(shown) > 1:
-        differing = [row for row in order if lines[row] != shown[1].lines[row]]
-        apart = sorted(differing, key=lambda row: -abs(scores[0][row] - scores[1][row]))
-        chosen[f"Most different: {name} and {shown[1].name}"] = apart[:_SHOWN]
-    if models and each.source:  # word alignments of the worst sentences
-        pairs = [(each.source[row], shown[0].lines[row]) for row in worst]
-        languages = LanguageOptions(*each.languages, models[0].tag)
+    if len(systems) > 1:
+        other = systems[1]
+        differing = [row for row in order if lines[row] != other.lines[row]]
+        differing.sort(key=lambda row: -abs(scores[0][row] - scores[1][row]))
+        chosen[f"Most different: {name} and {other.name}"] = differing[:_SHOWN]
+    links: dict[int, Links] = {}
+    if models and source:  # word alignments of the worst sentences
+        pairs = [(source[row], lines[row]) for row in worst]
+        languages = LanguageOptions(*evaluation.languages, models[0].tag)
         aligned = load_scorer(models[0]).align(pairs, languages)
         links = dict(zip(worst, aligned, strict=True))
 
     def sentence(row: int) -> dict[str, Any]:
-        source, reference = each.source[row] if each.source else "", each.references[0][row]
-        parts = [("source", [(source, False)])] if each.source else []
-        parts.append(("reference", [(reference, False)]))
-        for system, own in zip(shown, scores, strict=True):
-            label = f"{system.name}, chrF {own[row]:.1f}"
-            known = system.results[row] if system.results else None
-            if known and known.confidence is not None:
-                label += f", confidence {known.confidence:.0f}"
-            if known and known.alarms:
-                label += f", suspicious: {', '.join(known.alarms)}"
-            parts.append((label, word_differences(system.lines[row], reference)))
-        glosses = gloss(source, shown[0].lines[row], links.get(row, ()))
+        parts = [("reference", [(reference[row], False)])]
+        glosses: list[tuple[str, str]] = []
+        if source:
+            parts.insert(0, ("source", [(source[row], False)]))
+            glosses = gloss(source[row], lines[row], links.get(row, ()))
+        for system, of_system in zip(systems, scores, strict=True):
+            label = f"{system.name}, chrF {of_system[row]:.1f}"
+            if system.results:
+                result = system.results[row]
+                if result.confidence is not None:
+                    label += f", confidence {result.confidence:.0f}"
+                if result.alarms:
+                    label += f", suspicious: {', '.join(result.alarms)}"
+            parts.append((label, word_differences(system.lines[row], reference[row])))
         return {"line": row + 1, "parts": parts, "gloss": glosses}
 
     for title, rows in chosen.items():
@@ -124,12 +147,15 @@ def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:
     >>> gloss("Hunde laufen schnell", "dogs run", ((0, 0), (1, 1)))
     [('Hunde', 'dogs'), ('laufen', 'run'), ('schnell', '')]
     """
-    words, others = source.split(), output.split()
-    under: list[list[str]] = [[] for _ in words]
+    if not links:
+        return []
+    words = source.split()
+    output_words = output.split()
+    aligned: list[list[str]] = [[] for _ in words]
     for place, target in links:
-        if place < len(words) and target < len(others):
-            under[place].append(others[target])
-    return [(word, " ".join(made)) for word, made in zip(words, under, strict=True) if links]
+        if place < len(words) and target < len(output_words):
+            aligned[place].append(output_words[target])
+    return list(zip(words, map(" ".join, aligned), strict=True))
 
 
 def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
@@ -138,11 +164,14 @@ def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
     >>> word_differences("a big dog runs", "a small dog runs")
     [('a', False), ('big', True), ('dog runs', False)]
     """
-    words, others = text.split(), reference.split()
-    found, place = list[tuple[str, bool]](), 0
-    for start, _, size in SequenceMatcher(a=words, b=others, autojunk=False).get_matching_blocks():
-        for begin, end, is_other in ((place, start, True), (start, start + size, False)):
-            if begin < end:
-                found.append((" ".join(words[begin:end]), is_other))
+    words = text.split()
+    matcher = SequenceMatcher(a=words, b=reference.split(), autojunk=False)
+    parts: list[tuple[str, bool]] = []
+    place = 0
+    for start, _, size in matcher.get_matching_blocks():
+        if place < start:
+            parts.append((" ".join(words[place:start]), True))
         place = start + size
-    return found
+        if size:
+            parts.append((" ".join(words[start:place]), False))
+    return parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from nmt.commands.evaluate import EvaluatedModel
@@ -36,47 +37,48 @@ _AGAIN = "Create the report again with `report` FILE.json on this test set."
 def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:
     """Format a report as Markdown for a pull request, with collapsed tables of analyses."""
     evaluations = report.evaluations
-    sections = [(x, name) for each, name in prefixed(evaluations) for x in each.sections]
-    scores = [score for each in evaluations for score in each.systems[0].scores]
-    signatures = dict.fromkeys(f"{label_of(x.metric)} `{x.signature}`" for x in scores)
+    rows = score_rows(evaluations)
+    if any(evaluation.baseline for evaluation in evaluations):
+        rows = change_rows(evaluations)
+    legend = paired_tests(evaluations)
+    for score in chain.from_iterable(each.systems[0].scores for each in evaluations):
+        legend.append(f"{label_of(score.metric)} `{score.signature}`")
     return render(
         "evaluation.md.j2",
-        evaluations=evaluations,
-        gates=[gate for each in evaluations for gate in gates_of(each)],
-        rows=(change_rows if any(x.baseline for x in evaluations) else score_rows)(evaluations),
-        sections=[*sections, *((section, "") for section in report.sections)],
-        legend=[*paired_tests(evaluations), *signatures],
+        report=report,
+        gates=gates_of(*evaluations),
+        rows=rows,
+        legend=dict.fromkeys(legend),
         escaped=lambda text: _MARKDOWN.sub(r"\\\1", str(text).replace("\n", " ")),
     )
 
 
 def change_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     """Return a table of the changes against the baseline, with their intervals."""
-    gates = [gate for each in evaluations for gate in gates_of(each)]
-    alpha = next((gate.alpha for gate in gates if gate.alpha is not None), _USUAL_ALPHA)
+    alphas = [gate.alpha for gate in gates_of(*evaluations) if gate.alpha is not None]
+    alpha, *_ = [*alphas, _USUAL_ALPHA]
     rows = [["system", "metric", "before", "now", "change", "95% interval", "significant?"]]
-    for each, prefix in prefixed(evaluations):
-        for system in each.systems:
+    for evaluation, prefix in prefixed(evaluations):
+        for system in evaluation.systems:
             rows += (_change(prefix + system.name, score, alpha) for score in system.scores)
     return rows
 
 
 def _change(name: str, score: Score, alpha: float) -> list[str]:
-    found, shown = score.comparison, partial(format_score, score.metric)
+    shown = partial(format_score, score.metric)
+    change = score.comparison
     row = [name, label_of(score.metric)]
-    if found is None:
+    if change is None:
         return [*row, "", shown(score.value), "", "", ""]
-    row += [shown(score.value - found.delta), shown(score.value), shown(found.delta, "+")]
-    if found.p_value is None or found.low is None or found.high is None:
+    row += [shown(score.value - change.delta), shown(score.value), shown(change.delta, "+")]
+    if change.p_value is None or change.low is None or change.high is None:
         return [*row, "", "not tested"]
     word = "no significant difference"
-    if found.p_value < alpha:
-        word = "worse" if as_quality(score.metric, found.delta) < 0 else "better"
-    return [
-        *row,
-        f"{shown(found.low, '+')} to {shown(found.high, '+')}",
-        f"{word} ({show_p_value(found.p_value)})",
-    ]
+    if change.p_value < alpha:
+        is_worse = as_quality(score.metric, change.delta) < 0
+        word = "worse" if is_worse else "better"
+    interval = f"{shown(change.low, '+')} to {shown(change.high, '+')}"
+    return [*row, interval, f"{word} ({show_p_value(change.p_value)})"]
 
 
 def as_junit(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -32,29 +33,36 @@ if TYPE_CHECKING:
     from nmt.inference.scorer import Scorer
 
 
-JOINED, SPLIT = "joined", "split"
+JOINED = "joined"
+SPLIT = "split"
 ALL = "all"  # Category of all pairs of a file.
-Pair = Sequence[str]  # Source, right translation, wrong translation, and optionally a category.
 _Lines = Sequence[str]
 
 
 def robustness_section(scored: EvaluatedSet) -> ReportSection:
     """Translate the noisy test set with every model; measure the loss under every metric."""
-    test, values = scored.test, list[dict[str, Any]]()
-    rows: dict[tuple[str, str], list[str]] = {}
+    test = scored.test
+    values: list[dict[str, Any]] = []
     for model, system in zip(scored.models, scored.systems, strict=False):
-        codes, own = model.config.languages, (test.source_language, test.target_language)
-        read, written = (joiner_for(x or y) for x, y in zip(own, codes, strict=True))
+        source_language, target_language = model.config.languages
+        read = joiner_for(test.source_language or source_language)
+        written = joiner_for(test.target_language or target_language)
         for noisy in noisy_sources(test.source or (), read, scored.resampling.seed):
             name = f"{test.name} ({noisy.noise})"
             translated = model.translate(name, noisy.lines, test).lines
             values += noise_losses(system, noisy, translated, written, scored)
+    head = ["system", "noise"]
+    rows: dict[tuple[str, str], list[str]] = {}
     for x in values:  # a row for each system and noise, and a column for each metric
         shown = partial(format_score, x["metric"])
         cell = f"{shown(x['clean'])} -> {shown(x['noisy'])}, loss {shown(x['loss'])}"
-        cell += f" ± {shown(x['confidence']['half_width'])}" if "confidence" in x else ""
-        rows.setdefault((x["system"], x["noise"]), [x["system"], x["noise"]]).append(cell)
-    head = ["system", "noise", *dict.fromkeys(label_of(x["metric"]) for x in values)]
+        if "confidence" in x:
+            cell += f" ± {shown(x['confidence']['half_width'])}"
+        case = x["system"], x["noise"]
+        rows.setdefault(case, [*case]).append(cell)
+        label = label_of(x["metric"])
+        if label not in head:
+            head.append(label)
     meaning = "robustness: score lost to each kind of noise in the source."
     return ReportSection("robustness", "Robustness", [head, *rows.values()], values, meaning)
 
@@ -72,7 +80,7 @@ class NoisySource:
         if not self.groups:
             return translated
         rest = iter(translated)
-        return [joiner.join(next(rest) for _ in range(count)) for count in self.groups]
+        return [joiner.join(islice(rest, count)) for count in self.groups]
 
     def scored(self, lines: _Lines, joiner: str) -> _Lines:
         """Return clean translations or references; for ``joined``, every two lines as one."""
@@ -88,13 +96,14 @@ def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySourc
         seed: Random seed. The noise of a line does not depend on other lines.
     """
     for name, noise in NOISES.items():
-        lines = [
-            noise(line, Random(f"{seed} {name} {number}")) for number, line in enumerate(source)
-        ]
+        lines = []
+        for number, line in enumerate(source):
+            lines.append(noise(line, Random(f"{seed} {name} {number}")))
         yield NoisySource(name, lines)
     yield NoisySource(JOINED, _joined(source, joiner))
     halves = [_halves(line) for line in source]
-    yield NoisySource(SPLIT, [half for own in halves for half in own], list(map(len, halves)))
+    lines = list(chain.from_iterable(halves))
+    yield NoisySource(SPLIT, lines, list(map(len, halves)))
 
 
 def noise_losses(
@@ -115,17 +124,27 @@ def noise_losses(
     """
     references = [noisy.scored(stream, joiner) for stream in scored.test.references]
     source = noisy.scored(scored.test.source or (), joiner)
-    scorers, resampling = scored.make_scorers(references, source), scored.resampling
-    both = (noisy.scored(system.lines, joiner), noisy.outputs(translated, joiner))
-    tables = [[scorer.statistics(lines) for scorer in scorers] for lines in both]
-    for clean, found in zip(*measure(tables, scorers, resampling), strict=True):
-        metric, old, new = clean.score.metric, clean.score.value, found.score.value
-        values = {"system": system.name, "noise": noisy.noise, "metric": metric}
-        # No loss is 0, not -0.0.
-        values |= {"clean": old, "noisy": new, "loss": as_quality(metric, old - new) or 0.0}
-        if clean.samples is not None and found.samples is not None:
-            differences = as_quality(metric, 1.0) * (clean.samples - found.samples)
-            values["confidence"] = asdict(confidence_interval(differences, seed=resampling.seed))
+    scorers = scored.make_scorers(references, source)
+    clean_lines = noisy.scored(system.lines, joiner)
+    noisy_lines = noisy.outputs(translated, joiner)
+    clean_tables = [scorer.statistics(clean_lines) for scorer in scorers]
+    noisy_tables = [scorer.statistics(noisy_lines) for scorer in scorers]
+    measured = measure([clean_tables, noisy_tables], scorers, scored.resampling)
+    for old, new in zip(*measured, strict=True):
+        metric = old.score.metric
+        loss = as_quality(metric, old.score.value - new.score.value)
+        values = {
+            "system": system.name,
+            "noise": noisy.noise,
+            "metric": metric,
+            "clean": old.score.value,
+            "noisy": new.score.value,
+            "loss": loss or 0.0,  # not -0.0
+        }
+        if old.samples is not None and new.samples is not None:
+            losses = as_quality(metric, 1.0) * (old.samples - new.samples)
+            interval = confidence_interval(losses, seed=scored.resampling.seed)
+            values["confidence"] = asdict(interval)
         yield values
 
 
@@ -135,8 +154,20 @@ def _joined(lines: _Lines, joiner: str) -> _Lines:
 
 def _halves(line: str) -> _Lines:
     words = line.split(" ")
+    if len(words) == 1:
+        return [line]
     middle = (len(words) + 1) // 2
-    return [" ".join(words[:middle]), " ".join(words[middle:])] if len(words) > 1 else [line]
+    return [" ".join(words[:middle]), " ".join(words[middle:])]
+
+
+@dataclass(frozen=True, slots=True)
+class ContrastivePair:
+    """A line with a right and a wrong translation."""
+
+    source: str
+    right: str
+    wrong: str
+    category: str = ""
 
 
 class Contrastive:
@@ -150,54 +181,43 @@ class Contrastive:
         self._pairs = read_pairs(path)
 
     def __call__(self, models: Sequence[EvaluatedModel]) -> ReportSection:
-        """Score the pairs with each model, and return the accuracies."""
-        values = []
+        """Score the pairs with each model, and return the accuracies.
+
+        The right translation must have the higher score; a tie counts as wrong.
+        """
+        rows = [["system", "contrastive pairs", "number", "accuracy"]]
+        values: list[dict[str, Any]] = []
         for model in models:
             scorer = load_scorer(model)
-            right = scorer.score([(source, right) for source, right, *_ in self._pairs])
-            wrong = scorer.score([(source, wrong) for source, _, wrong, *_ in self._pairs])
-            scores = ([each.score for each in side] for side in (right, wrong))
-            values += accuracies(model.name, self._pairs, *scores)
-        rows = [["system", "contrastive pairs", "number", "accuracy"]]
-        for x in values:
-            row = [x["system"], x["category"], f"{x['num_pairs']:,}", f"{x['accuracy']:.1%}"]
-            rows.append(row)
+            right = scorer.score([(pair.source, pair.right) for pair in self._pairs])
+            wrong = scorer.score([(pair.source, pair.wrong) for pair in self._pairs])
+            num_pairs = Counter[str]()
+            num_correct = Counter[str]()
+            for pair, one, other in zip(self._pairs, right, wrong, strict=True):
+                for category in filter(None, (ALL, pair.category)):
+                    num_pairs[category] += 1
+                    num_correct[category] += one.score > other.score
+            for category, count in num_pairs.items():
+                correct = num_correct[category]
+                accuracy = correct / count
+                rows.append([model.name, category, f"{count:,}", f"{accuracy:.1%}"])
+                values.append({
+                    "system": model.name,
+                    "category": category,
+                    "num_pairs": count,
+                    "num_correct": correct,
+                    "accuracy": accuracy,
+                })  # fmt: skip
         return ReportSection("contrastive", "Contrastive pairs", rows, values)
 
 
-def accuracies(
-    system: str, pairs: Sequence[Pair], right: Sequence[float], wrong: Sequence[float]
-) -> list[dict[str, Any]]:
-    """Return how often the right translation has the higher score. A tie counts as wrong.
-
-    Args:
-        system: Name of the model.
-        pairs: The contrastive pairs.
-        right: Scores of the right translations.
-        wrong: Scores of the wrong translations.
-
-    Returns:
-        One object for all pairs, and one for each category.
-    """
-    num_pairs, num_correct = Counter[str](), Counter[str]()
-    for (_, _, _, *categories), one, other in zip(pairs, right, wrong, strict=True):
-        for category in filter(None, (ALL, *categories)):
-            num_pairs[category] += 1
-            num_correct[category] += one > other
-    return [
-        {"system": system, "category": name, "num_pairs": count,
-         "num_correct": num_correct[name], "accuracy": num_correct[name] / count}
-        for name, count in num_pairs.items()
-    ]  # fmt: skip
-
-
-def read_pairs(path: Path) -> list[Pair]:
+def read_pairs(path: Path) -> list[ContrastivePair]:
     """Read lines of ``source<TAB>right<TAB>wrong`` with an optional ``<TAB>category``.
 
     Raises:
         DataError: The file is missing or empty, or a line has a wrong number of columns.
     """
-    pairs = list[Pair]()
+    pairs: list[ContrastivePair] = []
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
         if len(cells) not in (3, 4) or not all(cells[:3]):
@@ -205,7 +225,7 @@ def read_pairs(path: Path) -> list[Pair]:
             columns = "source, right translation, wrong translation and optionally a category"
             fix = f"Write {columns}, separated by tabs."
             raise DataError(f"{path}, line {number:,}: {problem}.", fix=fix)
-        pairs.append(cells)
+        pairs.append(ContrastivePair(*cells))
     if not pairs:
         raise DataError(f"{path} is empty.", fix="Pass a file with contrastive pairs.")
     return pairs

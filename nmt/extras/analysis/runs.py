@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,20 +38,23 @@ def report(options: ReportOptions) -> TextResult:
     Raises:
         CheckpointError: A folder is not a run folder.
     """
-    runs, path = options.runs, options.output
-    for run in runs:
+    path = options.output
+    settings: list[dict[str, str]] = []
+    for run in options.runs:
         if not (run / "metrics.jsonl").is_file():
             fix = "Pass the folder that `nmt train` printed, for example runs/demo."
             raise CheckpointError(f"{run} is not a run folder: metrics.jsonl is missing.", fix=fix)
-    texts = [(run / "config.yaml").read_text("utf-8") for run in runs]
-    settings = [dict(_flat(yaml.safe_load(text))) for text in texts]
-    if path is None and len(runs) == 1:
-        path = runs[0] / "report.html"
-        HtmlReport(runs[0], settings[0]["name"]).close()
+        config = (run / "config.yaml").read_text("utf-8")
+        settings.append(dict(_flat(yaml.safe_load(config))))
+    if path is None and len(options.runs) == 1:
+        (run,) = options.runs
+        path = run / "report.html"
+        HtmlReport(run, settings[0]["name"]).close()
     else:
         path = path or Path("runs.html")
-        check_output(path, *runs)
-        page = render_comparison({str(run): run for run in runs}, [*_differing(settings)])
+        check_output(path, *options.runs)
+        named = {str(run): run for run in options.runs}
+        page = render_comparison(named, [*_differing(settings)])
         with open_output(path) as file:
             file.write(page.encode("utf-8", "replace"))
     return TextResult(str(path), {"path": str(path)})
@@ -58,17 +62,19 @@ def report(options: ReportOptions) -> TextResult:
 
 def _differing(settings: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, list[str]]]:
     """Yield each key whose value differs between runs, with the value of each run."""
-    for key in dict.fromkeys(key for each in settings for key in each):
-        values = [each.get(key, "\N{EN DASH}") for each in settings]
+    for key in dict.fromkeys(chain.from_iterable(settings)):
+        values = [of_run.get(key, "\N{EN DASH}") for of_run in settings]
         if len({*values}) > 1 and key not in _SAME:
             yield key, values
 
 
 def _flat(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield every value of a configuration with its dotted key."""
-    if isinstance(values, dict | list):
-        items = values.items() if isinstance(values, dict) else enumerate(values)
-        for name, value in items:
-            yield from _flat(value, f"{key}.{name}" if key else str(name))
+    if isinstance(values, list):
+        values = dict(enumerate(values))
+    if isinstance(values, dict):
+        prefix = f"{key}." if key else ""
+        for name, value in values.items():
+            yield from _flat(value, f"{prefix}{name}")
     else:
         yield key, "null" if values is None else str(values)

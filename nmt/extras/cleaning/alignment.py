@@ -28,8 +28,23 @@ import numpy.typing as npt
 from nmt.data.lexicon import Lexicon, Pairs, learn_lexicon, sample_step
 from nmt.data.store import Lines, ParallelStore, Rows
 from nmt.data.workers import HERE, Workers
-from nmt.extras.cleaning.evidence import Evidence, Measured, PairScorer, share_above, usual_scores
-from nmt.extras.cleaning.ranges import Range, find_ranges, first_offsets, is_odd, joined
+from nmt.extras.cleaning.evidence import (
+    Evidence,
+    Mask,
+    PairMeasures,
+    PairScorer,
+    Values,
+    share_above,
+    usual_scores,
+)
+from nmt.extras.cleaning.ranges import (
+    Offsets,
+    Range,
+    find_ranges,
+    first_offsets,
+    is_odd,
+    joined,
+)
 from nmt.extras.cleaning.scores import Column, Scores
 from nmt.files.progress import progress_bar
 from nmt.text.flat import FlatIds
@@ -43,12 +58,10 @@ SMALLEST = 100
 FEWEST_SCORED = 200  # Minimum lines of a corpus for z-scores.
 _FEWEST_UNRELATED = 1000  # Minimum lines of a corpus for reporting unrelated ranges.
 _FEWEST_UNSEEN = 30
-_SAMPLE, _FAR = 4000, 200
+_SAMPLE = 4000
+_FAR = 200
 _DOUBTFUL = -3.5  # Lines with a lower z-score are not used to learn the next lexicon.
 MOST_TOKENS = 64
-Offsets = npt.NDArray[np.int16]
-Values = npt.NDArray[np.floating]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,15 @@ class _Diagnosis(NamedTuple):
     is_doubtful: Mask
 
 
+class _Part(NamedTuple):
+    """A part of a corpus that fits into memory."""
+
+    corpus: str
+    start: int  # First row of the corpus.
+    low: int  # First row of the part.
+    high: int  # Row after its last row.
+
+
 def align_corpora(
     lines: Lines,
     vocab_sizes: tuple[int, int],
@@ -95,20 +117,19 @@ def align_corpora(
         workers: Processes that score batches of lines.
     """
     num = len(lines.source_lengths)
-    offsets, to_learn = np.zeros(num, np.int16), np.zeros(num, np.bool_)
-    parts = [
-        (name, start, low, high)
-        for name, (start, end) in spans.items()
-        for low, high in _parts(start, end)
-    ]
+    offsets = np.zeros(num, np.int16)
+    to_learn = np.zeros(num, np.bool_)
+    parts: list[_Part] = []
+    scores: dict[str, Column] = {}
+    z_scores: dict[str, Column] = {}
+    for number, (name, (start, end)) in enumerate(spans.items()):
+        parts += (_Part(name, start, low, high) for low, high in _parts(start, end))
+        scores[name] = Column(folder / f"score-{number}.bin", np.float32, end - start)
+        z_scores[name] = Column(folder / f"z-{number}.bin", np.float32, end - start)
     for name, _, low, high in parts:
         if name not in held_out:
             offsets[low:high] = first_offsets(lines, low, high)
             to_learn[low:high] = True
-    scores, z_scores = dict[str, Column](), dict[str, Column]()
-    for number, (name, (low, high)) in enumerate(spans.items()):
-        for kind, columns in (("score", scores), ("z", z_scores)):
-            columns[name] = Column(folder / f"{kind}-{number}.bin", np.float32, high - low)
     ranges: dict[str, list[Range]] = {}
     lexicon: Lexicon | None = None
     saved = folder if workers.see_files else None
@@ -117,26 +138,30 @@ def align_corpora(
             sample = _sample(lines, offsets, to_learn, spans)
             lexicon = learn_lexicon(lines, vocab_sizes, sample, workers=workers, folder=saved)
             scorer = PairScorer(lexicon, sample, workers)
-            ranges, changed = {name: [] for name in spans}, 0
+            ranges = {name: [] for name in spans}
+            num_changed = 0
             for name, start, low, high in parts:
-                rows, learned = np.arange(low, high), offsets[low:high]
+                rows = np.arange(low, high)
+                learned = offsets[low:high]
                 in_place = scorer.score(Pairs(rows, rows))
                 diagnosis = _diagnose(scorer, rows, learned, in_place)
                 place = slice(low - start, high - start)
                 scores[name][place] = _per_token(in_place, lines, rows)
                 z_scores[name][place] = diagnosis.z_scores
-                for found in diagnosis.ranges:
-                    first, last = (line + low - start for line in (found.start, found.end))
-                    ranges[name].append(replace(found, start=first, end=last))
+                ranges[name] += (part.moved(low - start) for part in diagnosis.ranges)
                 if name not in held_out:
-                    new, teaches = _next_sample(diagnosis, learned)
-                    changed += int(((new != learned) | (teaches != to_learn[low:high])).sum())
-                    offsets[low:high], to_learn[low:high] = new, teaches
-            if changed <= _AGREED * num:
+                    new_offsets, teaches = _next_sample(diagnosis, learned)
+                    is_changed = (new_offsets != learned) | (teaches != to_learn[low:high])
+                    num_changed += int(is_changed.sum())
+                    offsets[low:high] = new_offsets
+                    to_learn[low:high] = teaches
+            if num_changed <= _AGREED * num:
                 break
-    own = {name: joined(found) for name, found in ranges.items()}
-    # Drop the large table of the previous iteration: only scoring needed it.
-    return Alignment(scores, z_scores, own, lexicon and replace(lexicon, before=None))
+    merged = {name: joined(of_corpus) for name, of_corpus in ranges.items()}
+    if lexicon is not None:
+        # Drop the large table of the previous iteration: only scoring needed it.
+        lexicon = replace(lexicon, before=None)
+    return Alignment(scores, z_scores, merged, lexicon)
 
 
 def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
@@ -150,13 +175,14 @@ def _sample(
 ) -> Pairs:
     """Return the pairs to learn the lexicon from: of a large corpus, an evenly spaced sample."""
     step = max(sample_step(lines, len(offsets)), -(-len(offsets) // _MOST_SAMPLED))
-    found = [np.empty((2, 0), np.int64)]
+    pairs = [np.empty((2, 0), np.int64)]
     for low, high in spans.values():
         rows = np.arange(low, high, step)
         targets = rows + offsets[rows]
-        inside = to_learn[rows] & (targets >= low) & (targets < high) & ~_is_held_out(rows)
-        found.append(np.stack((rows[inside], targets[inside])))
-    return Pairs(*np.concatenate(found, axis=1))
+        is_inside = (targets >= low) & (targets < high)
+        is_sampled = is_inside & to_learn[rows] & ~_is_held_out(rows)
+        pairs.append(np.stack((rows[is_sampled], targets[is_sampled])))
+    return Pairs(*np.concatenate(pairs, axis=1))
 
 
 def _is_held_out(rows: Rows) -> Mask:
@@ -164,7 +190,7 @@ def _is_held_out(rows: Rows) -> Mask:
 
 
 def _per_token(totals: Values, lines: Lines, rows: Rows) -> Values:
-    tokens = Measured.of_pairs(totals, lines, Pairs(rows, rows)).tokens
+    tokens = PairMeasures.of_pairs(totals, lines, Pairs(rows, rows)).tokens
     return np.where(tokens > 0, totals / np.maximum(tokens, 1), np.nan)
 
 
@@ -177,38 +203,44 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values
         learned: Offset of the target line from which the lexicon has learned. (n,).
         in_place: Score of each source line with the target line of the same row. (n,).
     """
-    lines, num = scorer.lexicon.lines, len(rows)
+    lines = scorer.lexicon.lines
+    num = len(rows)
     nothing = _Diagnosis([], np.full(num, np.nan), np.zeros(num, np.bool_))
     if num < SMALLEST:
         return nothing
     random_pairs = _random_pairs(rows)
-    at_random = Measured.of_pairs(scorer.score(random_pairs), lines, random_pairs)
-    unshifted = Measured.of_pairs(in_place, lines, Pairs(rows, rows))
+    at_random = PairMeasures.of_pairs(scorer.score(random_pairs), lines, random_pairs)
+    unshifted = PairMeasures.of_pairs(in_place, lines, Pairs(rows, rows))
     targets = (rows + learned).clip(rows[0], rows[-1])
-    totals, is_moved = in_place.copy(), targets != rows
+    totals = in_place.copy()
+    is_moved = targets != rows
     totals[is_moved] = scorer.score(Pairs(rows[is_moved], targets[is_moved]))
-    shifted = Measured.of_pairs(totals, lines, Pairs(rows, targets))
+    shifted = PairMeasures.of_pairs(totals, lines, Pairs(rows, targets))
     has_words = shifted.tokens > 0
     unseen = _is_held_out(rows) & has_words
     if unseen.sum() < _FEWEST_UNSEEN:
         unseen = has_words
     evidence = Evidence.of(shifted.part(unseen), at_random)
     if evidence.is_missing():
-        is_long = num >= _FEWEST_UNRELATED
-        return nothing._replace(ranges=[Range(1, num, None)] if is_long else [])
+        if num < _FEWEST_UNRELATED:
+            return nothing
+        return nothing._replace(ranges=[Range(1, num, None)])
     there = evidence(shifted)
     here = np.where(learned == 0, there, evidence(unshifted))
     ranges = list(find_ranges(scorer, evidence, rows, learned, here, there))
     if num < _FEWEST_UNRELATED:  # too few lines to decide that lines are unrelated
-        ranges = [found for found in ranges if found.offset is not None]
+        ranges = [part for part in ranges if part.offset is not None]
     if num < FEWEST_SCORED or not evidence.slope:
         return nothing._replace(ranges=ranges)
     # Pairs that the lexicon has learned from score better, so the share comes from unseen pairs.
     share_right = share_above(shifted.scores[unseen], at_random.scores)
     usual, spread = usual_scores(shifted.scores[has_words], share_right)
+    z_scores = (unshifted.scores - usual) / spread
+    z_scores[unshifted.tokens == 0] = np.nan
+    if num < _FEWEST_UNRELATED:
+        return nothing._replace(ranges=ranges, z_scores=z_scores)
     is_low = is_odd(there) | (shifted.scores < usual + _DOUBTFUL * spread)
-    z_scores = np.where(unshifted.tokens > 0, (unshifted.scores - usual) / spread, np.nan)
-    return _Diagnosis(ranges, z_scores, has_words & is_low & (num >= _FEWEST_UNRELATED))
+    return _Diagnosis(ranges, z_scores, has_words & is_low)
 
 
 def _random_pairs(rows: Rows) -> Pairs:
@@ -223,12 +255,14 @@ def _random_pairs(rows: Rows) -> Pairs:
 
 def _next_sample(diagnosis: _Diagnosis, learned: Offsets) -> tuple[Offsets, Mask]:
     """Return the new offset of each line, and whether the next lexicon learns from the line."""
-    offsets, teaches = np.zeros(len(learned), np.int16), np.ones(len(learned), np.bool_)
-    for found in diagnosis.ranges:
-        place = slice(found.start - 1, found.end)
-        offsets[place] = found.offset or 0
-        teaches[place] = found.offset is not None
-    return offsets, teaches & ~(diagnosis.is_doubtful & (offsets == learned))
+    offsets = np.zeros(len(learned), np.int16)
+    teaches = np.ones(len(learned), np.bool_)
+    for part in diagnosis.ranges:
+        place = slice(part.start - 1, part.end)
+        offsets[place] = part.offset or 0
+        teaches[place] = part.offset is not None
+    is_doubtful = diagnosis.is_doubtful & (offsets == learned)
+    return offsets, teaches & ~is_doubtful
 
 
 class CutLines:

@@ -25,7 +25,8 @@ from nmt.text.flat import FlatIds, Ids
 
 MOST_AGAINST = 4.0
 # Limits for the evidence of one line, in nats: from its words, against and for; from its length.
-_MOST_FOR, _MOST_OF_LENGTH = 8.0, 2.0
+_MOST_FOR = 8.0
+_MOST_OF_LENGTH = 2.0
 # Scores of translations must be this many standard deviations above those of random pairs.
 _LEAST_POWER = 2.0
 _LEAST_SHARE = 0.1
@@ -60,10 +61,12 @@ class PairScorer:
         """
         lines = self.lexicon.lines
         parts = ((batch, self._has_taught(batch)) for batch in batches(lines, pairs))
-        found = self.workers.map(partial(_scores, self.lexicon), parts)
-        totals = np.concatenate([np.zeros(0), *found])
-        lengths = lines.source_lengths[pairs.sources], lines.target_lengths[pairs.targets]
-        return np.where(np.minimum(*lengths) == 0, 0.0, totals)
+        scores = self.workers.map(partial(_scores, self.lexicon), parts)
+        totals = np.concatenate([np.zeros(0), *scores])
+        source_lengths = lines.source_lengths[pairs.sources]
+        target_lengths = lines.target_lengths[pairs.targets]
+        is_blank = np.minimum(source_lengths, target_lengths) == 0
+        return np.where(is_blank, 0.0, totals)
 
     def score_all(self, sources: Rows, targets: Rows) -> npt.NDArray[np.float32]:
         """Return the score of every combination of source and target lines, without leave-one-out.
@@ -75,28 +78,51 @@ class PairScorer:
         Returns:
             Scores in nats. (S, T). Ignore the values of blank lines.
         """
-        lexicon, lines = self.lexicon, self.lexicon.lines
-        sides = [_bags(lines.source_ids(sources)), _bags(lines.target_ids(targets))]
-        keys = sides[0][1][:, None].astype(np.int64) * lexicon.sizes[1] + sides[1][1]
+        lexicon = self.lexicon
+        source = _Bags.of(lexicon.lines.source_ids(sources))
+        target = _Bags.of(lexicon.lines.target_ids(targets))
+        rows = source.words.astype(np.int64) * lexicon.sizes[1]
+        keys = rows[:, None] + target.words
         assert lexicon.table is not None
-        links = lexicon.table.cells[cells_of(keys)]
-        result = np.zeros((len(sources), len(targets)), np.float32)
-        for side, ((bags, words), (other_bags, other_words)) in enumerate((sides, sides[::-1])):
-            scale = 1 / (lexicon.table.totals[side][words] + _PRIOR)
-            table = (links.T if side else links) * scale[:, None].astype(np.float32)
-            table /= lexicon.frequencies[1 - side][other_words].astype(np.float32)
-            mean = bags / np.maximum(bags.sum(1, keepdims=True), 1)
-            scores = np.log(_FLOOR + (1 - _FLOOR) * (mean @ table)) @ other_bags.T
-            result += scores.T if side else scores
-        return result
+        links = lexicon.table.cells[cells_of(keys)]  # (source words, target words)
+        backward = self._scores_given(0, source, target, links)
+        forward = self._scores_given(1, target, source, links.T)
+        return backward + forward.T
+
+    def _scores_given(
+        self, side: int, given: _Bags, other: _Bags, links: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Return the scores of lines as translations of the lines of a side.
+
+        Args:
+            side: 0 if the source is given, 1 if the target is given.
+            given: Words of the given lines.
+            other: Words of the lines to score.
+            links: Counts of links between the words. (given words, other words).
+
+        Returns:
+            Scores in nats. (given lines, other lines).
+        """
+        assert self.lexicon.table is not None
+        scale = 1 / (self.lexicon.table.totals[side][given.words] + _PRIOR)
+        table = links * scale[:, None].astype(np.float32)
+        table /= self.lexicon.frequencies[1 - side][other.words].astype(np.float32)
+        sizes = given.counts.sum(1, keepdims=True)
+        mean = given.counts / np.maximum(sizes, 1)
+        ratios = mean @ table
+        logs = np.log(_FLOOR + (1 - _FLOOR) * ratios)
+        scores: npt.NDArray[np.float32] = logs @ other.counts.T
+        return scores
 
     def _has_taught(self, pairs: Pairs) -> Mask:
-        if not len(self.learned.sources):
+        learned = self.learned
+        if not len(learned.sources):
             return np.zeros(len(pairs.sources), np.bool_)
-        places = np.searchsorted(self.learned.sources, pairs.sources)
-        places = places.clip(max=len(self.learned.sources) - 1)
-        same = [rows[places] == asked for rows, asked in zip(self.learned, pairs, strict=True)]
-        return same[0] & same[1]
+        places = np.searchsorted(learned.sources, pairs.sources)
+        places = places.clip(max=len(learned.sources) - 1)
+        is_same_source = learned.sources[places] == pairs.sources
+        is_same_target = learned.targets[places] == pairs.targets
+        return is_same_source & is_same_target
 
 
 def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
@@ -108,44 +134,58 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
             pairs have added are subtracted.
     """
     assert lexicon.table is not None
+    table = lexicon.table
     pairs, was_learned = batch
     joint = Cooccurrences(lexicon.lines, pairs, lexicon.sizes[1])
-    total = np.zeros(len(was_learned))
+    source_places, target_places = joint.places
     # Counts that each pair has added: 0 for unseen pairs, more for words that a line repeats.
     learned = lexicon.posterior(joint, lexicon.before)
-    learned *= was_learned[joint.pairs[0]][joint.places[0]]
-    sides = zip(joint.pairs, joint.ids, strict=True)
-    repeats = [_repeats(*side) for side in sides]
-    again = repeats[0][joint.places[0]] * repeats[1][joint.places[1]]
-    links = np.maximum(lexicon.table.cells[cells_of(joint.keys)] - learned * again, 0)
-    for side, ids in enumerate(joint.ids):
-        known = lexicon.table.totals[side][ids] - joint.sums(side, learned) * repeats[side]
-        lengths = joint.lengths[side][joint.pairs[side]]
-        scale = 1 / ((np.maximum(known, 0) + _PRIOR) * lengths)
+    pair_of = joint.sides[0].sentences[source_places]
+    learned *= was_learned[pair_of]
+    repeats = list(map(_repeats, joint.sides))
+    again = repeats[0][source_places] * repeats[1][target_places]
+    counts = table.cells[cells_of(joint.keys)]
+    links = np.maximum(counts - learned * again, 0)
+    total = np.zeros(len(was_learned))
+    for side, given in enumerate(joint.sides):
+        added = joint.sums(side, learned) * repeats[side]
+        known = np.maximum(table.totals[side][given.ids] - added, 0)
+        lengths = given.lengths[given.sentences]
+        scale = 1 / ((known + _PRIOR) * lengths)
         likely = links * scale.astype(np.float32)[joint.places[side]]
-        ratio = joint.sums(1 - side, likely) / lexicon.frequencies[1 - side][joint.ids[1 - side]]
+        other = joint.sides[1 - side]
+        frequencies = lexicon.frequencies[1 - side][other.ids]
+        ratio = joint.sums(1 - side, likely) / frequencies
         logs = np.log(_FLOOR + (1 - _FLOOR) * ratio)
-        total += np.bincount(joint.pairs[1 - side], logs, len(total))
+        total += np.bincount(other.sentences, logs, len(total))
     return total
 
 
-def _repeats(pairs: Rows, ids: Ids) -> npt.NDArray[np.float32]:
+def _repeats(lines: FlatIds) -> npt.NDArray[np.float32]:
     """Return for each token how often the same token occurs in the same line."""
-    keys = pairs * (int(ids.max(initial=0)) + 1) + ids
+    width = int(lines.ids.max(initial=0)) + 1
+    keys = lines.sentences * width + lines.ids
     _, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
     return counts[places].astype(np.float32)
 
 
-def _bags(flat: FlatIds) -> tuple[npt.NDArray[np.float32], Ids]:
-    """Return the word counts of each line, (lines, words), and the ids of the words, (words,)."""
-    words, places = np.unique(flat.ids, return_inverse=True)
-    size = len(flat.lengths) * len(words)
-    cells = flat.sentences * len(words) + places
-    bags = np.bincount(cells, minlength=size).astype(np.float32)
-    return bags.reshape(-1, len(words)), words
+class _Bags(NamedTuple):
+    """How often lines contain words."""
+
+    counts: npt.NDArray[np.float32]  # (lines, words).
+    words: Ids  # Ids of the words, in rising order. (words,).
+
+    @classmethod
+    def of(cls, lines: FlatIds) -> _Bags:
+        """Count the words of each line."""
+        words, places = np.unique(lines.ids, return_inverse=True)
+        size = len(lines.lengths) * len(words)
+        cells = lines.sentences * len(words) + places
+        counts = np.bincount(cells, minlength=size).astype(np.float32)
+        return cls(counts.reshape(-1, len(words)), words)
 
 
-class Measured(NamedTuple):
+class PairMeasures(NamedTuple):
     """The measurements of pairs of lines from which `Evidence` is computed."""
 
     scores: Values  # Score of the lexicon divided by sqrt(tokens), comparable across lengths.
@@ -153,21 +193,24 @@ class Measured(NamedTuple):
     tokens: npt.NDArray[np.integer]  # Tokens of both lines joint; 0 if one is blank.
 
     @classmethod
-    def of(cls, totals: Values, sources: Lengths, targets: Lengths) -> Measured:
+    def of(cls, totals: Values, sources: Lengths, targets: Lengths) -> PairMeasures:
         """Compute the measurements from the scores in nats and the lengths in tokens."""
-        tokens = np.where((sources > 0) & (targets > 0), sources + targets, 0)
+        is_blank = (sources == 0) | (targets == 0)
+        tokens = np.where(is_blank, 0, sources + targets)
         ratios = np.log1p(targets) - np.log1p(sources)
-        return cls(totals / np.sqrt(np.maximum(tokens, 1)), ratios, tokens)
+        scores = totals / np.sqrt(np.maximum(tokens, 1))
+        return cls(scores, ratios, tokens)
 
     @classmethod
-    def of_pairs(cls, totals: Values, lines: Lines, pairs: Pairs) -> Measured:
+    def of_pairs(cls, totals: Values, lines: Lines, pairs: Pairs) -> PairMeasures:
         """Compute the measurements of ``pairs`` of ``lines`` from the scores in nats. (P,)."""
-        lengths = lines.source_lengths[pairs.sources], lines.target_lengths[pairs.targets]
-        return cls.of(totals, *lengths)
+        source_lengths = lines.source_lengths[pairs.sources]
+        target_lengths = lines.target_lengths[pairs.targets]
+        return cls.of(totals, source_lengths, target_lengths)
 
-    def part(self, rows: npt.NDArray[np.bool_]) -> Measured:
+    def part(self, rows: npt.NDArray[np.bool_]) -> PairMeasures:
         """Return the measurements of the selected pairs."""
-        return Measured(self.scores[rows], self.ratios[rows], self.tokens[rows])
+        return PairMeasures(self.scores[rows], self.ratios[rows], self.tokens[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,41 +225,50 @@ class Evidence:
     spreads: tuple[float, float]
 
     @classmethod
-    def of(cls, pairs: Measured, at_random: Measured) -> Evidence:
+    def of(cls, pairs: PairMeasures, at_random: PairMeasures) -> Evidence:
         """Estimate the parameters from pairs of a corpus and from random pairs of its lines.
 
         Scores and log length ratios are assumed to be normally distributed. Some of the pairs may
         be misaligned. Pass only pairs from which the lexicon has not learned.
         """
-        low, spread = float(at_random.scores.mean()), max(float(at_random.scores.std()), 1e-3)
-        above = pairs.scores[pairs.scores > low + _LEAST_POWER * spread]
-        share = share_above(pairs.scores, at_random.scores)
-        high = float(above.mean()) if share > _LEAST_SHARE else low
+        low = float(at_random.scores.mean())
+        spread = max(float(at_random.scores.std()), 1e-3)
+        high = low
+        if share_above(pairs.scores, at_random.scores) > _LEAST_SHARE:
+            is_above = pairs.scores > low + _LEAST_POWER * spread
+            high = float(pairs.scores[is_above].mean())
         usual = float(np.median(pairs.ratios))
-        own, other = (
-            max(_ROBUST * float(np.median(np.abs(kind.ratios - usual))), 0.05)
-            for kind in (pairs, at_random)
-        )
+        own = max(_median_deviation(pairs.ratios, usual), 0.05)
+        other = max(_median_deviation(at_random.ratios, usual), 0.05)
         return cls((low + high) / 2, (high - low) / spread**2, usual, (min(own, other), other))
 
     def is_missing(self) -> bool:
         """Whether neither words nor lengths distinguish translations from random pairs."""
         return not self.slope and self.spreads[0] > _NO_POWER * self.spreads[1]
 
-    def __call__(self, measured: Measured) -> Values:
+    def __call__(self, measured: PairMeasures) -> Values:
         """Return nats: positive for translations, negative for unrelated, 0 for blank lines."""
-        scores = (self.slope * (measured.scores - self.middle)).clip(-MOST_AGAINST, _MOST_FOR)
+        of_words = self.slope * (measured.scores - self.middle)
         own, other = self.spreads
         squares = (measured.ratios - self.ratio) ** 2 / 2
-        lengths = np.log(other / own) - squares / own**2 + squares / other**2
-        nats = scores + lengths.clip(-_MOST_OF_LENGTH, _MOST_OF_LENGTH)
+        of_lengths = np.log(other / own) - squares / own**2 + squares / other**2
+        nats = of_words.clip(-MOST_AGAINST, _MOST_FOR)
+        nats = nats + of_lengths.clip(-_MOST_OF_LENGTH, _MOST_OF_LENGTH)
         return np.where(measured.tokens > 0, nats, 0.0)
 
 
 def share_above(scores: Values, at_random: Values) -> float:
     """Estimate the share of translations, which score clearly above random pairs."""
-    limit = at_random.mean() + _LEAST_POWER * max(float(at_random.std()), 1e-3)
-    return float((scores > limit).mean() - (at_random > limit).mean())
+    spread = max(float(at_random.std()), 1e-3)
+    limit = at_random.mean() + _LEAST_POWER * spread
+    share = (scores > limit).mean()
+    share_at_random = (at_random > limit).mean()
+    return float(share - share_at_random)
+
+
+def _median_deviation(values: Values, middle: float) -> float:
+    """Return the median distance from the middle, scaled to a standard deviation."""
+    return _ROBUST * float(np.median(np.abs(values - middle)))
 
 
 def usual_scores(scores: Values, share_right: float) -> tuple[float, float]:
@@ -229,7 +281,8 @@ def usual_scores(scores: Values, share_right: float) -> tuple[float, float]:
         scores: Scores of the pairs of a corpus. (P,).
         share_right: `share_above` of pairs that the lexicon has not learned from.
     """
-    num = max(round(min(share_right / _USUALLY_ABOVE, 1.0) * len(scores)), 1)
+    share = min(share_right / _USUALLY_ABOVE, 1.0)
+    num = max(round(share * len(scores)), 1)
     best = np.sort(scores)[len(scores) - num :]
     usual = float(np.median(best))
-    return usual, max(_ROBUST * float(np.median(np.abs(best - usual))), 1e-3)
+    return usual, max(_median_deviation(best, usual), 1e-3)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
+from itertools import filterfalse
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,6 @@ from nmt.text.languages import (
     numbers_of,
 )
 
-# (limits, source language, target language, profiles of the languages) -> a filter
-Maker = Callable[..., Filter]
 Find = Callable[[str], PairProblem | None]
 Share = Callable[[str], float]
 _WORD = re.compile(r"\w+")
@@ -109,27 +108,33 @@ class TextFilter(Filter):
         return self.find(source, target)
 
 
-def _on_a_side(of_source: Find, of_target: Find, source: str, target: str) -> PairProblem | None:
-    return of_source(source) or of_target(target)
+@dataclass(frozen=True)
+class SideFilter(Filter):
+    """A filter that checks each side alone."""
+
+    find_in_source: Find
+    find_in_target: Find
+    note: str = ""
+
+    def text_problem(self, source: str, target: str) -> PairProblem | None:
+        """Return the finding for a pair, or None."""
+        return self.find_in_source(source) or self.find_in_target(target)
 
 
-def _share(finding: tuple[str, float], shares: Sequence[Share], *texts: str) -> PairProblem | None:
-    """Return a finding if a share, such as that of symbols, exceeds the limit on either side.
+@dataclass(frozen=True)
+class ShareFilter(Filter):
+    """A filter for a share of each side, such as that of symbols, which may be too large."""
 
-    Args:
-        finding: Name of the filter, and the limit.
-        shares: Functions that compute the share in the source and in the target.
-        texts: Source and target.
-    """
-    worst = max(share(text) for share, text in zip(shares, texts, strict=True))
-    return PairProblem(finding[0], worst, finding[1]) if worst > finding[1] else None
+    reason: str  # Name of the filter.
+    limit: float
+    share_of_source: Share
+    share_of_target: Share
+    note: str = ""
 
-
-def _maker_of_share(reason: str, share: Share) -> Maker:
-    def make(config: FilterConfig, *_: str) -> Filter:
-        return TextFilter(partial(_share, (reason, config.rule(reason).bound), (share, share)))
-
-    return make
+    def text_problem(self, source: str, target: str) -> PairProblem | None:
+        """Return the finding for a pair, or None."""
+        share = max(self.share_of_source(source), self.share_of_target(target))
+        return PairProblem(self.reason, share, self.limit) if share > self.limit else None
 
 
 def control(*_: object) -> Filter:
@@ -138,15 +143,15 @@ def control(*_: object) -> Filter:
     >>> control().text_problem("soft\u00adly", "").value
     'U+00AD'
     """
-    return TextFilter(partial(_on_a_side, _control, _control))
+    return SideFilter(_control, _control)
 
 
 def _control(text: str) -> PairProblem | None:
     if text.isprintable():
         return None
     match = _CONTROL.search(text)
-    if match is None and (mark := _MARKS.search(text)) and not _NEEDS_MARKS.search(text):
-        match = mark
+    if match is None and not _NEEDS_MARKS.search(text):
+        match = _MARKS.search(text)
     return PairProblem("control", f"U+{ord(match[0]):04X}") if match else None
 
 
@@ -156,7 +161,7 @@ def markup(*_: object) -> Filter:
     >>> markup().text_problem("", "a &amp; b").value
     '&amp;'
     """
-    return TextFilter(partial(_on_a_side, _markup, _markup))
+    return SideFilter(_markup, _markup)
 
 
 def _markup(text: str) -> PairProblem | None:
@@ -173,14 +178,15 @@ def mojibake(*_: object) -> Filter:
         ConfigError: ftfy is not installed.
     """
     _need("ftfy", "mojibake")
-    return TextFilter(partial(_on_a_side, _mojibake, _mojibake))
+    return SideFilter(_mojibake, _mojibake)
 
 
 def _mojibake(text: str) -> PairProblem | None:
     if text.isascii() and "?" not in text:
         return None
-    if (match := _LOST.search(text)) and (match[0] == "\ufffd" or "://" not in text):
-        return PairProblem("mojibake", match[0])
+    lost = _LOST.search(text)
+    if lost and (lost[0] == "\ufffd" or "://" not in text):
+        return PairProblem("mojibake", lost[0])
     if not _BROKEN.search(text):
         return None
     import ftfy  # noqa: PLC0415 - optional
@@ -207,7 +213,8 @@ def copy_of_source(config: FilterConfig, *_: str) -> Filter:
 
 
 def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
-    left, right = (_WORD.findall(text.lower()) for text in (source, target))
+    left = _WORD.findall(source.lower())
+    right = _WORD.findall(target.lower())
     if left == right and any(map(str.isalpha, "".join(left))):
         return PairProblem("copy_of_source", 1.0, max_share)
     if len(right) < _MIN_COPIED_WORDS:
@@ -227,7 +234,9 @@ def _address_share(text: str) -> float:
     return sum(map(len, _ADDRESS.findall(text))) / len(text.strip())
 
 
-url = _maker_of_share("url", _address_share)
+def url(config: FilterConfig, *_: object) -> Filter:
+    """Return the filter for pairs with a side that is mostly web or mail addresses."""
+    return ShareFilter("url", config.url.bound, _address_share, _address_share)
 
 
 def _symbol_share(text: str) -> float:
@@ -235,7 +244,9 @@ def _symbol_share(text: str) -> float:
     return sum(map(len, _SYMBOLS.findall(text))) / max(visible, 1)
 
 
-punctuation = _maker_of_share("punctuation", _symbol_share)
+def punctuation(config: FilterConfig, *_: object) -> Filter:
+    """Return the filter for pairs with a side that is mostly symbols."""
+    return ShareFilter("punctuation", config.punctuation.bound, _symbol_share, _symbol_share)
 
 
 def repeated_share(text: str) -> float:
@@ -247,16 +258,20 @@ def repeated_share(text: str) -> float:
     0.5
     """
     words: Sequence[str] = text.split()
-    if words and len(words[0]) * len(words) > 40 and len(words) < _MIN_REPEATED:
+    num_words = len(words)
+    if 0 < num_words < _MIN_REPEATED and len(words[0]) * num_words > 40:
         words = "".join(words)
-    if len(set(words)) > 0.85 * len(words) or len(words) < 2 * _MIN_REPEATED - 2:
+        num_words = len(words)
+    if num_words < 2 * _MIN_REPEATED - 2 or len(set(words)) > 0.85 * num_words:
         return 0.0
     repeated = longest_loop(words)
     # A short repetition may be rhetoric, so fewer than four words do not count.
-    return repeated / len(words) if repeated >= _MIN_REPEATED else 0.0
+    return repeated / num_words if repeated >= _MIN_REPEATED else 0.0
 
 
-repetition = _maker_of_share("repetition", repeated_share)
+def repetition(config: FilterConfig, *_: object) -> Filter:
+    """Return the filter for pairs with a side that is mostly one loop."""
+    return ShareFilter("repetition", config.repetition.bound, repeated_share, repeated_share)
 
 
 def numbers(*_: object) -> Filter:
@@ -276,22 +291,27 @@ def numbers(*_: object) -> Filter:
 def _numbers(source: str, target: str) -> PairProblem | None:
     if not (_DIGIT.search(source) or _DIGIT.search(target)):
         return None
-    left, right = numbers_of(source), numbers_of(target)
-    only_left, only_right = left - right, right - left
+    left = numbers_of(source)
+    right = numbers_of(target)
+    only_left = left - right
+    only_right = right - left
     if not (only_left or only_right) or _digits(source) == _digits(target):
         return None
-    for one in sorted(only_left):
-        if related := {other for other in right if _are_related(one, other)}:
-            only_left.discard(one)
-            only_right -= related
-    only_right = {one for one in only_right if not any(_are_related(one, x) for x in left)}
+    for number in sorted(only_left):
+        related = {other for other in right if _are_related(number, other)}
+        only_right -= related
+        if related:
+            only_left.discard(number)
+    for number in sorted(only_right):
+        if any(_are_related(number, other) for other in left):
+            only_right.discard(number)
     if not (only_left and only_right):  # a missing number may be written in words
-        only_left, only_right = (
-            {number for number in only if not _is_round(number)} for only in (only_left, only_right)
-        )
+        only_left = set(filterfalse(_is_round, only_left))
+        only_right = set(filterfalse(_is_round, only_right))
     if not (only_left or only_right):
         return None
-    return PairProblem("numbers", f"{' '.join(sorted(only_left))}|{' '.join(sorted(only_right))}")
+    value = f"{' '.join(sorted(only_left))}|{' '.join(sorted(only_right))}"
+    return PairProblem("numbers", value)
 
 
 def _is_round(number: str) -> bool:
@@ -311,19 +331,20 @@ def _are_related(one: str, other: str) -> bool:
         return True
     if longer.endswith(shorter) and len(longer) > len(shorter):  # the 90s of the 1990s
         return True
-    values = int(one), int(other)
-    return max(values) <= 2 * _HALF_DAY and abs(values[0] - values[1]) == _HALF_DAY
+    hours = int(one), int(other)
+    return max(hours) <= 2 * _HALF_DAY and abs(hours[0] - hours[1]) == _HALF_DAY
 
 
 def script(config: FilterConfig, source: str, target: str, *_: object) -> Filter:
     """Return the filter for pairs with many letters of a script that the language does not use."""
-    shares = [partial(foreign_share, language=code) for code in (source, target)]
+    share_of_source = partial(foreign_share, language=source)
+    share_of_target = partial(foreign_share, language=target)
     unknown = [code for code in (source, target) if letters_of(code) is None]
     note = ""
     if unknown:
         note = f"filters.script does not check {' and '.join(unknown)}: the script is unknown. "
         note += f"Write it into the code, such as {unknown[0]}_Latn"
-    return TextFilter(partial(_share, ("script", config.script.bound), shares), note)
+    return ShareFilter("script", config.script.bound, share_of_source, share_of_target, note)
 
 
 def swapped(
@@ -334,16 +355,13 @@ def swapped(
     right = letters_of(target)
     if left and right and left != right and not (left.match(_HAN) and right.match(_HAN)):
         return TextFilter(partial(_swapped_scripts, left, right))
-    languages = source, target
-    if profiles.cover(languages):
+    if profiles.cover((source, target)):
         return TextFilter(partial(_swapped, profiles.likeliest, {source}, {target}))
     of_source = similar_labels(source) - similar_labels(target)
     of_target = similar_labels(target) - similar_labels(source)
-    note = (
-        ""
-        if of_source and of_target
-        else f"filters.swapped cannot distinguish {source} and {target}"
-    )
+    note = ""
+    if not (of_source and of_target):
+        note = f"filters.swapped cannot distinguish {source} and {target}"
     return TextFilter(partial(_swapped, likeliest_label, of_source, of_target), note)
 
 
@@ -356,9 +374,12 @@ def _swapped_scripts(
 
 
 def _swapped(
-    identify: Callable[[str], str], of_source: Set[str], of_target: Set[str], *texts: str
+    identify: Callable[[str], str],
+    of_source: Set[str],
+    of_target: Set[str],
+    source: str,
+    target: str,
 ) -> PairProblem | None:
-    source, target = texts
     if identify(source) in of_target and identify(target) in of_source:
         return PairProblem("swapped", "both sides")
     return None
@@ -373,7 +394,7 @@ def language(
         ConfigError: ``filters.language.model`` cannot be used.
     """
     finds: list[Find] = []
-    unknown = list[str]()
+    unknown: list[str] = []
     for code in (source, target):
         check: Callable[..., str | None]
         if config.language.model is not None:
@@ -390,7 +411,8 @@ def language(
     if unknown:
         note = f"filters.language does not check {' and '.join(unknown)}: py3langid does not "
         note += "support it. Set filters.language.model to a model that does"
-    return TextFilter(partial(_on_a_side, finds[0], finds[1]), note)
+    find_in_source, find_in_target = finds
+    return SideFilter(find_in_source, find_in_target, note)
 
 
 def _language(
@@ -419,8 +441,8 @@ def _check_of_model(path: Path, code: str) -> Callable[..., str | None]:
     command = [sys.executable, "-c", _LOAD, str(path)]
     loaded = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if loaded.returncode:
-        why = loaded.stderr.strip().splitlines()[-1:] or ["it is damaged"]
-        problem = f"filters.language.model: {path} is not a fastText model: {why[0]}."
+        *_, why = ["it is damaged", *loaded.stderr.strip().splitlines()]
+        problem = f"filters.language.model: {path} is not a fastText model: {why}."
         fix = "Download the model again, or remove filters.language.model to use py3langid."
         raise ConfigError(problem, fix=fix)
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
@@ -447,9 +469,8 @@ def _other_of_model(
     if not labels:  # no known words
         return None
     codes = [label.removeprefix("__label__") for label in labels]
-    likeliest = codes[0]
     ranked = zip(codes, probabilities, strict=True)
-    most_expected = max(probability for code, probability in ranked if code in expected)
-    if likeliest in expected or probabilities[0] < min_odds * most_expected:
+    of_expected = max(probability for code, probability in ranked if code in expected)
+    if codes[0] in expected or probabilities[0] < min_odds * of_expected:
         return None
-    return likeliest
+    return codes[0]

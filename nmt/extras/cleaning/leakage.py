@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,7 @@ import regex
 
 from nmt.data.pairs import SentencePair
 from nmt.extras.cleaning.repeats import Hashes, normalized, word_hash
+from nmt.text.flat import FlatIds
 from nmt.text.languages import UNSPACED, script_class
 
 Ints = npt.NDArray[np.int64]
@@ -51,7 +52,7 @@ class Leak(NamedTuple):
     kind: Literal["exact", "near"]
 
 
-class _Unit(NamedTuple):
+class _Passage(NamedTuple):
     """The words of a line, or of one sentence of a line with several sentences."""
 
     line: int
@@ -65,7 +66,9 @@ def max_edits(num_words: int) -> int:
     >>> [max_edits(n) for n in (3, 4, 5, 6)]
     [0, 1, 1, 2]
     """
-    return (num_words >= 4) + (num_words >= 6)
+    if num_words < 4:
+        return 0
+    return 1 if num_words < 6 else 2
 
 
 def are_near(left: Sequence[str], right: Sequence[str]) -> bool:
@@ -77,15 +80,22 @@ def are_near(left: Sequence[str], right: Sequence[str]) -> bool:
 
 
 def _is_within(left: Sequence[str], right: Sequence[str], edits: int) -> bool:
-    if abs(len(left) - len(right)) > edits:
+    shorter, longer = sorted((len(left), len(right)))
+    if longer - shorter > edits:
         return False
-    shorter = min(len(left), len(right))
-    same = next((n for n in range(shorter) if left[n] != right[n]), shorter)
+    same = 0
+    while same < shorter and left[same] == right[same]:
+        same += 1
     if edits == 0 or same == shorter:
-        return max(len(left), len(right)) - same <= edits
+        return longer - same <= edits
     # At the first difference: replace the word, leave it out, or insert one.
-    left, right = left[same:], right[same:]
-    return any(_is_within(left[a:], right[b:], edits - 1) for a, b in ((1, 1), (1, 0), (0, 1)))
+    left_rest = left[same + 1 :]
+    right_rest = right[same + 1 :]
+    return (
+        _is_within(left_rest, right_rest, edits - 1)
+        or _is_within(left_rest, right[same:], edits - 1)
+        or _is_within(left[same:], right_rest, edits - 1)
+    )
 
 
 def words_of(text: str) -> list[str]:
@@ -93,23 +103,26 @@ def words_of(text: str) -> list[str]:
     return _UNSPACED.sub(lambda run: " ".join(run[0]), normalized(text)).split()
 
 
-def _units(lines: Sequence[str]) -> list[_Unit]:
-    units = []
+def _passages(lines: Sequence[str]) -> list[_Passage]:
+    passages: list[_Passage] = []
     for number, line in enumerate(lines):
-        units.append(_Unit(number, words_of(line), is_whole=True))
-        parts = _END_OF_SENTENCE.split(line.strip())
-        if len(parts) > 1:
-            found = (words_of(part) for part in parts)
-            units += [_Unit(number, x, is_whole=False) for x in found if len(x) >= _MIN_JOINED]
-    return units
+        words = words_of(line)
+        if words:
+            passages.append(_Passage(number, words, is_whole=True))
+        sentences = _END_OF_SENTENCE.split(line.strip())
+        if len(sentences) > 1:
+            split = [words for words in map(words_of, sentences) if len(words) >= _MIN_JOINED]
+            passages += (_Passage(number, words, is_whole=False) for words in split)
+    return passages
 
 
-class _Table:
+class _HashTable:
     """A lookup table of hashes. A bit array rejects most hashes that are not in the table."""
 
     def __init__(self, hashes: Hashes, values: Ints) -> None:
         order = np.argsort(hashes, kind="stable")
-        self._hashes, self._values = hashes[order], values[order]
+        self._hashes = hashes[order]
+        self._values = values[order]
         self._filter = np.zeros(1 << _FILTER_BITS, dtype=np.bool_)
         self._filter[self._bits(hashes)] = True
 
@@ -121,10 +134,12 @@ class _Table:
         """Return an index into ``hashes`` and a value for each match; a hash can match several."""
         asked = np.flatnonzero(self._filter[self._bits(hashes)])
         low = np.searchsorted(self._hashes, hashes[asked], "left")
-        count = np.searchsorted(self._hashes, hashes[asked], "right") - low
-        ends = np.cumsum(count)
-        places = np.arange(count.sum()) + np.repeat(low - ends + count, count)
-        return np.repeat(asked, count), self._values[places]
+        high = np.searchsorted(self._hashes, hashes[asked], "right")
+        counts = high - low
+        # Place of each match in the table minus its place in the result.
+        shifts = high - np.cumsum(counts)
+        places = np.arange(counts.sum()) + np.repeat(shifts, counts)
+        return np.repeat(asked, counts), self._values[places]
 
 
 class LeakageIndex:
@@ -137,53 +152,66 @@ class LeakageIndex:
     def __init__(self, lines: Sequence[str]) -> None:
         self._given = tuple(lines)
         self._lines = [" ".join(line.split()) for line in lines]
-        self._units = [unit for unit in _units(lines) if unit.words]
-        words = [unit.words for unit in self._units]
-        hashes, owners = _rests(words)
-        self._rests = _Table(hashes, owners)
-        hashes, owners, places = _runs(words)
-        chosen = np.array([self._is_seed(*each) for each in zip(owners, places, strict=True)], bool)
-        self._seeds = _Table(hashes[chosen], np.stack([owners, places], 1)[chosen])
+        self._passages = _passages(lines)
+        words = _hash_words(self._passages)
+        self._lengths = words.lengths
+        self._rests = _HashTable(*_rests(words))
+        runs = _runs(words)
+        lengths = words.lengths[runs.passages]
+        thirds = lengths // 3
+        is_third = (runs.places == thirds) | (runs.places == 2 * thirds)
+        is_last = runs.places == lengths - _RUN
+        is_seed = (runs.places == 0) | np.where(lengths < 3 * _RUN, is_last, is_third)
+        seeds = np.stack([runs.passages, runs.places], 1)
+        self._seeds = _HashTable(runs.hashes[is_seed], seeds[is_seed])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the sentences. The receiving process builds and caches the index."""
         return _index_of, (self._given,)
 
-    def _is_seed(self, unit: int, place: int) -> bool:
-        length = len(self._units[unit].words)
-        third = length // 3
-        return place in ((0, length - _RUN) if length < 3 * _RUN else (0, third, 2 * third))
-
     def find(self, lines: Sequence[str]) -> list[Leak]:
         """Return the exact and near matches with held-out sentences, sorted by training line."""
-        units = [unit for unit in _units(lines) if unit.words]
-        words = [unit.words for unit in units]
-        found: dict[tuple[int, int], Literal["exact", "near"]] = {}
-        for ours, theirs in self._candidates(words):
-            mine, held_out = units[ours], self._units[theirs]
-            place, is_whole = (mine.line, held_out.line), mine.is_whole and held_out.is_whole
-            if is_whole and " ".join(lines[mine.line].split()) == self._lines[held_out.line]:
-                found[place] = "exact"
-            elif place not in found and _holds(mine, held_out):
-                found[place] = "near"
-        return [Leak(*place, kind) for place, kind in sorted(found.items())]
+        passages = _passages(lines)
+        kinds: dict[tuple[int, int], Literal["exact", "near"]] = {}
+        for number, held_out_number in self._candidates(_hash_words(passages)):
+            passage = passages[number]
+            held_out = self._passages[held_out_number]
+            place = passage.line, held_out.line
+            are_whole = passage.is_whole and held_out.is_whole
+            line = " ".join(lines[passage.line].split())
+            if are_whole and line == self._lines[held_out.line]:
+                kinds[place] = "exact"
+            elif place not in kinds and _holds(passage, held_out):
+                kinds[place] = "near"
+        return [Leak(*place, kind) for place, kind in sorted(kinds.items())]
 
-    def _candidates(self, words: Sequence[Sequence[str]]) -> Iterable[tuple[int, int]]:
-        """Return the indices of training and held-out units that must be compared word by word."""
+    def _candidates(self, words: FlatIds) -> Iterable[tuple[int, int]]:
+        """Return the indices of the passages that must be compared word by word.
+
+        Args:
+            words: Hashes of the words of each training passage.
+
+        Returns:
+            Pairs of a training passage and a held-out passage.
+        """
         hashes, owners = _rests(words)
-        asked, theirs = self._rests.find(hashes)
-        pairs = {*zip(owners[asked].tolist(), theirs.tolist(), strict=True)}
-        hashes, owners, places = _runs(words)
-        asked, seeds = self._seeds.find(hashes)
+        asked, held_out = self._rests.find(hashes)
+        pairs = {*zip(owners[asked].tolist(), held_out.tolist(), strict=True)}
+        runs = _runs(words)
+        asked, seeds = self._seeds.find(runs.hashes)
         if len(asked):
-            ours, at = owners[asked], places[asked]
-            theirs, there = seeds.T
-            mine = np.array([len(each) for each in words])[ours]
-            other = np.array([len(each.words) for each in self._units])[theirs]
-            is_shifted_little = (abs(at - there) <= 2) & (abs(mine - other) <= 2)
-            is_at_an_end = (at == there) | (mine - at == other - there)
-            possible = is_shifted_little | (is_at_an_end & (mine > other))
-            pairs |= {*zip(ours[possible].tolist(), theirs[possible].tolist(), strict=True)}
+            passages = runs.passages[asked]
+            places = runs.places[asked]
+            held_out, seed_places = seeds.T
+            lengths = words.lengths[passages]
+            seed_lengths = self._lengths[held_out]
+            is_like = (abs(places - seed_places) <= 2) & (abs(lengths - seed_lengths) <= 2)
+            is_start = places == seed_places
+            is_end = lengths - places == seed_lengths - seed_places
+            is_part = (is_start | is_end) & (lengths > seed_lengths)
+            possible = is_like | is_part
+            found = zip(passages[possible].tolist(), held_out[possible].tolist(), strict=True)
+            pairs.update(found)
         return sorted(pairs)
 
 
@@ -201,10 +229,13 @@ class Leaks:
         directions: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     ) -> None:
         self._directions = directions
-        self._places = [(name, pair.line) for name, pairs in sets.items() for pair in pairs]
-        self.sources = [pair.source for pairs in sets.values() for pair in pairs]
+        self._places: list[tuple[str, int]] = []
+        self.sources: list[str] = []
+        for name, pairs in sets.items():
+            self._places += ((name, pair.line) for pair in pairs)
+            self.sources += (pair.source for pair in pairs)
         self.index = LeakageIndex(self.sources)
-        self._kinds: dict[int, bool] = {}  # by held-out sentence: was an exact copy found?
+        self._has_exact: dict[int, bool] = {}  # by held-out sentence with a copy
         self._num_listed = Counter[int]()
         self.found: list[dict[str, Any]] = []  # in the order of the training text
 
@@ -218,23 +249,32 @@ class Leaks:
                 exact copy. (leaks, 3).
         """
         for row, held_out, is_exact in leaks.tolist():
-            if self._directions.get(corpus) != self._directions.get(self._places[held_out][0]):
+            name, line = self._places[held_out]
+            if self._directions.get(corpus) != self._directions.get(name):
                 continue
-            is_first = bool(is_exact) > self._kinds.get(held_out, -1)
-            self._kinds[held_out] = bool(is_exact) or self._kinds.get(held_out, False)
+            is_first = held_out not in self._has_exact
+            had_exact = self._has_exact.setdefault(held_out, False)
+            if is_exact and not had_exact:
+                is_first = True
+                self._has_exact[held_out] = True
             self._num_listed[held_out] += 1
-            if is_first or self._num_listed[held_out] <= _MAX_LISTED:
-                (name, line), pair = self._places[held_out], pairs[row]
-                texts = {"sentence": self.sources[held_out], "train_text": pair.source}
-                self.found.append({
-                    "set": name, "line": line, "corpus": corpus, "train_line": pair.line,
-                    "kind": "exact" if is_exact else "near", **(texts if is_first else {}),
-                })  # fmt: skip
+            if not is_first and self._num_listed[held_out] > _MAX_LISTED:
+                continue
+            pair = pairs[row]
+            leak = {"set": name, "line": line, "corpus": corpus, "train_line": pair.line}
+            leak["kind"] = "exact" if is_exact else "near"
+            if is_first:
+                leak |= {"sentence": self.sources[held_out], "train_text": pair.source}
+            self.found.append(leak)
 
     def num_near(self) -> dict[str, int]:
         """Return, by set, the number of sentences with a near copy but without an exact copy."""
-        near = (self._places[row][0] for row, is_exact in self._kinds.items() if not is_exact)
-        return dict(Counter(near))
+        near = Counter[str]()
+        for held_out, has_exact in self._has_exact.items():
+            if not has_exact:
+                name, _ = self._places[held_out]
+                near[name] += 1
+        return dict(near)
 
 
 @lru_cache(maxsize=2)
@@ -242,22 +282,26 @@ def _index_of(lines: tuple[str, ...]) -> LeakageIndex:
     return LeakageIndex(lines)
 
 
-def _holds(mine: _Unit, held_out: _Unit) -> bool:
+def _holds(passage: _Passage, held_out: _Passage) -> bool:
     """Whether a training text is a near copy of a held-out text, or starts or ends with one."""
-    words, sought = mine.words, held_out.words
+    words = passage.words
+    sought = held_out.words
     count = len(sought)
+    if words == sought:
+        return True
     is_long = count >= _MIN_UNMARKED
-    may_differ = is_long or (mine.is_whole and held_out.is_whole)
-    if words == sought or (may_differ and are_near(words, sought)):
+    may_differ = is_long or (passage.is_whole and held_out.is_whole)
+    if may_differ and are_near(words, sought):
         return True
     return is_long and len(words) >= count + 3 and sought in (words[:count], words[-count:])
 
 
-def _flat(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
-    """Return the hashes of all words, and the start and the length of each text."""
-    flat = np.array([word_hash(word) for text in words for word in text], dtype=np.uint64)
-    lengths = np.array([len(text) for text in words], dtype=np.int64)
-    return flat, np.cumsum(lengths) - lengths, lengths
+def _hash_words(passages: Sequence[_Passage]) -> FlatIds:
+    """Return the hashes of the words of each passage."""
+    words = chain.from_iterable(passage.words for passage in passages)
+    hashes = np.fromiter(map(word_hash, words), np.uint64)
+    lengths = [len(passage.words) for passage in passages]
+    return FlatIds(hashes, np.array(lengths, np.int64))
 
 
 def _powers(count: int) -> Hashes:
@@ -265,19 +309,21 @@ def _powers(count: int) -> Hashes:
     return _BASE ** np.arange(1, count + 1, dtype=np.uint64)
 
 
-def _rests(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
-    """Hash each text; also hash short texts with up to `max_edits` words left out.
+def _rests(words: FlatIds) -> tuple[Hashes, Ints]:
+    """Hash each passage; also hash short passages with up to `max_edits` words left out.
 
     Returns:
-        The hashes, and the index of the text of each hash.
+        The hashes, and the index of the passage of each hash.
     """
-    flat, starts, lengths = _flat(words)
-    hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    for length in np.unique(lengths).tolist():
-        rows = np.flatnonzero(lengths == length)
-        found = flat[starts[rows, None] + np.arange(length)] @ _weights(length)
-        hashes.append(found.ravel())
-        owners.append(np.repeat(rows, found.shape[1]))
+    word_hashes = np.asarray(words.ids, np.uint64)
+    hashes = [np.zeros(0, np.uint64)]
+    owners = [np.zeros(0, np.int64)]
+    for length in np.unique(words.lengths).tolist():
+        passages = np.flatnonzero(words.lengths == length)
+        starts = words.offsets[passages]
+        rests = word_hashes[starts[:, None] + np.arange(length)] @ _weights(length)
+        hashes.append(rests.ravel())
+        owners.append(np.repeat(passages, rests.shape[1]))
     return np.concatenate(hashes), np.concatenate(owners)
 
 
@@ -285,7 +331,9 @@ def _rests(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
 def _weights(length: int) -> Hashes:
     """Return the hash factor of each word (row) for each choice of omitted words (column)."""
     most = max_edits(length) if length <= _MAX_DELETED_FROM else 0
-    deleted = [gone for count in range(most + 1) for gone in combinations(range(length), count)]
+    deleted: list[tuple[int, ...]] = []
+    for count in range(most + 1):
+        deleted += combinations(range(length), count)
     weights = np.zeros((length, len(deleted)), dtype=np.uint64)
     for column, gone in enumerate(deleted):
         left = [place for place in range(length) if place not in gone]
@@ -293,14 +341,22 @@ def _weights(length: int) -> Hashes:
     return weights
 
 
-def _runs(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
-    """Return the hash, the text and the position of each run of four words in long texts."""
-    flat, starts, lengths = _flat(words)
-    owners = np.repeat(np.arange(len(words)), lengths)
-    places = np.arange(len(flat)) - starts[owners]
-    is_inside = (places + _RUN <= lengths[owners]) & (lengths[owners] >= _MIN_RUNS_FROM)
-    runs = flat[np.flatnonzero(is_inside)[:, None] + np.arange(_RUN)]
-    return runs @ _powers(_RUN), owners[is_inside], places[is_inside]
+class _Runs(NamedTuple):
+    """The runs of four words in long passages."""
+
+    hashes: Hashes
+    passages: Ints  # Index of the passage of each run.
+    places: Ints  # Words of the passage before the run.
+
+
+def _runs(words: FlatIds) -> _Runs:
+    passages = words.sentences
+    places = np.arange(len(passages)) - words.offsets[passages]
+    lengths = words.lengths[passages]
+    is_inside = (places + _RUN <= lengths) & (lengths >= _MIN_RUNS_FROM)
+    starts = np.flatnonzero(is_inside)
+    runs = words.ids[starts[:, None] + np.arange(_RUN)]
+    return _Runs(runs @ _powers(_RUN), passages[is_inside], places[is_inside])
 
 
 def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Iterator[Leak]:
@@ -311,7 +367,8 @@ def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Ite
         training: Blocks of training lines in the same language. `Leak.row` counts lines across all
             blocks.
     """
-    index, start = LeakageIndex(lines), 0
+    index = LeakageIndex(lines)
+    start = 0
     for block in training:
         for leak in index.find(block):
             yield leak._replace(row=start + leak.row)

@@ -16,12 +16,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.data.store import Lines, Rows
-from nmt.extras.cleaning.evidence import MOST_AGAINST, Evidence, Measured, PairScorer
+from nmt.extras.cleaning.evidence import (
+    MOST_AGAINST,
+    Evidence,
+    Lengths,
+    Mask,
+    PairMeasures,
+    PairScorer,
+    Values,
+)
 from nmt.text.flat import FlatIds
 
 MOST_OFFSET = 100  # Maximum shift, in lines up or down, that is found.
@@ -40,8 +49,6 @@ _CHANGE = 14.0  # Cost of changing the offset along a path, in nats.
 _FEWEST_LINES = 10
 _FEWEST_UNRELATED = 20
 _UNRELATED = 2 * MOST_OFFSET + 1  # Index of the state in which no offset fits.
-Values = npt.NDArray[np.floating]
-Lengths = npt.NDArray[np.integer]
 Offsets = npt.NDArray[np.int16]
 
 
@@ -54,16 +61,19 @@ class Range:
     # The translation of source line i is target line i + offset; None if no offset fits.
     offset: int | None
 
+    def moved(self, count: int) -> Range:
+        """Return the range in a corpus with ``count`` more lines in front."""
+        return Range(self.start + count, self.end + count, self.offset)
+
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
     """Merge consecutive ranges with the same offset."""
     joint: list[Range] = []
     for part in ranges:
-        last = joint[-1] if joint else None
-        if last and (last.end + 1, last.offset) == (part.start, part.offset):
-            joint[-1] = Range(last.start, part.end, part.offset)
-        else:
-            joint.append(part)
+        start = part.start
+        if joint and joint[-1].end + 1 == start and joint[-1].offset == part.offset:
+            start = joint.pop().start
+        joint.append(Range(start, part.end, part.offset))
     return joint
 
 
@@ -89,20 +99,25 @@ def find_ranges(
     odd = np.flatnonzero(is_odd(here))
     if not len(odd):
         return
-    for part in np.split(odd, np.flatnonzero(np.diff(odd) > 2 * _MARGIN) + 1):
-        start, stop = max(int(part[0]) - _MARGIN, 0), min(int(part[-1]) + _MARGIN, len(rows))
+    is_far = np.diff(odd) > 2 * _MARGIN
+    for part in np.split(odd, np.flatnonzero(is_far) + 1):
+        start = max(int(part[0]) - _MARGIN, 0)
+        stop = min(int(part[-1]) + _MARGIN, len(rows))
         table = _evidence_table(scorer, evidence, rows, start, stop)
-        table[np.arange(stop - start), learned[start:stop] + MOST_OFFSET] = there[start:stop]
+        columns = learned[start:stop] + MOST_OFFSET
+        table[np.arange(stop - start), columns] = there[start:stop]
         yield from path_ranges(best_path(table), start)
 
 
-def is_odd(nats: Values) -> npt.NDArray[np.bool_]:
+def is_odd(nats: Values) -> Mask:
     """Return a mask of the lines around which evidence is low, compared with most lines. (n,)."""
     sums = np.concatenate(([0.0], np.cumsum(nats)))
     places = np.arange(len(nats))
-    first, last = (places - _NEAR // 2).clip(0), (places + _NEAR // 2).clip(max=len(nats))
+    first = (places - _NEAR // 2).clip(0)
+    last = (places + _NEAR // 2).clip(max=len(nats))
     means = (sums[last] - sums[first]) / (last - first)
-    return means < 0.5 * max(float(np.quantile(means, 0.9)), 0.0)
+    usual = float(np.quantile(means, 0.9))
+    return means < 0.5 * max(usual, 0.0)
 
 
 def _evidence_table(
@@ -110,15 +125,19 @@ def _evidence_table(
 ) -> npt.NDArray[np.float32]:
     """Return the evidence for each line of a region at each offset, in nats. (L, O)."""
     lines = scorer.lexicon.lines
-    table = np.full((stop - start, 2 * MOST_OFFSET + 1), -MOST_AGAINST, np.float32)
+    shape = stop - start, 2 * MOST_OFFSET + 1
+    table = np.full(shape, -MOST_AGAINST, np.float32)
     for first in range(start, stop, _AT_ONCE):
         last = min(first + _AT_ONCE, stop)
         sources = rows[first:last]
         targets = rows[max(first - MOST_OFFSET, 0) : last + MOST_OFFSET]
-        lengths = lines.source_lengths[sources][:, None], lines.target_lengths[targets]
-        nats = evidence(Measured.of(scorer.score_all(sources, targets), *lengths))
+        scores = scorer.score_all(sources, targets)
+        source_lengths = lines.source_lengths[sources]
+        target_lengths = lines.target_lengths[targets]
+        nats = evidence(PairMeasures.of(scores, source_lengths[:, None], target_lengths))
         columns = targets - sources[:, None] + MOST_OFFSET
-        line, place = np.nonzero((columns >= 0) & (columns < table.shape[1]))
+        is_inside = (columns >= 0) & (columns < table.shape[1])
+        line, place = np.nonzero(is_inside)
         table[first - start + line, columns[line, place]] = nats[line, place]
     return table
 
@@ -135,9 +154,11 @@ def best_path(evidence: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     num, width = evidence.shape
     best = np.full(width + 1, -_CHANGE / 2)
     best[width // 2] = 0.0
-    stays, origins = np.empty((num, width + 1), np.bool_), np.empty(num, np.int64)
+    stays = np.empty((num, width + 1), np.bool_)
+    origins = np.empty(num, np.int64)
     for line, nats in enumerate(evidence):
-        origins[line] = origin = int(best.argmax())
+        origin = int(best.argmax())
+        origins[line] = origin
         changed = best[origin] - _CHANGE
         stays[line] = best >= changed
         np.maximum(best, changed, out=best)
@@ -162,25 +183,42 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
         path: Chosen column (target offset) of each source line. (L,).
         start: Number of lines of the corpus before the first line of the path.
     """
-    stretches: list[tuple[int, int, int]] = []
-
-    def add(state: int, first: int, last: int, gap: int) -> None:
-        if stretches and stretches[-1][0] == state and first - stretches[-1][2] <= gap:
-            first = stretches.pop()[1]
-        stretches.append((state, first, last))
-
     cuts = np.concatenate(([0], np.flatnonzero(np.diff(path)) + 1, [len(path)]))
+    stretches: list[_Stretch] = []
     for first, last in pairwise(cuts.tolist()):
-        is_short = last - first < _FEWEST_LINES and path[first] != MOST_OFFSET
-        add(_UNRELATED if is_short else int(path[first]), first, last, 0)
-    short_and_long, stretches = stretches, []
-    for state, first, last in short_and_long:
-        if last - first >= (_FEWEST_UNRELATED if state == _UNRELATED else _FEWEST_LINES):
-            add(state, first, last, _FEWEST_UNRELATED)
-    for state, first, last in stretches:
+        state = int(path[first])
+        if last - first < _FEWEST_LINES and state != MOST_OFFSET:
+            state = _UNRELATED
+        stretches.append(_Stretch(state, first, last))
+    long: list[_Stretch] = []
+    for stretch in _merged(stretches, 0):
+        fewest = _FEWEST_UNRELATED if stretch.state == _UNRELATED else _FEWEST_LINES
+        if stretch.last - stretch.first >= fewest:
+            long.append(stretch)
+    for state, first, last in _merged(long, _FEWEST_UNRELATED):
         if state != MOST_OFFSET:
             offset = None if state == _UNRELATED else state - MOST_OFFSET
             yield Range(start + first + 1, start + last, offset)
+
+
+class _Stretch(NamedTuple):
+    """Consecutive lines of a path in the same state."""
+
+    state: int  # Column of the path, or `_UNRELATED`.
+    first: int
+    last: int  # Exclusive.
+
+
+def _merged(stretches: Iterable[_Stretch], most_between: int) -> list[_Stretch]:
+    """Merge neighbours in the same state with few lines between them."""
+    merged: list[_Stretch] = []
+    for state, first, last in stretches:
+        before = merged[-1] if merged else None
+        if before and before.state == state and first - before.last <= most_between:
+            merged[-1] = _Stretch(state, before.first, last)
+        else:
+            merged.append(_Stretch(state, first, last))
+    return merged
 
 
 def first_offsets(lines: Lines, low: int, high: int) -> Rows:
@@ -191,8 +229,9 @@ def first_offsets(lines: Lines, low: int, high: int) -> Rows:
         low: First row of the corpus.
         high: Row after its last row.
     """
-    lengths = lines.source_lengths[low:high], lines.target_lengths[low:high]
-    offsets, agreement = likely_offsets(*lengths)
+    source_lengths = lines.source_lengths[low:high]
+    target_lengths = lines.target_lengths[low:high]
+    offsets, agreement = likely_offsets(source_lengths, target_lengths)
     is_unknown = (offsets == 0) & (agreement < _LEAST_AGREEMENT)
     if not is_unknown.any():
         return offsets
@@ -215,32 +254,40 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
     if num < _WINDOW:
         return np.zeros(num, np.int64), np.ones(num)
     starts = np.arange(0, num - _WINDOW + 1, _HOP)
-    source, target = np.log1p(source_lengths), np.log1p(target_lengths)
-    (source_means, source_spreads), (target_means, target_spreads) = map(_moments, (source, target))
+    source = np.log1p(source_lengths)
+    target = np.log1p(target_lengths)
+    source_means, source_variances = _moments(source)
+    target_means, target_variances = _moments(target)
 
     def agreement_at(offset: int) -> Values:
-        first, last = max(-offset, 0), num - max(offset, 0)  # lines with a target
-        found = np.zeros(len(starts))
-        inside = (starts >= first) & (starts + _WINDOW <= last)
-        own = starts[inside]
+        first = max(-offset, 0)  # lines with a target
+        last = num - max(offset, 0)
+        agreement = np.zeros(len(starts))
+        is_inside = (starts >= first) & (starts + _WINDOW <= last)
+        own = starts[is_inside]
+        other = own + offset
         products = source[first:last] * target[first + offset : last + offset]
         means = _window_means(products)[own - first]
-        covariance = means - source_means[own] * target_means[own + offset]
-        spread = source_spreads[own] * target_spreads[own + offset]
+        covariance = means - source_means[own] * target_means[other]
+        spread = source_variances[own] * target_variances[other]
         correlation = covariance / np.sqrt(np.maximum(spread, 1e-12))
-        found[inside] = np.where(spread > 1e-9, np.arctanh(correlation.clip(-0.999, 0.999)), 0.0)
-        return found
+        fisher = np.arctanh(correlation.clip(-0.999, 0.999))
+        agreement[is_inside] = np.where(spread > 1e-9, fisher, 0.0)
+        return agreement
 
     here = agreement_at(0)
-    best, gain = np.zeros(len(starts), np.int64), np.full(len(starts), -np.inf)
+    best = np.zeros(len(starts), np.int64)
+    gain = np.full(len(starts), -np.inf)
     most = min(MOST_OFFSET, num - _WINDOW)
     for offset in range(-most, most + 1):
-        there = agreement_at(offset) - here
-        better = there > gain
-        best[better], gain[better] = offset, there[better]
-    is_better = gain >= _FISHER_GAIN / np.sqrt(_WINDOW - 3)
+        gain_at = agreement_at(offset) - here
+        is_better = gain_at > gain
+        best[is_better] = offset
+        gain[is_better] = gain_at[is_better]
+    is_clear = gain >= _FISHER_GAIN / np.sqrt(_WINDOW - 3)
+    offsets = np.where(is_clear, best, 0)
+    agreement = here + np.where(is_clear, gain, 0.0)
     windows = np.minimum(np.arange(num) // _HOP, len(best) - 1)
-    offsets, agreement = np.where(is_better, best, 0), here + np.where(is_better, gain, 0.0)
     return offsets[windows], agreement[windows]
 
 
@@ -279,10 +326,12 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
     for place, offset in enumerate(offsets.tolist()):
         own = slice(max(-offset, 0), num - max(offset, 0))
         other = slice(max(offset, 0), num + min(offset, 0))
-        sums[place] = (source[own, own] * target[other, other]).sum() / (num - abs(offset)) ** 2
+        products = source[own, own] * target[other, other]
+        sums[place] = products.sum() / (num - abs(offset)) ** 2
     best = int(sums.argmax())
     others = np.delete(sums, best)
-    return int(offsets[best]) if sums[best] > others.mean() + _LIKE_GAIN * others.std() else 0
+    least = others.mean() + _LIKE_GAIN * others.std()
+    return int(offsets[best]) if sums[best] > least else 0
 
 
 def _likeness(flat: FlatIds) -> npt.NDArray[np.float32]:
@@ -291,10 +340,13 @@ def _likeness(flat: FlatIds) -> npt.NDArray[np.float32]:
     num = len(flat.lengths)
     is_rare = (counts > 1) & (counts < max(num // 20, 3))
     column = np.cumsum(is_rare) - 1
-    used = is_rare[places]
+    is_used = is_rare[places]
+    rows = flat.sentences[is_used]
+    words = places[is_used]
     bags = np.zeros((num, int(is_rare.sum())), np.float32)
-    bags[flat.sentences[used], column[places[used]]] = 1 / np.sqrt(counts[places[used]])
-    bags /= np.maximum(np.sqrt((bags**2).sum(1, keepdims=True)), 1e-6)
+    bags[rows, column[words]] = 1 / np.sqrt(counts[words])
+    norms = np.sqrt((bags**2).sum(1, keepdims=True))
+    bags /= np.maximum(norms, 1e-6)
     cosines: npt.NDArray[np.float32] = bags @ bags.T
     np.fill_diagonal(cosines, 0)
     return cosines

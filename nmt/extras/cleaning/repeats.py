@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,7 +32,6 @@ ROW_WORDS = _NUM_KEYS + _SKETCH_WORDS
 _NUM_VALUES = 8 * _SKETCH_WORDS
 _MIN_SKETCHED = 16
 _HELD_AT_ONCE = 1 << 20
-_COMPARED_AT_ONCE = 1 << 16
 _NOT_WORDS = re.compile(r"[\W_]+")
 _NOT_MARKS = re.compile(r"[^\w\s\u0300-\u036f\u0591-\u05c7\u0610-\u065f\u0900-\u0dff\u0e00-\u109f]")
 _rng = np.random.default_rng(22)
@@ -68,13 +68,16 @@ def pair_hashes(pairs: Sequence[tuple[str, str]], *, sketches: bool) -> Hashes:
         sketches: Whether to compute MinHash sketches for near duplicates. If not, sketches are 0.
     """
     rows = np.zeros((len(pairs), ROW_WORDS), dtype=np.uint64)
-    texts = [(normalized(source), normalized(target)) for source, target in pairs]
-    for row, (pair, (source, target)) in enumerate(zip(pairs, texts, strict=True)):
-        rows[row, :_NUM_KEYS] = (
-            stable_hash("\0".join(pair)), stable_hash(f"{source}\0{target}"),
-            stable_hash(source), stable_hash(target),
-        )  # fmt: skip
-    if sketches and len(texts):
+    texts: list[tuple[str, str]] = []
+    for row, (source, target) in zip(rows, pairs, strict=True):
+        plain_source = normalized(source)
+        plain_target = normalized(target)
+        texts.append((plain_source, plain_target))
+        row[_PAIR] = stable_hash(f"{source}\0{target}")
+        row[_NORMALIZED] = stable_hash(f"{plain_source}\0{plain_target}")
+        row[_SOURCE] = stable_hash(plain_source)
+        row[_TARGET] = stable_hash(plain_target)
+    if sketches and texts:
         rows[:, _NUM_KEYS:] = _sketches(texts)
     return rows
 
@@ -84,21 +87,26 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
 
     A pair of few words gets 0, which matches no other pair.
     """
-    lengths = np.zeros(len(texts), dtype=np.int64)
     hashes: list[int] = []
-    for row, (source, target) in enumerate(texts):
-        words = [*source.split(), *(f"\0{word}" for word in target.split())]
-        lengths[row] = len(words)
-        hashes += map(word_hash, words) if words else [0]
+    starts: list[int] = []
+    lengths: list[int] = []
+    for source, target in texts:
+        target_words = (f"\0{word}" for word in target.split())
+        words = [*source.split(), *target_words]
+        starts.append(len(hashes))
+        lengths.append(len(words))
+        hashes += map(word_hash, words)
+        if not words:
+            hashes.append(0)  # `reduceat` needs a value
     values = np.array(hashes, dtype=np.uint64)
-    starts = np.concatenate(([0], np.cumsum(np.maximum(lengths, 1))[:-1]))
     sketch = np.empty((len(texts), _NUM_VALUES), dtype=np.uint8)
-    for column, (factor, shift) in enumerate(zip(_FACTORS, _SHIFTS, strict=True)):
+    for column in range(_NUM_VALUES):
+        permuted = values * _FACTORS[column] + _SHIFTS[column]
         # The low bits of a minimum are nearly uniform.
-        least = np.minimum.reduceat((values * factor + shift) >> np.uint64(16), starts)
+        least = np.minimum.reduceat(permuted >> np.uint64(16), starts)
         sketch[:, column] = least.astype(np.uint8)
     bands = sketch.view(np.uint64)
-    bands[lengths < _MIN_SKETCHED] = 0
+    bands[np.array(lengths) < _MIN_SKETCHED] = 0
     return bands
 
 
@@ -116,7 +124,8 @@ class RepeatFinder:
     """
 
     def __init__(self, folder: Path, *, held_at_once: int = _HELD_AT_ONCE) -> None:
-        self._folder, self._held_at_once = folder, held_at_once
+        self._folder = folder
+        self._held_at_once = held_at_once
         for column in range(ROW_WORDS):
             self._path(column).write_bytes(b"")
         self.count = 0
@@ -136,9 +145,11 @@ class RepeatFinder:
 
         Any process with access to the folder can call this method.
         """
-        found = {name: Column(self._folder / f"{name}.bin", np.float32, self.count)
-                 for name in _REASONS if name in actions}  # fmt: skip
-        for name, column in (("duplicate", _PAIR), ("normalized_duplicate", _NORMALIZED)):
+        found: dict[str, Column] = {}
+        for name in _REASONS:
+            if name in actions:
+                found[name] = Column(self._folder / f"{name}.bin", np.float32, self.count)
+        for name, column in {"duplicate": _PAIR, "normalized_duplicate": _NORMALIZED}.items():
             if name in found:
                 for later, _ in self._later(column):
                     found[name].raise_to(later, np.ones(len(later)))
@@ -152,28 +163,28 @@ class RepeatFinder:
                 found["boilerplate"].raise_to(rows, counts)
         return Repeats(found, filters)
 
-    def _blocks(self, column: int) -> Iterator[Hashes]:
-        with self._path(column).open("rb") as file:
-            while block := file.read(8 * self._held_at_once):
-                yield np.frombuffer(block, dtype=np.uint64)
+    def _column(self, column: int) -> Hashes:
+        """Map the file of a column into memory. (count,)."""
+        if not self.count:  # an empty file cannot be mapped
+            return np.empty(0, np.uint64)
+        return np.memmap(self._path(column), np.uint64, "r")
 
-    def _parts(self, *columns: int) -> Iterator[tuple[Rows, Hashes]]:
+    def _parts(self, *columns: int) -> Iterator[tuple[Rows, list[Hashes]]]:
         """Yield rows and their hashes in the given columns, in parts that fit into memory.
 
         Rows with an equal hash in the first column are in the same part. Rows with a 0 there have
         no sketch and are left out.
         """
-        num_parts = np.uint64(max(-(-self.count // self._held_at_once), 1))
-        for part in range(int(num_parts)):
+        mapped = [self._column(column) for column in columns]
+        num_parts = max(-(-self.count // self._held_at_once), 1)
+        for part in range(num_parts):
             places = [np.zeros(0, np.int64)]
-            hashes, start = [np.zeros((len(columns), 0), np.uint64)], 0
-            for block in zip(*map(self._blocks, columns), strict=True):
-                is_here = block[0] % num_parts == np.uint64(part)
-                where = np.flatnonzero(is_here & (block[0] != 0))
-                places.append(where + start)
-                hashes.append(np.array([each[where] for each in block]))
-                start += len(block[0])
-            yield np.concatenate(places), np.concatenate(hashes, axis=1)
+            for start in range(0, self.count, self._held_at_once):
+                block = mapped[0][start : start + self._held_at_once]
+                is_here = (block % np.uint64(num_parts) == part) & (block != 0)
+                places.append(np.flatnonzero(is_here) + start)
+            rows = np.concatenate(places)
+            yield rows, [column[rows] for column in mapped]
 
     def _later(self, column: int) -> Iterator[tuple[Rows, Rows]]:
         """Yield the rows whose hash occurs in an earlier row, and the first row with that hash."""
@@ -185,34 +196,31 @@ class RepeatFinder:
 
     def _near(self, rows: Rows, leaders: Rows, least: float) -> tuple[Rows, npt.NDArray[Any]]:
         """Return the ``rows`` similar to their ``leaders``, and the Jaccard similarities."""
-        mine, other = self._sketches(rows), self._sketches(leaders)
-        same = np.zeros(len(rows))
-        for start in range(0, len(rows), _COMPARED_AT_ONCE):
-            part = slice(start, start + _COMPARED_AT_ONCE)
-            same[part] = (mine[part].view(np.uint8) == other[part].view(np.uint8)).mean(1)
+        values = self._sketches(rows).view(np.uint8)
+        other_values = self._sketches(leaders).view(np.uint8)
+        same = (values == other_values).mean(1)
         jaccard = (same - 1 / 256) / (1 - 1 / 256)  # 8 random bits are equal once in 256
         is_near = jaccard >= least
         return rows[is_near], jaccard[is_near]
 
     def _sketches(self, rows: Rows) -> Hashes:
         """Read the sketches of rows from the files. (rows, _SKETCH_WORDS)."""
-        asked, places = np.unique(rows, return_inverse=True)
-        found = np.empty((len(asked), _SKETCH_WORDS), np.uint64)
+        in_order, places = np.unique(rows, return_inverse=True)
+        sketches = np.empty((len(rows), _SKETCH_WORDS), np.uint64)
         for word in range(_SKETCH_WORDS):
-            start = 0
-            for block in self._blocks(_NUM_KEYS + word):
-                low, high = np.searchsorted(asked, (start, start + len(block)))
-                found[low:high, word] = block[asked[low:high] - start]
-                start += len(block)
-        return found[places]
+            column = self._column(_NUM_KEYS + word)
+            sketches[:, word] = column[in_order][places]
+        return sketches
 
     def _boilerplate(self, least: float) -> Iterator[tuple[Rows, Rows]]:
         """Yield rows whose target has ``least`` or more sources, and the number of sources."""
-        for places, (targets, sources) in self._parts(_TARGET, _SOURCE):
-            groups, kinds = (np.unique(x, return_inverse=True)[1] for x in (targets, sources))
-            distinct = np.unique(groups * len(groups) + kinds)
-            counts = np.bincount(distinct // max(len(groups), 1))[groups]
-            yield places[counts >= least], counts[counts >= least]
+        for rows, (targets, sources) in self._parts(_TARGET, _SOURCE):
+            _, target_of = np.unique(targets, return_inverse=True)
+            _, source_of = np.unique(sources, return_inverse=True)
+            width = max(len(rows), 1)
+            distinct = np.unique(target_of * width + source_of)
+            counts = np.bincount(distinct // width)[target_of]
+            yield rows[counts >= least], counts[counts >= least]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +235,17 @@ class Repeats:
 
         Of the kinds of duplicates, only the first that applies to a pair is returned.
         """
-        findings: dict[int, list[PairProblem]] = {}
-        is_known = np.zeros(max(end - start, 0), np.bool_)
+        problems = defaultdict[int, list[PairProblem]](list)
+        is_duplicate = np.zeros(max(end - start, 0), np.bool_)
         for name, column in self.found.items():
-            limit, values = self.filters.rule(name).limit, column[start:end]
+            limit = self.filters.rule(name).limit
+            values = column[start:end]
             if name != "boilerplate":
-                values[is_known[: len(values)]] = 0
-                is_known[: len(values)] |= values > 0
+                values[is_duplicate[: len(values)]] = 0
+                is_duplicate[: len(values)] |= values > 0
             for row in np.flatnonzero(values).tolist():
-                seen = () if limit is None else (float(values[row]), limit)
-                findings.setdefault(start + row, []).append(PairProblem(name, *seen))
-        return findings
+                problem = PairProblem(name)
+                if limit is not None:
+                    problem = PairProblem(name, float(values[row]), limit)
+                problems[start + row].append(problem)
+        return problems

@@ -37,7 +37,9 @@ class Column:
     """
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, size: int) -> None:
-        self._path, self._dtype, self._size = path, np.dtype(dtype), size
+        self._path = path
+        self._dtype = np.dtype(dtype)
+        self._size = size
         with path.open("wb") as file:
             file.truncate(size * self._dtype.itemsize)
 
@@ -48,13 +50,16 @@ class Column:
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
         """Return the values of a range of rows."""
         start, stop, step = rows.indices(self._size)
-        place = start * self._dtype.itemsize
-        return np.fromfile(self._path, self._dtype, max(stop - start, 0), offset=place)[::step]
+        count = max(stop - start, 0)
+        offset = start * self._dtype.itemsize
+        values = np.fromfile(self._path, self._dtype, count, offset=offset)
+        return values[::step]
 
     def __setitem__(self, rows: slice, values: npt.NDArray[Any]) -> None:
         """Write the values of a range of rows."""
+        start, _, _ = rows.indices(self._size)
         with self._path.open("r+b") as file:
-            file.seek(rows.indices(self._size)[0] * self._dtype.itemsize)
+            file.seek(start * self._dtype.itemsize)
             file.write(values.astype(self._dtype).tobytes())
 
     def raise_to(self, rows: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
@@ -62,7 +67,8 @@ class Column:
         for start in range(0, self._size, _AT_ONCE):
             low, high = np.searchsorted(rows, (start, start + _AT_ONCE))
             if low < high:
-                window, places = self[start : start + _AT_ONCE], rows[low:high] - start
+                window = self[start : start + _AT_ONCE]
+                places = rows[low:high] - start
                 window[places] = np.maximum(window[places], values[low:high])
                 self[start:] = window
 
@@ -72,7 +78,8 @@ Scores = npt.NDArray[np.float32] | Column
 # Source and target texts -> the score of each pair.
 ScorePairs = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
 # Files of scores, with the columns corpus, line and score.
-LEXICAL, DUAL = "lexical.tsv.gz", "dual_cross_entropy.tsv.gz"
+LEXICAL = "lexical.tsv.gz"
+DUAL = "dual_cross_entropy.tsv.gz"
 
 
 def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.float32]:
@@ -96,10 +103,11 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
                 problem = f"{path}, line {number:,}: {shown!r} is not a number."
                 fix = "Write one number per line, higher for better pairs, or nan for no score."
                 raise DataError(problem, fix=fix) from error
-    if len(values) < num_lines or (len(values) > num_lines and not is_part):
+    has_more = len(values) > num_lines
+    if len(values) < num_lines or (has_more and not is_part):
         problem = f"{path} has {len(values):,} scores, but the corpus has {num_lines:,} lines."
         raise DataError(problem, fix="Score the corpus again, with one number for every line.")
-    return np.frombuffer(values, np.float32)[:num_lines] if values else np.zeros(0, np.float32)
+    return np.array(values[:num_lines], np.float32)
 
 
 def write_scores(
@@ -114,10 +122,12 @@ def write_scores(
     """
     with open_table(path, "corpus", "line", "score") as file:
         for corpus, values in scores.items():
-            numbers = range(1, len(values) + 1) if lines is None else lines[corpus]
+            numbers: Sequence[int] = range(1, len(values) + 1)
+            if lines is not None:
+                numbers = lines[corpus]
             for start in range(0, len(values), _WRITTEN_AT_ONCE):
-                part = values[start : start + _WRITTEN_AT_ONCE].tolist()
-                rows = zip(numbers[start : start + _WRITTEN_AT_ONCE], part, strict=True)
+                part = slice(start, start + _WRITTEN_AT_ONCE)
+                rows = zip(numbers[part], values[part].tolist(), strict=True)
                 text = "".join(f"{corpus}\t{line}\t{value:.4f}\n" for line, value in rows)
                 file.write(text.encode())
 
@@ -133,24 +143,23 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
         ConfigError: The models do not cover both directions between the languages.
         CheckpointError: A model is missing or damaged.
     """
-    scorers = map(load_attribute("nmt.inference.scorer:Scorer").load, runs)  # which loads torch
-    found = {scorer.languages: scorer for scorer in scorers}
-    there = matching_pairs(languages, found)
-    back = matching_pairs(languages[::-1], found)
+    load = load_attribute("nmt.inference.scorer:Scorer").load  # which loads torch
+    scorers = {scorer.languages: scorer for scorer in map(load, runs)}
+    there = matching_pairs(languages, scorers)
+    back = matching_pairs(languages[::-1], scorers)
     if len(there) != 1 or len(back) != 1:
-        directions = ", ".join("-".join(each) for each in found)
+        directions = ", ".join(map("-".join, scorers))
         both = f"{'-'.join(languages)} and {'-'.join(languages[::-1])}"
         problem = f"`score_with` needs two models, {both}, but got {directions or 'no model'}."
         raise ConfigError(problem, fix="Pass two run or model folders, separated by a comma.")
-    forward = found[there[0]]
-    backward = found[back[0]]
+    forward = scorers[there[0]]
+    backward = scorers[back[0]]
 
     def score(pairs: Sequence[tuple[str, str]]) -> list[float]:
-        swapped = backward.score([(target, source) for source, target in pairs])
-        return [
-            dual_score(_entropy(one), _entropy(other))
-            for one, other in zip(forward.score(pairs), swapped, strict=True)
-        ]
+        swapped = [(target, source) for source, target in pairs]
+        forward_entropies = map(_entropy, forward.score(pairs))
+        backward_entropies = map(_entropy, backward.score(swapped))
+        return list(map(dual_score, forward_entropies, backward_entropies))
 
     return score
 
@@ -167,7 +176,8 @@ def dual_score(forward: float, backward: float) -> float:
     >>> dual_score(0, 0), dual_score(1, 3) == math.exp(-(2 + 2))
     (1.0, True)
     """
-    return math.exp(-(abs(forward - backward) + (forward + backward) / 2))
+    mean = (forward + backward) / 2
+    return math.exp(-(abs(forward - backward) + mean))
 
 
 def _entropy(pair: Any) -> float:

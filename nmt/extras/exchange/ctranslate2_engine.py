@@ -19,9 +19,10 @@ same step, CTranslate2 returns only K of them.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,15 @@ def lacking(needs: Needs) -> list[str]:
     >>> lacking(Needs(decoding=DecodingConfig(sampling=True), outputs=frozenset({"attention"})))
     ['decoding.sampling true', 'attention']
     """
-    found = not_followed(needs.decoding)
-    found += [_CONSTRAINTS] if needs.constraints else []
-    return found + sorted(needs.outputs - _OUTPUTS)
+    names = not_followed(needs.decoding)
+    if needs.constraints:
+        names.append(_CONSTRAINTS)
+    return names + sorted(needs.outputs - _OUTPUTS)
+
+
+def _tokens_of(vocabulary: Sequence[str], rows: Iterable[Sequence[int]]) -> list[_Tokens]:
+    """Return the tokens of sentences of ids."""
+    return [list(map(vocabulary.__getitem__, ids)) for ids in rows]
 
 
 class CTranslate2Engine(Engine):
@@ -126,11 +133,8 @@ class CTranslate2Engine(Engine):
                 inter_threads=self._threads,
                 intra_threads=1,
             )
-            shared = folder / "shared_vocabulary.json"
-            paths = [folder / f"{side}_vocabulary.json" for side in ("source", "target")]
-            self._source_tokens, self._target_tokens = (
-                field(read_json(shared if shared.is_file() else path), kind=list) for path in paths
-            )
+            self._source_tokens = _vocabulary(folder, "source")
+            self._target_tokens = _vocabulary(folder, "target")
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
             problem = f"{folder} cannot be loaded by CTranslate2: {error}."
             again = shell_command("export", "RUN", to="ctranslate2", output="FOLDER")
@@ -141,9 +145,10 @@ class CTranslate2Engine(Engine):
 
     @override
     def lacks(self, needs: Needs) -> list[str]:
-        without_map = needs.decoding.shortlist and not self._has_map
-        missing = ["decoding.shortlist true (exported without a shortlist)"] if without_map else []
-        return lacking(needs) + missing
+        missing = lacking(needs)
+        if needs.decoding.shortlist and not self._has_map:
+            missing.append("decoding.shortlist true (exported without a shortlist)")
+        return missing
 
     @property
     @override
@@ -160,30 +165,36 @@ class CTranslate2Engine(Engine):
         fixed = constraints or [NONE] * len(sources)
         if any(replace(each, start=None) != NONE for each in fixed):
             raise EngineLacksError.of(self.name, [_CONSTRAINTS])
-        starts = [[self._target_tokens[index] for index in each.first_ids] for each in fixed]
-        inputs = list(zip(self._texts(sources), starts, strict=True))
+        texts = _tokens_of(self._source_tokens, sources)
+        starts = _tokens_of(self._target_tokens, [each.first_ids for each in fixed])
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
-        found = dict[int, list[Hypothesis]]()
-        rows: Iterable[int] = range(len(sources))
+        hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
+        rows: Sequence[int] = range(len(sources))
         for to_the_limit in (False, True):
-            key = limits.__getitem__ if to_the_limit else (lambda row: limits[row].shortest)
-            for _, group in groupby(sorted(rows, key=key), key):
-                batch = list(group)
-                longest = max(limits[row].longest for row in batch)
-                together = Limits(limits[batch[0]].shortest, longest)
-                own = [inputs[row] for row in batch]
-                outputs = self._run(own, together, options, to_the_limit=to_the_limit)
-                found.update(zip(batch, outputs, strict=True))
-            rows = [
-                row
-                for row, limit in enumerate(limits)
-                if any(len(starts[row]) + len(x.ids) >= limit.longest - 1 for x in found[row])
-            ]
-        return [found[row][: options.n_best] for row in range(len(sources))]
+            groups = defaultdict[Any, list[int]](list)
+            for row in rows:
+                groups[limits[row] if to_the_limit else limits[row].shortest].append(row)
+            for _, batch in sorted(groups.items()):
+                outputs = self._run(
+                    [texts[row] for row in batch],
+                    [starts[row] for row in batch],
+                    Limits(limits[batch[0]].shortest, max(limits[row].longest for row in batch)),
+                    options,
+                    to_the_limit=to_the_limit,
+                )
+                for row, output in zip(batch, outputs, strict=True):
+                    hypotheses[row] = output
+            rows = []
+            for row, limit in enumerate(limits):
+                longest = max((len(each.ids) for each in hypotheses[row]), default=-inf)
+                if len(starts[row]) + longest >= limit.longest - 1:
+                    rows.append(row)
+        return [each[: options.n_best] for each in hypotheses]
 
     def _run(
         self,
-        inputs: Sequence[tuple[_Tokens, _Tokens]],
+        texts: Sequence[_Tokens],
+        starts: Sequence[_Tokens],
         limits: Limits,
         options: DecodingConfig,
         *,
@@ -191,15 +202,15 @@ class CTranslate2Engine(Engine):
     ) -> list[list[Hypothesis]]:
         """Search a batch with the same limits; return all finished hypotheses, best first.
 
-        ``inputs`` contains the source and the start token of each sentence, if any.
+        ``starts`` contains the start token of each sentence, if any.
         Set ``to_the_limit`` if hypotheses are known to reach the length limit. Hypotheses that are
         cut off would displace finished hypotheses, so more hypotheses are requested.
         """
-        texts, starts = map(list, zip(*inputs, strict=True))
         enough = max_finished(options, options.beam_size)
         wanted = min(options.beam_size, enough)
         if to_the_limit and options.beam_size > 1:  # greedy search has one hypothesis
-            wanted = enough = enough + options.beam_size
+            enough += options.beam_size
+            wanted = enough
         results = self._model.translate_batch(
             texts,
             target_prefix=starts,
@@ -217,45 +228,61 @@ class CTranslate2Engine(Engine):
             return_scores=True,
             use_vmap=options.shortlist,
         )
-        outputs = [
-            (row, tokens, score * len(tokens) ** options.length_penalty)
-            for row, result in enumerate(results)
-            for tokens, score in zip(result.hypotheses, result.scores, strict=True)
-        ]
-        end, penalty = self._target_tokens[EOS_ID], length_penalty(options)
-        cut = [(texts[row], tokens) for row, tokens, _ in outputs if tokens[-1] != end]
+        end = self._target_tokens[EOS_ID]
+        cut_sources = []
+        cut_targets = []
+        for text, result in zip(texts, results, strict=True):
+            for tokens in result.hypotheses:
+                if tokens[-1] != end:
+                    cut_sources.append(text)
+                    cut_targets.append(tokens)
         # Add the cost of EOS to hypotheses that were cut off at the limit.
-        ends = iter(self._score(cut) if to_the_limit else [[0.0]] * len(cut))
-        found: list[list[Hypothesis]] = [[] for _ in texts]
-        for row, tokens, log_prob in outputs:
-            total = log_prob if tokens[-1] == end else log_prob + next(ends)[-1]
-            ids = tuple(self._ids[token] for token in tokens if token != end)
-            if total > _IMPOSSIBLE:  # excludes NaN, too
-                score = total / penalty(len(ids) + 1)
-                found[row].append(Hypothesis(ids[len(starts[row]) :], total, score))
-        return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in found]
+        end_log_probs = [0.0] * len(cut_targets)
+        if to_the_limit:
+            end_log_probs = [scores[-1] for scores in self._score(cut_sources, cut_targets)]
+        remaining = iter(end_log_probs)
+        penalty = length_penalty(options)
+        hypotheses = []
+        for start, result in zip(starts, results, strict=True):
+            finished = []
+            for tokens, score in zip(result.hypotheses, result.scores, strict=True):
+                log_prob = score * len(tokens) ** options.length_penalty
+                if tokens[-1] != end:
+                    log_prob += next(remaining)
+                ids = tuple(self._ids[token] for token in tokens if token != end)
+                if log_prob > _IMPOSSIBLE:  # excludes NaN, too
+                    own_score = log_prob / penalty(len(ids) + 1)
+                    finished.append(Hypothesis(ids[len(start) :], log_prob, own_score))
+            finished.sort(key=lambda hypothesis: -hypothesis.score)
+            hypotheses.append(finished)
+        return hypotheses
 
     @override
     def token_log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        texts = ([self._target_tokens[index] for index in ids] for ids in targets)
-        return self._score(list(zip(self._texts(sources), texts, strict=True)))
+        texts = _tokens_of(self._source_tokens, sources)
+        return self._score(texts, _tokens_of(self._target_tokens, targets))
 
-    def _texts(self, sources: Sequence[Sequence[int]]) -> list[_Tokens]:
-        return [[self._source_tokens[index] for index in ids] for ids in sources]
-
-    def _score(self, pairs: Sequence[tuple[_Tokens, _Tokens]]) -> list[list[float]]:
+    def _score(self, sources: Sequence[_Tokens], targets: Sequence[_Tokens]) -> list[list[float]]:
         """Return the log probability of every token of each target, EOS included."""
-        if not pairs:
+        if not sources:
             return []
         results = self._model.score_batch(
-            *map(list, zip(*pairs, strict=True)),
+            sources,
+            targets,
             max_input_length=0,
             max_batch_size=_TOKENS_SCORED,
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
+
+
+def _vocabulary(folder: Path, side: str) -> list[str]:
+    path = folder / "shared_vocabulary.json"
+    if not path.is_file():
+        path = folder / f"{side}_vocabulary.json"
+    return field(read_json(path), kind=list)
 
 
 def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
@@ -267,30 +294,35 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
         CheckpointError: A file is missing or damaged.
     """
     if options.ensemble is not None and options.ensemble.others:
-        raise EngineLacksError.of("ctranslate2", ["ensembles"])
+        _refuse(["ensembles"])
     dtype = parse_dtype(options.dtype)
     if is_ctranslate2(folder):
         if options.checkpoint != "best":
             message = "%s contains a single model; `checkpoint` %s is ignored."
             logger.warning(message, folder, options.checkpoint)
         Manifest.read(folder).verify(folder)
-        config, tokenizers = load_folder_config(folder), load_tokenizers(folder / TOKENIZER)
         place = folder
+        config = load_folder_config(folder)
+        tokenizers = load_tokenizers(folder / TOKENIZER)
     else:
         import_ctranslate2()
-        if refused := lacking(needs):
-            raise EngineLacksError.of("ctranslate2", refused)
+        _refuse(lacking(needs))
         files = find_model(folder, options.checkpoint)
-        config, tokenizers, dtype = files.config, files.tokenizers, dtype or "float32"
-        if refused := [*not_expressed(config.model), *_too_long(config, needs)]:
-            raise EngineLacksError.of("ctranslate2", refused)
+        config = files.config
+        _refuse([*not_expressed(config.model), *_too_long(config, needs)])
+        tokenizers = files.tokenizers
+        dtype = dtype or "float32"
         place = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
     engine = CTranslate2Engine(place, device=options.device, threads=options.threads)
     if dtype not in (None, engine.dtype):
         fix = f"Remove `dtype`, or export again with `quantization` {dtype}."
         raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
-    most, languages = config.max_length, Languages.of(config)
-    return LoadedModel(engine, tokenizers, config.decoding, most, languages)
+    return LoadedModel(engine, tokenizers, config.decoding, config.max_length, Languages.of(config))
+
+
+def _refuse(missing: list[str]) -> None:
+    if missing:
+        raise EngineLacksError.of("ctranslate2", missing)
 
 
 def _too_long(config: InferenceConfig, needs: Needs) -> list[str]:
@@ -302,4 +334,6 @@ def _too_long(config: InferenceConfig, needs: Needs) -> list[str]:
         return ["positions for lines of any length"]
     longest = max(config.max_length, needs.longest)
     needed = positions_needed(longest, config, needs.decoding)
-    return [f"{needed:,} positions (the limit is {rows:,})"] if needed > rows else []
+    if needed <= rows:
+        return []
+    return [f"{needed:,} positions (the limit is {rows:,})"]

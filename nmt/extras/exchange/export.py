@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -101,6 +101,15 @@ class WrittenFolder:
     def as_dict(self) -> dict[str, Any]:
         """Return all fields as plain data for JSON."""
         return asdict(self) | {"output": str(self.output)}
+
+
+@dataclass(frozen=True)
+class ImportSummary(WrittenFolder):
+    """What `nmt import` has written."""
+
+    languages: tuple[str, str]  # Codes of source and target.
+    before: Mapping[str, float] | None = None  # If the vocabulary was changed.
+    after: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

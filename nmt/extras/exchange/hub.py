@@ -1,42 +1,30 @@
-"""``nmt push`` and ``nmt pull``: upload and download models on the Hugging Face Hub.
+"""The Hugging Face Hub, and ``nmt push``, which uploads models to it.
 
-The package huggingface_hub does the work. For model folders, this module adds two checks: a folder
-must be complete before the upload and after the download, and files that can contain code are
-refused. Of other models, only the files that the import reads are downloaded, into the cache of
-huggingface_hub. ``HF_ENDPOINT`` is the address of a different hub; ``HF_TOKEN``, the access token.
+The package huggingface_hub does the work. This module adds a check: files that can contain code are
+refused. ``HF_ENDPOINT`` is the address of a different hub; ``HF_TOKEN``, the access token.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from nmt.checkpoint.files import MODEL, adapter_record
-from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model, log_next_commands
+from nmt.checkpoint.model_folder import CARD, find_model
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
-from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter
-from nmt.extras.exchange.options import EXAMPLE, ImportOptions, PullOptions, PushOptions, is_resized
-from nmt.files.atomic import atomic_folder
-from nmt.files.json_file import MANIFEST, FileRecord, Manifest
+from nmt.extras.exchange.export import HUB_NAME, front_matter
+from nmt.extras.exchange.options import EXAMPLE, PushOptions
+from nmt.files.json_file import MANIFEST, FileRecord
 from nmt.metrics.result import read_report
 
 NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
-# Files that an import reads, except the weights of Hugging Face.
-_IMPORTED = re.compile(
-    r"(\w+_)?(config|vocab)\.json|(tokenizer|added_tokens|special_tokens_map)\.json"
-    r"|[\w.+-]+\.(spm|npz|vocab|yml)|sentencepiece\.bpe\.model"
-)
 _ALLOWED = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)")
 
 
@@ -59,17 +47,6 @@ class PushResult:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class PullResult(WrittenFolder):
-    """What `nmt pull` has downloaded."""
-
-    name: str  # With the commit, so that the same version can be downloaded again.
-
-    @override
-    def as_text(self) -> str:
-        return self.name
-
-
 def push(options: PushOptions) -> PushResult:
     """Upload a model folder; put languages, license and scores into the model card.
 
@@ -80,7 +57,8 @@ def push(options: PushOptions) -> PushResult:
             Hub name.
         DataError: A file in ``scores`` is not a JSON report of `nmt evaluate`.
     """
-    folder, (repository, revision) = options.folder, parse_name(options.name)
+    folder = options.folder
+    repository, revision = parse_name(options.name)
     if revision is not None:
         raise ConfigError(f"Cannot push to the revision @{revision}.", fix=f"Pass {repository}.")
     export = shell_command("export", folder, output="FOLDER")
@@ -91,30 +69,44 @@ def push(options: PushOptions) -> PushResult:
     if adapter_record(folder / MODEL):
         problem = f"{folder} contains adapters only, which need the base model."
         raise ConfigError(problem, fix=f"Export the merged model first: {export}")
-    results = [result for path in options.scores for result in _results(path)]
-    index = [{"name": repository.partition("/")[2], "results": results}] if results else None
-    text = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
-    text = text.partition("\n---\n")[2] if text.startswith("---\n") else text
+    results: list[dict[str, Any]] = []
+    for path in options.scores:
+        results += _results(path)
+    index = None
+    if results:
+        index = [{"name": repository.partition("/")[2], "results": results}]
     header = front_matter(model.config, license=options.license, **{"model-index": index})
-    card = header + text.replace(HUB_NAME, repository)
+    card = header + _card_text(folder).replace(HUB_NAME, repository)
     record = FileRecord(len(card.encode()), hashlib.sha256(card.encode()).hexdigest())
     manifest = replace(model.manifest, files={**model.manifest.files, CARD: record})
     seal = manifest.text().encode()
     contents: dict[str, Path | bytes] = {name: folder / name for name in manifest.files}
     contents |= {CARD: card.encode(), MANIFEST: seal}  # other files in the folder stay private
-    sizes = {name: file.size for name, file in manifest.files.items()} | {MANIFEST: len(seal)}
+    sizes = {name: file.size for name, file in manifest.files.items()}
+    sizes[MANIFEST] = len(seal)
     address = None
     if not options.dry_run:
-        with _hub(repository, "pushed") as library:
+        with connection(repository, "pushed") as library:
             api = library.HfApi()
             api.create_repo(repository, private=options.private, exist_ok=True)
             old = {*api.list_repo_files(repository)} - {".gitattributes", *contents}
             operations = [library.CommitOperationDelete(name) for name in sorted(old)]
-            operations += [library.CommitOperationAdd(*item) for item in sorted(contents.items())]
+            for name, content in sorted(contents.items()):
+                operations.append(library.CommitOperationAdd(name, content))
             title = f"Push {model.config.name}"
             commit = api.create_commit(repository, operations, commit_message=title)
             address = str(commit.commit_url)
     return PushResult(repository, sizes, card, address)
+
+
+def _card_text(folder: Path) -> str:
+    """Return the model card without its front matter."""
+    if not (folder / CARD).is_file():
+        return ""
+    text = (folder / CARD).read_text(encoding="utf-8")
+    if text.startswith("---\n"):
+        return text.partition("\n---\n")[2]
+    return text
 
 
 def _results(path: Path) -> Iterator[dict[str, Any]]:
@@ -138,71 +130,10 @@ def _named(name: str, **values: Any) -> dict[str, Any]:
     return {"name": name, "type": name, **values}
 
 
-def pull(options: PullOptions) -> PullResult:
-    """Download a model folder and compare every file with the manifest; or import a model.
-
-    Raises:
-        CheckpointError: The repository is not a supported model or is damaged, or the hub cannot be
-            reached.
-        ConfigError: ``output`` exists, or ``name`` or the languages are not valid.
-    """
-    output, languages = options.output, options.languages
-    own = ImportOptions(source=Path(options.name), output=output, languages=languages)
-    return PullResult(output, fetch(own)[0])
-
-
-def fetch(options: ImportOptions) -> tuple[str, Any]:
-    """Download a model; import it unless it is a model folder that stays as it is.
-
-    Only files that the import needs are downloaded. An unsupported Hugging Face model is refused
-    before the weights are downloaded.
-
-    Args:
-        options: ``source`` is the name on the hub.
-
-    Returns:
-        Repository and commit, and the result of the import or None.
-    """
-    (repository, revision), output = parse_name(str(options.source)), options.output
-    check_new_folder(output, output)
-    with _hub(repository, "pulled") as library:
-        api = library.HfApi()
-        info = api.model_info(repository, revision=revision)
-        names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
-        download = partial(api.snapshot_download, repository, revision=info.sha)
-        if MANIFEST in names:
-            check_names(repository, names)
-        if MANIFEST in names and not is_resized(options):
-            with atomic_folder(output) as folder:
-                download(local_dir=folder, allow_patterns=sorted(names))
-                shutil.rmtree(folder / ".cache", ignore_errors=True)  # written by huggingface_hub
-                Manifest.read(folder).verify(folder)
-                find_model(folder)
-            log_next_commands(output)
-            return f"{repository}@{info.sha}", None
-        from nmt.extras.exchange import import_model, imported  # noqa: PLC0415 - they load torch
-
-        needed = [name for name in sorted(names) if _IMPORTED.fullmatch(name)]
-        if MANIFEST in names:
-            needed = sorted(names)
-        elif imported.HF_CONFIG in names:
-            imported.read_settings(Path(download(allow_patterns=[imported.HF_CONFIG])))
-            needed += imported.weight_files(repository, sorted(names))
-        elif not any(name.endswith(".npz") for name in names):
-            kinds = "an nmt model folder nor a Marian, M2M-100 or NLLB model"
-            problem = f"{repository} is neither {kinds}"
-            fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
-            raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
-        source = Path(download(allow_patterns=needed))
-        origin = f"Imported from {hub_address()}/{repository}, commit {info.sha}, license: "
-        origin += f"{getattr(info.card_data, 'license', None) or 'unknown'}."
-        summary = import_model.import_model(replace(options, source=source), origin=origin)
-    return f"{repository}@{info.sha}", summary
-
-
 def parse_name(text: str) -> tuple[str, str | None]:
     """Split ``ORG/NAME`` or ``ORG/NAME@REVISION`` into repository and revision."""
-    if (match := NAME.fullmatch(text)) is None:
+    match = NAME.fullmatch(text)
+    if match is None:
         fix = f"Write ORG/NAME, such as {EXAMPLE}."
         raise ConfigError(f"{text!r} is not a valid Hub name.", fix=fix)
     return match[1], match[2]
@@ -213,15 +144,21 @@ def check_names(repository: str, names: set[str]) -> None:
 
     So nmt does not download files that can contain code or would be written outside the folder.
     """
-    if others := sorted(name for name in names if not _ALLOWED.fullmatch(name)):
+    others = sorted(name for name in names if not _ALLOWED.fullmatch(name))
+    if others:
         problem = f"{repository} contains files that nmt never writes into a model folder"
         fix = "Pull an earlier version (ORG/NAME@COMMIT), or check who can write to the repository."
         raise CheckpointError(f"{problem}: {', '.join(others[:5])}.", fix=fix)
 
 
 @contextmanager
-def _hub(repository: str, what: str) -> Iterator[Any]:
-    """Yield the package huggingface_hub, and convert errors inside to `CheckpointError`."""
+def connection(repository: str, what: str) -> Iterator[Any]:
+    """Yield the package huggingface_hub, and convert errors inside to `CheckpointError`.
+
+    Args:
+        repository: Name of the repository, for messages.
+        what: What is done: pushed or pulled.
+    """
     if not reaches(hub_address()):
         problem = f"{repository} was not {what}: {hub_address()} cannot be reached."
         raise CheckpointError(problem, fix="Check the network, and HF_ENDPOINT if it is set.")

@@ -26,43 +26,33 @@ import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from dataclasses import dataclass
+from itertools import compress, islice, pairwise
 from math import inf, log, prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from unicodedata import category
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
-from nmt.checkpoint.files import MODEL
-from nmt.checkpoint.model_folder import (
-    TOKENIZER,
-    load_model,
-    write_folder_config,
-    write_model_folder,
-)
 from nmt.config.data import language_symbol, tag_symbol
-from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import matching
 from nmt.device import usable_cores
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.export import write_card
-from nmt.extras.exchange.imported import FloatArray, read_sentencepiece
+from nmt.extras.exchange.imported import FloatArray
 from nmt.extras.exchange.options import ImportOptions
 from nmt.files.lines import decoded_lines, open_binary
 from nmt.files.progress import progress_bar
 from nmt.text import NUM_SPECIAL
-from nmt.text.tokenizer import JOINT, SOURCE, TARGET, Tokenizer, is_tag
+from nmt.text.tokenizer import Tokenizer, is_tag
 
 logger = logging.getLogger(__name__)
 
 IdArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+_Pair = tuple[str, str]
 # Names of the matrices with a row for each entry of a vocabulary, and the side of the vocabulary.
 TABLES = {"source_vectors": 0, "target_vectors": 1, "output_vectors": 1, "output_bias": 1}
 ADD_PIECES = 2000  # Maximum number of new pieces by default.
@@ -108,12 +98,17 @@ def with_pieces(model: Any, pieces: Iterable[Any]) -> Any:
 def _merges(text: str, scores: Mapping[str, float]) -> Iterator[str]:
     """Yield the pieces that BPE builds from the characters of ``text``."""
     symbols = list(text)
-    while pairs := [
-        (-scores[a + b], place) for place, (a, b) in enumerate(pairwise(symbols)) if a + b in scores
-    ]:
-        place = min(pairs)[1]
-        symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
-        yield symbols[place]
+    while True:
+        candidates = []
+        for place, (left, right) in enumerate(pairwise(symbols)):
+            if left + right in scores:
+                candidates.append((-scores[left + right], place))
+        if not candidates:
+            return
+        _, place = min(candidates)
+        merged = symbols[place] + symbols[place + 1]
+        symbols[place : place + 2] = [merged]
+        yield merged
 
 
 def kept_pieces(model: Any, used: Mask, dropped: Collection[str] = ()) -> Mask:
@@ -130,23 +125,29 @@ def kept_pieces(model: Any, used: Mask, dropped: Collection[str] = ()) -> Mask:
     Returns:
         True for pieces to keep. (V,).
     """
-    kept, texts = used.copy(), [piece.piece for piece in model.pieces]
+    texts = [piece.piece for piece in model.pieces]
     kinds = np.array([piece.type for piece in model.pieces])
     scores = np.array([piece.score for piece in model.pieces])
-    kept |= np.isin(kinds, (_KINDS.USER_DEFINED, _KINDS.BYTE))
-    kept[:NUM_SPECIAL] = True
-    is_plain, normal = np.isin(kinds, (_KINDS.NORMAL, _KINDS.UNUSED)), kinds == _KINDS.NORMAL
+    is_plain = np.isin(kinds, (_KINDS.NORMAL, _KINDS.UNUSED))
     ids = {texts[row]: row for row in np.flatnonzero(is_plain)}
+    kept = used | np.isin(kinds, (_KINDS.USER_DEFINED, _KINDS.BYTE))
+    kept[:NUM_SPECIAL] = True
     if is_bpe(model):
-        ranks = {text: scores[row] for text, row in ids.items()}
+        scores_by_text = {text: scores[row] for text, row in ids.items()}
         for row in np.flatnonzero(used & is_plain):
-            kept[[ids[text] for text in _merges(texts[row], ranks)]] = True
-    else:  # the first lowest and the first highest score
-        kept[[np.argmin(np.where(normal, sign * scores, np.inf)) for sign in (1, -1)]] = True
-    spelled = (texts[row] for row in np.flatnonzero(kept & is_plain))
-    needed = {_SPACE, *map(chr, range(128))}.union(*spelled)
-    kept[[ids[char] for char in needed & ids.keys()]] = True
-    kept[[row for row, text in enumerate(texts) if text in dropped]] = False
+            for text in _merges(texts[row], scores_by_text):
+                kept[ids[text]] = True
+    else:
+        is_normal = kinds == _KINDS.NORMAL
+        lowest = np.argmin(np.where(is_normal, scores, np.inf))  # the first, as below
+        highest = np.argmax(np.where(is_normal, scores, -np.inf))
+        kept[[lowest, highest]] = True
+    characters = {_SPACE, *map(chr, range(128))}
+    for row in np.flatnonzero(kept & is_plain):
+        characters.update(texts[row])
+    for character in characters & ids.keys():
+        kept[ids[character]] = True
+    kept[[text in dropped for text in texts]] = False
     return kept
 
 
@@ -171,24 +172,33 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
         Pieces in the order in which they were learned, and the logarithm of their share of all
         pieces.
     """
-    known = {piece.piece for model in models for piece in model.pieces}
-    forbidden = known.union(*(_barred(model) for model in models if is_bpe(model)))
+    known: set[str] = set()
+    barred: set[str] = set()
+    for model in models:
+        known.update(piece.piece for piece in model.pieces)
+        if is_bpe(model):
+            barred |= _barred(model)
     characters = Counter[str]()
     for word, count in words.items():
         characters.update(dict.fromkeys(word, count))
-    common = characters.most_common()
-    unseen = [(x, n) for x, n in common if x not in known and category(x) != "Cc"]
-    new = {text: count for text, count in unseen[:num] if count >= _FEWEST}
+    new: dict[str, int] = {}
+    for character, count in characters.most_common():
+        if len(new) == num or count < _FEWEST:
+            break
+        if character not in known and category(character) != "Cc":
+            new[character] = count
 
     def is_possible(text: str) -> bool:
         classes = {_CLASSES.get(category(char)[0]) for char in text.lstrip(_SPACE)}
-        return len(classes) <= 1 and len(text) <= _LONGEST and text not in forbidden
+        is_new = text not in known and text not in barred
+        return len(classes) <= 1 and len(text) <= _LONGEST and is_new
 
     today = grown(models[-1], (), dict.fromkeys(new, -inf))
-    # Empty strings for unknown characters and bytes.
-    plain = [piece.piece if piece.type == _KINDS.NORMAL else "" for piece in today.pieces]
+    texts = np.array([piece.piece for piece in today.pieces], object)
+    # Unknown characters and bytes are never joined.
+    texts[[piece.type != _KINDS.NORMAL for piece in today.pieces]] = ""
     rows = tokenizer_of(today, is_raw=True).encode_batch([*words])
-    segmented = [[plain[index] for index in ids] for ids in rows]
+    segmented = [texts[ids].tolist() for ids in rows]
     for text, count in _frequent_pairs(segmented, [*words.values()], is_possible):
         if len(new) >= num:
             break
@@ -200,11 +210,14 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
 def _barred(model: Any) -> set[str]:
     """Return the beginnings and ends of old pieces that their own text does not reach."""
     plain = (_KINDS.NORMAL, _KINDS.UNUSED)
-    texts = {piece.piece: row for row, piece in enumerate(model.pieces) if piece.type in plain}
-    rows = tokenizer_of(model, is_raw=True, shows_unused=True).encode_batch([*texts])
-    lost = [text for ids, (text, row) in zip(rows, texts.items(), strict=True) if ids != [row]]
-    cuts = [(text, cut) for text in lost for cut in range(1, len(text))]
-    return {part for text, cut in cuts for part in (text[:cut], text[cut:])}
+    rows = {piece.piece: row for row, piece in enumerate(model.pieces) if piece.type in plain}
+    tokenizer = tokenizer_of(model, is_raw=True, shows_unused=True)
+    parts = set()
+    for (text, row), ids in zip(rows.items(), tokenizer.encode_batch([*rows]), strict=True):
+        if ids != [row]:
+            for cut in range(1, len(text)):
+                parts |= {text[:cut], text[cut:]}
+    return parts
 
 
 def _frequent_pairs(
@@ -220,8 +233,10 @@ def _frequent_pairs(
     Yields:
         The joined text and its frequency.
     """
-    frequency, places = Counter[tuple[str, str]](), defaultdict[tuple[str, str], set[int]](set)
-    touched = set[tuple[str, str]]()
+    frequency = Counter[_Pair]()
+    places = defaultdict[_Pair, set[int]](set)  # Words with the pair.
+    touched = set[_Pair]()
+    heap: list[tuple[int, _Pair]] = []
 
     def add(place: int, sign: int) -> None:
         for pair in filter(all, pairwise(words[place])):
@@ -231,24 +246,26 @@ def _frequent_pairs(
 
     for place in range(len(words)):
         add(place, 1)
-    heap: list[tuple[int, tuple[str, str]]] = []
     while True:
-        for other in touched:
-            heapq.heappush(heap, (-frequency[other], other))
+        for pair in touched:
+            heapq.heappush(heap, (-frequency[pair], pair))
         touched.clear()
-        if not heap or -heap[0][0] < _FEWEST:
+        if not heap:
             return
         count, pair = heapq.heappop(heap)
+        if -count < _FEWEST:
+            return
+        text = "".join(pair)
         # Entries with an old frequency are skipped: the pair has a newer entry.
-        if -count == frequency[pair] and is_possible("".join(pair)):
-            yield "".join(pair), -count
+        if -count == frequency[pair] and is_possible(text):
+            yield text, -count
             for place in places.pop(pair):
                 add(place, -1)
                 words[place] = _joined(words[place], pair)
                 add(place, 1)
 
 
-def _joined(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
+def _joined(symbols: Sequence[str], pair: _Pair) -> list[str]:
     joined: list[str] = []
     for symbol in symbols:
         if joined and (joined[-1], symbol) == pair:
@@ -268,15 +285,19 @@ def grown(model: Any, tags: Sequence[str], pieces: Mapping[str, float]) -> Any:
             model gets them as scores, between its lowest and highest score. In a BPE model, the
             order counts, and all new pieces follow all old ones.
     """
-    scores = [piece.score for piece in model.pieces if piece.type == _KINDS.NORMAL]
-    low, high = min(scores, default=0.0), max(scores, default=0.0)
-    new = {text: min(max(score, low), high) for text, score in pieces.items()}
     if is_bpe(model):
         lowest = min(piece.score for piece in model.pieces)
-        new = {text: lowest - rank for rank, text in enumerate(pieces, start=1)}
-    old, place = list(model.pieces), tags_end(model)
+        scores = [lowest - rank for rank in range(1, len(pieces) + 1)]
+    else:
+        normal = [piece.score for piece in model.pieces if piece.type == _KINDS.NORMAL]
+        low = min(normal, default=0.0)
+        high = max(normal, default=0.0)
+        scores = [min(max(score, low), high) for score in pieces.values()]
+    place = tags_end(model)
+    old = list(model.pieces)
     old[place:place] = [_KINDS(piece=tag, score=0.0, type=_KINDS.USER_DEFINED) for tag in tags]
-    return with_pieces(model, [*old, *(_KINDS(piece=x, score=y) for x, y in new.items())])
+    new = [_KINDS(piece=text, score=score) for text, score in zip(pieces, scores, strict=True)]
+    return with_pieces(model, old + new)
 
 
 def tags_end(model: Any) -> int:
@@ -299,11 +320,13 @@ class Resized:
 
     def grow(self, table: FloatArray) -> FloatArray:
         """Add the rows of new entries to a matrix or vector with the rows of ``kept``."""
-        if not (new := [*self.tags, *self.pieces]):
+        starts = [*self.tags, *self.pieces]
+        if not starts:
             return table
         rest = table[self.otherwise].mean(0)
-        rows = np.stack([table[[*ids]].mean(0) if ids else rest for ids in new])
-        tags, pieces = rows[: len(self.tags)], rows[len(self.tags) :]
+        rows = np.stack([table[[*ids]].mean(0) if ids else rest for ids in starts])
+        tags = rows[: len(self.tags)]
+        pieces = rows[len(self.tags) :]
         return np.concatenate([table[: self.place], tags, table[self.place :], pieces])
 
 
@@ -314,13 +337,18 @@ def sizes_of(models: Sequence[Any], weights: Mapping[str, FloatArray]) -> dict[s
         models: SentencePiece models of source and target.
         weights: By name; their tables may have the rows of another vocabulary.
     """
-    entries = [len(model.pieces) for model in models]
-    count = sum(
-        (entries[TABLES[name]] if name in TABLES else len(array)) * prod(array.shape[1:])
-        for name, array in weights.items()
-    )
-    names = ("source_entries", "target_entries", "parameters", "megabytes")
-    return dict(zip(names, (*entries, count, round(4 * count / 1e6, 1)), strict=True))
+    source_entries, target_entries = (len(model.pieces) for model in models)
+    entries = (source_entries, target_entries)
+    count = 0
+    for name, array in weights.items():
+        num_rows = entries[TABLES[name]] if name in TABLES else len(array)
+        count += num_rows * prod(array.shape[1:])
+    return {
+        "source_entries": source_entries,
+        "target_entries": target_entries,
+        "parameters": count,
+        "megabytes": round(4 * count / 1e6, 1),
+    }
 
 
 def log_sizes(before: Mapping[str, float], after: Mapping[str, float]) -> None:
@@ -347,34 +375,42 @@ def resize(
         CheckpointError: nmt cannot grow this kind of model, or the kept text would change.
     """
     is_joint = models[0] == models[1]
+    tags = language_tags(models[0]) | language_tags(models[1])
+    for code in filter(None, (*options.keep_language, options.like)):
+        if language_symbol(code, tags) is None:  # the message names the tags of one side
+            tokenizer_of(models[0]).language_id(code)
+    for code in options.add_language:
+        if tag_symbol(code, tags):
+            problem = f"The model has a tag of the language {code} already."
+            raise ConfigError(problem, fix="Remove it from `add_language`.")
 
     def texts(name: str, side: int) -> list[Path]:
         paths: Sequence[Path] = getattr(options, name)
         if is_joint:
             return [*paths]
-        texts_of_side = []
+        other = codes[1 - side]
+        chosen = []
         for path in paths:
-            end = path.name.split(".")[1:]
-            if matching(codes[side], end) or not matching(codes[1 - side], end):
-                texts_of_side.append(path)
-        if paths and not texts_of_side:
+            suffixes = path.name.split(".")[1:]
+            if matching(codes[side], suffixes) or not matching(other, suffixes):
+                chosen.append(path)
+        if paths and not chosen:
             fix = "Pass text of both languages: the model has a vocabulary for each."
             raise ConfigError(f"`{name}` has no text for the language {codes[side]}.", fix=fix)
-        return texts_of_side
+        return chosen
 
-    tags = language_tags(models[0]) | language_tags(models[1])
-    for code in filter(None, (*options.keep_language, options.like)):
-        if language_symbol(code, tags) is None:  # the message names the tags of one side
-            tokenizer_of(models[0]).language_id(code)
-    if doubled := [code for code in options.add_language if tag_symbol(code, tags)]:
-        fix = "Remove it from `add_language`."
-        raise ConfigError(f"The model has a tag of the language {doubled[0]} already.", fix=fix)
-    sides: list[Resized] = []
     # Vocabularies with the same entries change together.
-    for group in [(0,)] if is_joint else [(0, 1)] if shared else [(0,), (1,)]:
-        members = [models[side] for side in group]
-        members, kept = _trim(members, options, [texts("keep_vocabulary", side) for side in group])
-        sides += _grow(members, kept, options, [texts("add_vocabulary", side) for side in group])
+    groups: list[list[int]] = [[0], [1]]
+    if is_joint:
+        groups = [[0]]
+    elif shared:
+        groups = [[0, 1]]
+    sides: list[Resized] = []
+    for group in groups:
+        kept_texts = [texts("keep_vocabulary", side) for side in group]
+        trimmed, kept = _trim([models[side] for side in group], options, kept_texts)
+        new_texts = [texts("add_vocabulary", side) for side in group]
+        sides += _grow(trimmed, kept, options, new_texts)
     return sides * 2 if is_joint else sides
 
 
@@ -387,19 +423,25 @@ def language_tags(model: Any) -> dict[str, int]:
 def _blocks(texts: Sequence[Sequence[Path]], what: str) -> Iterator[tuple[int, str, list[str]]]:
     """Yield blocks of lines, each with the index in ``texts`` and its place in the file."""
     with progress_bar(what, unit="lines", leave=False) as bar:
-        for index, path in ((index, path) for index, paths in enumerate(texts) for path in paths):
-            with open_binary(path) as stream:
-                lines, number = decoded_lines(stream, str(path)), 1
-                while block := list(islice(lines, _LINES_AT_ONCE)):
-                    yield index, f"{path}, lines {number:,} to {number + len(block) - 1:,}", block
-                    number += len(block)
-                    bar.update(len(block))
+        for index, paths in enumerate(texts):
+            for path in paths:
+                with open_binary(path) as stream:
+                    lines = decoded_lines(stream, str(path))
+                    first = 1
+                    while block := list(islice(lines, _LINES_AT_ONCE)):
+                        last = first + len(block) - 1
+                        yield index, f"{path}, lines {first:,} to {last:,}", block
+                        first = last + 1
+                        bar.update(len(block))
 
 
 def _ids(tokenizer: Tokenizer, lines: Sequence[str]) -> IdArray:
     """Return the ids of some lines; -1 after each line."""
-    rows = tokenizer.encode_batch(lines, usable_cores())
-    return np.fromiter(chain.from_iterable((*row, -1) for row in rows), np.int64)
+    ids: list[int] = []
+    for row in tokenizer.encode_batch(lines, usable_cores()):
+        ids += row
+        ids.append(-1)
+    return np.array(ids, np.int64)
 
 
 def _trim(
@@ -412,21 +454,25 @@ def _trim(
     Memory holds one block of lines.
     """
     tags = language_tags(models[0])
-    wanted = {language_symbol(code, tags) for code in options.keep_language} or {*tags}
-    # The last entry is for -1. Without text, all entries stay.
-    used = np.full(len(models[0].pieces) + 1, not options.keep_vocabulary)
+    dropped: set[str] = set()
+    if options.keep_language:
+        dropped = {*tags}.difference(language_symbol(x, tags) for x in options.keep_language)
     before = [tokenizer_of(model) for model in models]
     readers = [[tokenizer] for tokenizer in before]
-    for model, both in zip(models, readers, strict=True):
-        if both[0].is_imported and is_bpe(model):
-            both.append(tokenizer_of(model, shows_unused=True))
+    for model, tokenizers in zip(models, readers, strict=True):
+        if tokenizers[0].is_imported and is_bpe(model):
+            tokenizers.append(tokenizer_of(model, shows_unused=True))
+    # The last entry is for -1. Without text, all entries stay.
+    used = np.full(len(models[0].pieces) + 1, not options.keep_vocabulary)
     for index, _, lines in _blocks(texts, "counting subwords"):
         for tokenizer in readers[index]:
             used[_ids(tokenizer, lines)] = True
-    masks = [kept_pieces(model, used[:-1], {*tags} - wanted) for model in models]
-    kept = np.flatnonzero(np.any(masks, axis=0))
-    trimmed = [with_pieces(model, [model.pieces[row] for row in kept]) for model in models]
-    after, old_ids = [tokenizer_of(model) for model in trimmed], np.append(kept, -1)
+    masks = [kept_pieces(model, used[:-1], dropped) for model in models]
+    is_kept = np.any(masks, axis=0)
+    kept = np.flatnonzero(is_kept)
+    trimmed = [with_pieces(model, compress(model.pieces, is_kept)) for model in models]
+    after = [tokenizer_of(model) for model in trimmed]
+    old_ids = np.append(kept, -1)
     for index, place, lines in _blocks(texts, "comparing subwords"):
         if not np.array_equal(_ids(before[index], lines), old_ids[_ids(after[index], lines)]):
             fix = "Keep the tags that occur in the text."
@@ -438,95 +484,37 @@ def _grow(
     models: Sequence[Any], kept: IdArray, options: ImportOptions, texts: Sequence[Sequence[Path]]
 ) -> list[Resized]:
     """Add tags and pieces to trimmed models of vocabularies with the same entries."""
-    model, tags = models[-1], language_tags(models[-1])
+    model = models[-1]
+    tags = language_tags(model)
     like = language_symbol(options.like or "", tags)
     form = ">>{}<<" if any(map(is_tag, tags)) else "<2{}>"
-    # Of separate vocabularies, only those with the related language get the tags.
-    added = options.add_language if like or not options.like else ()
-    new_tags, learned = [form.format(code) for code in added], dict[str, float]()
+    new_tags = [form.format(code) for code in options.add_language]
+    if options.like and not like:
+        new_tags = []  # Of separate vocabularies, only those with the related language get tags.
+    learned: dict[str, float] = {}
     if options.add_vocabulary:
         spec = model.trainer_spec
         if spec.model_type not in (spec.BPE, spec.UNIGRAM):
             problem = "Only BPE and unigram vocabularies can grow; this one has whole words."
             raise CheckpointError(problem, fix="Remove `add_vocabulary`.")
-        tokenizers, words = [tokenizer_of(each) for each in models], Counter[str]()
+        tokenizers = [tokenizer_of(each) for each in models]
+        words = Counter[str]()
         for index, _, lines in _blocks(texts, "counting words"):
             count_words(tokenizers[index], lines, words)
         learned = learned_pieces(models, words, options.add_pieces or ADD_PIECES)
-    of_tags = [[tags[like]] if like else [*tags.values()]] * len(new_tags)
+    related = [tags[like]] if like else [*tags.values()]
     kinds = np.array([piece.type for piece in model.pieces])
-    known, normal = np.isin(kinds, (_KINDS.NORMAL, _KINDS.BYTE)), kinds == _KINDS.NORMAL
+    known = {*np.flatnonzero(np.isin(kinds, (_KINDS.NORMAL, _KINDS.BYTE)))}
     rows = tokenizer_of(model, is_raw=True).encode_batch([*learned])
-    of_pieces = [[index for index in ids if known[index]] for ids in rows]  # without unknown ones
-    first = Resized(
-        model, kept, tags_end(model), of_tags, of_pieces, np.flatnonzero(normal).tolist()
-    )
-    return [replace(first, model=grown(each, new_tags, learned)) for each in models]
-
-
-def write_model(
-    output: Path,
-    config: InferenceConfig,
-    models: Sequence[Any],
-    weights: Mapping[str, Any],
-    *,
-    origin: str,
-    step: int = 0,
-    record: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Write a model folder; one SentencePiece model if both sides have the same."""
-    contents = [model.SerializeToString(deterministic=True) for model in models]
-    names = [JOINT] if contents[0] == contents[1] else [SOURCE, TARGET]
-    facts: dict[str, Any] = {"parameters": sum(x.size for x in weights.values())}
-    facts |= {"vocab_sizes": [len(model.pieces) for model in models], "weights": "float32"}
-
-    def write(folder: Path) -> None:
-        write_folder_config(folder, config, record)
-        (folder / TOKENIZER).mkdir()
-        for name, content in zip(names, contents, strict=False):
-            (folder / TOKENIZER / name).write_bytes(content)
-        save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
-        write_card(folder, config, origin, **facts)
-
-    write_model_folder(output, None, step, write)
-
-
-def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str], Any, Any]:
-    """Write a copy of the best checkpoint of an nmt model, with another vocabulary.
-
-    The copy has no shortlist and no confidence scores: both belong to the old vocabulary.
-
-    Returns:
-        The languages, and the sizes before and after.
-
-    Raises:
-        CheckpointError: The model is missing or damaged, or cannot be resized.
-        ConfigError: A language is unknown, or a side has no text.
-        DataError: A text file is missing, damaged or not UTF-8.
-    """
-    bundle, place = load_model(options.source), options.source / TOKENIZER
-    names = [JOINT] * 2 if (place / JOINT).is_file() else [SOURCE, TARGET]
-    old, config = [read_sentencepiece(place / name) for name in names], bundle.config
-    codes = config.source_language, config.target_language
-    sides = resize(old, codes, options, shared=config.model.shares_inputs)
-    models, state = [side.model for side in sides], bundle.model.state_dict()
-    weights = {name: tensor.numpy() for name, tensor in state.items()}
-    before = sizes_of(old, weights)
-    for name in weights.keys() & TABLES.keys():
-        side = sides[TABLES[name]]
-        weights[name] = side.grow(weights[name][side.kept])
-    sizes = tuple(len(model.pieces) for model in models)
-    size = sizes[0] if config.tokenizer.joint else {"source": sizes[0], "target": sizes[1]}
-    tokenizer = config.tokenizer.model_copy(update={"vocab_size": size, "pad_vocab_by": 0})
-    decoding = config.decoding.model_copy(update={"shortlist": False})
-    config = config.model_copy(update={"tokenizer": tokenizer, "decoding": decoding})
-    write_model(
-        options.output,
-        config,
-        models,
-        weights,
-        origin=origin,
-        step=bundle.step,
-        record=bundle.record,
-    )
-    return codes, before, sizes_of(models, weights)
+    starts = [list(filter(known.__contains__, ids)) for ids in rows]
+    return [
+        Resized(
+            model=grown(each, new_tags, learned),
+            kept=kept,
+            place=tags_end(model),
+            tags=[related] * len(new_tags),
+            pieces=starts,
+            otherwise=np.flatnonzero(kinds == _KINDS.NORMAL).tolist(),
+        )
+        for each in models
+    ]

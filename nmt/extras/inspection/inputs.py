@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
@@ -18,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.loader import Batch, collate
-from nmt.data.store import ParallelStore, StoreWriter
 from nmt.errors import ConfigError
 from nmt.extras.inspection.figure import (
     ROOT,
@@ -164,8 +161,7 @@ def shift(inspected: Inspected) -> Iterator[Figure]:
     validation set. Without prepared data, the second pair is the first token of your sentence.
     """
     bos = inspected.config.model.source_bos
-    vocab_size = max(inspected.vocab_sizes)
-    batch = collate_pairs(pairs_of(inspected), vocab_size, source_bos=bos)
+    batch = collate_pairs(pairs_of(inspected), source_bos=bos)
     longest = batch.target.max_length
     gold = Packed(batch.gold, batch.target.cu_seqlens, longest)
     source, target = inspected.tokenizers
@@ -226,23 +222,17 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
     return pairs[:_NUM_PAIRS]
 
 
-def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -> Batch:
+def collate_pairs(pairs: Sequence[Pair], *, source_bos: bool) -> Batch:
     """Collate the pairs into one batch with the code of training.
 
     Args:
         pairs: Ids without BOS and EOS.
-        vocab_size: Size of the larger vocabulary.
         source_bos: Whether sources begin with BOS.
     """
-    with TemporaryDirectory() as folder:
-        place = Path(folder) / "pairs"
-        with StoreWriter(place, vocab_size) as writer:
-            sources = FlatIds.of([source for source, _ in pairs])
-            targets = FlatIds.of([target for _, target in pairs])
-            writer.append(sources, targets, 0, range(len(pairs)))
-        rows = np.arange(len(pairs))
-        store = ParallelStore.open(place)
-        return collate(store, rows, source_bos=source_bos)
+    sources = FlatIds.of([source for source, _ in pairs])
+    targets = FlatIds.of([target for _, target in pairs])
+    rows = np.arange(len(pairs))
+    return collate(sources, targets, rows, source_bos=source_bos)
 
 
 def decoder_mask(target: Packed) -> Tensor:

@@ -29,10 +29,10 @@ from safetensors.torch import load_file, save_file
 from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.extras.exchange.export import export
-from nmt.extras.exchange.import_model import ImportSummary, import_model
-from nmt.extras.exchange.imported import read_settings
-from nmt.extras.exchange.marian import read_marian, read_marian_mt, read_npz, read_vocabulary
+from nmt.extras.exchange.export import ImportSummary, export
+from nmt.extras.exchange.hugging_face import read_hugging_face
+from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.marian import read_marian, read_npz, read_vocabulary
 from nmt.extras.exchange.options import ExportOptions, ImportOptions
 from nmt.inference.request import Result
 from nmt.inference.torch_engine import TorchEngine
@@ -295,14 +295,13 @@ def test_an_archive_with_a_huge_array_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_target_has_its_own_vocabulary_if_there_is_one(theirs: Path) -> None:
-    settings = read_settings(theirs)
-    shared = read_marian_mt(theirs, settings)
+    shared = read_hugging_face(theirs)
     assert shared.source.tokens == shared.target.tokens
     ids = json.loads((theirs / "vocab.json").read_text("utf-8"))
     last = len(ids) - 1
     reversed_ids = {token: last - index for token, index in ids.items()}
     (theirs / "target_vocab.json").write_text(json.dumps(reversed_ids), "utf-8")
-    separate = read_marian_mt(theirs, settings)
+    separate = read_hugging_face(theirs)
     assert [*separate.source.tokens] == [*shared.source.tokens]
     assert [*separate.target.tokens] == [*shared.source.tokens][::-1]
 

@@ -1,0 +1,405 @@
+"""Convert a model from `nmt.extras.exchange.imported` to a model folder; change vocabularies.
+
+Vocabularies of nmt begin with PAD, UNK, BOS and EOS; those of other systems do not. The
+import reorders the rows of the embedding matrices and the SentencePiece models in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+from nmt.checkpoint.files import MODEL, tensor_differences
+from nmt.checkpoint.model_folder import (
+    CONFIG,
+    TOKENIZER,
+    load_model,
+    log_next_commands,
+    write_folder_config,
+    write_model_folder,
+)
+from nmt.config.data import LANGUAGE_CODE, language_symbol
+from nmt.config.inference import InferenceConfig
+from nmt.config.language_codes import is_spelling, primary_code
+from nmt.config.model import ModelConfig
+from nmt.config.run import check_languages, name_of_folder
+from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
+from nmt.extras.exchange import vocabulary
+from nmt.extras.exchange.export import ImportSummary, write_card
+from nmt.extras.exchange.hugging_face import read_hugging_face
+from nmt.extras.exchange.imported import (
+    COPY_AGAIN,
+    HF_CONFIG,
+    FloatArray,
+    Imported,
+    Vocabulary,
+    check_sizes,
+    read_sentencepiece,
+    reading,
+)
+from nmt.extras.exchange.marian import DECODER, read_marian
+from nmt.extras.exchange.options import EXAMPLE, ImportOptions, is_resized
+from nmt.extras.exchange.vocabulary import TABLES, IdArray
+from nmt.model.transformer import build_model
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.tokenizer import JOINT, SOURCE, TARGET
+
+_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
+_PAD, _UNK, _, _EOS = _SPECIAL
+_ADAPTER = "adapter_config.json"  # of the package peft
+_NO_ROW = -1
+_RESIZED = "The vocabulary was changed after training."
+# Logit of subwords that the imported model lacks: far below any other, and finite in 16 bits.
+_NEVER = -30.0
+# Codes of the usual source and the usual target language of a multilingual model.
+_USUAL = ("en", "fr")
+
+
+def convert(options: ImportOptions, origin: str) -> ImportSummary:
+    """Convert a local model of another toolkit, or change the vocabulary of a model of nmt.
+
+    Args:
+        options: Source, output, languages, and changes of the vocabulary.
+        origin: Sentence about the origin of an imported model, for the model card.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or nmt does not support the model.
+        ConfigError: The languages are unknown or not valid codes, or a side has no text.
+        DataError: A text file is missing, damaged or not UTF-8.
+    """
+    if is_resized(options) and (options.source / CONFIG).is_file():
+        summary = _resize_folder(options)
+    else:
+        with _unpacked(options.source) as place:
+            model = _read(place, options.source)
+            # A file that is mapped into memory must exist until the model is written.
+            summary = _write_imported(model, options, origin)
+    if summary.before and summary.after:
+        vocabulary.log_sizes(summary.before, summary.after)
+    log_next_commands(options.output)
+    return summary
+
+
+def _write_imported(model: Imported, options: ImportOptions, origin: str) -> ImportSummary:
+    """Write a model folder: vocabularies and weights in the order of nmt."""
+    output = options.output
+    shared = model.model.shares_inputs
+    if shared and model.source.tokens != model.target.tokens:
+        problem = "The model has one embedding matrix for two different vocabularies."
+        raise CheckpointError(problem, fix=COPY_AGAIN)
+    sides = []
+    for side in (model.source, model.target):
+        readers = (model.source, model.target) if shared else (side,)
+        sides.append(_Side.of(side, readers, model.start))
+    codes = ("", "")  # Those of a multilingual model follow from the new vocabulary.
+    if model.language_tags is None:
+        codes = _codes(options.languages, model.languages, ())
+    new_sides = _resized(sides, codes, options, shared=shared)
+    models = [side.model for side in new_sides]
+    tags: list[str] = []
+    if model.language_tags is not None:
+        tags = [*vocabulary.language_tags(models[0])]
+        codes = _codes(options.languages, model.languages, tags)
+    weights = _reordered(model.weights, new_sides)
+    _check_weights(weights, model.model, models)
+    spec = model.target.sentencepiece.trainer_spec
+    values = {
+        "name": name_of_folder(output),
+        "source_language": codes[0],
+        "target_language": codes[1],
+        "directions": [codes],
+        "language_tags": model.language_tags,
+        "tokenizer": {
+            "kind": spec.ModelType.Name(spec.model_type).lower(),
+            "vocab_size": _vocab_size(models, joint=shared),
+            "joint": shared,
+            "byte_fallback": spec.byte_fallback,
+            "user_defined_symbols": tags,
+        },
+        "max_length": model.max_length,
+        "model": model.model,
+        "decoding": model.decoding,
+    }
+    config = InferenceConfig.model_validate(values)
+    _write(output, config, models, weights, origin=origin)
+    if not is_resized(options):
+        return ImportSummary(output, codes)
+    before = vocabulary.sizes_of([side.model for side in sides], model.weights)
+    return ImportSummary(output, codes, before, vocabulary.sizes_of(models, weights))
+
+
+def _resize_folder(options: ImportOptions) -> ImportSummary:
+    """Write a copy of the best checkpoint of an nmt model, with another vocabulary.
+
+    The copy has no shortlist and no confidence scores: both belong to the old vocabulary.
+    """
+    bundle = load_model(options.source)
+    config = bundle.config
+    folder = options.source / TOKENIZER
+    names = [SOURCE, TARGET]
+    if (folder / JOINT).is_file():
+        names = [JOINT, JOINT]
+    sides = []
+    for name in names:
+        model = read_sentencepiece(folder / name)
+        rows = np.arange(len(model.pieces))
+        sides.append(_Side(model, rows, rows))
+    new_sides = _resized(sides, config.languages, options, shared=config.model.shares_inputs)
+    models = [side.model for side in new_sides]
+    old_weights = {name: tensor.numpy() for name, tensor in bundle.model.state_dict().items()}
+    weights = _reordered(old_weights, new_sides)
+    vocab_size = _vocab_size(models, joint=config.tokenizer.joint)
+    tokenizer = {"vocab_size": vocab_size, "pad_vocab_by": 0}
+    changes = {
+        "tokenizer": config.tokenizer.model_copy(update=tokenizer),
+        "decoding": config.decoding.model_copy(update={"shortlist": False}),
+    }
+    new_config = config.model_copy(update=changes)
+    _write(
+        options.output,
+        new_config,
+        models,
+        weights,
+        origin=_RESIZED,
+        step=bundle.step,
+        record=bundle.record,
+    )
+    before = vocabulary.sizes_of([side.model for side in sides], old_weights)
+    after = vocabulary.sizes_of(models, weights)
+    return ImportSummary(options.output, config.languages, before, after)
+
+
+def _read(place: Path, source: Path) -> Imported:
+    """Read the model in ``place``, which is ``source`` or its unpacked contents."""
+    if (place / HF_CONFIG).is_file():
+        return read_hugging_face(place)
+    if place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
+        return read_marian(place)
+    # The cache of huggingface_hub has the files of a model in ``snapshots/COMMIT``.
+    around = [place.parent / HF_CONFIG, *place.glob(f"*/*/{HF_CONFIG}")]
+    near = [path.parent for path in around if path.is_file()]
+    if not source.exists():
+        problem = "does not exist"
+        pull = shell_command("pull", EXAMPLE, output="models/en-de")
+        fix = f"Check the path, or download a model: {pull}"
+    elif (place / _ADAPTER).is_file():
+        problem = "is an adapter, not a whole model"
+        fix = "Merge the adapter into the base model with the package peft, and import the result."
+    elif (place / CONFIG).is_file():
+        problem = "is already an nmt model"
+        fix = f"Type: {shell_command('translate', source)}"
+    elif near:
+        problem = "is not a model folder"
+        fix = f"Pass {near[0]}."
+    else:
+        kinds = "neither config.json (Hugging Face) nor an .npz file (Marian)"
+        problem = f"is not a model: it has {kinds}"
+        fix = "Pass the folder of a Marian, MarianMT, M2M-100 or NLLB-200 model."
+    raise CheckpointError(f"{source} {problem}.", fix=fix)
+
+
+@contextmanager
+def _unpacked(source: Path) -> Iterator[Path]:
+    """Yield ``source``; for a .zip, yield a temporary folder with the unpacked files."""
+    if source.suffix != ".zip":
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        with reading(source), zipfile.ZipFile(source) as archive:
+            check_sizes(archive, source)
+            for entry in archive.infolist():
+                if not entry.is_dir():
+                    entry.filename = Path(entry.filename).name  # never outside the folder
+                    archive.extract(entry, folder)
+        yield Path(folder)
+
+
+def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) -> tuple[str, str]:
+    """Return the codes of source and target language: given, named by the files, or usual."""
+    codes = [tag.removeprefix("<2").removesuffix(">") for tag in tags]
+    codes.sort(key=lambda code: ([primary_code(code) != usual for usual in _USUAL], code))
+    named = named or codes[:2]
+    if given is None and len(named) == 2:
+        return named[0], named[1]
+    source, _, target = (given or "").partition("-")
+    are_codes = re.fullmatch(LANGUAGE_CODE, source) and re.fullmatch(LANGUAGE_CODE, target)
+    if not are_codes or is_spelling(source, target):
+        problem = "The model files do not state the language pair."
+        if given:
+            problem = f"`languages` {given!r} is not a language pair."
+        raise ConfigError(problem, fix="Pass both codes, such as `languages` en-de.")
+    if not tags:
+        check_languages({"`languages`": source, "`languages` ": target})
+        return source, target
+    symbols = []
+    for code in (source, target):
+        symbol = language_symbol(code, tags)
+        if symbol is None:
+            problem = f"`languages`: the model has no language {code}.{did_you_mean(code, codes)}"
+            raise ConfigError(problem, fix=f"Use codes of the model, such as {named[0]}.")
+        symbols.append(symbol[2:-1])
+    return symbols[0], symbols[1]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The vocabulary of one side in the order of nmt. V: its size."""
+
+    model: Any  # SentencePiece model.
+    rows: IdArray  # For each of our ids, the row in the original; `_NO_ROW` if missing. (V,).
+    outputs: IdArray  # As ``rows``, with `_NO_ROW` also for tokens that are never an output. (V,).
+    growth: vocabulary.Resized | None = None  # New entries, which have no original.
+
+    @classmethod
+    def of(cls, side: Vocabulary, readers: Sequence[Vocabulary], start: str | None) -> _Side:
+        """Order the vocabulary: special tokens, tokens of the model, then unused subwords.
+
+        Unused subwords are in the SentencePiece model of a reader, but not among the tokens of the
+        model. Without unused subwords, text would be split differently. They get the vector of the
+        unknown token, as in the original.
+        """
+        rows = {token: row for row, token in enumerate(side.tokens)}
+        if missing := [token for token in (_UNK, _EOS) if token not in rows]:
+            raise CheckpointError(f"The vocabulary lacks {' and '.join(missing)}.", fix=COPY_AGAIN)
+        tokens = [token for token in side.tokens if token not in _SPECIAL]
+        tokens.sort(key=lambda token: token not in side.symbols)  # first, as in vocabularies of nmt
+        unused: dict[str, None] = {}
+        for reader in readers:
+            unused |= dict.fromkeys(piece.piece for piece in reader.sentencepiece.pieces)
+        unused = {text: None for text in unused if text not in rows and text not in _SPECIAL}
+        # PAD is part of the softmax, but never chosen.
+        first = [rows.get(_PAD, _NO_ROW), rows[_UNK], rows.get(start or "", _NO_ROW), rows[_EOS]]
+        known = first + [rows[token] for token in tokens]
+        inputs = np.array(known + [rows[_UNK]] * len(unused))
+        outputs = np.array(known + [_NO_ROW] * len(unused))
+        outputs[BOS_ID] = _NO_ROW
+        return cls(_sentencepiece(side, [*tokens, *unused]), inputs, outputs)
+
+
+def _resized(
+    sides: Sequence[_Side], codes: Sequence[str], options: ImportOptions, *, shared: bool
+) -> list[_Side]:
+    """Trim and grow the vocabularies if the options say so; see `vocabulary.resize`."""
+    if not is_resized(options):
+        return [*sides]
+    models = [side.model for side in sides]
+    resized = vocabulary.resize(models, codes, options, shared=shared)
+    return [  # before the weights are copied: the matrices may take gigabytes
+        _Side(new.model, side.rows[new.kept], side.outputs[new.kept], new)
+        for side, new in zip(sides, resized, strict=True)
+    ]
+
+
+def _reordered(theirs: Mapping[str, FloatArray], sides: Sequence[_Side]) -> dict[str, FloatArray]:
+    """Return the weights in float32, with embedding matrices and output bias in the new order."""
+    weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
+    for name, index in TABLES.items():
+        if name not in weights:
+            continue
+        side = sides[index]
+        table = weights[name]
+        rows = side.rows
+        missing = 0.0
+        if name == "output_bias":
+            rows = side.outputs
+            missing = _NEVER
+        if rows.max() >= len(table):
+            problem = f"{name} has {len(table):,} rows, fewer than the size of the vocabulary."
+            raise CheckpointError(problem, fix=COPY_AGAIN)
+        # One copy only: the matrix of a multilingual model takes a gigabyte.
+        table = table[np.maximum(rows, 0)]
+        table[rows == _NO_ROW] = missing
+        if side.growth is not None:
+            table = side.growth.grow(table)
+        weights[name] = table
+    return weights
+
+
+def _check_weights(
+    weights: Mapping[str, FloatArray], config: ModelConfig, models: Sequence[Any]
+) -> None:
+    sizes = [len(model.pieces) for model in models]
+    with torch.device("meta"):
+        expected = build_model(config, *sizes).state_dict()
+    problems = tensor_differences(weights, expected)
+    if problems:
+        problem = f"The weights do not match the configuration of the model:\n  {problems}"
+        raise CheckpointError(problem, fix=COPY_AGAIN)
+    for name, value in weights.items():
+        if not np.isfinite(value).all():
+            raise CheckpointError(f"{name} contains NaN or infinity.", fix=COPY_AGAIN)
+
+
+def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
+    """Return a SentencePiece model with the special tokens first, then ``tokens``, in this order.
+
+    Subwords of ``side`` keep their score and type. New tokens are user-defined if they are
+    symbols, and unused otherwise, so that text is still split as before.
+    """
+    present = {piece.piece: piece for piece in side.sentencepiece.pieces}
+    kinds = ModelProto.SentencePiece
+    pieces = [kinds(piece=text, score=0.0, type=kinds.CONTROL) for text in _SPECIAL]
+    pieces[UNK_ID].type = kinds.UNKNOWN
+    # BPE merges unused subwords too, and splits them again: after all other merges.
+    unused = min(piece.score for piece in side.sentencepiece.pieces) - 1
+    for token in tokens:
+        is_symbol = token in side.symbols
+        kind = kinds.USER_DEFINED if is_symbol else kinds.UNUSED
+        new = kinds(piece=token, score=0.0 if is_symbol else unused, type=kind)
+        pieces.append(present.get(token, new))
+    model = vocabulary.with_pieces(side.sentencepiece, pieces)
+    spec = model.trainer_spec
+    spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = PAD_ID, UNK_ID, BOS_ID, EOS_ID
+    spec.pad_piece, spec.unk_piece, spec.bos_piece, spec.eos_piece = _SPECIAL
+    return model
+
+
+def _vocab_size(models: Sequence[Any], *, joint: bool) -> int | dict[str, int]:
+    source, target = (len(model.pieces) for model in models)
+    return source if joint else {"source": source, "target": target}
+
+
+def _write(
+    output: Path,
+    config: InferenceConfig,
+    models: Sequence[Any],
+    weights: Mapping[str, FloatArray],
+    *,
+    origin: str,
+    step: int = 0,
+    record: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Write a model folder; one SentencePiece model if both sides have the same."""
+    source, target = (model.SerializeToString(deterministic=True) for model in models)
+    contents = {SOURCE: source, TARGET: target}
+    if source == target:
+        contents = {JOINT: source}
+
+    def write(folder: Path) -> None:
+        write_folder_config(folder, config, record)
+        (folder / TOKENIZER).mkdir()
+        for name, content in contents.items():
+            (folder / TOKENIZER / name).write_bytes(content)
+        save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
+        write_card(
+            folder,
+            config,
+            origin,
+            parameters=sum(array.size for array in weights.values()),
+            vocab_sizes=[len(model.pieces) for model in models],
+            weights="float32",
+        )
+
+    write_model_folder(output, None, step, write)

@@ -1,0 +1,317 @@
+"""Read models from folders of Hugging Face: MarianMT, M2M-100 and NLLB-200.
+
+A MarianMT folder has ``config.json``, weights, two SentencePiece models and ``vocab.json``. Old
+folders contain ``pytorch_model.bin``, a pickle; nmt reads only the weights and runs no code from
+the file. No other part of nmt reads pickles.
+
+M2M-100 and NLLB-200 (Fan et al. 2021; NLLB Team 2022, ``model_type: m2m_100``) put the tag of a
+language in front of each side. A folder has ``config.json``, weights, ``sentencepiece.bpe.model``,
+and for M2M-100 also ``vocab.json``. The ids of NLLB-200 are fairseq's: four special tokens, then
+the subwords of SentencePiece without its own three. Language tokens come after the subwords. Those
+of NLLB-200 are named in ``tokenizer.json``, ``tokenizer_config.json``, ``added_tokens.json`` or
+``special_tokens_map.json``; those of M2M-100 are always the same.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from nmt.config.data import LANGUAGE_CODE
+from nmt.config.model import DecodingConfig, ModelConfig
+from nmt.errors import CheckpointError
+from nmt.extras.exchange.imported import (
+    ACTIVATIONS,
+    COPY_AGAIN,
+    EMBEDDINGS,
+    HUGGING_FACE,
+    FloatArray,
+    Imported,
+    Vocabulary,
+    load_json,
+    read_sentencepiece,
+    read_settings,
+    reading,
+    refused,
+    tokens_by_id,
+    weight_files,
+    weights_of,
+)
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+# Settings of a search that have the same name and meaning in Hugging Face.
+_SEARCH_KEYS = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
+# Names of the shared embedding matrix; a file has one or more of them.
+_VECTORS = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+)
+_SENTENCEPIECE = "sentencepiece.bpe.model"
+_FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
+_TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")
+# Value of ``language_codes`` -> the languages of M2M-100 in the order of their ids.
+_LANGUAGES = tomllib.loads(Path(__file__).with_name("m2m.toml").read_text(encoding="utf-8"))
+# A language token of M2M-100, such as __de__, or of NLLB-200, such as deu_Latn.
+_LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
+
+
+def read_hugging_face(source: Path) -> Imported:
+    """Read a MarianMT, M2M-100 or NLLB-200 folder.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or nmt does not support the model.
+    """
+    settings = read_settings(source)
+    if settings["model_type"] == "m2m_100":
+        return _read_m2m(source, settings)
+    return _read_marian_mt(source, settings)
+
+
+def _read_marian_mt(source: Path, settings: Mapping[str, Any]) -> Imported:
+    tensors = TensorFiles(source)
+    source_tokens = _read_tokens(source / "vocab.json")
+    target_tokens = source_tokens
+    if (source / "target_vocab.json").is_file():
+        target_tokens = _read_tokens(source / "target_vocab.json")
+    source_side = Vocabulary.read(source / "source.spm", source_tokens)
+    target_side = Vocabulary.read(source / "target.spm", target_tokens)
+    with reading(source):
+        start: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
+        if start not in range(len(target_tokens)):
+            raise ValueError(f"decoder_start_token_id {start} is not a token")
+        # Shared matrices may be stored once, under any of their names. Compare them, because the
+        # versions of the library interpret the configuration differently.
+        shared = ("model.shared.weight", "lm_head.weight")
+        encoder = tensors.first("model.encoder.embed_tokens.weight", *shared)
+        decoder = tensors.first("model.decoder.embed_tokens.weight", *shared)
+        output = decoder
+        if "lm_head.weight" in tensors:
+            output = tensors["lm_head.weight"]
+        shares = source_tokens == target_tokens and np.array_equal(encoder, decoder)
+        ties = np.array_equal(output, decoder)
+        config = _config_of(
+            settings,
+            norm_epsilon=1e-5,
+            positions="sinusoidal-concatenated",
+            embeddings=EMBEDDINGS[shares, ties],
+            scale_embeddings=settings.get("scale_embedding", False),
+        )
+        vectors = (encoder, decoder, output)
+        bias = tensors["final_logits_bias"]
+        weights = weights_of(config, HUGGING_FACE, tensors.__getitem__, vectors, bias)
+        decoding = _decoding_of(settings)
+    tokenizer = load_json(source / _TOKENIZER_CONFIG, optional=True)
+    codes = (_code_of(tokenizer.get("source_lang")), _code_of(tokenizer.get("target_lang")))
+    return Imported(
+        config,
+        weights,
+        source_side,
+        target_side,
+        decoding,
+        start=target_tokens[start],
+        languages=codes if all(codes) and codes[0] != codes[1] else None,
+    )
+
+
+def _code_of(language: str | None) -> str:
+    # A group of languages, such as ROMANCE or deu+eng+fra, has no code of its own.
+    if language and not re.fullmatch(LANGUAGE_CODE, str(language)):
+        return "mul"
+    return str(language or "")
+
+
+def _read_m2m(source: Path, settings: Mapping[str, Any]) -> Imported:
+    tokenizer = load_json(source / _TOKENIZER_CONFIG, optional=True)
+    name = str(tokenizer.get("tokenizer_class") or _TOKENIZERS[0]).removesuffix("Fast")
+    if name not in _TOKENIZERS:
+        raise refused(f"tokenizer_class: {name}")
+    if tokenizer.get("legacy_behaviour"):
+        raise refused("legacy_behaviour: true (the language token at the end of the source)")
+    tensors = TensorFiles(source)
+    with reading(source):
+        vectors = tensors.first(*_VECTORS)
+        output = vectors
+        # Without this key, a stored output projection is not used, as in transformers.
+        ties = bool(settings.get("tie_word_embeddings", True))
+        if not ties:
+            output = tensors["lm_head.weight"]
+        config = _config_of(
+            settings,
+            norm_position="pre",
+            positions="sinusoidal-halves",
+            first_position=2,  # fairseq counts from the id of <pad> + 1
+            embeddings=EMBEDDINGS[True, ties],
+            scale_embeddings=settings.get("scale_embedding", True),
+            dropout=settings.get("dropout", 0.1),
+            attention_dropout=settings.get("attention_dropout", 0.1),
+            activation_dropout=settings.get("activation_dropout", 0.0),
+        )
+        vocabulary = _read_m2m_vocabulary(source, tokenizer, len(vectors))
+        bias = np.zeros(len(vectors), np.float32)
+        tables = (vectors, vectors, output)
+        weights = weights_of(config, HUGGING_FACE, tensors.__getitem__, tables, bias)
+        # PAD and UNK are never chosen, and do not share the probability, so that both engines can
+        # be used. In a trained model their probability is almost 0.
+        decoding = _decoding_of({"renormalize_logits": True, **settings})
+        start = vocabulary.tokens[settings.get("decoder_start_token_id", 2)]
+    codes = (str(tokenizer.get("src_lang")), str(tokenizer.get("tgt_lang")))
+    have_tags = vocabulary.symbols >= {f"<2{code}>" for code in codes}
+    return Imported(
+        config,
+        weights,
+        vocabulary,
+        vocabulary,
+        decoding,
+        start=start,
+        languages=codes if have_tags and codes[0] != codes[1] else None,
+        language_tags="both",
+    )
+
+
+def _read_m2m_vocabulary(source: Path, tokenizer: Mapping[str, Any], size: int) -> Vocabulary:
+    """Read the tokens of all ``size`` rows of the embedding matrix.
+
+    Rows without a token get a name that no text contains.
+    """
+    model = read_sentencepiece(source / _SENTENCEPIECE)
+    names: dict[int, str] = {}
+    if (source / "vocab.json").is_file():
+        tokens = _read_tokens(source / "vocab.json")
+        codes = _LANGUAGES[tokenizer.get("language_codes", "m2m100")].split()
+        listed = [f"__{code}__" for code in codes]
+    else:
+        pieces = [piece.piece for piece in model.pieces]
+        tokens = [*_FAIRSEQ, *pieces[3:]]
+        names = _added_tokens(source, tokenizer)
+        if pieces[:3] != ["<unk>", "<s>", "</s>"]:
+            raise ValueError(f"{_SENTENCEPIECE} begins with {pieces[:3]}")
+        special = load_json(source / "special_tokens_map.json", optional=True)
+        listed = [_content(token) for token in special.get("additional_special_tokens", [])]
+    if all(index < len(tokens) for index in names):
+        names = dict(enumerate(listed, len(tokens)))
+    symbols = {}
+    for index, name in names.items():
+        match = _LANGUAGE.fullmatch(name)
+        if match and index < size:
+            symbols[index] = f"<2{match[1] or match[2]}>"
+    for index in range(len(tokens), size):
+        tokens.append(symbols.get(index) or names.get(index) or f"madeupword{index}")
+    if not symbols:
+        raise CheckpointError(f"{source} does not name the language tokens.", fix=COPY_AGAIN)
+    return Vocabulary(model, tokens, frozenset(symbols.values()))
+
+
+def _added_tokens(source: Path, tokenizer: Mapping[str, Any]) -> dict[int, str]:
+    """Return the tokens that are not subwords, by their ids, from the files that list ids."""
+    tokens = {}
+    for token in load_json(source / "tokenizer.json", optional=True).get("added_tokens", []):
+        tokens[int(token["id"])] = _content(token)
+    for index, token in tokenizer.get("added_tokens_decoder", {}).items():
+        tokens[int(index)] = _content(token)
+    for token, index in load_json(source / "added_tokens.json", optional=True).items():
+        tokens[int(index)] = _content(token)
+    return tokens
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, Mapping) else token)
+
+
+def _config_of(settings: Mapping[str, Any], **others: Any) -> ModelConfig:
+    """Convert what all types of models have in common, from `read_settings`; add ``others``."""
+    return ModelConfig(
+        encoder_layers=settings["encoder_layers"],
+        decoder_layers=settings["decoder_layers"],
+        model_dim=settings["d_model"],
+        ff_dim=settings["encoder_ffn_dim"],
+        decoder_ff_dim=settings["decoder_ffn_dim"],
+        num_heads=settings["encoder_attention_heads"],
+        activation=ACTIVATIONS[settings.get("activation_function") or "relu"],
+        output_bias=True,
+        **others,
+    )
+
+
+class TensorFiles:
+    """The weights of a model, read from its files one tensor at a time.
+
+    Only one file is open at a time, so memory holds at most that file besides the tensors in use.
+
+    Args:
+        folder: The model folder.
+
+    Raises:
+        CheckpointError: A file is damaged, or there are no weights in a supported format.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder  # The open file.
+        self._file: Any = None
+        self._paths: dict[str, Path] = {}
+        for name in weight_files(folder, [path.name for path in folder.iterdir()]):
+            path = folder / name
+            with reading(path):
+                self._paths |= dict.fromkeys(self._opened(path).keys(), path)
+
+    def _opened(self, path: Path) -> Any:
+        if path != self._path:
+            self._file = None  # closes the other file first
+            self._path = path
+            if path.suffix == ".safetensors":
+                self._file = safe_open(path, "pt")
+            else:  # files of torch before 1.6 are not archives, and cannot be mapped
+                is_zip = zipfile.is_zipfile(path)
+                self._file = torch.load(path, "cpu", weights_only=True, mmap=is_zip)
+        return self._file
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._paths
+
+    def __getitem__(self, name: str) -> FloatArray:
+        """Return a tensor in float32.
+
+        Raises:
+            KeyError: There is no such tensor.
+            CheckpointError: The file is damaged.
+        """
+        path = self._paths[name]
+        with reading(path):
+            file = self._opened(path)
+            tensor = file[name] if isinstance(file, dict) else file.get_tensor(name)
+            return tensor.float().numpy()
+
+    def first(self, *names: str) -> FloatArray:
+        """Return the first of several tensors that the files contain."""
+        return self[next((name for name in names if name in self), names[0])]
+
+
+def _decoding_of(settings: Mapping[str, Any]) -> DecodingConfig:
+    """Convert search options, from `read_settings`, to a decoding section."""
+    options: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1}
+    for key in _SEARCH_KEYS:
+        if settings.get(key) is not None:
+            options[key] = settings[key]
+    longest = settings.get("max_length")  # counts the start token and EOS
+    if longest:
+        options["max_length_factor"] = 0
+        options["max_length_offset"] = max(longest - 2, 1)
+    return DecodingConfig(
+        # Renormalized, the other tokens share the probability of PAD, as in a search of nmt.
+        keep_special_mass=not settings.get("renormalize_logits"),
+        # Without early stopping, full beams are searched on for better hypotheses.
+        patience=1.0 if settings.get("early_stopping") is True else 2.0,
+        **options,
+    )
+
+
+def _read_tokens(path: Path) -> list[str]:
+    return tokens_by_id(load_json(path), path)
