@@ -370,14 +370,18 @@ class Translator:
 
     def _result(self, source: str, parts: Sequence[Output], joiner: str) -> Result:
         best = [part.hypotheses[0] for part in parts]
-        candidates = parts[0].hypotheses if len(parts) == 1 else best
+        candidates = best
+        if len(parts) == 1:
+            candidates = list(parts[0].hypotheses)
         alternatives = [Alternative(self._text(x.ids), x.score, x.log_prob) for x in candidates]
         if len(parts) > 1:  # segments are independent: join the best hypothesis of each
             text = joiner.join(each.text for each in alternatives)
             score = sum(each.score for each in alternatives) / len(parts)
             log_prob = sum(each.log_prob for each in alternatives)
             alternatives = [Alternative(text, score, log_prob)]
-        first = alternatives[0] if parts else Alternative("", 0.0, 0.0)
+        first = Alternative("", 0.0, 0.0)  # of a blank line
+        if parts:
+            first = alternatives[0]
         alarms = _each_once(part.alarms for part in parts)
         if parts and len(source) > LONGEST_LINE:
             alarms = ("truncated", *alarms)
