@@ -51,7 +51,8 @@ class Packed:
     def rows(self) -> list[list[int]]:
         """Return the token ids of each sentence."""
         ids = self.ids.tolist()
-        return [ids[first:last] for first, last in pairwise(self.cu_seqlens.tolist())]
+        ends = self.cu_seqlens.tolist()
+        return [ids[first:last] for first, last in pairwise(ends)]
 
     def __len__(self) -> int:
         """Number of sentences B."""
@@ -162,7 +163,8 @@ class Packed:
         tokens = rounded(self.num_tokens + rows, _TOKEN_STEP) - self.num_tokens
         if tokens > rows * width:
             return None
-        ids = torch.cat((self.ids, self.ids[:1].expand(tokens)))
+        filler = self.ids[:1].expand(tokens)
+        ids = torch.cat((self.ids, filler))
         ends = self.num_tokens + torch.arange(1, rows + 1) * tokens // max(rows, 1)
         ends = torch.cat((self.cu_seqlens, ends.to(self.cu_seqlens.dtype)))
         return Packed(ids, ends, width, tokens)
