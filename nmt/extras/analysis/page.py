@@ -57,7 +57,7 @@ def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str,
     for system in evaluation.systems:
         for score in system.scores:
             signatures[score.metric] = score.signature
-    charts: list[Markup] = []
+    charts = list[Markup]()
     for section in evaluation.sections:
         if section.key == "confidence":
             charts += map(_calibration, section.values)

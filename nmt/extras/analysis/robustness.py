@@ -67,7 +67,7 @@ def robustness_section(scored: EvaluatedSet) -> ReportSection:
     return ReportSection("robustness", "Robustness", [head, *rows.values()], values, meaning)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NoisySource:
     """The source of a test set with one kind of noise."""
 
@@ -160,7 +160,7 @@ def _halves(line: str) -> _Lines:
     return [" ".join(words[:middle]), " ".join(words[middle:])]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ContrastivePair:
     """A line with a right and a wrong translation."""
 
@@ -217,7 +217,7 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
     Raises:
         DataError: The file is missing or empty, or a line has a wrong number of columns.
     """
-    pairs: list[ContrastivePair] = []
+    pairs = list[ContrastivePair]()
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
         if len(cells) not in (3, 4) or not all(cells[:3]):

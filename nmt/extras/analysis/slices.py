@@ -55,7 +55,7 @@ _FACTORS = _factors | np.uint64(1)
 _SPACE = "\u2581"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """A partition of the test set into slices."""
 
@@ -66,7 +66,7 @@ class Group:
 
 def slice_section(scored: EvaluatedSet) -> ReportSection:
     """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
-    common: list[Group] = []
+    common = list[Group]()
     for name, labels in scored.labels.items():
         common.append(Group(name, labels, list(dict.fromkeys(labels))))
     groups = {system.name: common for system in scored.systems}
@@ -139,8 +139,8 @@ def groups_of_system(
 ) -> Iterator[Group]:
     """Yield the groups that depend on the translations of one system."""
     if source is not None:
-        numbers: list[str] = []
-        names: list[str] = []
+        numbers = list[str]()
+        names = list[str]()
         for line, output, *translations in zip(source, system.lines, *references, strict=True):
             numbers.append(_kept(_numbers(line), _numbers(output)))
             allowed = set[str]().union(*map(_tokens, translations))
@@ -148,7 +148,7 @@ def groups_of_system(
             names.append(_kept(set(copied), _tokens(output)))
         yield Group("numbers", numbers, _KEPT)
         yield Group("names and copied tokens", names, _KEPT)
-    ratios: list[float] = []
+    ratios = list[float]()
     for output, reference in zip(system.lines, references[0], strict=True):
         ratios.append((len(output) + 1) / (len(reference) + 1))
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
@@ -157,7 +157,7 @@ def groups_of_system(
         yield Group("guard", labels, ["not suspicious", "suspicious"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _SliceScores:
     """The scores of one system on one slice."""
 
@@ -204,7 +204,7 @@ def score_slices(
             labels = np.array(group.labels, dtype=object)
             for name in group.slices:
                 (rows,) = np.nonzero(labels == name)
-                scores: list[Score] = []
+                scores = list[Score]()
                 if len(rows):
                     tables = [table[rows] for table in system.tables]
                     (measured,) = measure([tables], scorers, resampling)
@@ -316,29 +316,29 @@ def count_in_training(
     return list(map(LineCounts, word_counts, pair_counts))
 
 
-class _Words(NamedTuple):
+class _HashedWords(NamedTuple):
     """Words, or pairs of adjacent words, of several lines, in order."""
 
     hashes: npt.NDArray[np.uint64]
     lines: npt.NDArray[np.intp]  # Index of the line of each word.
 
-    def pairs(self) -> _Words:
+    def pairs(self) -> _HashedWords:
         """Return the pairs of adjacent words."""
         first = self.hashes[:-1] * _FACTORS[0]
         second = self.hashes[1:] * _FACTORS[1]
         is_same_line = self.lines[1:] == self.lines[:-1]
-        return _Words((first + second)[is_same_line], self.lines[1:][is_same_line])
+        return _HashedWords((first + second)[is_same_line], self.lines[1:][is_same_line])
 
 
 class _Counts:
     """Counts how often the given words occur in other text."""
 
-    def __init__(self, words: _Words) -> None:
+    def __init__(self, words: _HashedWords) -> None:
         self._lines = words.lines
         self._distinct, self._places = np.unique(words.hashes, return_inverse=True)
         self._counts = np.zeros(len(self._distinct), np.int64)
 
-    def add(self, words: _Words) -> None:
+    def add(self, words: _HashedWords) -> None:
         """Count the words of the next lines."""
         wanted = words.hashes[np.isin(words.hashes, self._distinct)]
         places = np.searchsorted(self._distinct, wanted)
@@ -355,15 +355,15 @@ class _WordHasher:
     """Splits token ids into words, and hashes each word."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        follows_space: list[bool] = []
-        has_letters: list[bool] = []
+        follows_space = list[bool]()
+        has_letters = list[bool]()
         for piece, _, _ in tokenizer.pieces():
             follows_space.append(piece.startswith(_SPACE))
             has_letters.append(any(map(str.isalnum, piece)))
         self._follows_space = np.array(follows_space)
         self._has_letters = np.array(has_letters)
 
-    def words(self, lines: FlatIds) -> _Words:
+    def words(self, lines: FlatIds) -> _HashedWords:
         """Return the words of lines."""
         # A word begins after a space, after punctuation, and at the start of a line. A token of
         # punctuation is a "word", too, until the end of this function.
@@ -382,4 +382,4 @@ class _WordHasher:
         hashes = np.add.reduceat(mixed, starts)
         line_of = np.searchsorted(lines.offsets, starts, side="right") - 1
         is_kept = is_word[starts]
-        return _Words(hashes[is_kept], line_of[is_kept])
+        return _HashedWords(hashes[is_kept], line_of[is_kept])

@@ -50,7 +50,7 @@ def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: boo
     return {_HASHES: hashes, _LEAKS: np.array(leaks, np.int64).reshape(-1, 3)}
 
 
-@dataclass(slots=True)
+@dataclass
 class _Detected:
     """Pairs with a side in another language."""
 
