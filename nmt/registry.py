@@ -61,10 +61,6 @@ class Registry(Generic[T]):
             return None
         return self[name]
 
-    def is_built_in(self, name: str) -> bool:
-        """Whether ``registry.toml`` lists a name."""
-        return name in self._homes
-
     def __getitem__(self, name: str) -> T:
         """Return the entry called ``name``.
 

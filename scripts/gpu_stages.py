@@ -201,26 +201,30 @@ class DrawnPairs:
         return self._ids(self.target_lengths[rows])
 
 
+def _batch(pairs: DrawnPairs, rows: Any) -> Batch:
+    return collate(pairs.source_ids(rows), pairs.target_ids(rows), rows)
+
+
 def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> list[Batch]:
     """Return ``count`` random batches with ``max_tokens`` source plus target tokens."""
     random, num_pairs = np.random.default_rng(seed), max(2000, count * max_tokens // 20)
     longest = min(150, max_tokens // 4)
     source = np.clip(random.lognormal(3.2, 0.55, num_pairs), 2, longest).astype(np.int32)
     target = np.clip(source * random.lognormal(0.02, 0.2, num_pairs), 2, longest).astype(np.int32)
-    store: Any = DrawnPairs(vocab_size, (source, target), seed)
+    store = DrawnPairs(vocab_size, (source, target), seed)
     plan = plan_batches(
         source + 1, target + 1, max_tokens=max_tokens, noise=0.1, random=epoch_random(1, 0)
     )
     whole = [rows for rows in plan if (source[rows] + target[rows] + 2).sum() > max_tokens * 0.7]
-    return [collate(store, rows) for rows in (whole or plan)[:count]]
+    return [_batch(store, rows) for rows in (whole or plan)[:count]]
 
 
 def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
     """Return a random batch of ``shape[0]`` sentences with lengths from 1 to ``shape[1]``."""
     random = np.random.default_rng(seed)
     lengths = [random.integers(1, shape[1] + 1, shape[0]).astype(np.int32) for _ in range(2)]
-    store: Any = DrawnPairs(vocab_size, (lengths[0], lengths[1]), seed)
-    return collate(store, np.arange(shape[0]))
+    store = DrawnPairs(vocab_size, (lengths[0], lengths[1]), seed)
+    return _batch(store, np.arange(shape[0]))
 
 
 def length_sums(batches: Sequence[Batch]) -> LengthSums:

@@ -18,7 +18,7 @@ from nmt.checkpoint.model_folder import find_model
 from nmt.commands.loading import decoding_changes, warn_of_language
 from nmt.commands.options import AugmentOptions, given
 from nmt.data.corpus import Block
-from nmt.data.workers import Result, StoredResults, map_blocks
+from nmt.data.workers import BlockResult, StoredResults, map_blocks
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
 from nmt.files.json_file import read_json, sha256_of_file, sha256_of_json
@@ -209,7 +209,7 @@ class _Translate:
     forward: bool
     made: int = 0
 
-    def __call__(self, block: Block) -> Result:
+    def __call__(self, block: Block) -> BlockResult:
         lines, *references = block.columns
         counts = Counter({"read": len(lines)})
         pairs = []
@@ -230,7 +230,7 @@ class _Translate:
                 pairs.append(f"{translation}\t{source}\n")
         self.made += 1
         content = "".join(pairs).encode()
-        return Result({"pairs": np.frombuffer(content, np.uint8)}, counts)
+        return BlockResult({"pairs": np.frombuffer(content, np.uint8)}, counts)
 
 
 def _similarity(reference: str, text: str) -> float:

@@ -86,10 +86,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     # Models (weights are not loaded yet) and test sets with their files.
     models = [EvaluatedModel(folder, options) for folder in options.models]
     everyone = list(models)
-    baseline = None
     if options.baseline_model:
-        baseline = EvaluatedModel(options.baseline_model, options, is_baseline=True)
-        everyone.append(baseline)
+        everyone.append(EvaluatedModel(options.baseline_model, options, is_baseline=True))
     analyses = _requested_analyses(options, any(model.has_languages for model in everyone))
     configured = everyone[0].configured if everyone else None
     tests = evaluation_set.load_test_sets(options, configured)
@@ -103,7 +101,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         check_output(path, *inputs)
 
     # Hypotheses: files were read with the test sets; models translate one by one.
-    failures = _translate(sets, models, baseline, options.save_hypotheses)
+    failures = _translate(sets, everyone, options.save_hypotheses)
 
     # Statistics per sentence, scores of their sums, and analyses of both.
     evaluations = []
@@ -166,6 +164,7 @@ class EvaluatedModel:
         self.config, record = load_inference(folder / CONFIG, overrides, read=_READ)
         self.configured = ConfiguredSets.of(self.config, record, folder)
         self.folder = folder
+        self.is_baseline = is_baseline
         self.tag = options.tag
         # Several languages: tags choose them, or a group of languages (OPUS-MT) and `languages`.
         is_group = options.languages and len(primary_code(self.config.target_language)) > 2
@@ -181,6 +180,7 @@ class EvaluatedModel:
             self.inputs += self.loading["ensemble"].others
         self.name = " + ".join(map(str, self.inputs))
         self._translator: Translator | None = None
+        self.target_tokenizer: Tokenizer | None = None  # known after a translation
 
     def translate(self, name: str, lines: Sequence[str], test: EvaluationSet) -> System:
         """Translate lines of ``test``; ``name`` is the name of the text in the log."""
@@ -209,14 +209,9 @@ class EvaluatedModel:
         if self._mbr:
             utility = self._mbr.loaded(self.config.target_language, self.loading["device"])
         decoding = self.config.decoding.model_dump()
-        return Translator.load(self.folder, mbr=utility, **self.loading | decoding)
-
-    @property
-    def target_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the translations; only after a translation."""
-        if self._translator is None:
-            raise RuntimeError("nothing was translated")
-        return self._translator.tokenizers.target
+        translator = Translator.load(self.folder, mbr=utility, **self.loading | decoding)
+        self.target_tokenizer = translator.tokenizers.target
+        return translator
 
     def _settings(self, translator: Translator) -> dict[str, str | int | float]:
         engine = translator.engine
@@ -279,7 +274,6 @@ class EvaluatedSet:
         self.scorers = self.make_scorers(self.test.references, self.test.source)
         self.resampling = _resampling(options)
         self.pairs: ReportSection | None = None
-        self.limits: list[dict[str, Any]] = []  # of models that cannot write some references
         hypotheses: Sequence[Path] = ()
         labels: Sequence[str] = ()
         if is_only or not whole.is_named:
@@ -322,27 +316,6 @@ class EvaluatedSet:
             raise ConfigError("There is no source text.", fix="Add `source` FILE.")
         return model.translate(self.test.name, self.test.source, self.test)
 
-    def note_limit(self, model: EvaluatedModel) -> None:
-        """Score the first reference as nearly as the model can write it, if it changes it."""
-        loss = loss_of(self.test.references[0], model.target_tokenizer)
-        if not loss.changed:
-            return
-        scores = {}
-        for scorer in self.scorers:
-            if scorer.name in _EXACT:
-                scores[scorer.name] = scorer.score(loss.nearest).value
-        limit = {"system": model.name, "unreachable": len(loss.changed)}
-        self.limits.append({**limit, "example": loss.example, "scores": scores})
-
-    def _limit_section(self) -> ReportSection:
-        """Return the scores of a model that makes no mistake."""
-        rows = [["system", "lines", "best possible scores", "for example line"]]
-        for limit in self.limits:
-            scores = [f"{label_of(x)} {format_score(x, y)}" for x, y in limit["scores"].items()]
-            lines = f"{limit['unreachable']:,} of {len(self.test):,}"
-            rows.append([limit["system"], lines, ", ".join(scores), limit["example"]])
-        return ReportSection("limit", "Best possible scores", rows, self.limits, _LIMIT)
-
     def score(self) -> list[DataError]:
         """Score and compare the systems. Return the errors of the external metric."""
         try:
@@ -373,9 +346,7 @@ class EvaluatedSet:
         paired_test = None
         if self.pairs or self.baseline:
             paired_test = self.resampling.paired_test
-        found = [self.pairs, *sections]
-        if self.limits:
-            found.insert(0, self._limit_section())
+        found = (limit_section(self), self.pairs, *sections)
         return Evaluation(
             test=self.test.name,
             references=self.test.references,
@@ -388,6 +359,29 @@ class EvaluatedSet:
         )
 
 
+def limit_section(scored: EvaluatedSet) -> ReportSection | None:
+    """Score the first reference as nearly as each model can write it; None if all can write it."""
+    values = []
+    rows = [["system", "lines", "best possible scores", "for example line"]]
+    for model in scored.models:
+        assert model.target_tokenizer is not None
+        loss = loss_of(scored.test.references[0], model.target_tokenizer)
+        if not loss.changed:
+            continue
+        scores = {}
+        for scorer in scored.scorers:
+            if scorer.name in _EXACT:
+                scores[scorer.name] = scorer.score(loss.nearest).value
+        limit = {"system": model.name, "unreachable": len(loss.changed)}
+        values.append({**limit, "example": loss.example, "scores": scores})
+        shown = [f"{label_of(metric)} {format_score(metric, x)}" for metric, x in scores.items()]
+        lines = f"{len(loss.changed):,} of {len(scored.test):,}"
+        rows.append([model.name, lines, ", ".join(shown), loss.example])
+    if not values:
+        return None
+    return ReportSection("limit", "Best possible scores", rows, values, _LIMIT)
+
+
 def _resampling(options: EvaluateOptions) -> Resampling:
     count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
     # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
@@ -396,31 +390,30 @@ def _resampling(options: EvaluateOptions) -> Resampling:
 
 
 def _translate(
-    sets: Sequence[EvaluatedSet],
-    models: Sequence[EvaluatedModel],
-    baseline: EvaluatedModel | None,
-    place: Path | None,
+    sets: Sequence[EvaluatedSet], models: Sequence[EvaluatedModel], place: Path | None
 ) -> list[NmtError]:
-    """Translate all test sets with each model. Return the errors from saving translations."""
+    """Translate all test sets with each model, and save the translations to ``place``.
+
+    Returns:
+        The errors from saving translations.
+    """
     failures: list[NmtError] = []
     for number, model in enumerate(models):
         for evaluated in sets:
             system = evaluated.translate(model)
-            evaluated.note_limit(model)
+            if model.is_baseline:
+                evaluated.baseline = system
+                continue
             source = evaluated.test.source or ()
             rows = evaluation_set.rows_in_training(model.folder, source)
             if rows is not None:
                 system = replace(system, num_in_training=len(rows))
             evaluated.systems.insert(number, system)
-        if len(models) > 1 or baseline:
+        if len(models) > 1:
             model.release()  # one model in memory at a time
-        if place:
+        if place and not model.is_baseline:
             lines = sets[0].systems[number].lines
             failures += _save(place, "".join(f"{line}\n" for line in lines))
-    if baseline:
-        for evaluated in sets:
-            evaluated.baseline = evaluated.translate(baseline)
-        baseline.release()
     return failures
 
 

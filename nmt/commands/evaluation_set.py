@@ -37,7 +37,7 @@ from nmt.data.hubs import published_names, published_test_set
 from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError, ConfigError, DataError, did_you_mean, shell_command
-from nmt.files.lines import decoded_lines, is_standard, open_input
+from nmt.files.lines import STANDARD_INPUT, decoded_lines, is_standard, open_input
 from nmt.metrics.metric import METRICS, requested_metrics
 from nmt.metrics.result import System
 from nmt.text.preprocessing import check_plain
@@ -359,7 +359,7 @@ def read_text(path: Path) -> tuple[str, ...]:
 
 
 def _shown(path: Path) -> str:
-    return "standard input" if is_standard(path) else str(path)
+    return STANDARD_INPUT if is_standard(path) else str(path)
 
 
 def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None) -> list[System]:
@@ -371,7 +371,7 @@ def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None)
         DataError: The number of lines does not match the test set, or the text is segmented or
             escaped.
     """
-    names = ["standard input" if is_standard(path) else path.name for path in paths]
+    names = [Path(_shown(path)).name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     systems = []

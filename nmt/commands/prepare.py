@@ -31,8 +31,8 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO
 
@@ -197,16 +197,6 @@ def prepare_data(
     return report.written_to(options.report_dir, lists=folder)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The training or the validation pairs."""
-
-    folder: str  # name of the folder
-    corpora: Mapping[str, CorpusConfig]  # by their names in reports
-    filters: FilterChain
-    diagnosis: Diagnosis
-
-
 def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareReport:
     """Read all corpora into the folder.
 
@@ -281,12 +271,10 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
                 diagnosis.learn(encoded.lines, encoded.spans, tokenizers.vocab_sizes)
 
         with reading.stage("writing"):
-            _write(_Part(TRAIN, recipe.corpora, filters, diagnosis), reading, encoded, log)
+            train = _write(TRAIN, reading, encoded, log, filters=filters, diagnosis=diagnosis)
             valid_filters = pair_filters.held_out_filters(config.filters)
-            valid_part = _Part(VALID, recipe.valid_sets, valid_filters, Diagnosis(material))
-            _write(valid_part, reading, encoded, log)
-        train = ParallelStore.open(folder / TRAIN)
-        valid = ParallelStore.open(folder / VALID)
+            nothing = Diagnosis(material)  # finds nothing
+            valid = _write(VALID, reading, encoded, log, filters=valid_filters, diagnosis=nothing)
 
         with reading.stage("shortlist"), progress_bar("making shortlists", leave=False):
             sizes = tokenizers.vocab_sizes
@@ -298,17 +286,16 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
 
     if "language" in logged["reasons"]:
         logged["reasons"]["language"] |= diagnosed.languages
-    sides, valid_sides = (
-        prepare_report.report_sides(store, [*map(config.direction, corpora)], tokenizers)
-        for store, corpora in ((train, recipe.data.training), (valid, recipe.data.validation))
-    )
+    train_directions = list(map(config.direction, recipe.data.training))
+    valid_directions = list(map(config.direction, recipe.data.validation))
+    valid_sides = prepare_report.report_sides(valid, valid_directions, tokenizers)
     warnings = _distinct(chain.warnings for chain in chains.values())
     warnings += prepare_report.lost_pairs(logged["counts"], recipe.corpora)
     warnings += unlearned
     for name, check in reading.checks.items():
         warnings += [f"{name}: {text}" for text in check.warnings()]
-    targets = read_lines(folder / VALID / "target.txt")
-    warnings += prepare_report.loss_warnings(targets, tokenizers.target)
+    valid_targets = read_lines(folder / VALID / "target.txt")
+    warnings += prepare_report.loss_warnings(valid_targets, tokenizers.target)
     warnings += diagnosed.warnings
     warnings += prepare_report.coverage_warnings(valid_sides)
     return PrepareReport(
@@ -321,7 +308,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         overlap=overlap.counts(diagnosed.near),
         unchecked=unchecked,
         lengths=prepare_report.sample_lengths(train),
-        sides=sides,
+        sides=prepare_report.report_sides(train, train_directions, tokenizers),
         joint=config.tokenizer.joint,
         skipped={**filters.skipped, **diagnosed.skipped},
         notes=[*_distinct(chain.notes for chain in chains.values()), *diagnosed.notes],
@@ -375,16 +362,37 @@ def _encode(
     return EncodedCorpora(tokenizers, ParallelStore.open(folder), spans)
 
 
-def _write(part: _Part, reading: CorpusReader, encoded: EncodedCorpora, log: ProblemLog) -> None:
-    """Third pass: drop pairs by length and diagnosis, and store the ids of the kept pairs."""
-    folder = reading.folder / part.folder
+def _write(
+    part: str,
+    reading: CorpusReader,
+    encoded: EncodedCorpora,
+    log: ProblemLog,
+    *,
+    filters: FilterChain,
+    diagnosis: Diagnosis,
+) -> ParallelStore:
+    """Third pass: drop pairs by length and diagnosis, and store the ids of the kept pairs.
+
+    Args:
+        part: `TRAIN` or `VALID`.
+        reading: The results of the first pass.
+        encoded: The ids of all lines.
+        log: Log for the dropped pairs.
+        filters: Filters of this part.
+        diagnosis: Diagnosis of this part.
+
+    Returns:
+        The new store.
+    """
+    folder = reading.folder / part
+    corpora = reading.recipe.corpora if part == TRAIN else reading.recipe.valid_sets
     with StoreWriter(folder, max(encoded.tokenizers.vocab_sizes)) as writer:
-        for index, (name, corpus) in enumerate(part.corpora.items()):
+        for index, (name, corpus) in enumerate(corpora.items()):
             source_tags, target_tags = reading.recipe.tag_ids(corpus, encoded.tokenizers)
             results = map_blocks(
                 f"writing {name}",
-                reading.blocks_to_filter(name, encoded, part.diagnosis),
-                LengthPass(part.filters, name),
+                reading.blocks_to_filter(name, encoded, diagnosis),
+                LengthPass(filters, name),
                 workers=reading.workers,
                 total=reading.num_lines[name],
             )
@@ -395,9 +403,10 @@ def _write(part: _Part, reading: CorpusReader, encoded: EncodedCorpora, log: Pro
                 source = encoded.lines.source_ids(rows).prepend(source_tags)
                 target = encoded.lines.target_ids(rows).prepend(target_tags)
                 writer.append(source, target, index, encoded.lines.lines[rows])
-                if part.folder == VALID:
+                if part == VALID:
                     _append_text(folder, kept_pairs(block, is_kept))
-    log.check_kept("training" if part.folder == TRAIN else "validation", part.corpora)
+    log.check_kept("training" if part == TRAIN else "validation", corpora)
+    return ParallelStore.open(folder)
 
 
 def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
@@ -414,9 +423,11 @@ def recipe_of(config: RunConfig) -> Recipe:
     vocabulary = config.run_dir / TOKENIZER
     if recipe.init_from is not None or not vocabulary.is_dir() or not has_data_settings(config):
         return recipe
+    recipe = replace(recipe, vocabulary=vocabulary)
     of_run = trained_on(config.run_dir, config.prepared_dir)
-    hash_of_run = None if of_run is None else of_run.config_hash
-    return replace(recipe, vocabulary=vocabulary, hash_of_run=hash_of_run)
+    if of_run is not None:
+        recipe = replace(recipe, hash_of_run=of_run.config_hash)
+    return recipe
 
 
 def _check(config: RunConfig, options: PreparationOptions) -> None:
@@ -432,14 +443,17 @@ def _check(config: RunConfig, options: PreparationOptions) -> None:
         fix = "Use a run folder, or a folder created by `nmt average` or `nmt import`."
         raise ConfigError(problem, fix=fix)
     if init_from is not None and config.training.keeps_vocabulary:
-        has_config, now = (init_from / CONFIG).is_file(), config.language_tags or "null"
-        was = load_folder_config(init_from).language_tags if has_config else None
-        if was not in (None, now):
+        now = config.language_tags or "null"
+        was = now
+        if (init_from / CONFIG).is_file():
+            was = load_folder_config(init_from).language_tags or now
+        if was != now:
             problem = f"data.language_tags is {now}, but {was} in training.init_from {init_from}."
             raise ConfigError(problem, fix=f"Set data.language_tags to {was}.")
         tokenizers = load_tokenizers(init_from / TOKENIZER)
+        recipe = recipe_of(config)
         for corpus in config.data.corpora.values():
-            recipe_of(config).tag_ids(corpus, tokenizers)  # which raises an error without a tag
+            recipe.tag_ids(corpus, tokenizers)  # which raises an error without a tag
     for path, symbols in zip(config.tokenizer.models or (), config.tag_symbols, strict=False):
         lacking = [symbol for symbol in symbols if symbol not in Tokenizer.load(path).symbols]
         if lacking:

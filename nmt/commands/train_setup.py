@@ -36,7 +36,7 @@ from nmt.inference.request import Request
 from nmt.inference.translator import TranslationOptions
 from nmt.metrics.metric import label_of, split_argument
 from nmt.model.transformer import build_model, count_parameters
-from nmt.registry import Registry, load_attribute
+from nmt.registry import Registry, built_in, load_attribute
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training.checkpoints import Progress
@@ -215,17 +215,34 @@ def _build_validation_sets(
     config: RunConfig, data: PreparedData, updater: Updater, loader: Loader
 ) -> list[ValidationSet]:
     """Return the validation sets. ``loader`` reads all of them; their corpora have numbers."""
-    most = config.training.validation.max_sentences
+    validation = config.training.validation
     has_text = any((data.valid_source, data.valid_target))
-    sets = []
     names = valid_names(config.data)
+    sets = []
     for number, corpus in enumerate(config.data.validation):
         rows = np.flatnonzero(data.valid.corpus == number)
+        direction = config.direction(corpus)
         text = None
         if has_text:
-            sources = [data.valid_source[row] for row in rows[:most]]
-            references = [data.valid_target[row] for row in rows[:most]]
-            text = _held_out_text(config, corpus, data, sources, references, str(updater.device))
+            scored_rows = rows[: validation.max_sentences]
+            options = TranslationOptions(
+                # Without slow options that hardly change the scores.
+                decoding=config.decoding.plain(validation.beam_size),
+                max_length=config.filters.max_length,
+                retry=False,
+                languages=languages_of(config),
+                **_tags_of(config, corpus),
+            )
+            text = HeldOutText(
+                [data.valid_source[row] for row in scored_rows],
+                [data.valid_target[row] for row in scored_rows],
+                load_tokenizers(data.tokenizer_dir),
+                options,
+                language=direction.target,
+                metric=str(validation.metric),
+                device=str(updater.device),
+                command=validation.command,
+            )
             if updater.processes.rank == 0:
                 # Report a missing package, model or program before training.
                 text.scorers  # noqa: B018
@@ -233,7 +250,7 @@ def _build_validation_sets(
                     text.run_command(text.references, is_trial=True)
         validation_set = ValidationSet(
             name=names[number],
-            direction=config.direction(corpus),
+            direction=direction,
             num_pairs=len(rows),
             batches=fixed_batches(loader, updater.processes, rows),
             text=text,
@@ -241,35 +258,6 @@ def _build_validation_sets(
         )
         sets.append(validation_set)
     return sets
-
-
-def _held_out_text(
-    config: RunConfig,
-    corpus: CorpusConfig,
-    data: PreparedData,
-    sources: Sequence[str],
-    references: Sequence[str],
-    device: str,
-) -> HeldOutText:
-    validation = config.training.validation
-    options = TranslationOptions(
-        # Without slow options that hardly change the scores.
-        decoding=config.decoding.plain(validation.beam_size),
-        max_length=config.filters.max_length,
-        retry=False,
-        languages=languages_of(config),
-        **_tags_of(config, corpus),
-    )
-    return HeldOutText(
-        sources,
-        references,
-        load_tokenizers(data.tokenizer_dir),
-        options,
-        language=config.direction(corpus).target,
-        metric=str(validation.metric),
-        device=device,
-        command=validation.command,
-    )
 
 
 def languages_of(config: RunConfig) -> Languages:
@@ -458,7 +446,7 @@ def check_tools(config: RunConfig) -> None:
     if config.training.lora is not None:
         load_attribute(_ADAPT)  # the extra may be missing
     for name in config.training.trackers:
-        if TRACKERS.is_built_in(name):  # others may start something when they are made
+        if name in built_in("tracker"):  # others may start something when they are made
             TRACKERS[name](config)
 
 

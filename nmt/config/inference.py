@@ -18,8 +18,9 @@ from nmt.config.data import (
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.section import Count, FilePath, Many, Section
 
+LANGUAGE_KEYS = ("source_language", "target_language")
 # Keys with the same name and meaning in the whole configuration.
-_COPIED = ("name", "source_language", "target_language", "tokenizer", "model", "decoding")
+_COPIED = ("name", *LANGUAGE_KEYS, "tokenizer", "model", "decoding")
 
 
 class InferenceConfig(Section):
@@ -69,8 +70,7 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
     corpora = [*_sections(data, "train"), *_sections(_section(data, "replay"), "train")]
     directions: list[tuple[Any, Any]] = []
     for corpus in corpora:
-        source = corpus.get("source_language") or values.get("source_language")
-        target = corpus.get("target_language") or values.get("target_language")
+        source, target = (corpus.get(key) or values.get(key) for key in LANGUAGE_KEYS)
         if (source, target) not in directions:
             directions.append((source, target))
     section = {key: values[key] for key in _COPIED if values.get(key) is not None}

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from nmt.config.data import CorpusConfig
 from nmt.config.document import YamlDocument, dump_document, read_document
 from nmt.config.filling import filled_in, with_recorded
-from nmt.config.inference import InferenceConfig
+from nmt.config.inference import LANGUAGE_KEYS, InferenceConfig
 from nmt.config.keys import find_problems
 from nmt.config.migration import (
     FORMAT,
@@ -30,7 +30,6 @@ from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError
 
 CONFIG: Final = "config.yaml"  # In run folders and model folders.
-_LANGUAGES = ("source_language", "target_language")
 
 
 def load_config(
@@ -61,12 +60,22 @@ def load_config(
         ConfigError: The configuration is invalid. Lists all problems with line or flag.
         DataError: From ``check_files`` or ``count_characters``.
     """
-    document = _read_keys(Path(path))
+    document = _read_keys(Path(path), default=FORMAT)
     is_bare = document.values.get("training") is None  # in the file, whatever the overrides are
-    problems = _override(document, overrides)
-    values = _with_run(document.values, recorded_settings)
-    is_resumed = values is not document.values
-    is_scaled = is_bare and not is_resumed
+    problems: list[str] = []
+    for text in overrides:
+        try:
+            document.override(text)
+        except ConfigError as error:
+            problems.append(error.problem)
+        except ValueError as error:
+            problems.append(f"`set` {text}: {error}")
+    values = document.values
+    run_dir = str(values.get("run_dir") or f"runs/{values.get('name')}")
+    recorded = recorded_settings(Path(run_dir))
+    if recorded:
+        values = with_recorded({**values, "run_dir": run_dir}, recorded)
+    is_scaled = is_bare and not recorded
     values = _with_start(values)
     corpora = dict(_corpora("data", values.get("data")))
     missing: DataError | None = None  # about missing files
@@ -99,23 +108,9 @@ def load_config(
     if len(problems) > 1:
         problems.insert(0, f"{len(problems)} problems in the configuration:")
     fix = "Correct the configuration. `nmt config keys` describes every key."
-    if is_resumed:
-        recorded = Path(str(values["run_dir"])) / CONFIG
-        fix += f" Keys that {path} leaves open have the values of {recorded}."
+    if recorded:
+        fix += f" Keys that {path} leaves open have the values of {Path(run_dir) / CONFIG}."
     raise ConfigError("\n  ".join(problems), fix=fix)
-
-
-def _override(document: YamlDocument, overrides: Sequence[str]) -> list[str]:
-    """Apply overrides; return the problems of those that cannot be applied."""
-    problems = []
-    for text in overrides:
-        try:
-            document.override(text)
-        except ConfigError as error:
-            problems.append(error.problem)
-        except ValueError as error:
-            problems.append(f"`set` {text}: {error}")
-    return problems
 
 
 def load_inference(
@@ -157,15 +152,23 @@ def load_inference(
         except ValueError as error:
             fix = "`nmt config keys decoding` describes every key."
             raise ConfigError(f"`set` {text}: {error}.", fix=fix) from error
-    _refuse_idle(overrides, read)
+    idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
+    if idle:
+        fix = f"Remove the override. Here you can set keys of {', '.join(read)}."
+        raise ConfigError(f"`set` {', '.join(idle)} has no effect on a trained model.", fix=fix)
     data = changed.pop("data")
     if data is not None:
         record = {**record, "data": data}
     try:
-        # Corpora that leave their languages open have those of the run.
-        if any(section.get(key) != changed.get(key) for key in _LANGUAGES):
+        languages = [changed.get(key) for key in LANGUAGE_KEYS]
+        if languages != [section.get(key) for key in LANGUAGE_KEYS]:
+            # Corpora that leave their languages open have those of the run.
             before = InferenceConfig.model_validate(section)
-            changed["directions"] = _renamed(before, [changed.get(key) for key in _LANGUAGES])
+            renamed = dict(zip(before.languages, languages, strict=True))
+            changed["directions"] = [
+                (renamed.get(source, source), renamed.get(target, target))
+                for source, target in before.directions
+            ]
         config = InferenceConfig.model_validate(changed)
     except ValidationError as error:
         problems = [f"{document.place(key).text}: {text}" for key, text in find_problems(error)]
@@ -174,34 +177,14 @@ def load_inference(
     return config, record
 
 
-def _renamed(before: InferenceConfig, languages: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Return the directions of a model whose own languages have new codes."""
-    codes = dict(zip(before.languages, languages, strict=True))
-    directions = []
-    for source, target in before.directions:
-        directions.append((codes.get(source, source), codes.get(target, target)))
-    return directions
-
-
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the whole configuration in config.yaml of a run folder, not validated.
 
     Raises:
         ConfigError: The file cannot be read, or is not a configuration.
     """
-    values = _mapping(read_document(path), path)
-    return migrate(values, str(path), kind=Kind.CONFIGURATION)
-
-
-def _with_run(
-    values: dict[str, Any], recorded_settings: Callable[[Path], Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Add the values of the run that training would resume; return ``values`` if there is none."""
-    run_dir = values.get("run_dir") or f"runs/{values.get('name')}"
-    recorded = recorded_settings(Path(str(run_dir)))
-    if not recorded:
-        return values
-    return with_recorded({**values, "run_dir": str(run_dir)}, recorded)
+    settings: dict[str, Any] = _read_keys(path, default=1).values
+    return settings
 
 
 def _with_start(values: dict[str, Any]) -> dict[str, Any]:
@@ -224,15 +207,16 @@ def _with_start(values: dict[str, Any]) -> dict[str, Any]:
     return filled_in(values, kept)
 
 
-def _read_keys(path: Path) -> YamlDocument:
+def _read_keys(path: Path, *, default: int) -> YamlDocument:
+    """Read a whole configuration, which has the format ``default`` if it does not say another."""
     try:
         document = read_document(path)
         values = _mapping(document, path)
         if INFERENCE in values:  # of a model folder
-            number = values.get(FORMAT_KEY, FORMAT)
+            number = values.get(FORMAT_KEY, default)
             document.values = values.get(RECORD)
             values = {**_mapping(document, path), FORMAT_KEY: number}
-        document.values = migrate(values, str(path), kind=Kind.CONFIGURATION, default=FORMAT)
+        document.values = migrate(values, str(path), kind=Kind.CONFIGURATION, default=default)
     except ConfigError as error:
         if path.suffix in (".yaml", ".yml", "") or not path.is_file():
             raise
@@ -276,14 +260,6 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
         problems = "\n  ".join(text for _, text in find_problems(error))
         fix = "Correct the options. `nmt config keys decoding` describes every key."
         raise ConfigError(f"Decoding options: {problems}.", fix=fix) from error
-
-
-def _refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
-    """Refuse overrides of sections that have no effect on a trained model."""
-    idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
-    if idle:
-        fix = f"Remove the override. Here you can set keys of {', '.join(read)}."
-        raise ConfigError(f"`set` {', '.join(idle)} has no effect on a trained model.", fix=fix)
 
 
 def dump_inference(config: InferenceConfig, record: Mapping[str, Any]) -> str:

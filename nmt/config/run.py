@@ -23,7 +23,7 @@ from nmt.config.data import (
     tagged_languages,
 )
 from nmt.config.filling import filled_in
-from nmt.config.inference import InferenceConfig
+from nmt.config.inference import LANGUAGE_KEYS, InferenceConfig
 from nmt.config.language_codes import first_spelling, is_spelling, matching
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.presets import RECIPES
@@ -76,14 +76,14 @@ class RunConfig(Section):
     @property
     def languages(self) -> dict[str, str]:
         """The language codes of the run by key."""
-        return {"source_language": self.source_language, "target_language": self.target_language}
+        return {key: getattr(self, key) for key in LANGUAGE_KEYS}
 
     @property
     def language_codes(self) -> dict[str, str]:
         """The language codes of the run and of the corpora, by key."""
         codes = self.languages
         for where, corpus in self.data.corpora.items():
-            for key in self.languages:
+            for key in LANGUAGE_KEYS:
                 code = getattr(corpus, key)
                 if code:
                     codes[f"{where}.{key}"] = code

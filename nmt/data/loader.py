@@ -8,6 +8,7 @@ plan again and skips to its position. BOS and EOS are added only by `collate`.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -83,28 +84,22 @@ class Batch:
 
 
 def collate(
-    store: ParallelStore,
+    source_ids: FlatIds,
+    target_ids: FlatIds,
     rows: Rows,
-    resegment: Resegment | None = None,
-    epoch: int = 0,
     *,
     source_bos: bool = False,
     longest: int | None = None,
 ) -> Batch:
-    """Make a batch of ``rows`` of the store. Adds BOS before targets and EOS after each sentence.
+    """Make a batch of pairs. Adds BOS before targets and EOS after each sentence.
 
     Args:
-        store: Token ids of the training pairs.
-        rows: Rows of the batch.
-        resegment: Replaces the stored ids in this epoch (BPE-dropout or noise).
-        epoch: Number of the epoch, from 0.
+        source_ids: Source ids of the pairs.
+        target_ids: Target ids of the pairs.
+        rows: Rows of the pairs in the store.
         source_bos: Whether to add BOS before sources too.
         longest: Maximum tokens of a sentence. If set, batch sizes are rounded up.
     """
-    source_ids = store.source_ids(rows)
-    target_ids = store.target_ids(rows)
-    if resegment is not None:
-        source_ids, target_ids = resegment(epoch, rows, (source_ids, target_ids))
     source = _packed(source_ids, EOS_ID, is_last=True)
     if source_bos:
         source = source.prepend(BOS_ID)
@@ -122,9 +117,11 @@ def _packed(flat: FlatIds, special: int, *, is_last: bool) -> Packed:
     if is_last:
         places = borders[1:] - 1
     ids = np.full(borders[-1], special, dtype=np.int64)
-    ids[np.delete(np.arange(len(ids)), places)] = flat.ids
+    others = np.delete(np.arange(len(ids)), places)
+    ids[others] = flat.ids
     cu_seqlens = torch.from_numpy(borders.astype(np.int32))
-    return Packed(torch.from_numpy(ids), cu_seqlens, int(flat.lengths.max()) + 1)
+    longest = int(flat.lengths.max()) + 1
+    return Packed(torch.from_numpy(ids), cu_seqlens, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +202,9 @@ class Loader:
             random=epoch_random(self.seed, epoch),
         )
         # Every process reads the same number of batches; some batches are read twice for this.
-        even = range(self.rank, len(plan) + -len(plan) % self.num_ranks, self.num_ranks)
-        mine = [plan[number % len(plan)] for number in even]
+        per_rank = math.ceil(len(plan) / self.num_ranks)
+        numbers = range(self.rank, per_rank * self.num_ranks, self.num_ranks)
+        mine = [plan[number % len(plan)] for number in numbers]
         return mine if rows is None else [rows[batch] for batch in mine]
 
     def updates(self, start: Position) -> Generator[tuple[list[Batch], Position], None, None]:
@@ -286,14 +284,10 @@ class Loader:
 
     def batch(self, rows: Rows, epoch: int = 0) -> Batch:
         """Return ``rows`` of the store as a batch, with the noise of ``epoch``."""
-        return collate(
-            self.store,
-            rows,
-            self.resegment,
-            epoch,
-            source_bos=self.source_bos,
-            longest=self.longest,
-        )
+        sides = self.store.source_ids(rows), self.store.target_ids(rows)
+        if self.resegment is not None:
+            sides = self.resegment(epoch, rows, sides)
+        return collate(*sides, rows, source_bos=self.source_bos, longest=self.longest)
 
     def describe(self, batches: Sequence[Batch]) -> str:
         """Return the corpora and the line numbers of the pairs, for error messages."""

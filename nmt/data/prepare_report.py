@@ -21,7 +21,7 @@ from nmt.config.data import Direction, FilterConfig
 from nmt.config.flag import meanings_of
 from nmt.data.filters import NEAR, FilterChain, ListedProblem
 from nmt.data.prepared import AGAIN, TOKENIZER, PreparedData, Recipe, are_unchanged
-from nmt.data.store import ParallelStore
+from nmt.data.store import IntArray, ParallelStore
 from nmt.errors import DataError
 from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import read_json
@@ -29,21 +29,25 @@ from nmt.report.page import Chart, Curve, render, render_chart
 from nmt.text.loss import loss_of
 from nmt.text.tokenizer import SPACE, Tokenizer, Tokenizers, tokenizer_hash
 
-REPORT, PAGE = "report.json", "report.html"
+REPORT = "report.json"
+PAGE = "report.html"
 _TEXT_WIDTH = 40
 _NUM_LENGTHS = 400
-# Files that list the pairs with a finding, with the columns `_COLUMNS`.
-DROPPED, REPORTED = "dropped.tsv.gz", "reported.tsv.gz"
+# Files that list the pairs with a problem, with the columns `_COLUMNS`.
+DROPPED = "dropped.tsv.gz"
+REPORTED = "reported.tsv.gz"
 # Keys of the counts of a corpus that are not reasons.
-READ, KEPT = "read", "kept"
-_COLUMNS = "corpus", "line", "reason", "value", "limit"
-_EXAMPLE = "corpus", "line", "source", "target", "value"
+READ = "read"
+KEPT = "kept"
+_COLUMNS = ("corpus", "line", "reason", "value", "limit")
+_EXAMPLE = ("corpus", "line", "source", "target", "value")
 _NUM_EXAMPLES = 5
 _Side = Literal["source", "target"]
-_SIDES: tuple[_Side, _Side] = "source", "target"
+_SIDES: tuple[_Side, _Side] = ("source", "target")
 # A character without a subword becomes three bytes or more, so 5% of the subwords means that about
 # one character in fifty of a text with short subwords is unseen. Usual text has less than 0.5%.
 _MOST_FALLBACK = 0.05
+_SHARES = np.array([0.5, 0.99, 0.999])  # Of the sentences, for quantiles of lengths.
 _FEWEST_KEPT = 0.5  # A corpus that keeps a smaller share of its pairs has a problem.
 
 
@@ -51,7 +55,10 @@ def printable(value: float | str) -> str:
     """Format a number, or a text with escapes for invisible characters."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 @contextmanager
@@ -67,6 +74,10 @@ def _draw(problem: ListedProblem) -> tuple[int, str, int]:
     """Return a sort key that chooses the same pseudo-random examples every time."""
     number = zlib.crc32(f"{problem.corpus}:{problem.line}".encode())
     return number, problem.corpus, problem.line
+
+
+def _example(problem: ListedProblem) -> dict[str, Any]:
+    return {key: getattr(problem, key) for key in _EXAMPLE}
 
 
 class ProblemLog(ExitStack):
@@ -91,7 +102,8 @@ class ProblemLog(ExitStack):
         self._reasons = defaultdict[str, Counter[str]](Counter)
         self._examples = defaultdict[str, list[ListedProblem]](list)
         # Pairs read, pairs kept, and dropped pairs by the first reason that drops them.
-        self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, *held_out)}
+        names = (*self._corpora, *held_out)
+        self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in names}
 
     def take(
         self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]
@@ -136,8 +148,9 @@ class ProblemLog(ExitStack):
         """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
         actions = self._training.actions
         report: dict[str, dict[str, Any]] = {"counts": {}, "findings": {}, "reasons": {}}
+        always = {READ, KEPT}
         for corpus, counts in self.counts.items():
-            shown = {key: count for key, count in counts.items() if count or key in (READ, KEPT)}
+            shown = {key: count for key, count in counts.items() if count or key in always}
             report["counts"][corpus] = shown
         for corpus in self._corpora:
             reported = report["findings"][corpus] = {}
@@ -145,11 +158,10 @@ class ProblemLog(ExitStack):
                 if by_corpus[corpus] and actions.get(reason) == "report":
                     reported[reason] = by_corpus[corpus]
         for reason in dict.fromkeys((*actions, *self._reasons)):
-            examples = map(ListedProblem._asdict, self._examples[reason])
             report["reasons"][reason] = {
                 "count": self._reasons[reason].total(),
                 "action": actions.get(reason, "drop"),
-                "examples": [{key: example[key] for key in _EXAMPLE} for example in examples],
+                "examples": list(map(_example, self._examples[reason])),
             }
         return report
 
@@ -182,31 +194,59 @@ def report_sides(
         directions: Languages of each corpus in the store.
         tokenizers: Tokenizers of both sides.
     """
-    reports = list[SideReport]()
-    for place, (side, tokenizer) in enumerate(zip(_SIDES, tokenizers, strict=True)):
-        size, whole = tokenizer.vocab_size, (store.source_lengths, store.target_lengths)[place]
-        is_fallback = np.array([*map(tokenizer.is_fallback, range(size))])
-        for language in dict.fromkeys(direction[place] for direction in directions):
-            numbers = [n for n, each in enumerate(directions) if each[place] == language]
-            parts = [store.rows_of(number) for number in numbers]
-            lengths = np.bincount(np.concatenate([whole[rows] for rows in parts]))
-            uses = np.sum([store.token_counts(side, size, rows) for rows in parts], axis=0)
-            upto, most_used = np.cumsum(lengths), np.cumsum(np.sort(uses)[::-1])
-            if not (tokens := int(most_used[-1])):
-                continue
-            sentences = int(upto[-1])
-            report = SideReport(
-                side=side, language=language, vocab_size=size, tokens=tokens,
-                mean_length=tokens / sentences,
-                median_length=int(np.searchsorted(upto, 0.5 * sentences)),
-                p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
-                max_length=len(lengths) - 1, fallback_rate=int(uses[is_fallback].sum()) / tokens,
-                num_used=int((uses > 0).sum()),
-                num_for_most=int(np.searchsorted(most_used, 0.99 * tokens)) + 1,
-                lengths=lengths[: int(np.searchsorted(upto, 0.999 * sentences)) + 1].tolist(),
-            )  # fmt: skip
-            reports.append(report)
+    reports = []
+    all_lengths = (store.source_lengths, store.target_lengths)
+    for place, side in enumerate(_SIDES):
+        tokenizer = tokenizers[place]
+        languages = [direction[place] for direction in directions]
+        for language in dict.fromkeys(languages):
+            uses = np.zeros(tokenizer.vocab_size, np.int64)
+            lengths = []
+            for number, other in enumerate(languages):
+                if other == language:
+                    rows = store.rows_of(number)
+                    uses += store.token_counts(side, tokenizer.vocab_size, rows)
+                    lengths.append(all_lengths[place][rows])
+            if uses.any():
+                report = _report_side(side, language, tokenizer, np.concatenate(lengths), uses)
+                reports.append(report)
     return reports
+
+
+def _report_side(
+    side: str, language: str, tokenizer: Tokenizer, lengths: IntArray, uses: IntArray
+) -> SideReport:
+    """Compute the statistics of one side in one language.
+
+    Args:
+        side: source or target.
+        language: Code of the language.
+        tokenizer: Tokenizer of the side.
+        lengths: Subwords of each sentence. (n,)
+        uses: Occurrences of each subword. (V,)
+    """
+    num_tokens = int(uses.sum())
+    counts = np.bincount(lengths)
+    # Sentences up to each length; occurrences of the most frequent subwords.
+    num_up_to = np.cumsum(counts)
+    num_most_used = np.cumsum(np.sort(uses)[::-1])
+    shares = _SHARES * len(lengths)
+    median, p99, p999 = np.searchsorted(num_up_to, shares).tolist()
+    is_fallback = list(map(tokenizer.is_fallback, range(len(uses))))
+    return SideReport(
+        side=side,
+        language=language,
+        vocab_size=len(uses),
+        tokens=num_tokens,
+        mean_length=num_tokens / len(lengths),
+        median_length=median,
+        p99_length=p99,
+        max_length=len(counts) - 1,
+        fallback_rate=int(uses[is_fallback].sum()) / num_tokens,
+        num_used=int(np.count_nonzero(uses)),
+        num_for_most=int(np.searchsorted(num_most_used, 0.99 * num_tokens)) + 1,
+        lengths=counts[: p999 + 1].tolist(),
+    )
 
 
 def coverage_warnings(valid: Iterable[SideReport]) -> Iterator[str]:
@@ -240,18 +280,21 @@ def lost_pairs(counts: Mapping[str, Mapping[str, int]], corpora: Iterable[str]) 
         corpora: Names of the training corpora.
     """
     for name in corpora:
-        own = counts[name]
-        if own[KEPT] < _FEWEST_KEPT * own[READ]:
-            reasons = [reason for reason in own if reason not in (READ, KEPT)]
-            most = max(reasons, key=lambda reason: own[reason])
-            text = f"{name}: only {own[KEPT]:,} of {own[READ]:,} sentence pairs are left; the "
-            yield f"{text}reason {most} dropped {own[most]:,}. Check the examples below"
+        dropped = dict(counts[name])
+        num_read = dropped.pop(READ)
+        num_kept = dropped.pop(KEPT)
+        if num_kept < _FEWEST_KEPT * num_read:
+            reason = max(dropped, key=dropped.__getitem__)
+            text = f"{name}: only {num_kept:,} of {num_read:,} sentence pairs are left; the "
+            yield f"{text}reason {reason} dropped {dropped[reason]:,}. Check the examples below"
 
 
 def sample_lengths(store: ParallelStore) -> list[list[int]]:
     """Return the lengths of source and target, in subwords, of 400 evenly spaced pairs."""
-    rows = np.unique(np.linspace(0, len(store) - 1, _NUM_LENGTHS).astype(np.int64))
-    return np.stack((store.source_lengths[rows], store.target_lengths[rows]), axis=1).tolist()
+    places = np.linspace(0, len(store) - 1, _NUM_LENGTHS)
+    rows = np.unique(places.astype(np.int64))
+    lengths = store.source_lengths[rows], store.target_lengths[rows]
+    return np.stack(lengths, axis=1).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,14 +356,25 @@ class PrepareReport:
     def as_page(self) -> str:
         """Return the report as an HTML page."""
         sides = [side for side in self.sides if side.lengths]
-        curves = [Curve(side.language, [*enumerate(side.lengths)]) for side in sides]
-        end = max([1, *(len(side.lengths) - 1 for side in sides)])
-        chart = Chart("Sentences by length", "kept sentences", curves, end,
-                      size=(500, 260), from_zero=True, x_name="subwords")  # fmt: skip
+        svg = ""
+        if sides:
+            chart = Chart(
+                "Sentences by length",
+                "kept sentences",
+                [Curve(side.language, list(enumerate(side.lengths))) for side in sides],
+                end=max(2, *(len(side.lengths) for side in sides)) - 1,
+                size=(500, 260),
+                from_zero=True,
+                x_name="subwords",
+            )
+            svg = render_chart(chart)
         return render(
-            "corpus.html.j2", title="Data preparation report", report=self,
-            meanings=_meanings(), lengths=render_chart(chart) if curves else "",
-        )  # fmt: skip
+            "corpus.html.j2",
+            title="Data preparation report",
+            report=self,
+            meanings=_meanings(),
+            lengths=svg,
+        )
 
     def written_to(self, folder: Path | None, *, lists: Path) -> PrepareReport:
         """Write all files of the report into a folder, and return the report.
@@ -348,19 +402,31 @@ class PrepareReport:
         """Return the report as text."""
         if self.up_to_date:
             return f"{self.folder} is up to date: configuration and corpora have not changed."
-        rate = sum(counts[READ] for counts in self.counts.values()) / max(self.seconds, 1e-3)
-        values = {"meanings": _meanings(), "near_is_checked": NEAR not in self.skipped}
-        return str(render("prepare.txt.j2", report=self, page=PAGE, rate=rate, **values)).rstrip()
+        num_read = sum(counts[READ] for counts in self.counts.values())
+        text = render(
+            "prepare.txt.j2",
+            report=self,
+            page=PAGE,
+            rate=num_read / max(self.seconds, 1e-3),
+            meanings=_meanings(),
+            near_is_checked=NEAR not in self.skipped,
+        )
+        return str(text).rstrip()
 
     def example(self, corpus: str, reason: str) -> str:
         """Return an example line of a corpus for a reason; an empty text without examples."""
         examples = self.reasons.get(reason, {}).get("examples", ())
-        own = (x for x in examples if x["corpus"] == corpus and x["source"] + x["target"])
-        if (each := min(own, key=itemgetter("line"), default=None)) is None:
+        readable = [x for x in examples if x["corpus"] == corpus and x["source"] + x["target"]]
+        if not readable:
             return ""
-        texts = (printable(each[side]) for side in ("source", "target"))
-        cut = (f"{x[:_TEXT_WIDTH]}…" if len(x) > _TEXT_WIDTH else x for x in texts)
-        return f"line {each['line']:,}: {' | '.join(cut)}"
+        first = min(readable, key=itemgetter("line"))
+        texts = []
+        for side in _SIDES:
+            text = printable(first[side])
+            if len(text) > _TEXT_WIDTH:
+                text = text[:_TEXT_WIDTH] + "…"
+            texts.append(text)
+        return f"line {first['line']:,}: {' | '.join(texts)}"
 
 
 def current_report(
@@ -391,5 +457,8 @@ def current_report(
 
 def _meanings() -> dict[str, str]:
     """Return a short explanation of each reason, from the docstring of `FilterConfig`."""
-    found = meanings_of(FilterConfig.__doc__).items()
-    return {key: text.replace("``", "").partition(". ")[0].rstrip(".") for key, text in found}
+    meanings = {}
+    for reason, text in meanings_of(FilterConfig.__doc__).items():
+        first_sentence = text.partition(". ")[0]
+        meanings[reason] = first_sentence.replace("``", "").rstrip(".")
+    return meanings

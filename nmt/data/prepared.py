@@ -31,7 +31,8 @@ from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 
 FORMAT_VERSION = 2
 # Subfolders, in addition to `VALID`.
-TRAIN, TOKENIZER = "train", "tokenizer"
+TRAIN = "train"
+TOKENIZER = "tokenizer"
 AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
 _LEARNING = 2  # Raised when vocabularies are learned in another way.
 # Keys of the data section that say how often training reads each corpus.
@@ -68,16 +69,26 @@ class PreparedManifest(SealedManifest):
         scored_with: Sequence[str],
     ) -> PreparedManifest:
         """Make the manifest of a folder in which all other files are complete."""
-        written = sorted(path for path in folder.rglob("*") if path.is_file())
-        files = {path.relative_to(folder).as_posix(): FileRecord.of(path) for path in written}
-        stores = (Path(name).name + files[name].sha256 for name in files if name.endswith(".bin"))
-        source_size, target_size = load_tokenizers(folder / TOKENIZER).vocab_sizes
+        files = {}
+        data_hash = hashlib.sha256()
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                record = FileRecord.of(path)
+                files[path.relative_to(folder).as_posix()] = record
+                if path.suffix == ".bin":
+                    data_hash.update((path.name + record.sha256).encode())
+        source_vocab_size, target_vocab_size = load_tokenizers(folder / TOKENIZER).vocab_sizes
         return cls(
-            config_hash=config_hash, sources=sources,
-            data_hash=hashlib.sha256("".join(stores).encode()).hexdigest(),
-            vocab_hash=tokenizer_hash(folder / TOKENIZER), source_vocab_size=source_size,
-            target_vocab_size=target_size, counts=counts, scored_with=scored_with, files=files,
-        )  # fmt: skip
+            config_hash=config_hash,
+            sources=sources,
+            data_hash=data_hash.hexdigest(),
+            vocab_hash=tokenizer_hash(folder / TOKENIZER),
+            source_vocab_size=source_vocab_size,
+            target_vocab_size=target_vocab_size,
+            counts=counts,
+            scored_with=scored_with,
+            files=files,
+        )
 
     @classmethod
     def read(cls, folder: Path) -> PreparedManifest:
@@ -108,7 +119,8 @@ def verify_prepared(folder: Path) -> Mapping[str, FileRecord]:
         DataError: The manifest or a file is missing or damaged. The message lists every file.
     """
     files = PreparedManifest.read(folder).files
-    if problems := list(damage(folder, files, files)):
+    problems = list(damage(folder, files, files))
+    if problems:
         raise DataError("\n  ".join(problems), fix=AGAIN)
     return files
 
@@ -172,16 +184,19 @@ class Recipe:
 
     def spooled(self, piped: IO[bytes] | None, folder: Path) -> Recipe:
         """Copy standard input, which can be read only once, and return a recipe with the copy."""
-        train, path = list(self.data.train), folder / SPOOL
-        for number, (name, corpus) in enumerate(zip(self.corpora, train, strict=False)):
-            if is_piped(corpus) and piped is not None:
-                with path.open("wb") as file:
-                    shutil.copyfileobj(piped, file)
-                train[number] = corpus.model_copy(update={"tsv": path, "name": name})
-                data = self.data.model_copy(update={"train": tuple(train)})
-                config = self.config.model_copy(update={"data": data})
-                return replace(self, config=config, input=path)
-        return self
+        are_piped = list(map(is_piped, self.data.train))
+        if piped is None or not any(are_piped):
+            return self
+        path = folder / SPOOL
+        with path.open("wb") as file:
+            shutil.copyfileobj(piped, file)
+        train = list(self.data.train)
+        number = are_piped.index(True)
+        changes = {"tsv": path, "name": list(self.corpora)[number]}  # the name in reports
+        train[number] = train[number].model_copy(update=changes)
+        data = self.data.model_copy(update={"train": tuple(train)})
+        config = self.config.model_copy(update={"data": data})
+        return replace(self, config=config, input=path)
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
@@ -200,24 +215,32 @@ class Recipe:
             ConfigError: The vocabulary does not contain a tag.
         """
         codes = tagged_languages(self.config.language_tags, self.config.direction(corpus))
-        sides = zip(codes, tokenizers, strict=True)
-        source, target = ([] if code is None else [x.language_id(code)] for code, x in sides)
-        # A tag of the configuration may be the tag of the language.
-        tag = [] if corpus.tag is None else [tokenizers.source.tag_id(corpus.tag)]
-        return [*dict.fromkeys((*source, *tag))], target
+        source_ids = []
+        target_ids = []
+        if codes[0] is not None:
+            source_ids.append(tokenizers.source.language_id(codes[0]))
+        if codes[1] is not None:
+            target_ids.append(tokenizers.target.language_id(codes[1]))
+        if corpus.tag is not None:
+            tag_id = tokenizers.source.tag_id(corpus.tag)
+            if tag_id not in source_ids:  # it may be the tag of the language
+                source_ids.append(tag_id)
+        return source_ids, target_ids
 
     @property
     def _is_weighted(self) -> bool:
         """Whether the vocabulary is learned from some corpora more than from others."""
-        weights = {corpus.weight for corpus in self.data.training}
-        is_mixed = self.data.stages or self.data.replay or self.data.temperature != 1
-        return self.config.tokenizer.models is None and bool(is_mixed or len(weights) > 1)
+        data = self.data
+        weights = {corpus.weight for corpus in data.training}
+        is_mixed = data.stages or data.replay or data.temperature != 1 or len(weights) > 1
+        return self.config.tokenizer.models is None and bool(is_mixed)
 
     @property
     def files(self) -> list[Path]:
         """All input files."""
-        corpora = (*self.data.training, *self.data.validation)
-        files = {path for corpus in corpora for path in corpus_files(corpus)}
+        files = set[Path]()
+        for corpus in (*self.data.training, *self.data.validation):
+            files.update(corpus_files(corpus))
         if self.init_from is None:
             files.update(self.config.tokenizer.models or ())
         return sorted(files)
@@ -237,9 +260,10 @@ class Recipe:
             if self.vocabulary is None and self._is_weighted:
                 bound["weights"] = self.data.model_dump(mode="json", include=_WEIGHTS)
         else:
-            place = self.init_from / TOKENIZER
-            is_gone = vocab_hash is not None and not place.is_dir()
-            bound["tokenizer"] = vocab_hash if is_gone else tokenizer_hash(place)
+            folder = self.init_from / TOKENIZER
+            if vocab_hash is None or folder.is_dir():
+                vocab_hash = tokenizer_hash(folder)
+            bound["tokenizer"] = vocab_hash
         return sha256_of_json([FORMAT_VERSION, bound])
 
     def accepts(self, manifest: PreparedManifest) -> bool:
@@ -256,26 +280,34 @@ def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     """Return the size, modification time and hash of each input file, by path."""
     sources: dict[str, Mapping[str, Any]] = {}
     for path in recipe.files:
+        name = STANDARD if path == recipe.input else str(path)
         with suppress(OSError):  # reading the corpus reports the problem
-            status, digest = path.stat(), sha256_of_file(path)
-            sources[STANDARD if path == recipe.input else str(path)] = {
-                "size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest
-            }  # fmt: skip
+            status = path.stat()
+            sources[name] = {
+                "size": status.st_size,
+                "mtime_ns": status.st_mtime_ns,
+                "sha256": sha256_of_file(path),
+            }
     return sources
 
 
 def are_unchanged(sources: Mapping[str, Mapping[str, Any]], piped: Path | None = None) -> bool:
     """Whether input files are unchanged, by size and time, or by content if the time differs."""
     try:
-        return all(_is_unchanged(Path(name), known, piped) for name, known in sources.items())
+        return all(_is_unchanged(Path(name), record, piped) for name, record in sources.items())
     except OSError:
         return False
 
 
-def _is_unchanged(path: Path, known: Mapping[str, Any], piped: Path | None) -> bool:
+def _is_unchanged(path: Path, record: Mapping[str, Any], piped: Path | None) -> bool:
     if is_standard(path):
-        return piped is None or sha256_of_file(piped) == known["sha256"]
-    status = path.stat()
-    return status.st_size == known["size"] and (
-        status.st_mtime_ns == known["mtime_ns"] or sha256_of_file(path) == known["sha256"]
-    )
+        if piped is None:
+            return True
+        path = piped
+    else:
+        status = path.stat()
+        if status.st_size != record["size"]:
+            return False
+        if status.st_mtime_ns == record["mtime_ns"]:
+            return True
+    return sha256_of_file(path) == record["sha256"]

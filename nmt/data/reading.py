@@ -31,9 +31,9 @@ from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
 from nmt.data.store import ParallelStore, Rows
-from nmt.data.workers import Result, StoredResults, Workers, has_changed, map_blocks
+from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
-from nmt.text.flat import FlatIds
+from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
@@ -50,50 +50,74 @@ def _installed_version(library: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class TextPass:
+class _FilterPass:
+    filters: FilterChain
+    corpus: str
+
+    def _drop(
+        self, block: Block, is_kept: Mask, problems: Mapping[int, Sequence[PairProblem]]
+    ) -> tuple[list[ListedProblem], Counter[str]]:
+        """List the problems of pairs, and clear ``is_kept`` of the pairs that they drop.
+
+        Args:
+            block: The pairs.
+            is_kept: Whether each pair is kept. Changed in place.
+            problems: Problems of pairs, by place in the block.
+
+        Returns:
+            The listed problems, and the counts of dropped pairs by the first reason that drops
+            them.
+        """
+        listed = []
+        counts = Counter[str]()
+        for row, of_pair in problems.items():
+            pair = block.pairs[row]
+            texts = ("", "") if isinstance(pair, BadPair) else pair[:2]
+            listed += [ListedProblem(self.corpus, pair.line, *each, *texts) for each in of_pair]
+            reason = self.filters.dropping(of_pair)
+            if reason is not None:
+                is_kept[row] = False
+                counts[reason] += 1
+        return listed, counts
+
+
+@dataclass(frozen=True, slots=True)
+class TextPass(_FilterPass):
     """The first pass: applies the filters of texts.
 
     The result has the array ``is_kept`` and the arrays of ``look``. Its values are the problems,
     the number of pairs read, and the counts of dropped pairs by the first reason that drops them.
     """
 
-    filters: FilterChain
-    corpus: str
     look: Callable[[Sequence[SentencePair]], Arrays] | None = None
 
-    def __call__(self, block: Block) -> Result:
+    def __call__(self, block: Block) -> BlockResult:
         """Parse and filter a block.
 
         Raises:
             DataError: A line cannot be read.
         """
-        listed = list[ListedProblem]()
-        counts = Counter({READ: len(block)})
-        is_kept = np.ones(len(block), np.bool_)
+        problems = {}
         for row, pair in enumerate(block.pairs):
-            texts = "", ""
             if isinstance(pair, BadPair):
-                problems = [PairProblem(pair.reason)]
+                of_pair = [PairProblem(pair.reason)]
             else:
-                texts = pair[:2]
-                problems = self.filters.text_problems(*texts)
-            if problems:
-                listed += [
-                    ListedProblem(self.corpus, pair.line, *each, *texts) for each in problems
-                ]
-                reason = self.filters.dropping(problems)
-                if reason is not None:
-                    is_kept[row] = False
-                    counts[reason] += 1
+                of_pair = self.filters.text_problems(pair.source, pair.target)
+            if of_pair:
+                problems[row] = of_pair
+        is_kept = np.ones(len(block), np.bool_)
+        listed, counts = self._drop(block, is_kept, problems)
+        counts[READ] = len(block)
         arrays = {"is_kept": is_kept}
         if self.look is not None:
             arrays |= self.look(kept_pairs(block, is_kept))
-        return Result(arrays, [listed, counts])
+        return BlockResult(arrays, [listed, counts])
 
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
     """Return the pairs of a block that are kept."""
-    return [pair for pair in compress(block.pairs, is_kept) if isinstance(pair, SentencePair)]
+    kept = compress(block.pairs, is_kept)
+    return [pair for pair in kept if isinstance(pair, SentencePair)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +127,7 @@ class EncodingPass:
     tokenizers: Tokenizers
     threads: int
 
-    def __call__(self, block: Block) -> Result:
+    def __call__(self, block: Block) -> BlockResult:
         """Return the ids and lengths of both sides, and the line ``numbers``.
 
         Raises:
@@ -111,12 +135,13 @@ class EncodingPass:
         """
         numbers = [pair.line for pair in block.pairs]
         texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block.pairs]
-        arrays: dict[str, npt.NDArray[Any]] = {"numbers": np.array(numbers, np.int64)}
+        arrays: dict[str, Ids] = {"numbers": np.array(numbers, np.int64)}
         for side, lines in enumerate(zip(*texts, strict=True)):
-            flat = FlatIds.of(self.tokenizers[side].encode_batch(lines, self.threads))
+            encoded = self.tokenizers[side].encode_batch(lines, self.threads)
+            flat = FlatIds.of(encoded)
             arrays[f"ids_{side}"] = flat.ids
             arrays[f"lengths_{side}"] = flat.lengths
-        return Result(arrays)
+        return BlockResult(arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,37 +175,28 @@ class LineFeatures(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LengthPass:
+class LengthPass(_FilterPass):
     """The last pass: applies the filters of lengths and the problems that the diagnosis has found.
 
     The result has the array ``is_kept``. Its values are the problems, the count of kept pairs, and
     the counts of dropped pairs by the first reason that drops them.
     """
 
-    filters: FilterChain
-    corpus: str
-
-    def __call__(self, block: Block) -> Result:
+    def __call__(self, block: Block) -> BlockResult:
         """Filter the pairs that the first pass has kept."""
         features: LineFeatures = block.features
-        listed = list[ListedProblem]()
-        counts = Counter[str]()
         is_kept = features.is_kept.copy()
         lengths = features.lengths.T.tolist()
         usual_lengths = features.usual_lengths.T.tolist()
+        problems = {}
         for row in np.flatnonzero(is_kept).tolist():
             of_lengths = self.filters.length_problems(lengths[row], usual_lengths[row])
-            problems = [*features.problems.get(row, ()), *of_lengths]
-            reason = None
-            if problems:
-                pair = block.pairs[row]
-                listed += [
-                    ListedProblem(self.corpus, pair.line, *each, *pair[:2]) for each in problems
-                ]
-                reason = self.filters.dropping(problems)
-            counts[reason or KEPT] += 1
-            is_kept[row] = reason is None
-        return Result({"is_kept": is_kept}, [listed, counts])
+            of_pair = [*features.problems.get(row, ()), *of_lengths]
+            if of_pair:  # most blocks need not be parsed
+                problems[row] = of_pair
+        listed, counts = self._drop(block, is_kept, problems)
+        counts[KEPT] = int(is_kept.sum())
+        return BlockResult({"is_kept": is_kept}, [listed, counts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +218,16 @@ class CorpusReader:
         """Add the time of the context to ``stages``."""
         start = time.perf_counter()
         yield
-        self.stages[name] = round(self.stages.get(name, 0) + time.perf_counter() - start, 3)
+        seconds = self.stages.get(name, 0) + time.perf_counter() - start
+        self.stages[name] = round(seconds, 3)
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
         """Training corpora and held-out sets."""
-        tests = {name_of_test(name): corpus for name, corpus in self.recipe.data.test.items()}
-        return {**self.recipe.corpora, **self.recipe.valid_sets, **tests}
+        corpora = self.recipe.corpora | self.recipe.valid_sets
+        for name, corpus in self.recipe.data.test.items():
+            corpora[name_of_test(name)] = corpus
+        return corpora
 
     def blocks(self, corpus: CorpusConfig) -> Iterator[Block]:
         """Yield the blocks of a corpus."""
@@ -218,8 +237,8 @@ class CorpusReader:
         return read_blocks(corpus, options)
 
     def map(
-        self, verb: str, name: str, function: Callable[[Block], Result], depends_on: Any
-    ) -> Iterator[tuple[Block, Result]]:
+        self, verb: str, name: str, function: Callable[[Block], BlockResult], depends_on: Any
+    ) -> Iterator[tuple[Block, BlockResult]]:
         """Call ``function`` with every block of corpus ``name``; yield each block and its result.
 
         Results are stored in ``shards`` under a hash of ``depends_on`` and all other inputs. After
@@ -241,8 +260,8 @@ class CorpusReader:
         )
 
     def kept_pairs(
-        self, name: str, direction: Direction, results: Iterable[tuple[Block, Result]]
-    ) -> Iterator[tuple[list[SentencePair], Result]]:
+        self, name: str, direction: Direction, results: Iterable[tuple[Block, BlockResult]]
+    ) -> Iterator[tuple[list[SentencePair], BlockResult]]:
         """Record the results of the first pass for a corpus; yield the kept pairs of each block."""
         masks = self.is_kept[name] = []
         check = self.checks[name] = CorpusCheck(*direction)
@@ -268,8 +287,8 @@ class CorpusReader:
         for number, block in enumerate(self.blocks(corpus)):
             rows = encoded.rows(name, block)
             is_kept = self.is_kept[name][number]
-            lengths = list[npt.NDArray[np.int64]]()
-            usual_lengths = list[npt.NDArray[np.float64]]()
+            lengths = []
+            usual_lengths = []
             sides = encoded.lines.source_ids(rows), encoded.lines.target_ids(rows)
             for side, added, weights in zip(sides, tags, usual_subwords, strict=True):
                 lengths.append(side.lengths + len(added))

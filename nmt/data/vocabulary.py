@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import shutil
 from collections import Counter, deque
@@ -24,7 +25,6 @@ _NOISE_SEED = 1
 _LEARNING_THREADS = 16
 _NUM_BYTES = 256
 _PRECISION = 100  # SentencePiece counts lines in whole numbers: the rarest line counts so often.
-_SIDES = (0, 1)  # source and target of a pair
 
 
 class Reservoir:
@@ -51,12 +51,12 @@ class Reservoir:
             if slot >= self._capacity:
                 return
         pair = clean_source(source), target
+        self.num_characters += _size(pair)
         if slot == len(self.pairs):
             self.pairs.append(pair)
         else:
             self.num_characters -= _size(self.pairs[slot])
             self.pairs[slot] = pair
-        self.num_characters += _size(pair)
 
     def halve(self) -> None:
         """Remove a random half of the sample, so that it stays uniform."""
@@ -114,37 +114,40 @@ class TextSample:
         self._num_pairs += len(reservoir.pairs) - num_pairs
         self._num_characters += reservoir.num_characters - num_characters
         while self._num_pairs > 1 and self._is_full():
-            largest = max(self._reservoirs.values(), key=lambda each: len(each.pairs))
+            reservoirs = self._reservoirs.values()
+            largest = max(reservoirs, key=lambda reservoir: len(reservoir.pairs))
+            self._num_pairs -= len(largest.pairs)
+            self._num_characters -= largest.num_characters
             largest.halve()
-            self._num_pairs = sum(len(each.pairs) for each in self._reservoirs.values())
-            self._num_characters = sum(each.num_characters for each in self._reservoirs.values())
+            self._num_pairs += len(largest.pairs)
+            self._num_characters += largest.num_characters
 
     def _is_full(self) -> bool:
         return self._num_pairs > self._max_pairs or self._num_characters > self._max_characters
 
     def weigh(self, data: DataConfig) -> None:
         """Count each corpus as often as training reads it."""
-        names = list(self._directions)
-        sizes = [self._reservoirs[name].num_added for name in names]
-        per_line = dict[str, float]()
-        for name, size, weight in zip(names, sizes, training_weights(data, sizes), strict=True):
-            per_line[name] = weight * size / max(len(self._reservoirs[name].pairs), 1)
-        used = [weight for weight in per_line.values() if weight]
-        smallest = min(used, default=1.0)
-        is_even = max(used, default=1.0) == smallest
-        unit = smallest if is_even else smallest / _PRECISION
-        self._counts = {name: round(weight / unit) for name, weight in per_line.items()}
+        sizes = [reservoir.num_added for reservoir in self._reservoirs.values()]
+        num_pairs = map(operator.mul, training_weights(data, sizes), sizes)
+        per_line = {}
+        for name, number in zip(self._reservoirs, num_pairs, strict=True):
+            per_line[name] = number / max(len(self._reservoirs[name].pairs), 1)
+        used = list(filter(None, per_line.values()))
+        unit = min(used, default=1.0)
+        if unit != max(used, default=1.0):
+            unit /= _PRECISION
+        self._counts = {name: round(count / unit) for name, count in per_line.items()}
 
     def characters(self, sides: Sequence[int]) -> dict[str, Counter[str]]:
         """Return how often each character occurs in each language of some sides."""
         counts = dict[str, Counter[str]]()
         for name, reservoir in self._reservoirs.items():
             for side in sides:
-                own = Counter[str]()
+                in_sample = Counter[str]()
                 for pair in reservoir.pairs:
-                    own.update(pair[side])
+                    in_sample.update(pair[side])
                 of_language = counts.setdefault(self._directions[name][side], Counter())
-                for character, number in own.items():
+                for character, number in in_sample.items():
                     of_language[character] += number * self._counts[name]
         return counts
 
@@ -204,21 +207,23 @@ def learn_tokenizers(sample: TextSample, folder: Path, recipe: Recipe) -> list[s
         for path in start.glob("*.model"):
             shutil.copy(path, folder)
         return []
+    # By name of the model: the sides whose text it is learned from.
+    models: dict[str, tuple[int, ...]] = {tokenizer.SOURCE: (0,), tokenizer.TARGET: (1,)}
+    if config.joint:
+        models = {tokenizer.JOINT: (0, 1)}
     if config.models is not None:
-        names = (tokenizer.JOINT,) if config.joint else (tokenizer.SOURCE, tokenizer.TARGET)
-        for path, name in zip(config.models, names, strict=False):
+        for path, name in zip(config.models, models, strict=False):
             tokenizer.adopt(path, folder / name)
         return []
     sample.weigh(recipe.data)
-    if config.joint:
-        return _learn(sample, folder / tokenizer.JOINT, recipe, _SIDES, is_last=True)
-    warnings = _learn(sample, folder / tokenizer.SOURCE, recipe, _SIDES[:1], is_last=False)
-    return warnings + _learn(sample, folder / tokenizer.TARGET, recipe, _SIDES[1:], is_last=True)
+    warnings = []
+    for name, sides in models.items():
+        warnings += _learn(sample, folder / name, recipe, sides)
+    return warnings
 
 
-def _learn(
-    sample: TextSample, path: Path, recipe: Recipe, sides: Sequence[int], *, is_last: bool
-) -> list[str]:
+def _learn(sample: TextSample, path: Path, recipe: Recipe, sides: Sequence[int]) -> list[str]:
+    """Learn a tokenizer from the text of some sides. With the target side, the sample is empty."""
     is_target = path.name == tokenizer.TARGET
     symbols = recipe.config.tag_symbols[is_target]
     if not is_target:  # as they are in a clean source; with a joint vocabulary, also as they were
@@ -232,7 +237,7 @@ def _learn(
         covered = cover(sample.characters(sides), config.character_coverage, most)
         characters = covered.characters
         warnings = list(_warnings(covered, config.vocab_sizes[is_target], fixed))
-    lines = sample.lines(sides, is_last=is_last)
+    lines = sample.lines(sides, is_last=1 in sides)
     tokenizer.train_sentencepiece(
         lines, path, config, threads=_LEARNING_THREADS, characters=characters
     )

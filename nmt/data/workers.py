@@ -190,7 +190,7 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
         yield Workers(client.get_executor(), 2 * max(size, 1), 1, see_files=is_here)
 
 
-class Result(NamedTuple):
+class BlockResult(NamedTuple):
     """The result of a function for a block, in a form that can be stored."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -200,11 +200,11 @@ class Result(NamedTuple):
 def map_blocks(
     name: str,
     blocks: Iterator[Block],
-    function: Callable[[Block], Result],
+    function: Callable[[Block], BlockResult],
     *,
     workers: Workers = HERE,
     total: int | None = None,
-) -> Iterator[tuple[Block, Result]]:
+) -> Iterator[tuple[Block, BlockResult]]:
     """Call a function for each block; yield each block with its result, in order.
 
     Args:
@@ -238,12 +238,12 @@ def has_changed(corpus: str) -> DataError:
 class StoredResults:
     """Wraps a function of a block, and caches its results in files."""
 
-    function: Callable[[Block], Result]
+    function: Callable[[Block], BlockResult]
     folder: Path
     key: str  # hash of all inputs of the function other than the block
     least: int = 0  # minimum number of lines of a block whose result is stored
 
-    def __call__(self, block: Block) -> Result:
+    def __call__(self, block: Block) -> BlockResult:
         """Read the result from its file, or compute and store it. Can run in any process."""
         # Workers on other machines may not have access to the folder.
         if len(block) < self.least or not self.folder.is_dir():
@@ -255,7 +255,7 @@ class StoredResults:
                 if stored.zip.testzip() is not None:
                     raise BadZipFile("its content has changed")
                 arrays: dict[str, Any] = dict(stored)
-            return Result(arrays, json.loads(arrays.pop(_VALUES).tobytes()))
+            return BlockResult(arrays, json.loads(arrays.pop(_VALUES).tobytes()))
         except FileNotFoundError:
             pass
         except Exception:  # of the system, zipfile, numpy or JSON

@@ -41,9 +41,12 @@ def gpu_number(device: str, num_gpus: int) -> int:
         raise DeviceError(f"{local_size()} processes cannot share {device}.", fix=fix)
     number = int(named or local_rank())
     if number >= num_gpus:
-        who = f"{device} does not exist" if named else f"There is no GPU for process {number}"
-        fix = "Choose another device." if named else "Start fewer processes, or use device cpu."
-        raise DeviceError(f"{who}; torch finds {num_gpus} GPUs, counted from 0.", fix=fix)
+        problem = f"There is no GPU for process {number}"
+        fix = "Start fewer processes, or use device cpu."
+        if named:
+            problem = f"{device} does not exist"
+            fix = "Choose another device."
+        raise DeviceError(f"{problem}; torch finds {num_gpus} GPUs, counted from 0.", fix=fix)
     return number
 
 

@@ -25,14 +25,20 @@ from nmt.device import gpu_number
 from nmt.device.distributed import Processes
 from nmt.errors import DeviceError
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _BETWEEN_RANKS = 1_000_003
 _MAX_INFLIGHT_UPDATES = 64
-_MEMINFO, _GROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-_OWN_GROUP, _OWN_SIZES = Path("/proc/self/cgroup"), Path("/proc/self/statm")
-_OWN_LIMITS, _LIMIT = Path("/proc/self/limits"), r"^Max address space +(\d+)"  # `ulimit -v`
-_MADV_HUGEPAGE, _HUGE_PAGE = 14, 1 << 21
+_MEMINFO = Path("/proc/meminfo")
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+_OWN_SIZES = Path("/proc/self/statm")
+_OWN_LIMITS = Path("/proc/self/limits")
+_LIMIT = r"^Max address space +(\d+)"  # `ulimit -v`
+_MADV_HUGEPAGE = 14
+_HUGE_PAGE = 1 << 21
 _BLOCK_OF_HEAP = (1 << 30) - _HUGE_PAGE  # glibc keeps two of these instead of releasing them
 T = TypeVar("T")
 
@@ -130,9 +136,9 @@ def prepare_process(threads: int | None) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` means that the device or the system is out of memory."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def random_state(device: torch.device, processes: Processes | None = None) -> dict[str, Tensor]:
@@ -140,11 +146,14 @@ def random_state(device: torch.device, processes: Processes | None = None) -> di
 
     Names are ``random/DEVICE`` in the first process and ``random/DEVICE/RANK`` in the others.
     """
-    state = {"random/cpu": torch.get_rng_state()}
+    own = {"random/cpu": torch.get_rng_state()}
     if device.type != "cpu":
-        state[f"random/{device.type}"] = torch.get_device_module(device).get_rng_state()
-    gathered = (processes or Processes()).gather(state)
-    return {_name(name, rank): t for rank, own in enumerate(gathered) for name, t in own.items()}
+        own[f"random/{device.type}"] = torch.get_device_module(device).get_rng_state()
+    processes = processes or Processes()
+    states: dict[str, Tensor] = {}
+    for rank, of_rank in enumerate(processes.gather(own)):
+        states |= {_name(name, rank): state for name, state in of_rank.items()}
+    return states
 
 
 def restore_random_state(
@@ -157,12 +166,14 @@ def restore_random_state(
         device: The device.
         processes: The training processes; None for a single process.
     """
-    rank = (processes or Processes()).rank
-    if (name := _name("random/cpu", rank)) not in state:
+    rank = processes.rank if processes else 0
+    of_cpu = _name("random/cpu", rank)
+    of_device = _name(f"random/{device.type}", rank)
+    if of_cpu not in state:
         return  # saved by fewer processes: this process keeps the seed of `seed_rank`
-    torch.set_rng_state(state[name].cpu())
-    if device.type != "cpu" and (name := _name(f"random/{device.type}", rank)) in state:
-        torch.get_device_module(device).set_rng_state(state[name].cpu())
+    torch.set_rng_state(state[of_cpu].cpu())
+    if device.type != "cpu" and of_device in state:
+        torch.get_device_module(device).set_rng_state(state[of_device].cpu())
 
 
 def seed_rank(seed: int, rank: int) -> None:
@@ -215,11 +226,12 @@ def prefetch(items: Iterator[T]) -> Iterator[Iterator[T]]:
     """
 
     def one_ahead() -> Iterator[T]:
-        end = object()
-        coming = thread.submit(next, items, end)
-        while (item := coming.result()) is not end:
+        end: Any = object()
+        item = thread.submit(next, items, end).result()
+        while item is not end:
             coming = thread.submit(next, items, end)
-            yield item  # type: ignore[misc]
+            yield item
+            item = coming.result()
 
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
         yield one_ahead()
@@ -249,9 +261,13 @@ def use_huge_pages() -> None:
     is_glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
     if not is_glibc or _find(_OWN_LIMITS, _LIMIT):
         return
-    libc, pointer, size = ctypes.CDLL(None), ctypes.c_void_p, ctypes.c_size_t
-    libc.malloc.restype, libc.malloc.argtypes = pointer, [size]
-    libc.madvise.argtypes, libc.free.argtypes = [pointer, size, ctypes.c_int], [pointer]
+    libc = ctypes.CDLL(None)
+    pointer = ctypes.c_void_p
+    size = ctypes.c_size_t
+    libc.malloc.restype = pointer
+    libc.malloc.argtypes = [size]
+    libc.madvise.argtypes = [pointer, size, ctypes.c_int]
+    libc.free.argtypes = [pointer]
     blocks = [libc.malloc(_BLOCK_OF_HEAP) for _ in range(2)]
     for block in filter(None, blocks):
         begin = -(-block // _HUGE_PAGE) * _HUGE_PAGE
@@ -262,33 +278,39 @@ def use_huge_pages() -> None:
 
 def _free_on_cpu() -> Iterator[int]:
     """Yield the free bytes of the machine, of each control group (v2), and of ``ulimit -v``."""
-    if available := _find(_MEMINFO, r"^MemAvailable: *(\d+) kB$"):
+    available = _find(_MEMINFO, r"^MemAvailable: *(\d+) kB$")
+    if available:
         yield int(available) * 1024
     elif hasattr(os, "sysconf"):  # macOS: half of its memory
         yield os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
     else:
         # MEMORYSTATUSEX: 8 integers, the first with its size. Number 2 is the free memory.
-        status, library = (ctypes.c_uint64 * 8)(64), vars(ctypes)["windll"]
-        library.kernel32.GlobalMemoryStatusEx(status)
+        status = (ctypes.c_uint64 * 8)(64)
+        vars(ctypes)["windll"].kernel32.GlobalMemoryStatusEx(status)
         yield status[2]
     group = _GROUPS / _find(_OWN_GROUP, r"^0::/(.*)$")
-    for place in [group, *group.parents][: -len(_GROUPS.parents)]:
-        limit, used = (_find(place / f"memory.{x}", r"^(\d+)$") for x in ("max", "current"))
+    for folder in [group, *group.parents]:
+        limit = _find(folder / "memory.max", r"^(\d+)$")
+        used = _find(folder / "memory.current", r"^(\d+)$")
         if limit and used:
             # The kernel can free the file cache that was not used lately, so it counts as free.
-            files = _find(place / "memory.stat", r"^inactive_file (\d+)$")
+            files = _find(folder / "memory.stat", r"^inactive_file (\d+)$")
             yield int(limit) - int(used) + int(files or 0)
-    if limit := _find(_OWN_LIMITS, _LIMIT):
-        yield int(limit) - int(_find(_OWN_SIZES, r"^(\d+)")) * mmap.PAGESIZE
+        if folder == _GROUPS:
+            break
+    limit = _find(_OWN_LIMITS, _LIMIT)
+    if limit:
+        num_pages = int(_find(_OWN_SIZES, r"^(\d+)"))
+        yield int(limit) - num_pages * mmap.PAGESIZE
 
 
 def _find(path: Path, pattern: str) -> str:
     """Return the first group of ``pattern`` in a file of the system; empty if it is not found."""
     try:
-        found = re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:  # not Linux, or no such limit
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 def measure_peak(work: Callable[[], T], device: torch.device) -> tuple[T, int]:
@@ -304,8 +326,9 @@ def measure_peak(work: Callable[[], T], device: torch.device) -> tuple[T, int]:
         result = work()
         return result, torch.cuda.max_memory_allocated(device) - before
     # If torch._dynamo is not loaded, nothing is compiled. Loading it takes seconds.
-    can_be_compiled = "torch._dynamo" in sys.modules
-    uncompiled = torch.compiler.set_stance("force_eager") if can_be_compiled else nullcontext()
+    uncompiled: AbstractContextManager[object] = nullcontext()
+    if "torch._dynamo" in sys.modules:
+        uncompiled = torch.compiler.set_stance("force_eager")
     with uncompiled, _LiveBytes() as live:
         result = work()
     return result, live.peak
@@ -328,7 +351,8 @@ class _LiveBytes(TorchDispatchMode):
         given = {storage.data_ptr() for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
-            address, size = storage.data_ptr(), storage.nbytes()
+            address = storage.data_ptr()
+            size = storage.nbytes()
             if size and address not in given and address not in self._followed:
                 self._followed.add(address)
                 self._now += size
@@ -345,6 +369,8 @@ def _storages(values: object) -> Iterator[torch.UntypedStorage]:
     """Yield the storages of the tensors in nested lists, tuples and dicts."""
     if isinstance(values, Tensor):
         yield values.untyped_storage()
-    elif isinstance(values, dict | list | tuple):
-        for value in values.values() if isinstance(values, dict) else values:
+    elif isinstance(values, dict):
+        yield from _storages(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
             yield from _storages(value)

@@ -14,9 +14,12 @@ from nmt.errors import DeviceError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PrecisionName = Literal["float32", "bfloat16", "float16"]
-_INITIAL_SCALE, _MAX_SCALE = 2.0**15, 2.0**127
+_INITIAL_SCALE = 2.0**15
+_MAX_SCALE = 2.0**127
 _GROWTH_INTERVAL = 2000
-_FAST_FLOAT16_CAPABILITY, _FAST_BFLOAT16_CAPABILITY = 7, 8
+# The lowest compute capability with tensor cores for each type.
+_FLOAT16_CAPABILITY = 7
+_BFLOAT16_CAPABILITY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,8 @@ def choose_precision(wanted: Literal["auto"] | PrecisionName, device: torch.devi
     if device.type == "mps" and wanted in ("bfloat16", "float16"):
         fix = "Set training.precision to auto or float32."
         raise DeviceError(f"Training on mps does not support {wanted}, only float32.", fix=fix)
-    return Precision(fastest_dtype(device) if wanted == "auto" else wanted, device.type)
+    name = fastest_dtype(device) if wanted == "auto" else wanted
+    return Precision(name, device.type)
 
 
 def fastest_dtype(device: torch.device) -> PrecisionName:
@@ -78,21 +82,23 @@ def fastest_dtype(device: torch.device) -> PrecisionName:
     """
     if has_fast_bf16(device):
         return "bfloat16"
-    is_cuda = device.type == "cuda"
-    if is_cuda and torch.cuda.get_device_capability(device)[0] >= _FAST_FLOAT16_CAPABILITY:
-        return "float16"
-    return "float32"
+    return "float16" if _has_capability(device, _FLOAT16_CAPABILITY) else "float32"
 
 
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether the hardware multiplies bfloat16 matrices natively, without emulation."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device)[0] >= _FAST_BFLOAT16_CAPABILITY
     if device.type != "cpu":
-        return False
+        return _has_capability(device, _BFLOAT16_CAPABILITY)
     # Older releases of torch do not have this function. Then float32 is used.
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def _has_capability(device: torch.device, least: int) -> bool:
+    if device.type != "cuda":
+        return False
+    major, _minor = torch.cuda.get_device_capability(device)
+    return major >= least
 
 
 class LossScale:

@@ -34,6 +34,7 @@ _SMOOTH_CHARACTERS = 10
 _MOST_TRANSLATED = 1000
 _DIGITS = 6  # of the numbers in ``confidence.json``
 _FEWEST_LINES = 100  # fewer lines do not cover rare kinds of sentences
+_FEATURES = ("log_prob", "probability", "length", "ratio")
 
 # Takes lines and a callback that receives the number of finished lines; returns translations.
 Translate = Callable[[Sequence[Request], Callable[[int], object]], Sequence[Result]]
@@ -70,11 +71,13 @@ class ConfidenceModel:
         """
         if not result.num_tokens:
             return None
-        terms = (self.log_prob, self.probability, self.length, self.ratio)
-        pairs = [*zip(terms, features(result), strict=True)]
-        if any(not t.low <= round(x, _DIGITS) <= t.high for t, x in pairs):
-            return None
-        total = self.intercept + sum(t.weight * x for t, x in pairs)
+        products = []
+        for name, value in zip(_FEATURES, features(result), strict=True):
+            term: Term = getattr(self, name)
+            if not term.low <= round(value, _DIGITS) <= term.high:
+                return None
+            products.append(term.weight * value)
+        total = self.intercept + sum(products)
         return round(min(max(total, 0.0), 100.0), 2)
 
     def text(self) -> str:
@@ -89,8 +92,10 @@ def features(result: Result) -> tuple[float, float, float, float]:
     [-0.5, 0.61, 1.39, 0.08]
     """
     mean = result.log_prob / result.num_tokens
-    sizes = len(result.text) + _SMOOTH_CHARACTERS, len(result.source) + _SMOOTH_CHARACTERS
-    return mean, math.exp(mean), math.log(result.num_tokens), math.log(sizes[0] / sizes[1])
+    length = math.log(result.num_tokens)
+    output_size = len(result.text) + _SMOOTH_CHARACTERS
+    source_size = len(result.source) + _SMOOTH_CHARACTERS
+    return mean, math.exp(mean), length, math.log(output_size / source_size)
 
 
 def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> ConfidenceModel:
@@ -100,16 +105,21 @@ def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> Confid
         results: Translations of non-blank lines.
         scores: Sentence chrF of each translation, 0 to 100.
     """
-    table, wanted = np.array([features(result) for result in results]), np.array(scores)
-    means, widths = table.mean(0), table.std(0) + 1e-9
+    table = np.array([features(result) for result in results])
+    targets = np.array(scores)
+    mean_target = targets.mean()
+    means = table.mean(0)
+    widths = table.std(0) + 1e-9
     scaled = (table - means) / widths
-    squares = scaled.T @ scaled + _RIDGE * np.eye(table.shape[1])
-    weights = np.linalg.solve(squares, scaled.T @ (wanted - wanted.mean())) / widths
-    names = ("log_prob", "probability", "length", "ratio")
-    rows = np.stack([weights, table.min(0), table.max(0)], axis=1).round(_DIGITS).tolist()
-    named = zip(names, rows, strict=True)
-    terms = {name: Term(weight=x, low=low, high=high) for name, (x, low, high) in named}
-    intercept = round(float(wanted.mean() - means @ weights), _DIGITS)
+    squares = scaled.T @ scaled + _RIDGE * np.eye(len(means))
+    products = scaled.T @ (targets - mean_target)
+    weights = np.linalg.solve(squares, products) / widths
+    columns = (weights, table.min(0), table.max(0))
+    terms = {}
+    for name, row in zip(_FEATURES, np.stack(columns, axis=1), strict=True):
+        weight, low, high = row.round(_DIGITS).tolist()
+        terms[name] = Term(weight=weight, low=low, high=high)
+    intercept = round(float(mean_target - means @ weights), _DIGITS)
     return ConfidenceModel(intercept=intercept, num_lines=len(results), **terms)
 
 
@@ -139,14 +149,19 @@ def calibrate_confidence(
     Raises:
         CheckpointError: The folder is not writable.
     """
-    pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0].text.strip()]
+    zipped = zip(sources, targets, strict=True)
+    pairs = [(source, target) for source, target in zipped if source.text.strip()]
     if len(pairs) < _FEWEST_LINES:
         return
-    rows = np.linspace(0, len(pairs) - 1, min(len(pairs), _MOST_TRANSLATED), dtype=np.int64)
-    lines, references = zip(*(pairs[row] for row in rows.tolist()), strict=True)
+    num_lines = min(len(pairs), _MOST_TRANSLATED)
+    rows = np.linspace(0, len(pairs) - 1, num_lines, dtype=np.int64)
+    chosen = [pairs[row] for row in rows]
+    lines, references = zip(*chosen, strict=True)
     with progress_bar("fitting confidence", unit="lines", total=len(lines), leave=False) as bar:
         results = translate(lines, bar.update)
     scorer = MetricScorer("chrf", [references], MetricOptions())
-    scores = scorer.sentence_scores(scorer.statistics([result.text for result in results]))
+    statistics = scorer.statistics([result.text for result in results])
+    scores = scorer.sentence_scores(statistics)
     kept = [pair for pair in zip(results, scores, strict=True) if pair[0].num_tokens]
-    write_extra(run_dir / CONFIDENCE, fit_confidence(*zip(*kept, strict=True)).text().encode())
+    model = fit_confidence(*zip(*kept, strict=True))
+    write_extra(run_dir / CONFIDENCE, model.text().encode())

@@ -52,7 +52,8 @@ class CudaGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
             self._side = torch.cuda.Stream()  # one stream: cuBLAS allocates memory for each stream
-        side, main = self._side, torch.cuda.current_stream()
+        side = self._side
+        main = torch.cuda.current_stream()
         side.wait_stream(main)
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -60,7 +61,8 @@ class CudaGraphs:
         main.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         how = {"pool": self._pool, "stream": side, "capture_error_mode": "thread_local"}
-        with torch.cuda.stream(main), torch.cuda.graph(graph, **how):  # failures only affect `side`
+        capture = torch.cuda.graph(graph, **how)
+        with torch.cuda.stream(main), capture:  # failures only affect `side`
             result = step()
         return graph.replay, result
 
@@ -72,15 +74,23 @@ class _Sizes(NamedTuple):
     target: int
 
     @classmethod
-    def of(cls, source_mask: Tensor, self_kv: Tensor, length: int) -> _Sizes:
-        """Return the graph size that fits this mask and cache with ``length`` target positions."""
-        sentences, sides = source_mask.shape[0], (source_mask.shape[3], length)
-        source, target = (_power_of_two(width, _LEAST_POSITIONS) for width in sides)
-        return cls(_num_sentences(sentences), self_kv.shape[2] // sentences, source, target)
+    def of(cls, caches: DecoderState | StepInputs, length: int) -> _Sizes:
+        """Return the graph size that fits these caches with ``length`` target positions."""
+        num_sentences, _, _, source_length = caches.source_mask.shape
+        return cls(
+            _num_sentences(num_sentences),
+            caches.self_kv.shape[2] // num_sentences,
+            _power_of_two(source_length, _LEAST_POSITIONS),
+            _power_of_two(length, _LEAST_POSITIONS),
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.sentences * self.beams
 
 
 class _Step:
-    """A recorded step with input tensors like those passed, but of the sizes ``sizes``."""
+    """A recorded step with input tensors like those of ``state``, but of the sizes ``sizes``."""
 
     def __init__(
         self,
@@ -88,27 +98,26 @@ class _Step:
         record: Recorder,
         sizes: _Sizes,
         table: Tensor | None,
-        cross_kv: Tensor,
-        self_kv: Tensor,
+        state: DecoderState,
     ) -> None:
-        layers, _, _, groups, _, width = self_kv.shape
-        rows, sentences = sizes.sentences * sizes.beams, sizes.sentences
-        self.table = table
-        self.ids = torch.zeros(rows, dtype=torch.int64, device=self_kv.device)
-        self.position = torch.zeros(1, dtype=torch.int64, device=self_kv.device)
-        self.mask = cross_kv.new_zeros(sentences, groups, 1, sizes.source)
-        self.cross_kv = cross_kv.new_zeros(layers, 2, sentences, groups, sizes.source, width)
-        self.self_kv = self_kv.new_zeros(layers, 2, rows, groups, sizes.target, width)
-        self.order = torch.arange(sizes.target, device=self_kv.device)
-
+        layers, _, _, groups, _, width = state.self_kv.shape
+        new_zeros = state.self_kv.new_zeros
         # A graph does not keep its input tensors alive. Each must be an attribute, or torch reuses
         # its memory.
+        self.inputs = StepInputs(
+            ids=new_zeros(sizes.rows, dtype=torch.int64),
+            position=new_zeros(1, dtype=torch.int64),
+            table=table,
+            source_mask=new_zeros(sizes.sentences, groups, 1, sizes.source),
+            cross_kv=new_zeros(layers, 2, sizes.sentences, groups, sizes.source, width),
+            self_kv=new_zeros(layers, 2, sizes.rows, groups, sizes.target, width),
+        )
+        self._positions = torch.arange(sizes.target, device=state.self_kv.device)
+
         def step() -> Tensor:
-            filled = self.self_kv.new_zeros(1, 1, 1, sizes.target)
-            filled.masked_fill_(self.order > self.position, -torch.inf)
-            caches = self.mask, self.cross_kv, self.self_kv
-            inputs = StepInputs(self.ids, self.position, self.table, *caches)
-            return model.decode_token(inputs, filled=filled)
+            filled = new_zeros(1, 1, 1, sizes.target)
+            filled.masked_fill_(self._positions > self.inputs.position, -torch.inf)
+            return model.decode_token(self.inputs, filled=filled)
 
         self._repeat, self._hidden = record(step)
         self._source: Callable[[], Tensor | None] = lambda: None
@@ -118,35 +127,37 @@ class _Step:
         """Return ``state`` with the caches moved into this graph; None if the graph is in use."""
         lent = self._lent()
         is_same = self._source() is state.cross_kv
-        if lent is not None and (lent is not state.self_kv or not is_same):
-            return None
-        if lent is None:
-            if not is_same:
-                self._take_source(state)
-            lent = self.self_kv[:, :, : state.self_kv.shape[2]]
-            filled = slice(state.length)
-            lent[..., filled, :].copy_(state.self_kv[..., filled, :])
-            self._lent = weakref.ref(lent)
+        if lent is not None:
+            is_lent_to_state = lent is state.self_kv and is_same
+            return state if is_lent_to_state else None
+        if not is_same:
+            self._take_source(state)
+        lent = self.inputs.self_kv[:, :, : state.self_kv.shape[2]]
+        filled = slice(state.length)
+        lent[..., filled, :].copy_(state.self_kv[..., filled, :])
+        self._lent = weakref.ref(lent)
         return replace(state, self_kv=lent)
 
-    def holds(self, self_kv: Tensor) -> bool:
-        """Whether ``self_kv`` is a view of the cache of this graph."""
-        return self_kv.data_ptr() == self.self_kv.data_ptr()
+    def holds(self, inputs: StepInputs) -> bool:
+        """Whether ``inputs`` has the table, and a view of the cache, of this graph."""
+        is_view = inputs.self_kv.data_ptr() == self.inputs.self_kv.data_ptr()
+        return is_view and inputs.table is self.inputs.table
 
     def _take_source(self, state: DecoderState) -> None:
+        _, _, _, mask, cross_kv, self_kv = self.inputs
         # Clear the values of the previous batch: even multiplied by 0, NaN would remain.
-        for tensor in (self.cross_kv, self.self_kv, self.mask):
+        for tensor in (cross_kv, self_kv, mask):
             tensor.zero_()
-        sentences, width = state.source_mask.shape[0], state.source_mask.shape[3]
-        self.cross_kv[:, :, :sentences, :, :width].copy_(state.cross_kv)
-        self.mask[..., width:] = -torch.inf
-        self.mask[:sentences, ..., :width].copy_(state.source_mask)
+        num_sentences, _, _, length = state.source_mask.shape
+        cross_kv[:, :, :num_sentences, :, :length].copy_(state.cross_kv)
+        mask[..., length:] = -torch.inf
+        mask[:num_sentences, ..., :length].copy_(state.source_mask)
         self._source = weakref.ref(state.cross_kv)
 
     def __call__(self, ids: Tensor, position: Tensor) -> Tensor:
         """Run `Transformer.decode_token` on the caches in this graph."""
-        self.ids[: len(ids)].copy_(ids)
-        self.position.copy_(position)
+        self.inputs.ids[: len(ids)].copy_(ids)
+        self.inputs.position.copy_(position)
         self._repeat()
         return self._hidden[: len(ids)].clone()
 
@@ -163,39 +174,40 @@ class GraphedDecodeToken:
     """
 
     def __init__(self, model: Transformer, record: Recorder | None = None) -> None:
-        self._model, self._record = model, record or CudaGraphs()
+        self._model = model
+        self._record = record or CudaGraphs()
         self._steps: dict[_Sizes, _Step] = {}
         self._uses: Counter[_Sizes] = Counter()
         self._lock = Lock()
         self._works = True
+        self._share = 0
         device = model.output_weight.device
-        self._share = int(_SHARE * free_bytes(device)) if device.type == "cuda" else 0
+        if device.type == "cuda":
+            self._share = int(_SHARE * free_bytes(device))
 
     def with_room(self, state: DecoderState) -> DecoderState:
         """Return a state with space for one more position, in a graph if that is faster."""
-        sizes = _Sizes.of(state.source_mask, state.self_kv, state.length + 1)
+        length = state.length + 1
+        sizes = _Sizes.of(state, length)
         has_room = _num_bytes(sizes, state.self_kv) <= max(_MOST_BYTES, self._share)
-        if self._works and has_room and sizes.sentences * sizes.beams <= _MOST_ROWS:
-            table = self._model.target_embedding.position_table(state.length + 1)
+        if self._works and has_room and sizes.rows <= _MOST_ROWS:
+            table = self._model.target_embedding.position_table(length)
             with self._lock:
-                step = self._step(sizes, table, state.cross_kv, state.self_kv)
+                step = self._step(sizes, table, state)
                 if step is not None and (lent := step.lend(state)) is not None:
                     return lent
         return state.with_room()
 
     def __call__(self, inputs: StepInputs) -> Tensor:
         """Run `Transformer.decode_token`, by a graph if the caches are in one."""
-        caches = inputs.self_kv
-        sizes = _Sizes.of(inputs.source_mask, caches, caches.shape[4])
+        sizes = _Sizes.of(inputs, inputs.self_kv.shape[4])
         with self._lock:
             step = self._steps.get(sizes)
-            if step is not None and step.holds(caches) and step.table is inputs.table:
+            if step is not None and step.holds(inputs):
                 return step(inputs.ids, inputs.position)
         return self._model.decode_token(inputs)
 
-    def _step(
-        self, sizes: _Sizes, table: Tensor | None, cross_kv: Tensor, self_kv: Tensor
-    ) -> _Step | None:
+    def _step(self, sizes: _Sizes, table: Tensor | None, state: DecoderState) -> _Step | None:
         """Find or record a step; None if the size was seldom needed so far, or recording fails.
 
         The least recently used steps are dropped.
@@ -204,22 +216,24 @@ class GraphedDecodeToken:
         if self._uses[sizes] <= _USES_BEFORE:
             return None
         step = self._steps.pop(sizes, None)
-        if step is None or step.table is not table:
+        if step is None or step.inputs.table is not table:
             try:
-                step = _Step(self._model, self._record, sizes, table, cross_kv, self_kv)
+                step = _Step(self._model, self._record, sizes, table, state)
             except RuntimeError as error:
                 self._steps.clear()
                 self._uses.clear()
-                lack = ("out of memory", "ALLOC_FAILED")
-                if not any(text in str(error) for text in lack):  # memory may become free later
+                text = str(error)
+                # Memory may become free later.
+                if "out of memory" not in text and "ALLOC_FAILED" not in text:
                     self._works = False
                     warnings.warn(f"CUDA graphs are switched off: {error}", stacklevel=2)
                 return None
         self._steps[sizes] = step
-        while len(self._steps) > _MOST_GRAPHS or sum(
-            _num_bytes(each, self_kv) for each in self._steps
-        ) > max(_MOST_BYTES, self._share):
+        max_bytes = max(_MOST_BYTES, self._share)
+        num_bytes = sum(_num_bytes(each, state.self_kv) for each in self._steps)
+        while len(self._steps) > _MOST_GRAPHS or num_bytes > max_bytes:
             oldest = next(iter(self._steps))
+            num_bytes -= _num_bytes(oldest, state.self_kv)
             del self._steps[oldest], self._uses[oldest]
         return step
 
@@ -238,8 +252,10 @@ def _num_sentences(count: int) -> int:
     [8, 64, 80, 80, 112, 448, 512]
     """
     power = _power_of_two(count)
-    step = 1 if power <= _MANY_SENTENCES else power // 8
-    return power if step == 1 else -(-count // step) * step
+    if power <= _MANY_SENTENCES:
+        return power
+    step = power // 8
+    return -(-count // step) * step
 
 
 def _power_of_two(count: int, least: int = 1) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 from nmt.config.data import (
@@ -74,7 +75,7 @@ class Languages:
         if len(self.directions) > 1 or len(targets) < 2:
             return self.directions
         sources = sources or [self.directions[0].source]
-        return tuple(Direction(a, b) for a in sources for b in targets if a != b)
+        return tuple(Direction(a, b) for a, b in product(sources, targets) if a != b)
 
     def choose(
         self, tokenizers: Tokenizers, options: LanguageOptions = UNSET, *, has_tag: bool = False
@@ -90,28 +91,35 @@ class Languages:
             MissingLanguageError: A language is not set, and the model has several.
             ConfigError: A language or tag is unknown.
         """
-        added = () if options.tag is None else (tokenizers.source.tag_id(options.tag),)
-        tagged = self._tagged(tokenizers)
-        source = _known("from", options.source, self._codes(0, tagged[0]))
-        target = _known("to", options.target, self._codes(1, tagged[1]))
+        tag_ids = []
+        if options.tag is not None:
+            tag_ids.append(tokenizers.source.tag_id(options.tag))
+        tagged_sources, tagged_targets = self._tagged(tokenizers)
+        source = _known("from", options.source, self._codes(0, tagged_sources))
+        target = _known("to", options.target, self._codes(1, tagged_targets))
         # Without such a pair, the translation was not trained, but each of the languages is known.
         pairs = matching_pairs((source, target), self.directions) or self.directions
         sources, targets = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
         # OPUS-MT: a group of languages, such as ``mul``. Tags for variants of ``zh`` are optional.
         is_group = len(tokenizers.source.languages) > 1 and len(primary_code(targets[0])) > 2
-        if target is None and (len(targets) > 1 or (is_group and not (has_tag or added))):
-            raise _missing("to", tagged[1] if is_group else targets)
+        needs_tag = is_group and not (has_tag or tag_ids)
+        if target is None and (len(targets) > 1 or needs_tag):
+            raise _missing("to", tagged_targets if is_group else targets)
         if source is None and self.tags == "both" and len(sources) > 1:
             raise _missing("from", sources)
-        known = sources[0] if len(sources) == 1 else ""
-        direction = Direction(source or known, target or targets[0])
-        first, start = tagged_languages(self.tags, direction)
-        if self.tags is None and target is not None and matching(target, tagged[1]):
-            first = target
-        before = () if first is None else (_tag_id(tokenizers.source, first),)
-        after = None if start is None else _tag_id(tokenizers.target, start)
+        if not source:
+            source = sources[0] if len(sources) == 1 else ""
+        direction = Direction(source, target or targets[0])
+        source_tag, target_tag = tagged_languages(self.tags, direction)
+        if self.tags is None and target is not None and matching(target, tagged_targets):
+            source_tag = target
+        if source_tag is not None:
+            tag_ids.insert(0, _tag_id(tokenizers.source, source_tag))
+        start = None
+        if target_tag is not None:
+            start = _tag_id(tokenizers.target, target_tag)
         # The tag of a corpus may be the tag of its language.
-        return Tags(direction, tuple(dict.fromkeys(before + added)), after)
+        return Tags(direction, tuple(dict.fromkeys(tag_ids)), start)
 
     def _codes(self, side: int, tagged: Iterable[str]) -> list[str]:
         """Return the languages of a side: of the corpora, and of the tags without a corpus."""
@@ -125,10 +133,12 @@ class Languages:
 
     def _tagged(self, tokenizers: Tokenizers) -> tuple[list[str], list[str]]:
         """Return the languages of each side that have a tag in the vocabulary."""
-        if self.tags in ("target", "both"):
-            sources = _codes(tokenizers.source) if self.tags == "both" else []
-            return sources, _codes(tokenizers.target)
-        return [], _codes(tokenizers.source)
+        of_source = _codes(tokenizers.source)
+        if self.tags == "both":
+            return of_source, _codes(tokenizers.target)
+        if self.tags == "target":
+            return [], _codes(tokenizers.target)
+        return [], of_source
 
 
 def names_language(tag: str) -> bool:
@@ -141,7 +151,8 @@ def _codes(tokenizer: Tokenizer) -> list[str]:
 
 
 def _tag_id(tokenizer: Tokenizer, code: str) -> int:
-    if (symbol := language_symbol(code, tokenizer.tags)) is None:
+    symbol = language_symbol(code, tokenizer.tags)
+    if symbol is None:
         raise _unknown("to", code, _codes(tokenizer))
     return tokenizer.tags[symbol]
 
@@ -160,8 +171,10 @@ def _known(option: str, code: str | None, codes: Iterable[str]) -> str | None:
 
 def _listed(option: str, codes: Iterable[str]) -> str:
     unique = list(dict.fromkeys(codes))
-    more = ", ..." if len(unique) > TAGS_SHOWN else ""
-    return f"Set `{option}` to a language: {', '.join(unique[:TAGS_SHOWN])}{more}."
+    shown = unique[:TAGS_SHOWN]
+    if len(unique) > len(shown):
+        shown.append("...")
+    return f"Set `{option}` to a language: {', '.join(shown)}."
 
 
 def _missing(option: str, codes: Iterable[str]) -> MissingLanguageError:

@@ -28,7 +28,7 @@ from nmt.config.training import full_device_name, full_dtype_name
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.direction import Languages
 from nmt.registry import Registry, chosen
-from nmt.search.hypothesis import Constraints, Hypothesis
+from nmt.search.hypothesis import Constraints, IdLists, NBestLists
 from nmt.text.tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class BatchCapacity(NamedTuple):
 class SearchTask:
     """One batch for `Engine.search_all`."""
 
-    sources: Sequence[Sequence[int]]  # Source ids of each sentence, without EOS; never empty.
+    sources: IdLists  # Source ids of each sentence, without EOS; never empty.
     constraints: Sequence[Constraints] | None = None  # Constraints of each sentence, if any.
 
 
@@ -179,10 +179,10 @@ class Engine(ABC):
     @abstractmethod
     def search(
         self,
-        sources: Sequence[Sequence[int]],
+        sources: IdLists,
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
-    ) -> list[list[Hypothesis]]:
+    ) -> NBestLists:
         """Translate a batch.
 
         Args:
@@ -195,9 +195,7 @@ class Engine(ABC):
             order of generation. An empty list for a sentence that has no possible output.
         """
 
-    def attention(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[list[list[float]]]:
+    def attention(self, sources: IdLists, targets: IdLists) -> list[list[list[float]]]:
         """Return the attention to each source token when each target token is predicted.
 
         Args:
@@ -214,9 +212,7 @@ class Engine(ABC):
         del sources, targets
         raise EngineLacksError.of(self.name, ["attention"])
 
-    def token_log_probs(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
+    def token_log_probs(self, sources: IdLists, targets: IdLists) -> list[list[float]]:
         """Return the natural-log probability of each target token, and of EOS.
 
         Limits and rules of the search are not applied. For the arguments see `attention`.
@@ -249,7 +245,7 @@ class Engine(ABC):
 
     def search_all(
         self, tasks: Sequence[SearchTask], options: DecodingConfig
-    ) -> Generator[list[list[Hypothesis]], None, None]:
+    ) -> Generator[NBestLists, None, None]:
         """Yield the result of `search` for each task, in order."""
         count = max(1, min(self.num_workers, len(tasks)))
         with ThreadPoolExecutor(count) as pool:
@@ -298,7 +294,7 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
     [[1, 2], [0], [3]]
     """
     batches: list[list[int]] = []
-    batch: list[int] = []
+    batch = list[int]()
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         num_tokens = (len(batch) + 1) * (lengths[row] + 1)
         if not batch or num_tokens > max_tokens or len(batch) == max_rows:

@@ -84,10 +84,9 @@ class Output:
     tokens: tuple[TokenScore, ...] = ()  # With log probabilities; empty unless requested.
 
 
-# Takes segments and changes of decoding options; returns the hypotheses of each segment.
-SearchAgain: TypeAlias = Callable[
-    [Sequence[Segment], Mapping[str, Any]], Iterable[Sequence[Hypothesis]]
-]
+Changes = Mapping[str, Any]  # Changed decoding options.
+HypothesisLists = Sequence[Sequence[Hypothesis]]  # Hypotheses of each segment, best first.
+SearchAgain: TypeAlias = Callable[[Sequence[Segment], Changes], HypothesisLists]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +100,7 @@ class Guard:
     # Runs the second search; None reports alarms without a second search.
     search_again: SearchAgain | None
 
-    def check_outputs(
-        self, segments: Sequence[Segment], found: Sequence[Sequence[Hypothesis]]
-    ) -> list[Output]:
+    def check_outputs(self, segments: Sequence[Segment], found: HypothesisLists) -> list[Output]:
         """Return one output for each segment.
 
         Args:
@@ -119,8 +116,7 @@ class Guard:
             if not hypotheses and segment.constraints == NONE:
                 raise damaged_weights()
             outputs.append(Output(hypotheses, self._alarms_of(segment, hypotheses)))
-        if self.limits is not None and self.search_again is not None:
-            self._retry(segments, outputs, self.limits, self.search_again)
+        self._retry(segments, outputs)
         for row, segment in enumerate(segments):
             if self._is_misplaced(segment, outputs[row].hypotheses):
                 alarms_of_row = (*outputs[row].alarms, "constraint")
@@ -130,32 +126,27 @@ class Guard:
     def _alarms_of(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> tuple[Alarm, ...]:
         if self.limits is None or not hypotheses:
             return ()
-        tokens = (segment.ids, hypotheses[0].ids)
-        return alarms(self._texts_of(*tokens), tokens, self.limits)
+        source, target = self.tokenizers
+        read = segment.ids
+        written = hypotheses[0].ids
+        texts = (source.decode(read), target.decode(written))
+        return alarms(texts, (read, written), self.limits)
 
-    def _texts_of(self, source_ids: Sequence[int], target_ids: Sequence[int]) -> tuple[str, str]:
-        source = self.tokenizers.source.decode(source_ids)
-        return source, self.tokenizers.target.decode(target_ids)
-
-    def _retry(
-        self,
-        segments: Sequence[Segment],
-        outputs: list[Output],
-        limits: GuardLimits,
-        search_again: SearchAgain,
-    ) -> None:
+    def _retry(self, segments: Sequence[Segment], outputs: list[Output]) -> None:
         """Search segments with alarms again; in place, replace outputs that get fewer alarms."""
+        if self.limits is None or self.search_again is None:
+            return
         # Segments that need the same changed options are searched as one batch.
         groups: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
         for row, output in enumerate(outputs):
             if output.alarms:
-                changes = fallback_search(output.alarms, self.decoding, limits)
+                changes = fallback_search(output.alarms, self.decoding, self.limits)
                 groups[tuple(changes.items())].append(row)
         groups.pop((), None)  # no option prevents these faults
         for changed, rows in groups.items():
             begin = time.perf_counter()
             try:
-                again = search_again([segments[row] for row in rows], dict(changed))
+                again = self.search_again([segments[row] for row in rows], dict(changed))
             except ConfigError:  # the engine does not support these options: keep the alarms
                 continue
             seconds = (time.perf_counter() - begin) / len(rows)
@@ -172,9 +163,10 @@ class Guard:
         required = segment.constraints.required
         if not (required and hypotheses):
             return False
-        source, output = self._texts_of(segment.ids, hypotheses[0].ids)
-        phrases = [self.tokenizers.target.decode(ids).strip() for ids in required]
-        return stands_past_end(source, output.strip(), phrases)
+        source, target = self.tokenizers
+        output = target.decode(hypotheses[0].ids)
+        phrases = [target.decode(ids).strip() for ids in required]
+        return stands_past_end(source.decode(segment.ids), output.strip(), phrases)
 
 
 def fallback_search(
@@ -255,14 +247,15 @@ def _ratio(output: Sequence[Any], source: Sequence[Any], smooth: int) -> float:
     return (len(output) + smooth) / (len(source) + smooth)
 
 
-def repeated_ngrams(tokens: Sequence[Hashable], size: int = _NGRAM) -> int:
-    """Return how many n-grams occurred earlier in ``tokens``.
+def repeated_ngrams(tokens: Sequence[Hashable]) -> int:
+    """Return how many trigrams occurred earlier in ``tokens``.
 
     >>> repeated_ngrams("a red car and a red car".split())
     1
     """
-    count = max(0, len(tokens) - size + 1)
-    return count - len({tuple(tokens[i : i + size]) for i in range(count)})
+    starts = range(len(tokens) - _NGRAM + 1)
+    ngrams = {tuple(tokens[start : start + _NGRAM]) for start in starts}
+    return len(starts) - len(ngrams)
 
 
 def compressed_share(text: str) -> float:
@@ -290,10 +283,12 @@ def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
     sentences = _sentences(text)
     if len(sentences) <= max(1, num_sentences):
         return False
-    rest = sentences[-1]
+    last = sentences[-1]
+    rest = last
     for phrase in phrases:
         rest = rest.replace(phrase, "")
-    return rest != sentences[-1] and not any(map(str.isalnum, rest))
+    has_words = any(map(str.isalnum, rest))
+    return rest != last and not has_words
 
 
 def _sentences(text: str) -> list[str]:

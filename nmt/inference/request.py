@@ -67,18 +67,18 @@ class TokenScore:
 
 
 def score_tokens(
-    pieces: Sequence[str], ids: Sequence[int], log_probs: Sequence[float]
+    tokenizer: Tokenizer, ids: Sequence[int], log_probs: Sequence[float]
 ) -> tuple[TokenScore, ...]:
     """Return the tokens of a translation with their log probabilities. EOS is the last token.
 
     Args:
-        pieces: Subword text of each id of the target vocabulary.
+        tokenizer: Target tokenizer.
         ids: Target ids, without BOS and EOS.
         log_probs: Log probability of each id, and of EOS at the end. Values of a start token before
             them are ignored.
     """
-    texts = [pieces[index] for index in (*ids, EOS_ID)]
-    scored = zip(texts, log_probs[-len(texts) :], strict=True)
+    pieces = tokenizer.subwords([*ids, EOS_ID])
+    scored = zip(pieces, log_probs[-len(pieces) :], strict=True)
     return tuple(TokenScore(*token) for token in scored)
 
 
@@ -326,8 +326,3 @@ def join_alignments(parts: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
         after = (0.0,) * (width - num_before)
         rows += [before + row + after for row in part.weights]
     return tuple(links), tuple(rows)
-
-
-def subwords(tokenizer: Tokenizer) -> list[str]:
-    """Return the subword text of each id of the vocabulary."""
-    return [piece for piece, _, _ in tokenizer.pieces()]

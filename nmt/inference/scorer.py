@@ -24,7 +24,7 @@ from nmt.inference.engine import (
     batch_by_length,
     damaged_weights,
 )
-from nmt.inference.request import Links, TokenScore, align_words, score_tokens, subwords
+from nmt.inference.request import Links, TokenScore, align_words, score_tokens
 from nmt.inference.segment import encode_fitting
 from nmt.inference.torch_engine import load_torch
 from nmt.search.hypothesis import length_penalty
@@ -85,7 +85,6 @@ class Scorer:
         self._longest_target = max(longest, loaded.max_length)
         if loaded.engine.max_positions is not None:
             self._longest_target = min(self._longest_target, loaded.engine.max_positions - 1)
-        self._target_subwords = subwords(loaded.tokenizers.target)
 
     @classmethod
     def load(cls, folder: Path | str, **options: Any) -> Scorer:
@@ -135,7 +134,8 @@ class Scorer:
         texts = list(pairs)
         for row, (source, target) in enumerate(self._encode(texts, tags)):
             if source and target is not None:
-                usable[row] = ([*tags.source_ids, *source], [*tags.target_ids, *target])
+                source_ids = [*tags.source_ids, *source]
+                usable[row] = (source_ids, [*tags.target_ids, *target])
             value = -math.inf
             if source == target == []:
                 value = 0.0
@@ -143,12 +143,13 @@ class Scorer:
         log_probs = self.score_ids(list(usable.values()), progress)
         penalty = length_penalty(self.options)
         num_tags = len(tags.target_ids)
+        tokenizer = self._loaded.tokenizers.target
         for row, values in zip(usable, log_probs, strict=True):
             # As in the search, a tag counts in the length only.
             total = math.fsum(values[num_tags:])
             score = total / penalty(len(values))
             target_ids = usable[row][1][num_tags:]
-            tokens = score_tokens(self._target_subwords, target_ids, values)
+            tokens = score_tokens(tokenizer, target_ids, values)
             results[row] = PairScore(*texts[row], total, score, tokens)
         return results
 
@@ -189,7 +190,7 @@ class Scorer:
             long.
         """
         tags = self._choose_tags(languages)
-        source_subwords = subwords(self._loaded.tokenizers.source)
+        tokenizers = self._loaded.tokenizers
         links: list[Links] = []
         for source, target in self._encode(list(pairs), tags):
             if not (source and target):
@@ -198,9 +199,10 @@ class Scorer:
             source_ids = [*tags.source_ids, *source]
             target_ids = [*tags.target_ids, *target]
             (weights,) = self._loaded.engine.attention([source_ids], [target_ids])
-            source_pieces = [source_subwords[index] for index in source]
-            target_pieces = [self._target_subwords[index] for index in target]
-            links.append(align_words(weights, source_pieces, target_pieces).links)
+            source_subwords = tokenizers.source.subwords(source)
+            target_subwords = tokenizers.target.subwords(target)
+            aligned = align_words(weights, source_subwords, target_subwords)
+            links.append(aligned.links)
         return links
 
     def _choose_tags(self, languages: LanguageOptions) -> Tags:

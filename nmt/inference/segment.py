@@ -39,6 +39,9 @@ _BORDERS = (
 )
 
 
+SizeOf = Callable[[str], int]  # Returns the size of a text, for example in subwords.
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A line or part of a line, translated independently of other segments."""
@@ -102,9 +105,11 @@ def segment(
             the text begins with the tag of its language.
         first_line: Number of the first line, for warnings.
     """
-    texts = [_shortened(x.text, number) for number, x in enumerate(requests, first_line)]
-    segments: list[Segment] = []
-    failures: dict[int, DataError] = {}
+    texts = []
+    for number, request in enumerate(requests, first_line):
+        texts.append(_shortened(request.text, number))
+    segments = []
+    failures = {}
     num_cut = 0
     tokenizer = tokenizers.source
     encoded = encode_fitting(tokenizer, texts, max_length)
@@ -128,12 +133,13 @@ def segment(
         if len(parts) > 1:
             num_cut += 1
             if num_cut <= _MOST_NAMED:
-                counts = (f"{x:,}" for x in (row + first_line, len(text), len(parts)))
-                logger.warning(_CUT, *counts, longest)
+                place = f"{row + first_line:,}"
+                logger.warning(_CUT, place, f"{len(text):,}", f"{len(parts):,}", longest)
         added = tags.source_ids
         # Normalization may drop all characters of a text: the result has no segment.
+        language = tags.direction.target
         for part in filter(None, parts):
-            segments.append(Segment(row, part, added, constraints, tags.direction.target))
+            segments.append(Segment(row, part, added, constraints, language))
             # The following segments have all tags, and only the forbidden phrases.
             added = tag_ids
             constraints = Constraints(forbidden=constraints.forbidden, start=tags.start)
@@ -145,7 +151,7 @@ def segment(
 def _shortened(text: str, number: int) -> str:
     if len(text) <= LONGEST_LINE:
         return text
-    counts = (f"{x:,}" for x in (number, len(text), LONGEST_LINE))
+    counts = (f"{number:,}", f"{len(text):,}", f"{LONGEST_LINE:,}")
     logger.warning("line %s has %s characters; only the first %s are translated", *counts)
     return text.lstrip()[:LONGEST_LINE]
 
@@ -162,9 +168,9 @@ def encode_fitting(
     # Skip the encoding of texts that are certainly too long.
     most_characters = _CHARACTERS_OF_SUBWORD * max_length
     short = [row for row, text in enumerate(texts) if len(text) <= most_characters]
-    short_texts = [texts[row] for row in short]
+    ids_of_short = tokenizer.encode_batch([texts[row] for row in short])
     encoded: list[list[int] | None] = [None] * len(texts)
-    for row, ids in zip(short, tokenizer.encode_batch(short_texts), strict=True):
+    for row, ids in zip(short, ids_of_short, strict=True):
         if len(ids) <= max_length:
             encoded[row] = ids
     return encoded
@@ -187,7 +193,7 @@ def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list
     return parts
 
 
-def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str]:
+def split_text(text: str, size_of: SizeOf, limit: int) -> list[str]:
     """Split ``text`` into as few parts as possible of at most ``limit``, in order.
 
     The text is split at sentence ends, then at clauses, then at spaces. A word that is too long is
@@ -203,7 +209,7 @@ def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str
     >>> split_text("One two. Three four, five. Six.", len, 12)
     ['One two.', 'Three four,', 'five. Six.']
     """
-    merged: list[str] = []
+    merged = list[str]()
     begin = 0  # of the last part
     total = 0  # size of the last part
     for start, end, size in _spans(text, 0, len(text), size_of, limit, 0):
@@ -217,7 +223,7 @@ def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str
 
 
 def _spans(
-    text: str, start: int, end: int, size_of: Callable[[str], int], limit: int, level: int
+    text: str, start: int, end: int, size_of: SizeOf, limit: int, level: int
 ) -> Iterator[tuple[int, int, int]]:
     """Yield start, end and size of parts within ``limit``, without surrounding white space."""
     piece = text[start:end].strip()

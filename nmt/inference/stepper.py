@@ -15,8 +15,9 @@ V' tokens in the shortlist of a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -27,11 +28,12 @@ from nmt.inference.engine import Mean, require_shortlist
 from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
-from nmt.search.hypothesis import Constraints, Hypothesis
+from nmt.search.hypothesis import Constraints, Ids, NBestLists
 from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 
 States = tuple[DecoderState, ...]  # One state for each model.
-_SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
+Projection = Callable[[Tensor], Tensor]
+_NUM_SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +57,21 @@ class Mixture:
         Returns:
             (..., V), float32.
         """
-        total, pairs = log_probs[0], list(zip(self.shares[1:], log_probs[1:], strict=True))
-        if not pairs:
+        total = log_probs[0]
+        if len(log_probs) == 1:
             return total
+        first_share, *shares = self.shares
+        others = zip(shares, log_probs[1:], strict=True)
         if self.mean == "geometric":
-            total.mul_(self.shares[0])
-            for share, values in pairs:
+            total.mul_(first_share)
+            for share, values in others:
                 total.add_(values, alpha=share)
             return total.log_softmax(dim=-1)
-        total.add_(math.log(self.shares[0]))
-        for share, values in pairs:
-            impossible = torch.isneginf(total) | torch.isneginf(values)
-            torch.logaddexp(total, values.add_(math.log(share)), out=total)
+        total.add_(math.log(first_share))
+        for share, values in others:
+            impossible = total.isneginf() | values.isneginf()
+            values.add_(math.log(share))
+            torch.logaddexp(total, values, out=total)
             total.masked_fill_(impossible, -torch.inf)
         return total
 
@@ -83,25 +88,32 @@ class BatchVocabulary:
 
     def inside(self, constraints: Sequence[Constraints]) -> list[Constraints]:
         """Convert constraints to ids of the search. Impossible forbidden phrases are dropped."""
-        table = {token: index for index, token in enumerate(self.tokens.tolist())}
+        positions = {token: index for index, token in enumerate(self.tokens.tolist())}
 
-        def inside(ids: Sequence[int]) -> tuple[int, ...]:
-            return tuple(table[token] for token in ids)
+        def inside(ids: Ids) -> Ids:
+            return tuple(positions[token] for token in ids)
 
-        return [
-            Constraints(
+        converted = []
+        for each in constraints:
+            possible = [ids for ids in each.forbidden if positions.keys() >= set(ids)]
+            after = Constraints(
                 prefix=inside(each.prefix),
                 required=tuple(map(inside, each.required)),
-                forbidden=tuple(inside(ids) for ids in each.forbidden if table.keys() >= {*ids}),
-                start=None if each.start is None else table[each.start],
+                forbidden=tuple(map(inside, possible)),
             )
-            for each in constraints
-        ]
+            if each.start is not None:
+                after = replace(after, start=positions[each.start])
+            converted.append(after)
+        return converted
 
-    def outside(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
-        """Convert hypotheses of the search to ids of the whole vocabulary."""
-        table = self.tokens.tolist()
-        return [[replace(x, ids=tuple(table[i] for i in x.ids)) for x in row] for row in found]
+    def outside(self, results: NBestLists) -> NBestLists:
+        """Convert hypotheses of the search to ids of the whole vocabulary, in place."""
+        tokens = self.tokens.tolist()
+        for hypotheses in results:
+            for number, hypothesis in enumerate(hypotheses):
+                ids = tuple(tokens[index] for index in hypothesis.ids)
+                hypotheses[number] = replace(hypothesis, ids=ids)
+        return results
 
 
 class Shortlist:
@@ -114,8 +126,9 @@ class Shortlist:
     """
 
     def __init__(self, common: Tensor, candidates: Tensor, vocab_size: int) -> None:
-        always = torch.cat((torch.arange(_SPECIAL, device=common.device), common))
-        self._always = common.new_zeros(vocab_size, dtype=torch.bool).index_fill_(0, always, True)
+        self._always = torch.zeros(vocab_size, dtype=torch.bool, device=common.device)
+        self._always[:_NUM_SPECIAL] = True
+        self._always[common] = True
         # EOS replaces the padding: it is always included.
         self._candidates = candidates.masked_fill(candidates < 0, EOS_ID)
 
@@ -128,7 +141,8 @@ class Shortlist:
             CheckpointError: The file is damaged.
         """
         parts = require_shortlist(folder, vocab_sizes)
-        common, candidates = (torch.tensor(part, device=device) for part in parts)
+        common = torch.tensor(parts.common, device=device)
+        candidates = torch.tensor(parts.candidates, device=device)
         return cls(common, candidates, vocab_sizes[1])
 
     def pick(
@@ -141,18 +155,21 @@ class Shortlist:
             constraints: Constraints of each sentence. Start tokens and the tokens of prefixes and
                 required phrases are added to the shortlist.
         """
-        marks = self._always.repeat(len(source), 1)
-        found = self._candidates.index_select(0, source.ids).long()  # (N, C)
-        found += (source.sentences * marks.shape[1]).unsqueeze(1)
-        marks.view(-1).index_fill_(0, found.flatten(), True)
-        for row, each in zip(marks, constraints or (), strict=constraints is not None):
-            row[[*each.first_ids, *(token for ids in each.required for token in ids)]] = True
+        marks = self._always.repeat(len(source), 1)  # (B, V)
+        vocab_size = marks.shape[1]
+        places = self._candidates.index_select(0, source.ids).long()  # (N, C)
+        places += (source.sentences * vocab_size).unsqueeze(1)
+        marks.view(-1).index_fill_(0, places.flatten(), True)
+        if constraints is not None:
+            for row, each in zip(marks, constraints, strict=True):
+                row[list(chain(each.first_ids, *each.required))] = True
         tokens = marks.any(0).nonzero().squeeze(1)
         if len(source) == 1:
             return BatchVocabulary(tokens, None)
         missing = ~marks.index_select(1, tokens)
         allowed = torch.zeros(missing.shape, device=missing.device)
-        return BatchVocabulary(tokens, allowed.masked_fill_(missing, -torch.inf).unsqueeze(1))
+        allowed.masked_fill_(missing, -torch.inf)
+        return BatchVocabulary(tokens, allowed.unsqueeze(1))
 
 
 def source_of(model: Transformer, source: Packed) -> Packed:
@@ -182,13 +199,18 @@ class ModelStepper:
         keep_special_mass: bool = False,
         vocabulary: BatchVocabulary | None = None,
     ) -> None:
-        self._models, self._mixture = models, mixture or Mixture()
+        self._models = models
+        self._mixture = mixture or Mixture()
         self._runs: Sequence[DecodeToken | None] = runs or [None] * len(models)
-        self._with_coverage, self._shares_special = with_coverage, not keep_special_mass
-        self.tokens = None if vocabulary is None else vocabulary.tokens
-        self._allowed = None if vocabulary is None else vocabulary.allowed
-        tokens = self.tokens
-        self._logits = [m.logits if tokens is None else m.narrow_output(tokens) for m in models]
+        self._with_coverage = with_coverage
+        self._keep_special_mass = keep_special_mass
+        self.tokens: Tensor | None = None
+        self._allowed: Tensor | None = None
+        self._projections: list[Projection] = [model.logits for model in models]
+        if vocabulary is not None:
+            self.tokens = vocabulary.tokens
+            self._allowed = vocabulary.allowed
+            self._projections = [model.narrow_output(vocabulary.tokens) for model in models]
 
     @property
     def max_positions(self) -> int | None:
@@ -212,29 +234,30 @@ class ModelStepper:
         """
         if self.tokens is not None:
             tokens = self.tokens.take(tokens)
-        log_probs, after = [], []
-        parts = zip(self._models, self._runs, self._logits, state, strict=True)
+        log_probs = []
+        states = []
+        parts = zip(self._models, self._runs, self._projections, state, strict=True)
         for model, run, project, before in parts:
-            hidden, own = model.decode_step(before, tokens, run)
+            hidden, after = model.decode_step(before, tokens, run)
             logits = project(hidden)
             # Masked before the softmax, as in CTranslate2: other tokens share their probability.
-            if self._shares_special:
+            if not self._keep_special_mass:
                 logits.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
-            if own.allowed is not None:
-                logits.add_(own.allowed)
+            if after.allowed is not None:
+                logits.add_(after.allowed)
             log_probs.append(logits.float().log_softmax(dim=-1))
-            after.append(own)
-        return self._mixture.combine(log_probs), tuple(after)
+            states.append(after)
+        return self._mixture.combine(log_probs), tuple(states)
 
     def select(self, state: States, sentences: Tensor, beams: Tensor) -> States:
         """Select ``sentences`` and ``beams`` in the state of every model."""
-        return tuple(own.select(sentences, beams) for own in state)
+        return tuple(each.select(sentences, beams) for each in state)
 
     def coverage(self, state: States) -> Tensor:
         """Attention to each source token, summed over steps, averaged over models: (B, K, S)."""
-        found = [
-            own.coverage[:, int(model.config.source_bos) :]
-            for model, own in zip(self._models, state, strict=True)
-            if own.coverage is not None
-        ]
-        return torch.stack(found).mean(0).unflatten(0, (-1, state[0].num_beams))
+        of_models = []
+        for model, each in zip(self._models, state, strict=True):
+            if each.coverage is not None:
+                of_models.append(each.coverage[:, int(model.config.source_bos) :])
+        mean = torch.stack(of_models).mean(0)  # (R, S)
+        return mean.unflatten(0, (-1, state[0].num_beams))

@@ -30,7 +30,7 @@ from nmt.inference.engine import (
 from nmt.inference.stepper import BatchVocabulary, Mixture, ModelStepper, Shortlist, source_of
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
-from nmt.search.hypothesis import Constraints, Hypothesis
+from nmt.search.hypothesis import Constraints, IdLists, NBestLists
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import tokenizer_hash
@@ -110,10 +110,10 @@ class TorchEngine(Engine):
     @override
     def search(
         self,
-        sources: Sequence[Sequence[int]],
+        sources: IdLists,
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
-    ) -> list[list[Hypothesis]]:
+    ) -> NBestLists:
         source = self._packed([*ids, EOS_ID] for ids in sources)
         with evaluating(*self._models):
             if self._shortlist is None or not options.shortlist:
@@ -128,8 +128,8 @@ class TorchEngine(Engine):
     @override
     def search_all(
         self, tasks: Sequence[SearchTask], options: DecodingConfig
-    ) -> Generator[list[list[Hypothesis]], None, None]:
-        def search_task(task: SearchTask) -> list[list[Hypothesis]]:
+    ) -> Generator[NBestLists, None, None]:
+        def search_task(task: SearchTask) -> NBestLists:
             return self.search(task.sources, options, task.constraints)
 
         count = min(self.num_workers, len(tasks))
@@ -167,9 +167,7 @@ class TorchEngine(Engine):
         return Packed.from_rows(list(rows), self._device)
 
     @override
-    def attention(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[list[list[float]]]:
+    def attention(self, sources: IdLists, targets: IdLists) -> list[list[list[float]]]:
         source = self._packed([*ids, EOS_ID] for ids in sources)
         target = self._packed([BOS_ID, *ids] for ids in targets)
         of_models = []
@@ -184,9 +182,7 @@ class TorchEngine(Engine):
 
     @override
     @torch.inference_mode()
-    def token_log_probs(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
+    def token_log_probs(self, sources: IdLists, targets: IdLists) -> list[list[float]]:
         source = self._packed([*ids, EOS_ID] for ids in sources)
         target = self._packed([BOS_ID, *ids] for ids in targets)
         gold = self._packed([*ids, EOS_ID] for ids in targets).ids.unsqueeze(1)

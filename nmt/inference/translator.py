@@ -22,7 +22,13 @@ from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.confidence import ConfidenceModel, read_confidence
-from nmt.inference.direction import LanguageOptions, Languages, MissingLanguageError, Tags
+from nmt.inference.direction import (
+    UNSET,
+    LanguageOptions,
+    Languages,
+    MissingLanguageError,
+    Tags,
+)
 from nmt.inference.engine import (
     Engine,
     EngineOptions,
@@ -33,16 +39,16 @@ from nmt.inference.engine import (
 )
 from nmt.inference.guard import Guard, GuardLimits, Output
 from nmt.inference.request import (
+    Alarm,
     Alternative,
     Request,
     Result,
     align_words,
     join_alignments,
     score_tokens,
-    subwords,
 )
 from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, joiner_for, segment
-from nmt.search.hypothesis import NONE, Hypothesis
+from nmt.search.hypothesis import NONE, NBestLists
 from nmt.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:  # slow to import
@@ -85,11 +91,6 @@ class TranslationOptions:
         return self.mbr.search_options(self.decoding)
 
     @property
-    def language(self) -> LanguageOptions:
-        """Languages and tag of requests without their own."""
-        return LanguageOptions(self.source_language, self.target_language, self.tag)
-
-    @property
     def needs(self) -> Needs:
         """Features that the engine must support."""
         return Needs(
@@ -121,12 +122,12 @@ class Translator:
 
     def __init__(self, engine: Engine, tokenizers: Tokenizers, options: TranslationOptions) -> None:
         engine.require(options.needs)
-        with suppress(MissingLanguageError):  # each request may choose its own
-            options.languages.choose(tokenizers, options.language)
         self.engine = engine
         self.tokenizers = tokenizers
         self.options = options
         self._choose_tags = lru_cache(_MOST_CHOICES)(self._tags_of)
+        with suppress(MissingLanguageError):  # each request may choose its own
+            _ = self.direction
 
     @property
     def direction(self) -> Direction:
@@ -135,7 +136,7 @@ class Translator:
         Raises:
             MissingLanguageError: The model has several languages, and the options choose none.
         """
-        return self.options.languages.choose(self.tokenizers, self.options.language).direction
+        return self._choose_tags(UNSET, False).direction
 
     @classmethod
     def load(cls, folder: Path | str, *, split: bool = True, **options: Any) -> Translator:
@@ -225,8 +226,8 @@ class Translator:
         """Split and encode lines for `finish`. Does not use the model: see `try_translate`."""
         if isinstance(lines, str):
             raise TypeError(_NOT_LINES)
-        requests: list[Request] = []
-        unread: dict[int, DataError] = {}
+        requests = []
+        unread = {}
         for row, line in enumerate(lines):
             if isinstance(line, Request):
                 requests.append(line)
@@ -252,12 +253,16 @@ class Translator:
 
     def _tags_of(self, languages: LanguageOptions, has_tag: bool) -> Tags:
         """Return the languages and tags of a request; see `Languages.choose`."""
-        default = self.options.language
-        if has_tag:
-            default = LanguageOptions(default.source)
-        pairs = zip(languages, default, strict=True)
-        chosen = LanguageOptions(*(y if x is None else x for x, y in pairs))
-        return self.options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)
+        options = self.options
+        source, target, tag = languages
+        if source is None:
+            source = options.source_language
+        if target is None and not has_tag:
+            target = options.target_language
+        if tag is None and not has_tag:
+            tag = options.tag
+        chosen = LanguageOptions(source, target, tag)
+        return options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)
 
     def finish(self, lines: SegmentedLines) -> list[Result | DataError]:
         """Translate lines that `segment` returned."""
@@ -278,7 +283,7 @@ class Translator:
 
     def _search(
         self, segments: Sequence[Segment], decoding: DecodingConfig, on_batch: OnBatch
-    ) -> list[list[Hypothesis]]:
+    ) -> NBestLists:
         """Return the hypotheses of each segment, best first; none if no output is possible."""
         mbr = self.options.mbr
         engine_decoding = decoding
@@ -295,7 +300,7 @@ class Translator:
             if any(each != NONE for each in constraints):
                 task = replace(task, constraints=constraints)
             tasks.append(task)
-        found: list[list[Hypothesis]] = [[] for _ in segments]
+        found: NBestLists = [[] for _ in segments]
         # Close on interruption: workers must not use a model whose training continues.
         with closing(self.engine.search_all(tasks, engine_decoding)) as results:
             for rows, hypotheses_of_rows in zip(batches, results, strict=True):
@@ -308,9 +313,7 @@ class Translator:
                 found[row] = mbr.choose(candidates, self._text, decoding.n_best, source)
         return found
 
-    def _search_again(
-        self, segments: Sequence[Segment], changes: Mapping[str, Any]
-    ) -> list[list[Hypothesis]]:
+    def _search_again(self, segments: Sequence[Segment], changes: Mapping[str, Any]) -> NBestLists:
         decoding = self.options.decoding.model_copy(update=dict(changes))
         # `progress` is called to allow an interruption. The lines were already counted.
         return self._search(segments, decoding, lambda _: self.options.progress(0))
@@ -318,27 +321,26 @@ class Translator:
     def _add_details(self, segments: Sequence[Segment], outputs: list[Output]) -> None:
         """Add the requested optional outputs for the best hypothesis of each segment."""
         wanted = self.options.outputs
-        source_subwords = subwords(self.tokenizers.source)
-        target_subwords = subwords(self.tokenizers.target)
+        source, target = self.tokenizers
         found = [row for row, output in enumerate(outputs) if output.hypotheses]
         lengths = [len(segments[row].ids) for row in found]
         decoding = self.options.engine_decoding
-        for batch in self.engine.batches(lengths, decoding, len(target_subwords)):
+        for batch in self.engine.batches(lengths, decoding, target.vocab_size):
             rows = [found[index] for index in batch]
             sources = [segments[row].read_ids for row in rows]
             best = {row: outputs[row].hypotheses[0].ids for row in rows}
-            targets = [[*segments[row].start_ids, *best[row]] for row in rows]
+            targets = [segments[row].start_ids + best[row] for row in rows]
             if wanted & {"alignments", "attention"}:
                 attention = self.engine.attention(sources, targets)
                 for row, weights in zip(rows, attention, strict=True):
-                    source = [source_subwords[index] for index in segments[row].ids]
-                    target = [target_subwords[index] for index in best[row]]
-                    alignment = align_words(weights, source, target)
+                    source_subwords = source.subwords(segments[row].ids)
+                    target_subwords = target.subwords(best[row])
+                    alignment = align_words(weights, source_subwords, target_subwords)
                     outputs[row] = replace(outputs[row], alignment=alignment)
             if "token_scores" in wanted:
                 log_probs = self.engine.token_log_probs(sources, targets)
                 for row, values in zip(rows, log_probs, strict=True):
-                    tokens = score_tokens(target_subwords, best[row], values)
+                    tokens = score_tokens(target, best[row], values)
                     outputs[row] = replace(outputs[row], tokens=tokens)
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -347,8 +349,8 @@ class Translator:
 
     def _join(self, lines: SegmentedLines, outputs: Sequence[Output]) -> list[Result | DataError]:
         """Join the outputs of segments to one result for each line."""
-        parts: list[list[Output]] = [[] for _ in lines.requests]
-        languages: dict[int, str] = {}
+        parts = [list[Output]() for _ in lines.requests]
+        languages = {}
         for part, output in zip(lines.segments, outputs, strict=True):
             parts[part.line].append(output)
             languages[part.line] = part.target_language
@@ -376,9 +378,7 @@ class Translator:
             log_prob = sum(each.log_prob for each in alternatives)
             alternatives = [Alternative(text, score, log_prob)]
         first = alternatives[0] if parts else Alternative("", 0.0, 0.0)
-        # Each alarm once, in order of first occurrence.
-        names = dict.fromkeys(chain.from_iterable(part.alarms for part in parts))
-        alarms = tuple(names)
+        alarms = _each_once(part.alarms for part in parts)
         if parts and len(source) > LONGEST_LINE:
             alarms = ("truncated", *alarms)
         wanted = self.options.outputs
@@ -392,7 +392,7 @@ class Translator:
             first.score,
             tuple(alternatives),
             alarms,
-            retried=tuple(dict.fromkeys(chain.from_iterable(part.retried for part in parts))),
+            retried=_each_once(part.retried for part in parts),
             alignment=links if "alignments" in wanted else None,
             attention=attention if "attention" in wanted else None,
             log_prob=first.log_prob,
@@ -404,6 +404,11 @@ class Translator:
             confidence = self.options.confidence.estimate(result)
             result = replace(result, confidence=confidence)
         return result
+
+
+def _each_once(alarms: Iterable[Sequence[Alarm]]) -> tuple[Alarm, ...]:
+    """Return each alarm once, in order of first occurrence."""
+    return tuple(dict.fromkeys(chain.from_iterable(alarms)))
 
 
 def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from nmt.search.hypothesis import Hypothesis, Ids, contains, length_penalty
+from nmt.search.hypothesis import Ids, NBestLists, contains, length_penalty
 from nmt.search.selector import (
     BeamState,
     FinishedHypotheses,
@@ -150,7 +150,7 @@ class BeamSelector(Selector):
         self._finished.add(pools[rows], history, log_probs, coverage)
 
     @override
-    def results(self) -> list[list[Hypothesis]]:
+    def results(self) -> NBestLists:
         """Return the n-best list of every sentence, by score.
 
         Groups contribute in turn: the best of each group, then the second best of each group.
@@ -158,7 +158,7 @@ class BeamSelector(Selector):
         results = []
         for pools in self._finished.by_sentence():
             # Groups may find the same output: keep it once.
-            unique: dict[Ids, Hypothesis] = {}
+            unique = {}
             for hypothesis in chain(*zip_longest(*pools)):
                 if hypothesis is not None:
                     unique[hypothesis.ids] = hypothesis
@@ -188,7 +188,7 @@ class DiverseSelector(BeamSelector):
         full = self._finished.full(pools).unsqueeze(-1)
         num_chosen = torch.zeros_like(log_probs[:, 0])  # beams of earlier groups. (B, V)
         rows = torch.arange(len(pools)).unsqueeze(1)
-        groups: list[Candidates] = []
+        groups = []
         for group in range(self._num_groups):
             # At the first step all groups continue the same empty hypothesis.
             first = group * size if beams.history.shape[1] > 1 else 0
@@ -391,7 +391,7 @@ class ConstrainedSelector(BeamSelector):
         phrases = self._phrases[sentence]
         progress = self._progress[sentence]
         past_end = self._past_end[sentence].tolist()
-        allowed: list[_Continuation] = []
+        allowed = []
         for beam, token, log_prob in candidates:
             is_complete = phrases.num_met(progress[beam]) == phrases.num_tokens
             if token == EOS_ID and not is_complete:

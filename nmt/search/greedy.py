@@ -21,7 +21,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from nmt.config.model import DecodingConfig
-from nmt.search.hypothesis import Hypothesis, LengthPenalty
+from nmt.search.hypothesis import Hypothesis, LengthPenalty, NBestLists
 from nmt.search.rules import delay_end, end_at_limit, renormalize
 from nmt.search.selector import (
     BeamState,
@@ -73,13 +73,12 @@ class IndependentSelector(Selector):
         self._is_open = torch.ones_like(self._numbers, dtype=torch.bool)
 
     @abstractmethod
-    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> Choice:
+    def pick(self, log_probs: Tensor, beams: BeamState) -> Choice:
         """Choose the next token of each hypothesis.
 
         Args:
             log_probs: Log probabilities of all tokens. (B, n, V), float32, on the stepper's device.
             beams: The hypotheses; one for each sentence at the first step.
-            numbers: Numbers of the hypotheses. (B, n), int64, on the CPU.
 
         Returns:
             Log probabilities (B, n), float32, and token ids (B, n), int64, on the CPU. A hypothesis
@@ -90,7 +89,7 @@ class IndependentSelector(Selector):
     def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor) -> Selection:
         width = self._numbers.shape[1]
         is_copied = log_probs.shape[1] < width
-        best, ids = self.pick(log_probs.expand(-1, width, -1), beams, self._numbers)
+        best, ids = self.pick(log_probs.expand(-1, width, -1), beams)
         totals = beams.totals + best
         # No hypothesis ends in most steps. Lists detect this much faster than tensor operations.
         has_end = EOS_ID in ids.flatten().tolist()
@@ -122,7 +121,7 @@ class IndependentSelector(Selector):
         return Selection(ids, totals, slots, active)
 
     @override
-    def results(self) -> list[list[Hypothesis]]:
+    def results(self) -> NBestLists:
         """Return the hypotheses of each sentence, in order, without the dropped hypotheses."""
         return [list(chain(*pools)) for pools in self._finished.by_sentence()]
 
@@ -137,7 +136,7 @@ class GreedySelector(IndependentSelector):
         super().__init__(inputs, num_hypotheses)
 
     @override
-    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> Choice:
+    def pick(self, log_probs: Tensor, beams: BeamState) -> Choice:
         best, ids = first_largest(log_probs)
         return best.cpu(), ids.cpu()
 
@@ -155,13 +154,12 @@ class AlternativesSelector(GreedySelector):
         self._part_at = torch.tensor(lengths)
 
     @override
-    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> Choice:
-        best, ids = super().pick(log_probs, beams, numbers)
+    def pick(self, log_probs: Tensor, beams: BeamState) -> Choice:
+        best, ids = super().pick(log_probs, beams)
         parting = self._part_at[beams.sentences] == beams.history.shape[2]
         rows = parting.nonzero().squeeze(1)
         if len(rows):  # before this step all hypotheses of a sentence are equal
-            parting_log_probs = log_probs[rows.to(log_probs.device), 0]
-            values, tokens = largest(parting_log_probs, self._num_hypotheses)
+            values, tokens = largest(log_probs[rows, 0], self._num_hypotheses)
             padding = (0, self._num_hypotheses - values.shape[1])
             best[rows] = F.pad(values, padding, value=-torch.inf)
             ids[rows] = F.pad(tokens, padding)
@@ -170,7 +168,7 @@ class AlternativesSelector(GreedySelector):
 
 def greedy_without_waiting(
     stepper: Stepper[S], state: S, beams: BeamState, limits: Tensor, penalty: LengthPenalty
-) -> list[list[Hypothesis]]:
+) -> NBestLists:
     """Run greedy search without waiting for the device in every step.
 
     The result equals that of `GreedySelector`, which waits in every step. Here tokens are chosen on
@@ -260,10 +258,10 @@ class SamplingSelector(IndependentSelector):
         self._keys = torch.tensor(keys)
 
     @override
-    def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> Choice:
+    def pick(self, log_probs: Tensor, beams: BeamState) -> Choice:
         sentence_keys = self._keys[beams.sentences].unsqueeze(1)
         position = beams.history.shape[2] + 1
-        keys = sample_keys(sentence_keys, numbers, position)
+        keys = sample_keys(sentence_keys, self._numbers, position)
         ids = draw(log_probs, keys.to(log_probs.device), self._options, self._tokens)
         chosen = log_probs.take_along_dim(ids.unsqueeze(-1), -1)
         return chosen.squeeze(-1).cpu(), ids.cpu()

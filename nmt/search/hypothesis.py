@@ -6,7 +6,7 @@ The length of a hypothesis is its number of tokens, EOS included.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from nmt.config.model import DecodingConfig
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Ids = tuple[int, ...]
+IdLists = Sequence[Sequence[int]]  # Ids of each sentence.
 # Takes a length from 1; returns the divisor of the log probability, which never decreases.
 LengthPenalty = Callable[[int], float]
 
@@ -28,6 +29,9 @@ class Hypothesis:
     # ``log_prob`` after length normalisation, minus the coverage penalty and the cost of required
     # phrases after the end, if any. Higher is better.
     score: float
+
+
+NBestLists = list[list[Hypothesis]]  # Hypotheses of each sentence, or of each group of beams.
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.packed import Packed
 from nmt.search.greedy import greedy_without_waiting
-from nmt.search.hypothesis import NONE, Constraints, Hypothesis, length_penalty
+from nmt.search.hypothesis import NONE, Constraints, NBestLists, length_penalty
 from nmt.search.rules import Rules
 from nmt.search.selector import SELECTORS, BeamState, S, SearchInputs, Selection, Stepper
 
@@ -37,7 +37,7 @@ def search(
     constraints: Sequence[Constraints] | None = None,
     *,
     end_loops: bool = False,
-) -> list[list[Hypothesis]]:
+) -> NBestLists:
     """Translate B sentences. The result of a sentence does not depend on the other sentences.
 
     Args:
@@ -103,7 +103,7 @@ def search(
     return _without_starts(results) if starts else results
 
 
-def _without_starts(results: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+def _without_starts(results: NBestLists) -> NBestLists:
     for hypotheses in results:
         hypotheses[:] = [replace(each, ids=each.ids[1:]) for each in hypotheses]
     return results

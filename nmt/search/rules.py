@@ -44,9 +44,7 @@ class Rules:
         end_loops: Whether to stop outputs that repeat endlessly; see `end_loops`.
     """
 
-    # Minimum and maximum output length of each sentence, EOS included. (2, sentences), int64, on
-    # the CPU.
-    limits: Tensor
+    limits: Tensor  # See `length_limits`; (2, sentences), on the CPU.
 
     def __init__(
         self,
@@ -60,14 +58,14 @@ class Rules:
         self._config = config
         self._max_positions = max_positions
         self._end_loops = end_loops
-        shortest, longest = length_limits(source_lengths, config, max_positions)
+        self.limits = length_limits(source_lengths, config, max_positions)
         if constraints:
             needed = torch.tensor([each.num_tokens + 1 for each in constraints])
-            longest = longest.maximum(needed.clamp(max=max_positions or sys.maxsize))
-        self.limits = torch.stack((shortest, longest))
+            needed.clamp_(max=max_positions or sys.maxsize)
+            self.limits[1] = self.limits[1].maximum(needed)
+        shortest, longest = self.limits.tolist()
         # Lengths at which no sentence is at a limit.
-        first = max(shortest.tolist(), default=0)
-        self._free_lengths = range(first, min(longest.tolist(), default=0))
+        self._free_lengths = range(max(shortest, default=0), min(longest, default=0))
         self._forbidden: ForbiddenPhrases | None = None
         self._prefixes: Prefixes | None = None
         phrases = [each.forbidden for each in constraints]
@@ -90,18 +88,24 @@ class Rules:
         """Apply all rules to ``log_probs``, in place. For the shapes see the module."""
         following = None
         if self._prefixes is not None:
-            following = self._prefixes.next_tokens(sentences, history, log_probs.device)
+            following = self._prefixes.next_tokens(sentences, history)
         if following is None:
             self._apply_others(log_probs, sentences, history)
             return
         rows, beams, tokens = following
-        if self._config.prefix_bias_beta:
-            bias(log_probs, rows, beams, tokens, self._config.prefix_bias_beta)
+        beta = self._config.prefix_bias_beta
+        if beta:
+            # The probability p of a token becomes (1 - beta) p, plus beta for the next token of the
+            # prefix (Arivazhagan et al. 2020).
+            log_probs[rows, beams] += math.log1p(-beta)
+            gain = torch.tensor(math.log(beta), device=log_probs.device)
+            chosen = log_probs[rows, beams, tokens]
+            log_probs[rows, beams, tokens] = chosen.logaddexp(gain)
             self._apply_others(log_probs, sentences, history)
             return
-        forced = log_probs[rows, beams, tokens]
+        is_known = (tokens >= NUM_NEVER_CHOSEN).to(log_probs.device)
         # An unknown token of a forced prefix does not change the score.
-        forced = forced.where(tokens >= NUM_NEVER_CHOSEN, 0.0)
+        forced = log_probs[rows, beams, tokens].where(is_known, 0.0)
         self._apply_others(log_probs, sentences, history)
         log_probs[rows, beams] = -torch.inf
         if history.shape[-1] + 1 != self._max_positions:  # else the prefix does not fit
@@ -137,12 +141,11 @@ class Rules:
 
 def length_limits(
     source_lengths: Tensor, config: DecodingConfig, max_positions: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the minimum and the maximum output length, EOS included. (B,), int64 each."""
+) -> Tensor:
+    """Return the minimum and the maximum output length, EOS included. (2, B), int64."""
     lengths = source_lengths.tolist()
     limits = [limits_of(length - 1, config, max_positions) for length in lengths]
-    table = torch.tensor(limits, dtype=torch.int64).view(-1, 2)
-    return table[:, 0], table[:, 1]
+    return torch.tensor(limits, dtype=torch.int64).view(-1, 2).T
 
 
 def renormalize(log_probs: Tensor, sentences: Tensor | None) -> None:
@@ -233,7 +236,7 @@ def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> Non
     last_ids = history[..., length - size + 1 :].unsqueeze(-2)
     matches = (ngrams[..., :-1] == last_ids).all(-1)
     rows, beams, places = matches.nonzero(as_tuple=True)
-    _forbid(log_probs, rows, beams, ngrams[rows, beams, places, -1])
+    log_probs[rows, beams, ngrams[rows, beams, places, -1]] = -torch.inf
 
 
 class ForbiddenPhrases:
@@ -263,14 +266,7 @@ class ForbiddenPhrases:
         last_ids = padded[..., history.shape[-1] :].unsqueeze(2)
         matches = (starts == last_ids) | (starts == _ANY)
         rows, beams, places = matches.all(-1).nonzero(as_tuple=True)
-        _forbid(log_probs, rows, beams, table[rows, 0, places, -1])
-
-
-def _forbid(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor) -> None:
-    if len(rows):
-        device = log_probs.device
-        where = (rows.to(device), beams.to(device), tokens.to(device))
-        log_probs[where] = -torch.inf
+        log_probs[rows, beams, table[rows, 0, places, -1]] = -torch.inf
 
 
 class Prefixes:
@@ -287,12 +283,12 @@ class Prefixes:
         self._lengths = torch.tensor(lengths)
 
     def next_tokens(
-        self, sentences: Tensor, history: Tensor, device: torch.device
+        self, sentences: Tensor, history: Tensor
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return rows, beams and next prefix tokens of hypotheses that follow their prefix so far.
 
         Returns:
-            Three tensors of equal length, int64, on ``device``; None if no prefix continues.
+            Three tensors of equal length, int64, on the CPU; None if no prefix continues.
         """
         length = history.shape[-1]
         if length >= self._table.shape[1]:
@@ -304,24 +300,4 @@ class Prefixes:
         rows, beams = agrees.nonzero(as_tuple=True)
         if not len(rows):
             return None
-        tokens = self._table[sentences[rows], length]
-        return rows.to(device), beams.to(device), tokens.to(device)
-
-
-def bias(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor, beta: float) -> None:
-    """Bias hypotheses towards their prefixes (Arivazhagan et al. 2020), in place.
-
-    The probability p of a token becomes (1 - beta) p, plus beta for the next token of the prefix.
-    Must be applied before other rules.
-
-    Args:
-        log_probs: (B, K, V), float32.
-        rows: From `Prefixes.next_tokens`, as ``beams`` and ``tokens``.
-        beams: Beam of each hypothesis.
-        tokens: Next token of each prefix.
-        beta: Weight of the bias, between 0 and 1.
-    """
-    log_probs[rows, beams] += math.log1p(-beta)
-    gain = torch.tensor(math.log(beta), device=log_probs.device)
-    biased = log_probs[rows, beams, tokens].logaddexp(gain)
-    log_probs[rows, beams, tokens] = biased
+        return rows, beams, self._table[sentences[rows], length]

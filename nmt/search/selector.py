@@ -23,7 +23,13 @@ from torch import Tensor
 from nmt.config.model import DecodingConfig
 from nmt.packed import Packed
 from nmt.registry import Registry
-from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty, max_finished
+from nmt.search.hypothesis import (
+    Constraints,
+    Hypothesis,
+    NBestLists,
+    length_penalty,
+    max_finished,
+)
 from nmt.text import BOS_ID
 
 S = TypeVar("S")
@@ -183,7 +189,7 @@ class Selector(ABC):
         """
 
     @abstractmethod
-    def results(self) -> list[list[Hypothesis]]:
+    def results(self) -> NBestLists:
         """Return the hypotheses of every sentence, in the order of the output."""
 
 
@@ -277,11 +283,7 @@ class FinishedHypotheses:
         # In float64, like the scores: in float32 an equal bound could be rounded up.
         return self._to_beat[pools] >= best_active.double() / self._largest_penalty[pools]
 
-    def ranked(self, pool: int) -> list[Hypothesis]:
-        """Return all hypotheses of a pool, best first."""
-        return self._pools[pool]
-
-    def by_sentence(self) -> list[list[list[Hypothesis]]]:
+    def by_sentence(self) -> list[NBestLists]:
         """Return the hypotheses of each sentence, by pool, best first."""
         size = self._pools_per_sentence
         starts = range(0, len(self._pools), size)
@@ -359,7 +361,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     is_cut = is_cut.any(-1)
     if bool(is_cut.any()):
         last = last[is_cut]  # (N, 1)
-        rows = values[is_cut.to(values.device)]  # (N, V)
+        rows = values[is_cut]  # (N, V)
         positions = torch.arange(width, dtype=rows.dtype, device=rows.device)
         positions = positions.where(rows == last.to(rows.device), width)
         lowest = positions.topk(count, largest=False).values.long()

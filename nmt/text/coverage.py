@@ -63,12 +63,12 @@ def cover(counts: Mapping[str, Counter[str]], share: float, room: int | None) ->
 def _covering(counts: Counter[str], share: float) -> list[str]:
     """Return the most frequent characters that make up a share of a text."""
     wanted = share * counts.total()
-    found = list[str]()
+    characters: list[str] = []
     covered = 0
     # Of equally frequent characters, the one with the lowest code point comes first.
     for character in sorted(counts, key=lambda character: (-counts[character], character)):
         if covered >= wanted:
             break
-        found.append(character)
+        characters.append(character)
         covered += counts[character]
-    return found
+    return characters

@@ -40,18 +40,21 @@ class FlatIds:
     def rows(self) -> list[list[int]]:
         """Return a list of ids per sentence."""
         ids = self.ids.tolist()
-        return [ids[start:stop] for start, stop in pairwise(self.offsets.tolist())]
+        offsets = self.offsets.tolist()
+        return [ids[start:stop] for start, stop in pairwise(offsets)]
 
     def part(self, start: int, stop: int) -> FlatIds:
         """Return the sentences from ``start`` to ``stop`` (exclusive)."""
-        ids = self.ids[self.offsets[start] : self.offsets[stop]]
-        return FlatIds(ids, self.lengths[start:stop])
+        first = self.offsets[start]
+        last = self.offsets[stop]
+        return FlatIds(self.ids[first:last], self.lengths[start:stop])
 
     def prepend(self, first: Sequence[int]) -> FlatIds:
         """Return the sentences with the ids ``first`` added in front of each."""
-        starts = np.repeat(self.offsets[:-1], len(first))
+        places = np.repeat(self.offsets[:-1], len(first))
         added = np.tile(np.asarray(first, self.ids.dtype), len(self.lengths))
-        return FlatIds(np.insert(self.ids, starts, added), self.lengths + len(first))
+        ids = np.insert(self.ids, places, added)
+        return FlatIds(ids, self.lengths + len(first))
 
     def sums(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the sum of a value of each id, by sentence. (n,).
@@ -59,5 +62,6 @@ class FlatIds:
         Args:
             values: The value of each id of the vocabulary. (V,)
         """
-        upto = np.concatenate(([0.0], np.cumsum(values[self.ids])))
-        return np.asarray(upto[self.offsets[1:]] - upto[self.offsets[:-1]])
+        cumulative = np.concatenate(([0.0], np.cumsum(values[self.ids])))
+        sums = np.diff(cumulative[self.offsets])
+        return np.asarray(sums)

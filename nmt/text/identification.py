@@ -98,8 +98,9 @@ def other_label(text: str, code: str, min_odds: float) -> str | None:
     if likeliest in expected or likeliest == _NO_LANGUAGE:
         return None
     probabilities = dict(identifier().rank(text))
-    most_expected = max(probabilities[label] for label in expected)
-    return likeliest if probabilities[likeliest] >= min_odds * most_expected else None
+    most_expected = max(map(probabilities.__getitem__, expected))
+    is_other = probabilities[likeliest] >= min_odds * most_expected
+    return likeliest if is_other else None
 
 
 def are_identifiable(codes: Iterable[str]) -> bool:
@@ -181,12 +182,15 @@ def language_shares(
     if profiles.cover(codes) and not are_identifiable(codes):
         return profiles.shares(text, codes)
     probabilities = dict(identifier().rank(text))
-    known = {label: probabilities[label] for code in codes if (label := label_of(code))}
-    rest = 1 - sum(known.values())
+    labels = dict.fromkeys(filter(None, map(label_of, codes)))
+    rest = 1 - sum(probabilities[label] for label in labels)
     shares = {}
     for code in codes:
         label = label_of(code)
-        share = rest if label is None else known[label]
-        is_unknown = label is None and letters_of(code) is None
-        shares[code] = 0.0 if is_unknown else share * (1 - foreign_share(text, code))
+        if label is not None:
+            shares[code] = probabilities[label] * (1 - foreign_share(text, code))
+        elif letters_of(code) is None:
+            shares[code] = 0.0
+        else:
+            shares[code] = rest * (1 - foreign_share(text, code))
     return shares

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import regex
 
@@ -12,29 +14,10 @@ from nmt.config.language_codes import standard_language
 
 _MOST_CODES = 1024  # Codes in a cache.
 _OTHER_SCRIPT = "Grek"  # Its only country, Greece, is not the country of another language.
-# Codes of ISO 15924 for several scripts of Unicode, or for a variant of a script.
-_PARTS: Mapping[str, Sequence[str]] = {
-    "Jpan": ("Hira", "Kana", "Hani"),
-    "Kore": ("Hang", "Hani"),
-    "Hans": ("Hani", "Bopo"),
-    "Hant": ("Hani", "Bopo"),
-    "Hanb": ("Hani", "Bopo"),
-    "Aran": ("Arab",),
-}
-# Scripts that nobody writes texts in today. CLDR gives them to old languages, which are printed in
-# another script: Ancient Greek in Grek.
-_HISTORIC = frozenset(
-    ["Avst", "Cprt", "Egyp", "Goth", "Hluw", "Ital", "Khar", "Linb", "Ogam", "Orkh", "Phnx",
-     "Prti", "Runr", "Sarb", "Sogd", "Xpeo", "Xsux"]
-)  # fmt: skip
-_RIGHT_TO_LEFT = frozenset(
-    ["Adlm", "Arab", "Aran", "Hebr", "Mand", "Nkoo", "Rohg", "Samr", "Syrc", "Thaa", "Yezi"]
-)
+_SCRIPTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_PARTS: Mapping[str, Sequence[str]] = _SCRIPTS["parts"]
 # Scripts that are written without spaces between words.
-UNSPACED = frozenset(
-    ["Bali", "Bopo", "Hanb", "Hani", "Hans", "Hant", "Hira", "Hrkt", "Java", "Jpan", "Kana",
-     "Khmr", "Lana", "Laoo", "Mymr", "Nshu", "Tale", "Talu", "Tavt", "Thai", "Tibt", "Yiii"]
-)  # fmt: skip
+UNSPACED = frozenset(_SCRIPTS["unspaced"])
 _LETTER = regex.compile(r"\p{L}")
 _LETTER_OF_A_SCRIPT = regex.compile(r"(?V1)[\p{L}--\p{Common}--\p{Inherited}]")
 _NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
@@ -60,7 +43,7 @@ def script_of(code: str) -> str | None:
     likely = language.maximize()
     in_other_script = language.update_dict({"script": _OTHER_SCRIPT}).maximize()
     is_guess = likely.territory != in_other_script.territory
-    return None if is_guess or likely.script in _HISTORIC else likely.script
+    return None if is_guess or likely.script in _SCRIPTS["historic"] else likely.script
 
 
 def name_of(code: str) -> str:
@@ -77,7 +60,7 @@ def name_of(code: str) -> str:
 
 def is_right_to_left(code: str) -> bool:
     """Whether a language is written from right to left."""
-    return script_of(code) in _RIGHT_TO_LEFT
+    return script_of(code) in _SCRIPTS["right_to_left"]
 
 
 def writes_spaces(code: str) -> bool:
@@ -109,7 +92,7 @@ def script_class(*scripts: str) -> str:
     """
     properties = ""
     for script in scripts:
-        for part in _PARTS.get(script, (script,)):
+        for part in _PARTS.get(script, [script]):
             properties += rf"\p{{scx={part}}}"
     return f"[{properties}]"
 
@@ -145,8 +128,8 @@ def longest_loop(tokens: Sequence[Hashable]) -> int:
         run = 0
         for token, before in zip(tokens[period:], tokens, strict=False):
             run = run + 1 if token == before else 0
-            if run > longest and run >= period:
-                longest = run
+            if run >= period:
+                longest = max(longest, run)
     return longest
 
 
@@ -160,4 +143,5 @@ def numbers_of(text: str) -> set[str]:
     ['1250', '3', '7']
     """
     # Compare 30 digits at most: `int` is slow for very long numbers.
-    return {str(int(re.sub(r"\D", "", each)[:30])) for each in _NUMBER.findall(text)}
+    digits = (re.sub(r"\D", "", number)[:30] for number in _NUMBER.findall(text))
+    return {str(int(number)) for number in digits}

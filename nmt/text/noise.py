@@ -29,13 +29,17 @@ def typos(text: str, generator: Random, rate: float = TYPO_RATE) -> str:
     'severral wods of a liine'
     """
 
-    def change(found: re.Match[str]) -> str:
-        word = found[0]
-        is_chosen, kind, place = (generator.random() for _ in range(3))
-        if is_chosen >= rate:
+    def change(match: re.Match[str]) -> str:
+        word = match[0]
+        draw = generator.random()
+        kind = int(generator.random() * 3)
+        place = generator.random()
+        if draw >= rate:
             return word
         at = 1 + int(place * (len(word) - 2))  # from the second letter to the last but one
-        middle = (word[at + 1] + word[at], word[at + 1], word[at] * 2 + word[at + 1])[int(kind * 3)]
+        letter = word[at]
+        following = word[at + 1]
+        middle = (following + letter, following, letter + letter + following)[kind]
         return word[:at] + middle + word[at + 2 :]
 
     return _WORD.sub(change, text)
@@ -49,8 +53,11 @@ def spacing(text: str, generator: Random, rate: float = SPACING_RATE) -> str:
     """
 
     def change(_: re.Match[str]) -> str:
-        is_chosen, kind = generator.random(), generator.random()
-        return " " if is_chosen >= rate else ("  ", "")[int(kind * 2)]
+        draw = generator.random()
+        is_doubled = generator.random() < 0.5
+        if draw >= rate:
+            return " "
+        return "  " if is_doubled else ""
 
     return _GAP.sub(change, text)
 

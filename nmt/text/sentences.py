@@ -46,20 +46,22 @@ def split_sentences(text: str, language: str) -> list[str]:
     code = re.split("[-_]", language)[0].lower()
     readable = _WIDE_SPACE.sub(" ", without_surrogates(text))
     cuts = [0]
-    while (start := cuts[-1]) < len(text):
+    while cuts[-1] < len(text):
+        start = cuts[-1]
         window = readable[start : start + LONGEST_SENTENCE]
-        starts = _starts(window, segment(code, window))
+        ends = _starts(window, segment(code, window))  # of the sentences before
         if start + len(window) == len(text):
-            starts.append(len(window))
-        elif not starts:  # no sentence ends in the window
-            starts = [window.rfind(" ") + 1 or len(window)]
-        cuts += [start + place for place in starts]
-    return [text[a:b] for a, b in pairwise(cuts)]
+            ends.append(len(window))
+        elif not ends:  # no sentence ends in the window
+            ends = [window.rfind(" ") + 1 or len(window)]
+        cuts += [start + end for end in ends]
+    return [text[start:end] for start, end in pairwise(cuts)]
 
 
 def _starts(text: str, sentences: Sequence[str]) -> list[int]:
     """Return where each sentence after the first starts: sentencex may drop white space."""
-    starts, place = [], 0
+    starts: list[int] = []
+    place = 0
     for sentence in sentences:
         start = text.find(sentence, place)
         if start < 0:
@@ -84,8 +86,11 @@ class SplitText(NamedTuple):
             joiner: Separator between two sentences of a line in the target language: a space, or an
                 empty string for a language without spaces.
         """
-        inner = [joiner if gap in ("", " ") else gap for gap in self.gaps[1:-1]]
-        return [self.gaps[0], *inner, *self.gaps[1:][-1:]]
+        gaps = list(self.gaps)
+        for index in range(1, len(self.sentences)):
+            if gaps[index] in ("", " "):
+                gaps[index] = joiner
+        return gaps
 
 
 def split_text(text: str, language: str, *, into_sentences: bool = True) -> SplitText:
@@ -94,9 +99,11 @@ def split_text(text: str, language: str, *, into_sentences: bool = True) -> Spli
     >>> split_text("Mr. Gray ran.  He fell.\n\nWhy?\n", "en")
     SplitText(gaps=('', '  ', '\n\n', '\n'), sentences=('Mr. Gray ran.', 'He fell.', 'Why?'))
     """
-    gaps, sentences = [""], []
+    gaps = [""]
+    sentences: list[str] = []
     for line in _LINE_BREAKS.split(text):
-        for part in split_sentences(line, language) if into_sentences else [line]:
+        parts = split_sentences(line, language) if into_sentences else [line]
+        for part in parts:
             sentence = part.strip()
             if not sentence:
                 gaps[-1] += part

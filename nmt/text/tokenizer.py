@@ -117,10 +117,10 @@ class Tokenizer:
         except RuntimeError as error:
             fix = "Restore the file from the prepared folder, or prepare the data again."
             raise TokenizerError(f"{path} is not a valid SentencePiece model.", fix=fix) from error
-        found = tuple(getattr(processor, name)() for name in _IDS)
+        ids = tuple(getattr(processor, name)() for name in _IDS)
         wanted = tuple(_IDS.values())
-        if found != wanted:
-            problem = f"{path} has the ids {found} for pad, unk, bos, eos; nmt needs {wanted}."
+        if ids != wanted:
+            problem = f"{path} has the ids {ids} for pad, unk, bos, eos; nmt needs {wanted}."
             options = " ".join(f"--{name}={value}" for name, value in _IDS.items())
             fix = f"Use a model of `nmt prepare`, or one that SentencePiece learned with {options}."
             raise TokenizerError(problem, fix=fix)
@@ -159,23 +159,23 @@ class Tokenizer:
 
     def encode_batch(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Return the subword ids of each line, without BOS and EOS."""
+        lines = self._readable(lines)
+        ids = list(self._processor.encode(lines, num_threads=threads))
+        if not self.is_imported:
+            return ids
+        return list(map(self._as_imported, lines, ids))
+
+    def _readable(self, lines: Sequence[str]) -> list[str]:
+        """Return each line as SentencePiece gets it."""
         try:
             "".join(lines).encode()
         except UnicodeEncodeError:  # rare; checking every line would be slow
-            lines = [without_surrogates(line) for line in lines]
-        if self.cleans:
-            lines = [clean_source(line) for line in lines]
-        ids = list(self._processor.encode(list(lines), num_threads=threads))
-        if not self.is_imported:
-            return ids
-        return [self._as_imported(*pair) for pair in zip(lines, ids, strict=True)]
+            lines = list(map(without_surrogates, lines))
+        return list(map(clean_source, lines)) if self.cleans else list(lines)
 
     def normalize(self, lines: Sequence[str]) -> list[str]:
         """Return each line as it is before segmentation, with spaces as U+2581."""
-        usable = [without_surrogates(line) for line in lines]
-        if self.cleans:
-            usable = [clean_source(line) for line in usable]
-        return list(self._processor.normalize(usable))
+        return list(self._processor.normalize(self._readable(lines)))
 
     @cached_property
     def is_imported(self) -> bool:
@@ -195,27 +195,32 @@ class Tokenizer:
         if UNK_ID not in ids:
             return ids
         model = self._processor
-        known = [int(model.piece_to_id(piece)) for piece in model.encode(line, out_type=str)]
-        pairs = zip(ids, known, strict=True)
-        return [b if a == UNK_ID and model.is_unused(b) else a for a, b in pairs]
+        subwords = list(ids)
+        for place, piece in enumerate(model.encode(line, out_type=str)):
+            index = int(model.piece_to_id(piece))
+            if ids[place] == UNK_ID and model.is_unused(index):
+                subwords[place] = index
+        return subwords
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``. PAD, BOS and EOS are ignored."""
         plain = [int(index) for index in ids if index not in (PAD_ID, BOS_ID, EOS_ID)]
         text = str(self._processor.decode(plain))
         # A word spelled in bytes begins with the bytes of U+2581, which SentencePiece keeps.
-        return text.replace(SPACE, " ").lstrip(" ") if SPACE in text else text
+        if SPACE in text:
+            return text.replace(SPACE, " ").lstrip(" ")
+        return text
 
     def pieces(self) -> list[tuple[str, float, bool]]:
         """Return, for each id, its text, its score, and whether it is an ordinary subword."""
         model = self._processor
         symbols = set(self.symbols.values())
         kinds = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
-        found = list[tuple[str, float, bool]]()
+        pieces: list[tuple[str, float, bool]] = []
         for index in range(self.vocab_size):
             is_special = index in symbols or any(is_kind(index) for is_kind in kinds)
-            found.append((self.piece(index), float(model.get_score(index)), not is_special))
-        return found
+            pieces.append((self.piece(index), float(model.get_score(index)), not is_special))
+        return pieces
 
     def usual_subwords(self) -> list[float]:
         """Return, for each id, how many subwords it counts in text that the vocabulary covers.
@@ -223,14 +228,12 @@ class Tokenizer:
         Such text has about three characters in a subword, in scripts of few letters. So the first
         byte of a character counts a third, and the others do not count.
         """
-        counts = list[float]()
+        counts = [1.0] * self.vocab_size
         for index in range(self.vocab_size):
             if self._processor.is_byte(index):
                 byte = int(self.piece(index)[1:-1], 16)
                 is_first = byte & 0xC0 != 0x80
-                counts.append(is_first / _USUAL_CHARACTERS)
-            else:
-                counts.append(1.0)
+                counts[index] = is_first / _USUAL_CHARACTERS
         return counts
 
     @cached_property
@@ -242,11 +245,9 @@ class Tokenizer:
     @cached_property
     def tags(self) -> dict[str, int]:
         """Ids of the vocabulary's language tags, such as ``<2de>`` or OPUS-MT's ``>>deu<<``."""
-        found = dict[str, int]()
-        for symbol, index in self.symbols.items():
-            if re.fullmatch(TAG_PATTERN, symbol) or is_tag(symbol):
-                found[symbol] = index
-        return found
+        symbols = self.symbols
+        tags = [x for x in symbols if re.fullmatch(TAG_PATTERN, x) or is_tag(x)]
+        return {tag: symbols[tag] for tag in tags}
 
     @cached_property
     def languages(self) -> list[str]:
@@ -266,8 +267,12 @@ class Tokenizer:
         """
         symbol = tag_symbol(tag, self.tags)
         if symbol is None:
-            examples = ", ".join(x.strip("<>") for x in [*self.tags][:TAGS_SHOWN])
-            fix = f"Use a tag such as {examples}." if examples else "Remove the tag: no tag exists."
+            fix = "Remove the tag: no tag exists."
+            if self.tags:
+                examples = ", ".join(
+                    example.strip("<>") for example in list(self.tags)[:TAGS_SHOWN]
+                )
+                fix = f"Use a tag such as {examples}."
             problem = f"The vocabulary has no tag {tag!r}.{did_you_mean(tag, self.tags)}"
             raise ConfigError(problem, fix=fix)
         return self.tags[symbol]
@@ -283,8 +288,10 @@ class Tokenizer:
 
     def without_tags(self, ids: Sequence[int]) -> Sequence[int]:
         """Return ids without the tags at the start, which `nmt prepare` adds to a text."""
-        first = (at for at, index in enumerate(ids) if index not in self.tag_ids)
-        return ids[next(first, len(ids)) :]
+        start = 0
+        while start < len(ids) and ids[start] in self.tag_ids:
+            start += 1
+        return ids[start:]
 
     @cached_property
     def tag_ids(self) -> frozenset[int]:
@@ -294,6 +301,10 @@ class Tokenizer:
     def piece(self, index: int) -> str:
         """Return the subword of an id, with U+2581 at the beginning of a word."""
         return str(self._processor.id_to_piece(index))
+
+    def subwords(self, ids: Sequence[int]) -> list[str]:
+        """Return the subword text of each id."""
+        return list(map(self.piece, ids))
 
     def is_fallback(self, index: int) -> bool:
         """Whether an id is a single byte or the unknown symbol."""
@@ -394,9 +405,7 @@ class _Replacement(dict[int, str | int]):
         self._border = border
 
     def __missing__(self, code: int) -> str | int:
-        character = chr(code)
-        is_surrogate = "\ud800" <= character <= "\udfff"
-        character = "\ufffd" if is_surrogate else character
+        character = without_surrogates(chr(code))
         is_kept = self._kept is None or character in self._kept
         self[code] = character if is_kept else self._border
         return self[code]
@@ -404,20 +413,26 @@ class _Replacement(dict[int, str | int]):
 
 def _explained(message: str, config: TokenizerConfig, name: str, size: int) -> TokenizerError:
     """Convert an error message of SentencePiece to an error with a vocabulary size that works."""
-    side, key = "" if name == JOINT else f"{Path(name).stem} ", "tokenizer.vocab_size"
-    what = f"{side}vocabulary of {size:,} subwords"
+    side = Path(name).stem
+    what = f"vocabulary of {size:,} subwords"
+    if name != JOINT:
+        what = f"{side} {what}"
+    key = "tokenizer.vocab_size"
     if isinstance(config.vocab_size, dict):
-        key += f".{side.strip()}"
-    if found := re.search(r"value <= (\d+)", message):
-        largest = int(found[1])
+        key += f".{side}"
+    too_large = re.search(r"value <= (\d+)", message)
+    if too_large:
+        largest = int(too_large[1])
         fix = f"Set {key} to {largest} or less."
         if largest < config.min_vocab_size:
             fix = "Set tokenizer.byte_fallback: false, or use more training text."
         problem = f"The training text is too small for a {what}; the maximum is {largest:,}."
         return VocabularySizeError(problem, fix=fix)
-    if found := re.search(r"smaller than required_chars.*vs (\d+)", message):
-        problem = f"A {what} is too small: the characters alone need {int(found[1]):,}."
-        fix = f"Set {key} to {found[1]} or more, or lower character_coverage."
+    too_small = re.search(r"smaller than required_chars.*vs (\d+)", message)
+    if too_small:
+        least = int(too_small[1])
+        problem = f"A {what} is too small: the characters alone need {least:,}."
+        fix = f"Set {key} to {least} or more, or lower character_coverage."
         return VocabularySizeError(problem, fix=fix)
     problem = f"SentencePiece could not learn a vocabulary: {message.strip()}"
     if "sentences_.empty()" in message or "all_chars_count" in message:

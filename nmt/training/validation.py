@@ -74,23 +74,28 @@ class Scores:
 
     def __str__(self) -> str:
         if self.sets:
-            combined = {self.combination: replace(self, sets={})} if self.combination else {}
-            return "; ".join(f"{name}: {x}" for name, x in {**combined, **self.sets}.items())
+            lines = dict(self.sets)
+            if self.combination:
+                lines = {self.combination: replace(self, sets={}), **self.sets}
+            return "; ".join(f"{name}: {scores}" for name, scores in lines.items())
         # The perplexity of a diverged model may have hundreds of digits.
-        shown = f"{self.perplexity:{'.2f' if self.perplexity < _READABLE else '.3g'}}"
-        text = f"perplexity {shown}"
+        style = ".2f" if self.perplexity < _READABLE else ".3g"
+        text = f"perplexity {self.perplexity:{style}}"
         for metric, value in self.text.items():
-            is_other = metric == "bleu" and self.bleu_tokenizer not in (None, "13a")
-            label = f" (tokenizer {self.bleu_tokenizer})" if is_other else ""
-            shown = "failed" if math.isnan(value) else format_score(metric, value)
-            text += f", {label_of(metric)} {shown}{label}"
+            score = "failed" if math.isnan(value) else format_score(metric, value)
+            text += f", {label_of(metric)} {score}"
+            if metric == "bleu" and self.bleu_tokenizer not in (None, "13a"):
+                text += f" (tokenizer {self.bleu_tokenizer})"
         return text
 
     def event(self, step: int, epoch: int, seconds: float) -> Event:
         """Return the event of this validation, which took ``seconds``, for the reporters."""
         values = self._values(epoch=epoch, perplexity=self.perplexity, seconds=seconds)
         if self.sets:
-            values["sets"] = {n: x._values(perplexity=x.perplexity) for n, x in self.sets.items()}
+            values["sets"] = {
+                name: scores._values(perplexity=scores.perplexity)
+                for name, scores in self.sets.items()
+            }
         text = f"validation at step {step:,}: {self} ({seconds:.1f} s)"
         return Event(step, text, "validation", values)
 
@@ -114,19 +119,24 @@ def combine(
     20.0
     """
     chosen = [sets[name] for name in choosing]
-    first, choose = chosen[0], fmean if choose_by == "mean" else min
+    first = chosen[0]
     if len(chosen) == 1:
         return replace(first, sets=sets if len(sets) > 1 else {})
 
     def pick(metric: str, values: Sequence[float]) -> float:
         if any(map(math.isnan, values)):
             return math.nan
-        return as_quality(metric, choose(as_quality(metric, value) for value in values))
+        qualities = [as_quality(metric, value) for value in values]
+        return as_quality(metric, fmean(qualities) if choose_by == "mean" else min(qualities))
 
+    text = {}
+    for name in first.text:
+        text[name] = pick(name, [scores.text[name] for scores in chosen])
+    tokenizers = {scores.bleu_tokenizer for scores in chosen}
     return Scores(
-        pick("loss", [scores.loss for scores in chosen]),
-        {name: pick(name, [scores.text[name] for scores in chosen]) for name in first.text},
-        first.bleu_tokenizer if len({x.bleu_tokenizer for x in chosen}) == 1 else None,
+        loss=pick("loss", [scores.loss for scores in chosen]),
+        text=text,
+        bleu_tokenizer=first.bleu_tokenizer if len(tokenizers) == 1 else None,
         objective=pick("loss", [scores.objective for scores in chosen]),
         alarms=sum(scores.alarms or 0 for scores in chosen),
         sets=sets,
@@ -154,9 +164,12 @@ class HeldOutText:
     def translator(self, engine: TorchEngine, progress: Callable[[int], object]) -> Translator:
         """Return a translator that calls ``progress`` with the number of translated sources."""
         decoding = self.options.decoding
-        limits = zip(("max_length_factor", "max_length_offset"), self.longest, strict=True)
-        lower = {name: min(limit, getattr(decoding, name)) for name, limit in limits}
-        decoding = decoding.model_copy(update=lower)
+        factor, offset = self.longest
+        limits = {
+            "max_length_factor": min(factor, decoding.max_length_factor),
+            "max_length_offset": min(offset, decoding.max_length_offset),
+        }
+        decoding = decoding.model_copy(update=limits)
         options = replace(self.options, decoding=decoding, progress=progress)
         return Translator(engine, self.tokenizers, options)
 
@@ -164,18 +177,17 @@ class HeldOutText:
     def scorers(self) -> dict[str, MetricScorer]:
         """Metrics by name. The first access loads their models."""
         options = MetricOptions(
-            tokenize=self._bleu_tokenizer, target_language=self.language, source=self.sources,
+            tokenize=self._bleu_tokenizer,
+            target_language=self.language,
+            source=self.sources,
             device=self.device,
-        )  # fmt: skip
-        names = list(default_metrics([self.language]))
-        if self.metric in names:  # the metric that chooses comes first
-            names.remove(self.metric)
-            names.insert(0, self.metric)
-        else:
+        )
+        defaults = default_metrics([self.language])
+        # If the metric that chooses is one of them, it comes first.
+        names = sorted(defaults, key=lambda name: name != self.metric)
+        if self.metric not in (*defaults, *_NO_SCORER):
             names.append(self.metric)
-        scorers = [
-            MetricScorer(x, [self.references], options) for x in names if x not in _NO_SCORER
-        ]
+        scorers = [MetricScorer(name, [self.references], options) for name in names]
         return {scorer.name: scorer for scorer in scorers}
 
     @cached_property
@@ -185,15 +197,16 @@ class HeldOutText:
     def score(self, hypotheses: Sequence[str]) -> dict[str, Any]:
         """Return fields of `Scores`. BLEU uses the same tokenizer as `nmt evaluate`."""
         tables = {name: scorer.statistics(hypotheses) for name, scorer in self.scorers.items()}
+        scores = {name: self.scorers[name].total(table).value for name, table in tables.items()}
+        if self.command:
+            scores[COMMAND] = self.run_command(hypotheses)
         of_sentences = self.scorers["chrf"].sentence_scores(tables["chrf"])
-        chosen = choose_samples(of_sentences)
-        samples = list(zip(self.sources, hypotheses, self.references, strict=True))
-        scores = {name: self.scorers[name].total(tables[name]).value for name in tables}
+        rows = choose_samples(of_sentences)
         return {
-            "text": scores | ({COMMAND: self.run_command(hypotheses)} if self.command else {}),
+            "text": scores,
             "bleu_tokenizer": self._bleu_tokenizer,
-            "samples": tuple(samples[row] for row in chosen),
-            "sample_chrf": tuple(of_sentences[row] for row in chosen),
+            "samples": tuple((self.sources[x], hypotheses[x], self.references[x]) for x in rows),
+            "sample_chrf": tuple(of_sentences[row] for row in rows),
         }
 
     def run_command(self, hypotheses: Sequence[str], *, is_trial: bool = False) -> float:
@@ -229,20 +242,24 @@ class ValidationSet:
         Limits outputs to about the length of their sources, because an untrained model does not
         produce EOS.
         """
-        text = self.text
-        if text is not None:
-            sides = text.sources, text.references
-            sources, references = (_spread(side, num_lines) for side in sides)
-            text = replace(text, sources=sources, references=references, longest=(1.0, 3))
-            text = replace(text, command=())  # which may need all lines, or a constant time
+        text = None
+        if self.text is not None and num_lines:
+            text = replace(
+                self.text,
+                sources=_spread(self.text.sources, num_lines),
+                references=_spread(self.text.references, num_lines),
+                longest=(1.0, 3),
+                command=(),  # which may need all lines, or a constant time
+            )
         batches = _spread(self.batches, num_batches)
-        text = text if num_lines else None
         return replace(self, batches=batches, text=text, is_choosing=True)
 
     @property
     def size(self) -> int:
         """Number of batches of this process; without batches, number of lines of all processes."""
-        return len(self.batches) or (len(self.text.sources) if self.text else 0)
+        if self.batches or self.text is None:
+            return len(self.batches)
+        return len(self.text.sources)
 
 
 @dataclass(frozen=True)
@@ -279,18 +296,20 @@ class Validator:
         return combine(sets, choosing, self.choose_by)
 
     def _scores(self, held_out: ValidationSet) -> Scores:
-        processes, text = self.updater.processes, dict[str, Any]()
-        parts = self.stop.gather(partial(self._sum_losses, held_out.batches), processes)
-        loss_sum, objective, tokens = map(sum, zip(*parts, strict=True))
+        processes = self.updater.processes
+        sums = self.stop.gather(partial(self._sum_losses, held_out.batches), processes)
+        loss_sum, objective_sum, num_tokens = map(sum, zip(*sums, strict=True))
+        num_tokens = max(num_tokens, 1)
+        text: dict[str, Any] = {}
         if held_out.text is not None:
             lines = self.stop.gather(partial(self._translate, held_out.text), processes)
             hypotheses, alarms = zip(*interleave(lines), strict=True)
-            # One process computes the scores, which may be slow.
-            own = held_out.text if not processes.rank else None
-            score = partial(own.score, hypotheses) if own else dict[str, Any]
-            text = {**self.stop.gather(score, processes)[0], "alarms": sum(alarms)}
-        count = max(tokens, 1)
-        return Scores(loss_sum / count, objective=objective / count, **text)
+            score: Callable[[], dict[str, Any]] = dict
+            if processes.rank == 0:  # one process computes the scores, which may be slow
+                score = partial(held_out.text.score, hypotheses)
+            text, *_ = self.stop.gather(score, processes)
+            text["alarms"] = sum(alarms)
+        return Scores(loss_sum / num_tokens, objective=objective_sum / num_tokens, **text)
 
     @cached_property
     def _engine(self) -> TorchEngine:
@@ -298,22 +317,29 @@ class Validator:
 
     def _translate(self, text: HeldOutText) -> list[tuple[str, bool]]:
         """Return translations of the lines of this process, and whether each is suspicious."""
-        rank, size = self.updater.processes.rank, self.updater.processes.size
-        own, optimizer = text.sources[rank::size], self.updater.optimizer
-        is_narrow = self.updater.precision.weight_dtype != torch.float32
-        lent = optimizer.parameters.lend(optimizer.weights() if is_narrow else {})
-        options: dict[str, Any] = {"total": len(own), "leave": False, "shown": not rank}
-        with lent, progress_bar("validating: translation", unit="lines", **options) as bar:
-            results = text.translator(self._engine, bar.update).translate(own)
+        processes = self.updater.processes
+        optimizer = self.updater.optimizer
+        lines = text.sources[processes.rank :: processes.size]
+        weights: Mapping[str, torch.Tensor] = {}
+        if self.updater.precision.weight_dtype != torch.float32:
+            weights = optimizer.weights()
+        with (
+            optimizer.parameters.lend(weights),
+            self._progress("translation", "lines", len(lines)) as bar,
+        ):
+            results = text.translator(self._engine, bar.update).translate(lines)
         return [(result.text, bool(result.alarms)) for result in results]
+
+    def _progress(self, what: str, unit: str, total: int) -> Any:
+        shown = self.updater.processes.rank == 0
+        return progress_bar(f"validating: {what}", unit=unit, total=total, leave=False, shown=shown)
 
     def _sum_losses(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
         """Return summed cross-entropy, summed training loss and tokens of this process."""
-        tokens, device = 0, self.updater.device
+        device = self.updater.device
+        tokens = 0
         totals = torch.zeros(2, dtype=precise_dtype(device), device=device)
-        options: dict[str, Any] = {"total": len(batches), "leave": False}
-        shown = not self.updater.processes.rank
-        with progress_bar("validating: loss", unit="batches", shown=shown, **options) as bar:
+        with self._progress("loss", "batches", len(batches)) as bar:
             for batch in batches:
                 on_device = batch.to(device)
                 loss = self.updater.validation_loss(on_device)
@@ -327,7 +353,10 @@ class Validator:
 
 def _spread(items: Sequence[T], number: int) -> Sequence[T]:
     """Return about ``number`` evenly spaced items."""
-    return items[:: -(-len(items) // number) or 1] if number else []
+    if not number:
+        return []
+    step = max(math.ceil(len(items) / number), 1)
+    return items[::step]
 
 
 def choose_samples(scores: Sequence[float]) -> list[int]:
@@ -337,7 +366,8 @@ def choose_samples(scores: Sequence[float]) -> list[int]:
     ([1, 4, 2], [0])
     """
     ranked = sorted(range(len(scores)), key=lambda row: -scores[row])
-    return list(dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1])))
+    median = ranked[len(ranked) // 2]
+    return list(dict.fromkeys([ranked[0], median, ranked[-1]]))
 
 
 def fixed_batches(loader: Loader, processes: Processes, among: Rows | None = None) -> list[Batch]:
@@ -345,10 +375,19 @@ def fixed_batches(loader: Loader, processes: Processes, among: Rows | None = Non
 
     The shares of all processes together cover the rows ``among``, by default the whole store.
     """
-    among = np.arange(len(loader.store)) if among is None else among
-    lengths, most = loader.lengths(among), loader.config.max_tokens
-    if most is not None:  # the limit must not drop the longest pair
-        most = max(int(most), int(np.add(*lengths).max(initial=0)))
-    pairs, random = loader.config.max_sentences, epoch_random(0, 0)
-    plan = plan_batches(*lengths, max_tokens=most, max_sentences=pairs, noise=0, random=random)
+    if among is None:
+        among = np.arange(len(loader.store))
+    source_lengths, target_lengths = loader.lengths(among)
+    max_tokens = loader.config.max_tokens
+    if max_tokens is not None:  # the limit must not drop the longest pair
+        longest = (source_lengths + target_lengths).max(initial=0)
+        max_tokens = max(int(max_tokens), int(longest))
+    plan = plan_batches(
+        source_lengths,
+        target_lengths,
+        max_tokens=max_tokens,
+        max_sentences=loader.config.max_sentences,
+        noise=0,
+        random=epoch_random(0, 0),
+    )
     return [loader.batch(among[rows]) for rows in plan[processes.rank :: processes.size]]

@@ -23,7 +23,7 @@ from nmt.data.filters import Diagnosis, Material, PairProblem
 from nmt.data.prepare_report import REPORT
 from nmt.data.prepared import PreparedManifest
 from nmt.data.reading import CorpusReader, EncodingPass, TextPass
-from nmt.data.workers import Result, map_blocks, open_workers, work_folder
+from nmt.data.workers import BlockResult, map_blocks, open_workers, work_folder
 from nmt.errors import DataError
 from nmt.files.json_file import MANIFEST
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
@@ -273,7 +273,7 @@ def test_a_diagnosis_is_asked_about_every_line_of_the_training_corpora_in_order(
 def test_a_corpus_with_more_or_fewer_lines_than_before_is_refused(total: int) -> None:
     block = Block(list, ([("eins", "one", 1), ("zwei", "two", 2)],), 1)
     with pytest.raises(DataError, match="corpus numbers changed"):
-        list(map_blocks("reading numbers", iter([block]), lambda _: Result({}), total=total))
+        list(map_blocks("reading numbers", iter([block]), lambda _: BlockResult({}), total=total))
 
 
 def test_stages_have_the_sum_of_their_seconds(

@@ -68,7 +68,8 @@ def test_batches_have_bos_and_eos_in_their_place(pairs: list[tuple[list[int], li
     with tempfile.TemporaryDirectory() as folder:
         rows = np.arange(len(pairs))[::-1].copy()
         store = store_of(Path(folder), pairs)
-        batch, filled = collate(store, rows), collate(store, rows, longest=99)
+        sides = store.source_ids(rows), store.target_ids(rows)
+        batch, filled = collate(*sides, rows), collate(*sides, rows, longest=99)
     backwards = pairs[::-1]
     assert batch.source.ids.tolist() == [i for s, _ in backwards for i in [*s, 3]]
     assert batch.target.ids.tolist() == [i for _, t in backwards for i in [2, *t]]

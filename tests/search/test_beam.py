@@ -185,7 +185,7 @@ def test_of_equal_scores_the_one_that_was_found_first_is_better() -> None:
         pools = torch.zeros(len(histories), dtype=torch.int64)
         totals = torch.full((len(histories),), -1.5)
         finished.add(pools, torch.tensor(histories), totals)
-    assert [found.ids for found in finished.ranked(0)] == [(7,), (5,), (6, 4), (4, 4, 4)]
+    assert [found.ids for found in finished.by_sentence()[0][0]] == [(7,), (5,), (6, 4), (4, 4, 4)]
 
 
 def test_the_coverage_penalty_by_hand() -> None:

@@ -226,7 +226,6 @@ class Shortest(Selector):
     """Ends every output at once."""
 
     def __init__(self, inputs: SearchInputs) -> None:
-        self._count = len(inputs.source)
         self._finished = FinishedHypotheses(inputs, beam_size=1, n_best=1)
 
     @override
@@ -237,7 +236,7 @@ class Shortest(Selector):
 
     @override
     def results(self) -> list[list[Hypothesis]]:
-        return [self._finished.ranked(pool) for pool in range(self._count)]
+        return [pool for (pool,) in self._finished.by_sentence()]
 
 
 def test_a_registered_selector_is_chosen_by_its_name() -> None:

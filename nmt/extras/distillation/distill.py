@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -46,7 +47,10 @@ from nmt.metrics.result import System, show_score, text_table
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.registry import load_attribute
 
-_CONFIG, _CORPUS, _MODEL, _REPORT = "config.yaml", "corpus", "model", "report.json"
+_CONFIG = "config.yaml"
+_CORPUS = "corpus"
+_MODEL = "model"
+_REPORT = "report.json"
 _DISTILLED = "data.train.0"
 _EXCHANGE = "nmt.extras.exchange"
 # Kasai et al. (2021): the decoder runs once per token, the encoder once per sentence, so layers are
@@ -82,16 +86,16 @@ class DistillReport:
     def as_text(self) -> str:
         """Return a table and the next command."""
         head = ["", "MB", "BLEU", "sentences/s", "ms for one"]
-        cells = [
-            [row.name, f"{row.megabytes:,.1f}", row.interval, f"{row.sentences_per_second:,.0f}",
-             f"{row.milliseconds:,.1f}"]
-            for row in self.rows
-        ]  # fmt: skip
+        cells = [head]
+        for row in self.rows:
+            megabytes = f"{row.megabytes:,.1f}"
+            speed = f"{row.sentences_per_second:,.0f}"
+            cells.append([row.name, megabytes, row.interval, speed, f"{row.milliseconds:,.1f}"])
         command = shell_command("translate", self.model, input="FILE", output="FILE")
         sets = f"on {self.test}"
         if self.test.startswith("data.valid"):
             sets += ", which also chose the best checkpoint; set `test` for a fair comparison"
-        return f"{text_table([head, *cells])}\n{sets}\n\nnext: {command}"
+        return f"{text_table(cells)}\n{sets}\n\nnext: {command}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -114,32 +118,37 @@ def distill(options: DistillOptions) -> DistillReport:
     chosen = LanguageOptions(options.from_, options.to)
     direction = Languages.of(files[0].config).choose(files[0].tokenizers, chosen).direction
     student = _student(options, files[0], direction)
-    texts = [*filter(None, (options.text, options.references))]
+    texts = [options.text]
+    if options.references is not None:
+        texts.append(options.references)
     for path in texts:
         open_binary(path).close()  # explains why a file cannot be read
     teaching = {
-        "texts": [sha256_of_file(path) for path in texts], "beam_size": options.beam_size,
-        "models": [each.sha256 for each in files], "languages": list(direction),
-    }  # fmt: skip
+        "texts": [sha256_of_file(path) for path in texts],
+        "beam_size": options.beam_size,
+        "models": [each.sha256 for each in files],
+        "languages": list(direction),
+    }
     learning = {"student": student, "set": list(options.set_)}
     with write_errors(output, DataError, fix="Choose a writable folder on a disk with free space."):
         # Until the teachers translate, all settings may change.
         check_ours(output, teaching if (output / _CORPUS).exists() else {}, "distill")
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
+            report = output / _REPORT
             settings = output / SETTINGS
             before = read_json(settings) if settings.is_file() else learning
             if any(before.get(name) != value for name, value in learning.items()):
                 # `fit` decides whether the same student can continue with these settings.
-                (output / _REPORT).unlink(missing_ok=True)
+                report.unlink(missing_ok=True)
                 if (output / _MODEL).exists():
                     remove_folder(output / _MODEL)
             write_json(settings, teaching | learning)
-            if not (output / _REPORT).is_file():
-                write_json(output / _REPORT, _steps(options, files, student, direction))
-            found = read_json(output / _REPORT)
-    rows = [Row(**row) for row in found["rows"]]
-    return DistillReport(str(output / _MODEL), found["test"], rows)
+            if not report.is_file():
+                write_json(report, _steps(options, files, student, direction))
+            document = read_json(report)
+    rows = [Row(**row) for row in document["rows"]]
+    return DistillReport(str(output / _MODEL), document["test"], rows)
 
 
 def _steps(
@@ -149,7 +158,9 @@ def _steps(
     direction: Direction,
 ) -> dict[str, Any]:
     """Translate, train, export and measure; steps that are complete are not repeated."""
-    output, (teacher, *others), model = options.output, options.teachers, options.output / _MODEL
+    output = options.output
+    model = output / _MODEL
+    teacher, *others = options.teachers
     with open_output(output / _CONFIG) as file:
         file.write(dump_document(student).encode())
     threads = given(options, "threads")
@@ -163,29 +174,41 @@ def _steps(
     corpora = dict(config.data.corpora)
     del corpora[_DISTILLED]
     check_files(corpora)
-    names = ("text", "references", "from_", "to", "beam_size", "threads")
-    shared = {name: getattr(options, name) for name in names}
-    corpus = output / _CORPUS
-    augment(AugmentOptions(model=options.teachers, forward=True, output=corpus, **shared))
+    translation = AugmentOptions(
+        model=options.teachers,
+        text=options.text,
+        references=options.references,
+        forward=True,
+        output=output / _CORPUS,
+        from_=options.from_,
+        to=options.to,
+        beam_size=options.beam_size,
+        threads=options.threads,
+    )
+    augment(translation)
     config = load_config(output / _CONFIG, overrides)  # may count the characters of the corpus
     fit(config)
     if not model.is_dir():
         make: Any = load_attribute(f"{_EXCHANGE}.options:ExportOptions")
         to_int8 = make(model=config.run_dir, output=model, to="ctranslate2", quantization="int8")
         load_attribute(f"{_EXCHANGE}.export:export")(to_int8)
-    languages = {"source_language": direction.source, "target_language": direction.target}
-    teaching = given(options, "beam_size")
-    teaching |= languages | {"ensemble": Ensemble(tuple(others))}
     # The first test set, or the validation set if there is none.
     sets = config.data.held_out
     key = next((name for name in sets if name.startswith("data.test.")), next(iter(sets)))
-    read = read_corpus(sets[key], ReadOptions(*direction))
-    test = [pair for pair in read if isinstance(pair, SentencePair)]
+    corpus = read_corpus(sets[key], ReadOptions(*direction))
+    pairs = [pair for pair in corpus if isinstance(pair, SentencePair)]
+    ensemble = Translator.load(
+        teacher,
+        source_language=direction.source,
+        target_language=direction.target,
+        ensemble=Ensemble(tuple(others)),
+        **given(options, "beam_size", "threads"),
+    )
     size = sum(map(_num_bytes, files))
-    exported = (model / "model.bin").stat().st_size
+    exported_size = (model / "model.bin").stat().st_size
     rows = [
-        _measure("teacher", Translator.load(teacher, **teaching, **threads), size, test),
-        _measure("student", Translator.load(model, **threads), exported, test),
+        _measure("teacher", ensemble, size, pairs),
+        _measure("student", Translator.load(model, **threads), exported_size, pairs),
     ]
     return {"test": key, "rows": [asdict(row) for row in rows]}
 
@@ -199,21 +222,25 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     of_teacher = recorded_data(teacher.record, teacher.folder)
     # Imported models of older versions have placeholders for their corpora, and the step 0.
     held_out = of_teacher.held_out if of_teacher and teacher.step else {}
-    sets = {}
-    for key, held_out_set in held_out.items():
-        languages = held_out_set.direction(teacher.config.languages)
+    valid = []
+    test = {}
+    for key, corpus in held_out.items():
+        languages = corpus.direction(teacher.config.languages)
         if all(map(is_same_language, direction, languages)):
-            given_values = held_out_set.model_dump(mode="json", exclude_defaults=True)
-            sets[key.removeprefix("data.")] = given_values
-    data: dict[str, Any] = {
-        "valid": [values for key, values in sets.items() if key.startswith("valid")],
-        "test": {x.removeprefix("test."): sets[x] for x in sets if x.startswith("test.")},
-    }
-    values = read_document(options.config).values if options.config else _STUDENT
+            corpus_values = corpus.model_dump(mode="json", exclude_defaults=True)
+            if key.startswith("data.valid"):
+                valid.append(corpus_values)
+            elif key.startswith("data.test."):
+                test[key.removeprefix("data.test.")] = corpus_values
+    data: dict[str, Any] = {"valid": valid, "test": test}
+    values: Mapping[str, Any] = _STUDENT
+    if options.config:
+        values = read_document(options.config).values
     data |= values.get("data") or {}
-    for part, pair in given(options, "valid", "test").items():
-        corpus = {"source": str(pair[0]), "target": str(pair[1])}
-        data[part] = corpus if part == "valid" else {part: corpus}
+    if options.valid:
+        data["valid"] = _corpus(options.valid)
+    if options.test:
+        data["test"] = {"test": _corpus(options.test)}
     if not data["valid"]:
         problem = f"{options.teachers[0]} has no validation set for {direction}."
         raise ConfigError(problem, fix="Pass two files: `valid` SOURCE TARGET.")
@@ -231,6 +258,11 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     }
 
 
+def _corpus(paths: tuple[Path, Path]) -> dict[str, str]:
+    source, target = paths
+    return {"source": str(source), "target": str(target)}
+
+
 def _can_start(teacher: InferenceConfig, overrides: Sequence[str]) -> bool:
     """Return whether the usual student starts with the weights of the teacher."""
     faults = load_attribute(f"{_EXCHANGE}.ctranslate2:not_expressed")(teacher.model)
@@ -241,9 +273,11 @@ def _can_start(teacher: InferenceConfig, overrides: Sequence[str]) -> bool:
 
 def _num_bytes(files: ModelFiles) -> int:
     """Return the size of the weights; those of an adapted model include its base model."""
-    base, is_adapter = files.config.base_model, adapter_record(files.folder / MODEL)
-    of_base = _num_bytes(find_model(base)) if base and is_adapter else 0
-    return of_base + files.manifest.files[MODEL].size
+    size = files.manifest.files[MODEL].size
+    base = files.config.base_model
+    if base and adapter_record(files.folder / MODEL):
+        size += _num_bytes(find_model(base))
+    return size
 
 
 def _measure(
@@ -254,7 +288,8 @@ def _measure(
     translator.translate(source[:_ONE_BY_ONE])  # the first call is slower
     begin = time.perf_counter()
     results = translator.translate(source)
-    seconds, alone = time.perf_counter() - begin, list[float]()
+    seconds = time.perf_counter() - begin
+    alone = []
     for line in source[:_ONE_BY_ONE]:
         begin = time.perf_counter()
         translator.translate([line])

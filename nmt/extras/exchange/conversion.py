@@ -33,7 +33,6 @@ from nmt.checkpoint.model_folder import (
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_spelling, primary_code
-from nmt.config.model import ModelConfig
 from nmt.config.run import check_languages, name_of_folder
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
@@ -42,9 +41,9 @@ from nmt.extras.exchange.hugging_face import read_hugging_face
 from nmt.extras.exchange.imported import (
     COPY_AGAIN,
     HF_CONFIG,
-    FloatArray,
     Imported,
     Vocabulary,
+    Weights,
     check_sizes,
     read_sentencepiece,
     reading,
@@ -57,7 +56,7 @@ from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import JOINT, SOURCE, TARGET
 
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
-_PAD, _UNK, _, _EOS = _SPECIAL
+_PAD, _UNK, _BOS, _EOS = _SPECIAL
 _ADAPTER = "adapter_config.json"  # of the package peft
 _NO_ROW = -1
 _RESIZED = "The vocabulary was changed after training."
@@ -113,7 +112,15 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
         tags = [*vocabulary.language_tags(models[0])]
         codes = _codes(options.languages, model.languages, tags)
     weights = _reordered(model.weights, new_sides)
-    _check_weights(weights, model.model, models)
+    with torch.device("meta"):
+        expected = build_model(model.model, *(len(each.pieces) for each in models)).state_dict()
+    problems = tensor_differences(weights, expected)
+    if problems:
+        problem = f"The weights do not match the configuration of the model:\n  {problems}"
+        raise CheckpointError(problem, fix=COPY_AGAIN)
+    for name, value in weights.items():
+        if not np.isfinite(value).all():
+            raise CheckpointError(f"{name} contains NaN or infinity.", fix=COPY_AGAIN)
     spec = model.target.sentencepiece.trainer_spec
     values = {
         "name": name_of_folder(output),
@@ -302,7 +309,7 @@ def _resized(
     ]
 
 
-def _reordered(theirs: Mapping[str, FloatArray], sides: Sequence[_Side]) -> dict[str, FloatArray]:
+def _reordered(theirs: Weights, sides: Sequence[_Side]) -> dict[str, Any]:
     """Return the weights in float32, with embedding matrices and output bias in the new order."""
     weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
     for name, index in TABLES.items():
@@ -325,21 +332,6 @@ def _reordered(theirs: Mapping[str, FloatArray], sides: Sequence[_Side]) -> dict
             table = side.growth.grow(table)
         weights[name] = table
     return weights
-
-
-def _check_weights(
-    weights: Mapping[str, FloatArray], config: ModelConfig, models: Sequence[Any]
-) -> None:
-    sizes = [len(model.pieces) for model in models]
-    with torch.device("meta"):
-        expected = build_model(config, *sizes).state_dict()
-    problems = tensor_differences(weights, expected)
-    if problems:
-        problem = f"The weights do not match the configuration of the model:\n  {problems}"
-        raise CheckpointError(problem, fix=COPY_AGAIN)
-    for name, value in weights.items():
-        if not np.isfinite(value).all():
-            raise CheckpointError(f"{name} contains NaN or infinity.", fix=COPY_AGAIN)
 
 
 def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
@@ -375,7 +367,7 @@ def _write(
     output: Path,
     config: InferenceConfig,
     models: Sequence[Any],
-    weights: Mapping[str, FloatArray],
+    weights: Weights,
     *,
     origin: str,
     step: int = 0,

@@ -27,6 +27,7 @@ from nmt.files.json_file import field, read_json
 from nmt.text.tokenizer import is_tag
 
 FloatArray = npt.NDArray[np.floating[Any]]
+Weights = Mapping[str, FloatArray]
 COPY_AGAIN = "Download or copy the model again."
 DEFAULT_MAX_LENGTH = 256
 # Do both sides share the embedding matrix? Is the output projection tied to that of the target?
@@ -114,7 +115,7 @@ class Imported:
 
     model: ModelConfig  # With `output_bias` true.
     # By our names. Rows of matrices and output bias are in the order of the original vocabularies.
-    weights: Mapping[str, FloatArray]
+    weights: Weights
     source: Vocabulary
     target: Vocabulary  # Has the tokens of ``source`` if the model shares its embedding matrix.
     decoding: DecodingConfig  # The search options in the files of the model.

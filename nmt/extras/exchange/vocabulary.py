@@ -41,7 +41,7 @@ from nmt.config.data import language_symbol, tag_symbol
 from nmt.config.language_codes import matching
 from nmt.device import usable_cores
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.imported import FloatArray
+from nmt.extras.exchange.imported import FloatArray, Weights
 from nmt.extras.exchange.options import ImportOptions
 from nmt.files.lines import decoded_lines, open_binary
 from nmt.files.progress import progress_bar
@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 IdArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 _Pair = tuple[str, str]
+_Texts = Sequence[Sequence[Path]]  # Files of each side.
 # Names of the matrices with a row for each entry of a vocabulary, and the side of the vocabulary.
 TABLES = {"source_vectors": 0, "target_vectors": 1, "output_vectors": 1, "output_bias": 1}
 ADD_PIECES = 2000  # Maximum number of new pieces by default.
@@ -79,8 +80,9 @@ def tokenizer_of(model: Any, *, is_raw: bool = False, shows_unused: bool = False
         shows_unused: Show the unused pieces that BPE builds, and otherwise splits again.
     """
     changed = with_pieces(model, model.pieces)
-    for piece in changed.pieces if shows_unused else ():
-        piece.type = _KINDS.NORMAL if piece.type == _KINDS.UNUSED else piece.type
+    for piece in changed.pieces:
+        if shows_unused and piece.type == _KINDS.UNUSED:
+            piece.type = _KINDS.NORMAL
     if is_raw:
         spec = changed.normalizer_spec
         spec.CopyFrom(type(spec)(add_dummy_prefix=False, remove_extra_whitespaces=False))
@@ -312,25 +314,22 @@ class Resized:
 
     model: Any  # SentencePiece model.
     kept: IdArray  # Old ids of the entries that stay, in rising order.
-    place: int  # Id of the first new tag. New pieces are at the end.
-    # For each new tag and piece, ids after trimming: it starts at the mean of their rows.
-    tags: Sequence[Sequence[int]]
-    pieces: Sequence[Sequence[int]]
-    otherwise: Sequence[int]  # The same for a new entry without ids.
+    # For each new entry, the id after trimming before which it is placed, and the ids after
+    # trimming at whose mean row it starts.
+    places: Sequence[int]
+    starts: Sequence[Sequence[int]]
+    otherwise: Sequence[int]  # As ``starts``, for new entries without ids.
 
     def grow(self, table: FloatArray) -> FloatArray:
         """Add the rows of new entries to a matrix or vector with the rows of ``kept``."""
-        starts = [*self.tags, *self.pieces]
-        if not starts:
+        if not self.starts:
             return table
         rest = table[self.otherwise].mean(0)
-        rows = np.stack([table[[*ids]].mean(0) if ids else rest for ids in starts])
-        tags = rows[: len(self.tags)]
-        pieces = rows[len(self.tags) :]
-        return np.concatenate([table[: self.place], tags, table[self.place :], pieces])
+        rows = [table[[*ids]].mean(0) if ids else rest for ids in self.starts]
+        return np.insert(table, self.places, rows, axis=0)
 
 
-def sizes_of(models: Sequence[Any], weights: Mapping[str, FloatArray]) -> dict[str, float]:
+def sizes_of(models: Sequence[Any], weights: Weights) -> dict[str, float]:
     """Return the entries of two vocabularies, parameters, and megabytes of float32 weights.
 
     Args:
@@ -420,7 +419,7 @@ def language_tags(model: Any) -> dict[str, int]:
     return {tag: row for tag, row in tags if is_tag(tag) or tag.startswith("<2")}
 
 
-def _blocks(texts: Sequence[Sequence[Path]], what: str) -> Iterator[tuple[int, str, list[str]]]:
+def _blocks(texts: _Texts, what: str) -> Iterator[tuple[int, str, list[str]]]:
     """Yield blocks of lines, each with the index in ``texts`` and its place in the file."""
     with progress_bar(what, unit="lines", leave=False) as bar:
         for index, paths in enumerate(texts):
@@ -445,7 +444,7 @@ def _ids(tokenizer: Tokenizer, lines: Sequence[str]) -> IdArray:
 
 
 def _trim(
-    models: Sequence[Any], options: ImportOptions, texts: Sequence[Sequence[Path]]
+    models: Sequence[Any], options: ImportOptions, texts: _Texts
 ) -> tuple[list[Any], IdArray]:
     """Return trimmed models and the old ids of their entries.
 
@@ -481,7 +480,7 @@ def _trim(
 
 
 def _grow(
-    models: Sequence[Any], kept: IdArray, options: ImportOptions, texts: Sequence[Sequence[Path]]
+    models: Sequence[Any], kept: IdArray, options: ImportOptions, texts: _Texts
 ) -> list[Resized]:
     """Add tags and pieces to trimmed models of vocabularies with the same entries."""
     model = models[-1]
@@ -506,14 +505,15 @@ def _grow(
     kinds = np.array([piece.type for piece in model.pieces])
     known = {*np.flatnonzero(np.isin(kinds, (_KINDS.NORMAL, _KINDS.BYTE)))}
     rows = tokenizer_of(model, is_raw=True).encode_batch([*learned])
-    starts = [list(filter(known.__contains__, ids)) for ids in rows]
+    starts = [related] * len(new_tags)
+    starts += [list(filter(known.__contains__, ids)) for ids in rows]
+    places = [tags_end(model)] * len(new_tags) + [len(kept)] * len(learned)
     return [
         Resized(
             model=grown(each, new_tags, learned),
             kept=kept,
-            place=tags_end(model),
-            tags=[related] * len(new_tags),
-            pieces=starts,
+            places=places,
+            starts=starts,
             otherwise=np.flatnonzero(kinds == _KINDS.NORMAL).tolist(),
         )
         for each in models

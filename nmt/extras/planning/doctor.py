@@ -63,8 +63,9 @@ class Finding:
     mark: str = "ok"  # ``--`` for a remark that is not a problem.
 
     def __str__(self) -> str:
-        text = f"{'!!' if self.fix else self.mark}  {self.name:14}{self.found}"
-        return f"{text}\n    fix: {self.fix}" if self.fix else text
+        if self.fix:
+            return f"!!  {self.name:14}{self.found}\n    fix: {self.fix}"
+        return f"{self.mark}  {self.name:14}{self.found}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,10 @@ class DoctorReport:
     def failure(self) -> NmtError | None:
         """The error with which the command ends; None without problems."""
         count = sum(bool(finding.fix) for finding in self.findings)
-        problem = f"{count} problem{'s' * (count > 1)} found."
-        return NmtError(problem, fix="See the fix below each line with !!.") if count else None
+        if not count:
+            return None
+        problem = f"{count} problem{'s' if count > 1 else ''} found."
+        return NmtError(problem, fix="See the fix below each line with !!.")
 
     def as_text(self) -> str:
         """Return a line for each finding. The fix of a problem is on the next line."""
@@ -99,24 +102,33 @@ def _findings() -> Iterator[Finding]:
     yield Finding("nmt", f"{__version__} in {Path(__file__).parents[2]}")
     yield Finding("Python", f"{platform.python_version()} at {sys.executable}")
     yield Finding("torch", torch.__version__)
-    is_cuda, name = torch.cuda.is_available(), "CPU"
-    if is_cuda:
-        name = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 2**30:.0f} GiB"
-    hidden = not is_cuda and any(path.exists() for path in _GPU_DRIVERS)
-    yield Finding("device", name, _USE_GPU if hidden else "")
+    name = "CPU"
+    fix = ""
+    if torch.cuda.is_available():
+        memory = torch.cuda.mem_get_info()[1]
+        name = f"{torch.cuda.get_device_name()}, {memory / 2**30:.0f} GiB"
+    elif any(path.exists() for path in _GPU_DRIVERS):
+        fix = _USE_GPU
+    yield Finding("device", name, fix)
     instructions = torch.backends.cpu.get_cpu_capability()
-    slow = "Use a different machine: without AVX2, training takes several times as long."
-    is_slow = platform.machine() == "x86_64" and instructions in ("DEFAULT", "NO AVX")
-    yield Finding("instructions", instructions, slow if is_slow else "")
-    threads, cores = torch.get_num_threads(), usable_cores()
-    few = "unset OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") and threads < cores else ""
-    yield Finding("threads", f"{threads} for {cores} cores", few)
+    fix = ""
+    if platform.machine() == "x86_64" and instructions in ("DEFAULT", "NO AVX"):
+        fix = "Use a different machine: without AVX2, training takes several times as long."
+    yield Finding("instructions", instructions, fix)
+    threads = torch.get_num_threads()
+    cores = usable_cores()
+    fix = ""
+    if os.environ.get("OMP_NUM_THREADS") and threads < cores:
+        fix = "unset OMP_NUM_THREADS"
+    yield Finding("threads", f"{threads} for {cores} cores", fix)
     if hasattr(os, "getloadavg"):  # Windows does not report its load
         load = os.getloadavg()[0]
-        is_busy = load > (os.cpu_count() or 1) / 2
-        others = ". Other processes are running, so training will be slower" if is_busy else ""
-        found = f"load average {load:.1f} on {os.cpu_count()} cores (last minute){others}"
-        yield Finding("load", found, mark="--" if is_busy else "ok")
+        text = f"load average {load:.1f} on {os.cpu_count()} cores (last minute)"
+        mark = "ok"
+        if load > (os.cpu_count() or 1) / 2:
+            text += ". Other processes are running, so training will be slower"
+            mark = "--"
+        yield Finding("load", text, mark=mark)
     for extra, (library, what) in _EXTRAS.items():
         try:
             yield Finding(extra, f"{library} {version(library)}")
@@ -124,15 +136,18 @@ def _findings() -> Iterator[Finding]:
             text = f"not installed; {what}, run: {install_command(extra)}"
             yield Finding(extra, text, mark="--")
     free = shutil.disk_usage(".").free
-    full = "Delete files: training keeps several checkpoints." if free < _LEAST_DISK_BYTES else ""
-    yield Finding("disk", f"{free / 2**30:,.1f} GiB free in {Path.cwd()}", full)
+    fix = ""
+    if free < _LEAST_DISK_BYTES:
+        fix = "Delete files: training keeps several checkpoints."
+    yield Finding("disk", f"{free / 2**30:,.1f} GiB free in {Path.cwd()}", fix)
     _NMT.info("training and translating two sentences, for a few seconds")
     yield _self_test()
 
 
 def _self_test() -> Finding:
     """Train a toy model on two sentence pairs, then translate both sentences."""
-    begin, level = time.perf_counter(), _NMT.level
+    begin = time.perf_counter()
+    level = _NMT.level
     _NMT.setLevel(logging.ERROR)  # hides advice about such a small corpus
     try:
         with tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
@@ -140,15 +155,15 @@ def _self_test() -> Finding:
             config = load_config(CONFIGS / "hello.yaml", [*_SELF_TEST, *places])
             fit(config)
             translator = Translator.load(config.run_dir)
-            lines, expected = (read_lines(CONFIGS / f"hello.{code}") for code in ("fr", "en"))
-            found = [each.text for each in translator.translate(lines)]
+            results = translator.translate(read_lines(CONFIGS / "hello.fr"))
     except Exception as error:  # every error is a finding
         _NMT.setLevel(level)
         _NMT.debug("the self-test failed", exc_info=True)
         return Finding("self-test", f"{type(error).__name__}: {error}", _REPORT)
     finally:
         _NMT.setLevel(level)
-    if found != expected:
-        return Finding("self-test", f"wrong translations: {found}", _REPORT)
+    texts = [result.text for result in results]
+    if texts != read_lines(CONFIGS / "hello.en"):
+        return Finding("self-test", f"wrong translations: {texts}", _REPORT)
     seconds = f"{time.perf_counter() - begin:.1f} s with {translator.engine.name}"
     return Finding("self-test", f"trained and translated two sentences in {seconds}")

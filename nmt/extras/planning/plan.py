@@ -64,10 +64,16 @@ class Plan:
             report: PrepareReport | None = PrepareReport.read(config.prepared_dir)
         except DataError:
             report = None
-        updates = _updates_per_epoch(config, report) if report else None
-        epochs = round(training.max_epochs * updates) if training.max_epochs and updates else None
-        total = min((limit for limit in (training.max_steps, epochs) if limit), default=None)
-        return cls(total_steps=total, updates_per_epoch=updates, report=report)
+        updates = None
+        if report:
+            updates = _updates_per_epoch(config, report)
+        limits = []
+        if training.max_steps:
+            limits.append(training.max_steps)
+        if training.max_epochs and updates:
+            limits.append(round(training.max_epochs * updates))
+        total_steps = min(limits, default=None)
+        return cls(total_steps=total_steps, updates_per_epoch=updates, report=report)
 
 
 def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
@@ -78,7 +84,8 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
         plan: Size of the training run. If None, it is estimated.
     """
     plan = plan or Plan.estimate(config)
-    total, in_epoch = plan.total_steps, plan.updates_per_epoch
+    total = plan.total_steps
+    in_epoch = plan.updates_per_epoch
     if total is not None:
         yield from _about_warmup(config, total)
     if total and in_epoch and total < in_epoch:
@@ -92,8 +99,10 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
             f"{int(100 * (1 - total / in_epoch))}% of the pairs are never used; to use all pairs, "
             f"{change}"
         )
-    num_pairs = sum(_sizes(config, plan.report)) if plan.report else 0
-    if plan.report is None or num_pairs < _FEW_PAIRS:
+    if plan.report is None:
+        return
+    num_pairs = sum(_sizes(config, plan.report))
+    if num_pairs < _FEW_PAIRS:
         return
     if in_epoch and in_epoch < _FEW_UPDATES:
         yield (
@@ -124,10 +133,12 @@ def _about_vocabulary(config: RunConfig, num_pairs: int, report: PrepareReport) 
         if usual / _VOCAB_FACTOR <= size <= usual * _VOCAB_FACTOR:
             continue
         lines = [f"{side.mean_length:.0f}" for side in report.sides if side.vocab_size == size]
-        cut = f" ({' and '.join(dict.fromkeys(lines))} subwords per line)" if lines else ""
-        what = "small" if size < usual else "large"
+        measured = ""
+        if lines:
+            measured = f" ({' and '.join(dict.fromkeys(lines))} subwords per line)"
+        kind = "small" if size < usual else "large"
         yield (
-            f"a vocabulary of {size:,} subwords is {what} for {num_pairs:,} pairs{cut}: about "
+            f"a vocabulary of {size:,} subwords is {kind} for {num_pairs:,} pairs{measured}: about "
             f"{usual:,} are usual (tokenizer.vocab_size)"
         )
 
@@ -138,14 +149,18 @@ def _sizes(config: RunConfig, report: PrepareReport) -> list[int]:
 
 
 def _updates_per_epoch(config: RunConfig, report: PrepareReport) -> float | None:
-    batch, sizes = config.batch, _sizes(config, report)
+    batch = config.batch
+    sizes = _sizes(config, report)
     num_pairs = sum(map(mul, sizes, epoch_weights(config.data, sizes)))
     tokens = sum(side.tokens for side in report.sides) + 2 * sum(sizes)
-    tokens = round(tokens * num_pairs / (sum(sizes) or 1))
-    most = batch.tokens_per_update or batch.max_tokens
-    counts = [tokens / most] if isinstance(most, int) else []
-    counts += [num_pairs / batch.max_sentences] if batch.max_sentences else []
-    return max(counts, default=0.0) / batch.gradient_accumulation or None
+    tokens_in_epoch = round(tokens * num_pairs / (sum(sizes) or 1))
+    most_tokens = batch.tokens_per_update or batch.max_tokens
+    num_batches = [0.0]
+    if isinstance(most_tokens, int):
+        num_batches.append(tokens_in_epoch / most_tokens)
+    if batch.max_sentences:
+        num_batches.append(num_pairs / batch.max_sentences)
+    return max(num_batches) / batch.gradient_accumulation or None
 
 
 class MatmulParameters(NamedTuple):
@@ -169,9 +184,15 @@ class LengthSums(NamedTuple):
     @classmethod
     def of_pairs(cls, source_lengths: IntArray, target_lengths: IntArray) -> LengthSums:
         """Compute the sums from the lengths of n pairs, with EOS. Both arrays have shape (n,)."""
-        source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
-        squares = source @ source, target @ target, target @ source
-        return cls(*map(int, (source.sum(), target.sum(), *squares)))
+        source = source_lengths.astype(np.int64)
+        target = target_lengths.astype(np.int64)
+        return cls(
+            source_tokens=int(source.sum()),
+            target_tokens=int(target.sum()),
+            source_squares=int(source @ source),
+            target_squares=int(target @ target),
+            products=int(target @ source),
+        )
 
 
 class TrainingFlops(NamedTuple):
@@ -188,7 +209,8 @@ class TrainingFlops(NamedTuple):
 
 def matmul_parameters(config: ModelConfig, target_vocab_size: int) -> MatmulParameters:
     """Count the elements of the model's matrices."""
-    dim, layers = config.decoder_dim, config.decoder_layers
+    dim = config.decoder_dim
+    layers = config.decoder_layers
     return MatmulParameters(
         encoder=config.encoder_layers * _layer(config, config.model_dim, config.ff_dim),
         memory=layers * 2 * config.model_dim * _kv_dim(config, dim),

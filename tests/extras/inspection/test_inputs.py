@@ -170,7 +170,7 @@ def test_the_mask_of_a_longer_sentence_is_whole(hello: dict[str, Path]) -> None:
 def test_any_pairs_get_bos_and_eos_where_training_puts_them(
     pairs: list[tuple[list[int], list[int]]], source_bos: bool
 ) -> None:
-    batch = collate_pairs(pairs, 100, source_bos=source_bos)
+    batch = collate_pairs(pairs, source_bos=source_bos)
     assert batch.source.rows() == [[2] * source_bos + [*source, 3] for source, _ in pairs]
     assert batch.target.rows() == [[2, *target] for _, target in pairs]
     assert batch.gold.tolist() == [index for _, target in pairs for index in [*target, 3]]
