@@ -8,14 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
 from nmt.commands.evaluate import EvaluatedSet
 from nmt.errors import ConfigError
-from nmt.metrics.metric import METRICS, Score, as_quality, format_score, label_of, registered_name
-from nmt.metrics.result import Evaluation, ReportSection, without_none
+from nmt.metrics.metric import (
+    METRICS,
+    Score,
+    as_quality,
+    format_score,
+    given_values,
+    label_of,
+    registered_name,
+)
+from nmt.metrics.result import Evaluation, ReportSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +68,7 @@ def gate_section(scored: EvaluatedSet) -> ReportSection:
             # Only requested metrics, not metrics that only `fail_under` uses.
             counted = [score for score in system.scores if score.metric in scored.metrics]
             results += check_regressions(system.name, counted, options.alpha)
-    values = [without_none(asdict(result)) for result in results]
+    values = [given_values(result) for result in results]
     met = "\n".join(f"gate met: {result}" for result in results if result.met)
     missed = [str(result) for result in results if not result.met]
     return ReportSection("gates", "Gates", (), values, met, missed)
