@@ -23,7 +23,7 @@ _FLAT = 1e-6  # Smaller ranges are rounding errors.
 
 def confidence_section(scored: EvaluatedSet) -> ReportSection | None:
     """Compare the confidence of each system with chrF; None if no system has confidence."""
-    qualities: list[dict[str, Any]] = []
+    qualities = []
     rows = [["confidence", "sentences", "Pearson", "Spearman", "calibration error"]]
     for system in scored.systems:
         quality = confidence_quality(system, scored.test.references)

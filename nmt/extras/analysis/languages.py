@@ -39,7 +39,7 @@ def language_section(scored: EvaluatedSet) -> ReportSection | None:
         codes += chain.from_iterable(model.config.directions)
     direction = f"{test.source_language}-{test.target_language}"
     rows = [["languages", "system", "wrong language"]]
-    values: list[dict[str, Any]] = []
+    values = []
     for system in scored.systems:
         share = wrong_language_share(system.lines, test.target_language, codes, profiles)
         values.append({"system": system.name, "languages": direction, "wrong_language": share})

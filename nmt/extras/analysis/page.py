@@ -33,7 +33,7 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
             aligns words.
     """
     evaluations = report.evaluations
-    changes: list[list[str]] = []
+    changes = []
     if any(evaluation.baseline for evaluation in evaluations):
         changes = change_rows(evaluations)
     charts = run_charts({model.name: model.folder for model in models})
@@ -53,7 +53,7 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
 
 
 def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
-    signatures: dict[str, str] = {}
+    signatures = {}
     for system in evaluation.systems:
         for score in system.scores:
             signatures[score.metric] = score.signature
@@ -118,7 +118,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
         differing = [row for row in order if lines[row] != other.lines[row]]
         differing.sort(key=lambda row: -abs(scores[0][row] - scores[1][row]))
         chosen[f"Most different: {name} and {other.name}"] = differing[:_SHOWN]
-    links: dict[int, Links] = {}
+    links = {}
     if models and source:  # word alignments of the worst sentences
         pairs = [(source[row], lines[row]) for row in worst]
         languages = LanguageOptions(*evaluation.languages, models[0].tag)
@@ -127,7 +127,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
 
     def sentence(row: int) -> dict[str, Any]:
         parts = [("reference", [(reference[row], False)])]
-        glosses: list[tuple[str, str]] = []
+        glosses = []
         if source:
             parts.insert(0, ("source", [(source[row], False)]))
             glosses = gloss(source[row], lines[row], links.get(row, ()))
@@ -172,7 +172,7 @@ def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
     """
     words = text.split()
     matcher = SequenceMatcher(a=words, b=reference.split(), autojunk=False)
-    parts: list[tuple[str, bool]] = []
+    parts = []
     place = 0
     for start, _, size in matcher.get_matching_blocks():
         other = words[place:start]

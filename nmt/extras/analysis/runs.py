@@ -39,7 +39,7 @@ def report(options: ReportOptions) -> TextResult:
         CheckpointError: A folder is not a run folder.
     """
     path = options.output
-    settings: list[dict[str, str]] = []
+    settings = []
     for run in options.runs:
         if not (run / "metrics.jsonl").is_file():
             fix = "Pass the folder that `nmt train` printed, for example runs/demo."

@@ -66,7 +66,7 @@ class Group:
 
 def slice_section(scored: EvaluatedSet) -> ReportSection:
     """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
-    common = list[Group]()
+    common = []
     for name, labels in scored.labels.items():
         names = list(dict.fromkeys(labels))
         common.append(Group(name, labels, names))
@@ -145,8 +145,8 @@ def groups_of_system(
 ) -> Iterator[Group]:
     """Yield the groups that depend on the translations of one system."""
     if source is not None:
-        numbers = list[str]()
-        names = list[str]()
+        numbers = []
+        names = []
         for line, output, *translations in zip(source, system.lines, *references, strict=True):
             kind = _kept(_numbers(line), _numbers(output))
             numbers.append(kind)
@@ -155,7 +155,7 @@ def groups_of_system(
             names.append(_kept(kept_names, _tokens(output)))
         yield Group("numbers", numbers, _KEPT)
         yield Group("names and copied tokens", names, _KEPT)
-    ratios = list[float]()
+    ratios = []
     for output, reference in zip(system.lines, references[0], strict=True):
         ratios.append((len(output) + 1) / (len(reference) + 1))
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
@@ -211,7 +211,7 @@ def score_slices(
             labels = np.array(group.labels, dtype=object)
             for name in group.slices:
                 (rows,) = np.nonzero(labels == name)
-                scores = list[Score]()
+                scores = []
                 if len(rows):
                     tables = [table[rows] for table in system.tables]
                     (measured,) = measure([tables], scorers, resampling)
@@ -224,7 +224,7 @@ def score_slices(
         head.append(f"{prefix}sentences")
         head += (f"{prefix}{scorer.metric.label}" for scorer in scorers)
     table = [head]
-    values: list[dict[str, Any]] = []
+    values = []
     for (group_name, name), by_system in by_slice.items():
         row = [group_name, name]
         for system in systems:
@@ -368,8 +368,8 @@ class _WordHasher:
     """Splits token ids into words, and hashes each word."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        follows_space = list[bool]()
-        has_letters = list[bool]()
+        follows_space = []
+        has_letters = []
         for piece, _, _ in tokenizer.pieces():
             follows_space.append(piece.startswith(_SPACE))
             has_letters.append(any(map(str.isalnum, piece)))

@@ -191,13 +191,13 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
     """
     changes = np.flatnonzero(np.diff(path)) + 1
     cuts = [0, *changes.tolist(), len(path)]
-    stretches = list[_Stretch]()
+    stretches = []
     for first, last in pairwise(cuts):
         state = int(path[first])
         if last - first < _FEWEST_LINES and state != MOST_OFFSET:
             state = _UNRELATED
         stretches.append(_Stretch(state, first, last))
-    long = list[_Stretch]()
+    long = []
     for stretch in _merged(stretches, 0):
         fewest = _FEWEST_UNRELATED if stretch.state == _UNRELATED else _FEWEST_LINES
         if stretch.last - stretch.first >= fewest:

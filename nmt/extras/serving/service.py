@@ -118,7 +118,7 @@ class Service:
         """
         source = choice.source
         target = choice.target
-        detected: list[tuple[str, float]] = []
+        detected = []
         if source == "auto":
             sources = {pair.source for pair in matching_pairs((None, target), self.pairs)}
             sample = " ".join(texts)[:_DETECTED_CHARACTERS]
@@ -184,8 +184,8 @@ class Service:
     ) -> AsyncGenerator[Answer]:
         joiner = joiner_for(route.target)
         with_attention = "attention" in body.want
-        items: list[tuple[bodies.Text, SplitText]] = []
-        requests = list[Request]()
+        items = []
+        requests = []
         for item in body.items:
             split = split_text(item.text, route.source, into_sentences=body.split)
             items.append((item, split))
