@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
 
 from nmt.checkpoint.model_folder import read_profiles
 from nmt.commands.evaluate import EvaluatedSet

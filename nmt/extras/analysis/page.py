@@ -37,7 +37,8 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
     if any(evaluation.baseline for evaluation in evaluations):
         changes = change_rows(evaluations)
     charts = run_charts({model.name: model.folder for model in models})
-    curves = [chart for chart in charts if chart.title.startswith(("Loss", "Translation quality"))]
+    shown = ("Loss", "Translation quality")
+    curves = [chart for chart in charts if chart.title.startswith(shown)]
     return render(
         "evaluation.html.j2",
         title="Translation quality",
@@ -171,7 +172,8 @@ def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
     [('a', False), ('big', True), ('dog runs', False)]
     """
     words = text.split()
-    matcher = SequenceMatcher(a=words, b=reference.split(), autojunk=False)
+    reference_words = reference.split()
+    matcher = SequenceMatcher(a=words, b=reference_words, autojunk=False)
     parts = []
     place = 0
     for start, _, size in matcher.get_matching_blocks():

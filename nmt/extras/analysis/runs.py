@@ -72,9 +72,11 @@ def _flat(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield every value of a configuration with its dotted key."""
     if isinstance(values, list):
         values = dict(enumerate(values))
-    if isinstance(values, dict):
-        prefix = f"{key}." if key else ""
-        for name, value in values.items():
-            yield from _flat(value, f"{prefix}{name}")
-    else:
-        yield key, "null" if values is None else str(values)
+    if values is None:
+        values = "null"
+    if not isinstance(values, dict):
+        yield key, str(values)
+        return
+    prefix = f"{key}." if key else ""
+    for name, value in values.items():
+        yield from _flat(value, f"{prefix}{name}")

@@ -220,7 +220,9 @@ def score_slices(
                 by_system[system.name] = _SliceScores(len(rows), scores)
     head = ["slice", ""]
     for system in systems:
-        prefix = f"{system.name} " if len(systems) > 1 else ""
+        prefix = ""
+        if len(systems) > 1:
+            prefix = f"{system.name} "
         head.append(f"{prefix}sentences")
         head += (f"{prefix}{scorer.metric.label}" for scorer in scorers)
     table = [head]
@@ -235,7 +237,8 @@ def score_slices(
         if any(part.num_sentences for part in by_system.values()):
             table.append(row)  # empty slices are only in the values
         of_systems = [part.as_dict(system) for system, part in by_system.items()]
-        values.append({"group": group_name, "name": name, "systems": of_systems})
+        value = {"group": group_name, "name": name, "systems": of_systems}
+        values.append(value)
     meaning = _MEANING
     if any(group == SEEN for group, _ in by_slice):
         meaning += _LEAKS_MEAN
@@ -246,7 +249,8 @@ def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], res
     """Group numbers into bins. ``limits`` maps upper limits to names; ``rest`` is the last bin."""
     names = [*limits.values(), rest]
     bins = np.searchsorted(list(limits), list(values), side="right")
-    return Group(name, [names[index] for index in bins], names)
+    labels = [names[index] for index in bins]
+    return Group(name, labels, names)
 
 
 def _case(line: str) -> str:
@@ -270,8 +274,9 @@ def _tokens(line: str) -> set[str]:
 
 def _is_name(token: str) -> bool:
     """Whether a token is like a name: it has a capital letter or a sign, but is not a number."""
-    is_plain = token.islower() and token.isalpha()
-    return not (is_plain or token.isnumeric())
+    if token.isnumeric():
+        return False
+    return not (token.islower() and token.isalpha())
 
 
 def _kept(wanted: set[str], written: set[str]) -> str:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from nmt.extras.serving import bodies
 from nmt.extras.serving.access import Gate
-from nmt.extras.serving.bodies import Answer, RefusedError
+from nmt.extras.serving.bodies import RefusedError
 from nmt.extras.serving.service import Served, Service
 from nmt.text.languages import name_of
 

@@ -29,7 +29,7 @@ from nmt.extras.serving.options import ServeOptions
 from nmt.inference.direction import LanguageOptions
 from nmt.inference.request import Request, Result
 from nmt.inference.segment import joiner_for
-from nmt.text.sentences import SplitText, split_text
+from nmt.text.sentences import split_text
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000
