@@ -33,7 +33,7 @@ from nmt.data.prepared import Recipe
 from nmt.data.store import ParallelStore, Rows
 from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
-from nmt.text.flat import FlatIds
+from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
@@ -116,7 +116,8 @@ class TextPass(_FilterPass):
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
     """Return the pairs of a block that are kept."""
-    return [pair for pair in compress(block.pairs, is_kept) if isinstance(pair, SentencePair)]
+    kept = compress(block.pairs, is_kept)
+    return [pair for pair in kept if isinstance(pair, SentencePair)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,10 @@ class EncodingPass:
         """
         numbers = [pair.line for pair in block.pairs]
         texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block.pairs]
-        arrays: dict[str, npt.NDArray[Any]] = {"numbers": np.array(numbers, np.int64)}
+        arrays: dict[str, Ids] = {"numbers": np.array(numbers, np.int64)}
         for side, lines in enumerate(zip(*texts, strict=True)):
-            flat = FlatIds.of(self.tokenizers[side].encode_batch(lines, self.threads))
+            encoded = self.tokenizers[side].encode_batch(lines, self.threads)
+            flat = FlatIds.of(encoded)
             arrays[f"ids_{side}"] = flat.ids
             arrays[f"lengths_{side}"] = flat.lengths
         return BlockResult(arrays)
@@ -216,13 +218,16 @@ class CorpusReader:
         """Add the time of the context to ``stages``."""
         start = time.perf_counter()
         yield
-        self.stages[name] = round(self.stages.get(name, 0) + time.perf_counter() - start, 3)
+        seconds = self.stages.get(name, 0) + time.perf_counter() - start
+        self.stages[name] = round(seconds, 3)
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
         """Training corpora and held-out sets."""
-        tests = {name_of_test(name): corpus for name, corpus in self.recipe.data.test.items()}
-        return {**self.recipe.corpora, **self.recipe.valid_sets, **tests}
+        corpora = self.recipe.corpora | self.recipe.valid_sets
+        for name, corpus in self.recipe.data.test.items():
+            corpora[name_of_test(name)] = corpus
+        return corpora
 
     def blocks(self, corpus: CorpusConfig) -> Iterator[Block]:
         """Yield the blocks of a corpus."""

@@ -37,6 +37,7 @@ from nmt.extras.exchange.imported import (
     Imported,
     Vocabulary,
     load_json,
+    piece_texts,
     read_sentencepiece,
     read_settings,
     reading,
@@ -191,7 +192,7 @@ def _read_m2m_vocabulary(source: Path, tokenizer: _Json, size: int) -> Vocabular
         codes = _LANGUAGES[tokenizer.get("language_codes", "m2m100")].split()
         listed = [f"__{code}__" for code in codes]
     else:
-        pieces = [piece.piece for piece in model.pieces]
+        pieces = piece_texts(model)
         tokens = [*_FAIRSEQ, *pieces[3:]]
         names = _added_tokens(source, tokenizer)
         if pieces[:3] != ["<unk>", "<s>", "</s>"]:
