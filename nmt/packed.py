@@ -166,7 +166,8 @@ class Packed:
         filler = self.ids[:1].expand(tokens)
         ids = torch.cat((self.ids, filler))
         ends = self.num_tokens + torch.arange(1, rows + 1) * tokens // max(rows, 1)
-        ends = torch.cat((self.cu_seqlens, ends.to(self.cu_seqlens.dtype)))
+        ends = ends.to(self.cu_seqlens.dtype)
+        ends = torch.cat((self.cu_seqlens, ends))
         return Packed(ids, ends, width, tokens)
 
 

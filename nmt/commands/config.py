@@ -10,8 +10,9 @@ from pathlib import Path
 
 from nmt.checkpoint.files import list_checkpoints
 from nmt.checkpoint.run import changed_settings, recorded_settings
-from nmt.commands.options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions, TextResult
+from nmt.commands.options import CheckOptions, KeysOptions, ShowOptions, TextResult
 from nmt.config import loader
+from nmt.config.flag import Options
 from nmt.config.keys import describe_keys, described_sections
 from nmt.config.loader import CONFIG, dump_config, settings_of
 from nmt.config.run import RunConfig, check_languages
@@ -87,7 +88,7 @@ def advice(config: RunConfig) -> list[str]:
     return list(advise(config))
 
 
-def schema(_: SchemaOptions) -> TextResult:
+def schema(_: Options) -> TextResult:
     """Return the JSON schema of configuration files, for editors."""
     document = RunConfig.model_json_schema()
     return TextResult(json.dumps(document, indent=2, ensure_ascii=False))

@@ -628,11 +628,6 @@ class EvaluateOptions(
         return self.baseline if self.baseline and self.baseline.is_dir() else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SchemaOptions(Options):
-    """No options."""
-
-
 _Layout = Literal["text", "markdown"] | None
 
 

@@ -53,12 +53,16 @@ def without_none(kind: Any) -> Any:
     return kinds[0] if len(kinds) == 1 else kind
 
 
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base class of options: converts text to paths, and lists to tuples."""
+    """Base class of options: converts text to paths, and lists to tuples.
+
+    Also the options of a command without flags.
+    """
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
-        for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+        for each in fields(self):
             kind = without_none(kinds[each.name])
             value = getattr(self, each.name)
             is_path = Path in (kind, *get_args(kind))

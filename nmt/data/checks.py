@@ -42,6 +42,7 @@ _MOST_FOREIGN = 0.5
 _PROFILE_PAIRS = 5000  # From the beginning of each corpus.
 Texts = Sequence[tuple[str, str]]  # sources and targets
 _Key = tuple[tuple[str, str], ...]  # two languages, then language and text of one or two sides
+_Keys = tuple[_Key, _Key, _Key]  # of the source, the target and the pair
 
 
 def _is_clear(share: float, other: float) -> bool:
@@ -51,7 +52,8 @@ def _is_clear(share: float, other: float) -> bool:
 
 def _labels(lines: Iterable[str]) -> Counter[str]:
     """Count the first lines by the likeliest language; short lines are left out."""
-    texts = [line for line in islice(lines, _LANGUAGE_LINES) if len(line) >= _FEWEST_CHARACTERS]
+    first = islice(lines, _LANGUAGE_LINES)
+    texts = [line for line in first if len(line) >= _FEWEST_CHARACTERS]
     return Counter(map(likeliest_label, texts))
 
 
@@ -96,7 +98,8 @@ def likely_language(lines: Iterable[str]) -> str | None:
         return None
     likeliest, count = labels.most_common(1)[0]
     rest = labels.total() - count
-    return likeliest if _is_clear(count / labels.total(), rest / labels.total()) else None
+    is_clear = _is_clear(count / labels.total(), rest / labels.total())
+    return likeliest if is_clear else None
 
 
 def swapped_sets(config: RunConfig) -> Iterator[str]:
@@ -183,20 +186,22 @@ class CorpusCheck:
     def _length_correlation(self) -> float:
         """Return the correlation of the log lengths of both sides: high for translations."""
         mean = self._sums / max(self._sums[0, 0], 1)
-        covariance = mean[1:, 1:] - np.outer(mean[0, 1:], mean[0, 1:])
-        spread = np.sqrt(np.diag(covariance).clip(0).prod())
+        mean_logs = mean[0, 1:]
+        covariance = mean[1:, 1:] - np.outer(mean_logs, mean_logs)
+        variances = np.diag(covariance).clip(0)
+        spread = np.sqrt(variances.prod())
         return float(covariance[0, 1] / spread) if spread > 1e-9 else 1.0
 
     def swapped(self) -> Iterator[str]:
         """Yield a warning if each side looks like the language of the other side."""
         if not self._first:
             return
-        sources, targets = zip(*self._first, strict=True)
+        sides = list(zip(*self._first, strict=True))
         source, target = self._languages
         are_clear = []
-        for code, own_side, other_side in ((source, sources, targets), (target, targets, sources)):
-            share = _share_in(code, own_side)
-            share_of_other = _share_in(code, other_side)
+        for place, code in enumerate(self._languages):
+            share = _share_in(code, sides[place])
+            share_of_other = _share_in(code, sides[1 - place])
             if share is not None and share_of_other is not None:
                 are_clear.append(_is_clear(share_of_other, share))
         if are_clear and all(are_clear):
@@ -216,7 +221,8 @@ def held_out_sets(recipe: Recipe) -> tuple[dict[str, CorpusConfig], list[str]]:
     sets = dict(recipe.valid_sets)
     unchecked = []
     # Data sets of training and validation are downloaded anyway.
-    downloaded = {corpus.huggingface for corpus in (*data.training, *data.validation)}
+    trained_on = (*data.training, *data.validation)
+    downloaded = {corpus.huggingface for corpus in trained_on}
     for name, corpus in data.test.items():
         is_cached = not is_on_hub(corpus) or corpus.huggingface in downloaded
         if corpus.sacrebleu is not None:
@@ -253,7 +259,7 @@ class Overlap:
     def __init__(
         self, sets: Mapping[str, Sequence[SentencePair]], directions: Mapping[str, Direction]
     ) -> None:
-        self._sets: dict[str, list[tuple[_Key, _Key, _Key]]] = {}
+        self._sets: dict[str, list[_Keys]] = {}
         self._wanted = set[_Key]()
         self._seen = set[_Key]()
         for name, pairs in sets.items():
@@ -261,7 +267,7 @@ class Overlap:
             self._sets[name] = keys
             self._wanted.update(*keys)
 
-    def see(self, pairs: Sequence[tuple[str, str, int]], direction: Direction) -> None:
+    def see(self, pairs: Sequence[SentencePair], direction: Direction) -> None:
         """Record the held-out sentences that occur in a block of training pairs."""
         keys = chain.from_iterable(_keys(direction, *pair) for pair in pairs)
         self._seen |= self._wanted.intersection(keys)
@@ -288,7 +294,7 @@ class Overlap:
         return counts
 
 
-def _keys(direction: Direction, source: str, target: str, _: int) -> tuple[_Key, _Key, _Key]:
+def _keys(direction: Direction, source: str, target: str, _: int) -> _Keys:
     """Return keys that identify the source, the target and the pair. No side may be blank.
 
     A pair and the reversed pair have the same key.

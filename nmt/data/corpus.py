@@ -53,7 +53,8 @@ def valid_names(data: DataConfig) -> list[str]:
 
     A single set of ``data.valid`` without a name is called ``valid``.
     """
-    names = corpus_names((*data.training, *data.validation))[len(data.training) :]
+    corpora = (*data.training, *data.validation)
+    names = corpus_names(corpora)[len(data.training) :]
     if len(data.valid) == 1 and not data.valid[0].name:
         names[0] = VALID
     return names
@@ -69,7 +70,7 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     paths = [getattr(config, key) for key in (*_FILE_KEYS, "scores")]
     if config.huggingface is not None:
         place = Path(config.huggingface)
-        paths += [path for path in (place, *sorted(place.rglob("*"))) if path.is_file()]
+        paths += filter(Path.is_file, (place, *sorted(place.rglob("*"))))
     return tuple(path for path in paths if path is not None)
 
 
@@ -80,7 +81,8 @@ def check_sources(data: DataConfig) -> bool:
         ConfigError: Standard input is used more than once, or not for a training corpus.
         DataError: A corpus is a named pipe or a device.
     """
-    files = list(chain.from_iterable(map(corpus_files, data.corpora.values())))
+    corpora = data.corpora.values()
+    files = list(chain.from_iterable(map(corpus_files, corpora)))
     num_piped = sum(map(is_piped, data.train))
     if num_piped > 1 or sum(map(is_standard, files)) > num_piped:
         problem = "Standard input (-) can only be the tsv of a single training corpus."
@@ -256,6 +258,7 @@ def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]
             for pair in demo_pairs(corpus.demo, *corpus.direction(languages)):
                 num_lines += 1
                 num_characters += sum(map(len, pair))
-        share = min(1.0, (corpus.max_pairs or num_lines) / max(num_lines, 1))
+        most_lines = corpus.max_pairs or num_lines
+        share = min(1.0, most_lines / max(num_lines, 1))
         total += corpus.weight * (num_characters * share)
     return round(total)

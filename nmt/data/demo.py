@@ -60,6 +60,7 @@ _DAYS = _pairs("days")
 _FORMS: dict[str, str] = _WORDS["forms"]
 _THIRD = 2  # person: a column of `_FORMS`
 _PLURAL = 4
+_NUM_ADJECTIVES = (0, 0, 1, 1, 1, 2, 2, 3)
 _SPLITS = {"test": (0, 300), "valid": (300, 600), "train": (600, 40_600)}  # First pair, and end.
 
 
@@ -99,8 +100,9 @@ def noun_phrase(
     if article == "a" and english_words[0][0] in "aeio":
         article = "an"
     german_words = [word.german + ending for word in adjectives]
-    german_words.append(german)
-    return Pair(" ".join([article, *english_words]), " ".join([german_determiner, *german_words]))
+    english_phrase = " ".join([article, *english_words])
+    german_phrase = " ".join([german_determiner, *german_words, german])
+    return Pair(english_phrase, german_phrase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class SentenceGenerator:
 
     def sentence(self) -> Pair:
         """Draw a sentence and its translation."""
-        rules = [self._statement] * 5 + [self._because] * 2 + [self._question]
+        rules = [self._statement] * 5
+        rules += [self._because, self._because, self._question]
         english, german, mark = self._choice(rules)()
         texts = []
         for words in (english, german):
@@ -147,7 +150,8 @@ class SentenceGenerator:
         groups = _WORDS["adjectives"]
         if kind == "p":
             groups = groups[:3]
-        chosen = self._random.sample(groups, self._choice((0, 0, 1, 1, 1, 2, 2, 3)))
+        num_adjectives = self._choice(_NUM_ADJECTIVES)
+        chosen = self._random.sample(groups, num_adjectives)
         adjectives = [Pair(*self._choice(group)) for group in chosen]
         noun = Noun(*self._choice(_WORDS["nouns"][kind]))
         count = number(self._random.randrange(2, 100))
@@ -212,7 +216,8 @@ class SentenceGenerator:
         clause = self._clause()
         day, time = self._when(clause.tense)
         none = Pair("", "")
-        first, later = self._choice(((none, none), (day, none), (none, day), (day, time)))
+        orders = [(none, none), (day, none), (none, day), (day, time)]
+        first, later = self._choice(orders)
         start = f"{clause.subject} {clause.verb}"
         if first.german:
             start = f"{first.german} {clause.verb} {clause.subject}"

@@ -226,7 +226,8 @@ class FilterChain:
 
     def dropping(self, problems: Iterable[PairProblem]) -> str | None:
         """Return the reason of the first problem that drops the pair; None to keep the pair."""
-        return next((problem.reason for problem in problems if self.drops(problem.reason)), None)
+        reasons = (problem.reason for problem in problems)
+        return next(filter(self.drops, reasons), None)
 
 
 def _problems(results: Iterable[PairProblem | str | None]) -> list[PairProblem]:
@@ -300,7 +301,8 @@ def training_filters(
 
 def held_out_filters(config: FilterConfig) -> FilterChain:
     """Return the filters of validation pairs. Only blank and too long pairs are dropped."""
-    return FilterChain([Blank(), Length(config.max_length), Bytes(config.max_length, min_length=0)])
+    longest = config.max_length
+    return FilterChain([Blank(), Length(longest), Bytes(longest, min_length=0)])
 
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -74,7 +74,8 @@ def cells_of(keys: Rows) -> Rows:
     if keys.size and int(keys.max()) < _CELLS:
         return keys
     shift = np.uint64(64 - (_CELLS.bit_length() - 1))
-    return ((keys.astype(np.uint64) * _HASH) >> shift).astype(np.int64)
+    hashes = keys.astype(np.uint64) * _HASH
+    return (hashes >> shift).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +117,13 @@ class Lexicon:
         """Return the expected counts of a batch (E-step)."""
         joint = Cooccurrences(self.lines, pairs, self.sizes[1])
         links = self.posterior(joint, self.table)
-        source, target = (
-            np.bincount(flat.ids, joint.sums(side, links), self.sizes[side]).astype(np.float64)
-            for side, flat in enumerate(joint.sides)
-        )
+        source, target = (self._totals(joint, side, links) for side in (0, 1))
         return _Links(joint.keys, links, (source, target))
+
+    def _totals(self, joint: Cooccurrences, side: int, links: npt.NDArray[np.float32]) -> Values:
+        sums = joint.sums(side, links)
+        totals = np.bincount(joint.sides[side].ids, sums, self.sizes[side])
+        return totals.astype(np.float64)
 
     def posterior(self, joint: Cooccurrences, table: _Table | None) -> npt.NDArray[np.float32]:
         """Return the probability of a link at each co-occurrence (both directions). (n,)."""
@@ -162,7 +165,8 @@ def sample_step(lines: Lines, num: int) -> int:
     total = 0
     for start in range(0, num, _PAIRS_AT_ONCE):
         rows = slice(start, start + _PAIRS_AT_ONCE)
-        total += int(lines.source_lengths[rows].astype(np.int64) @ lines.target_lengths[rows])
+        source_lengths = lines.source_lengths[rows].astype(np.int64)
+        total += int(source_lengths @ lines.target_lengths[rows])
     return max(1, math.ceil(total / _MOST_COOCCURRENCES))
 
 
@@ -189,13 +193,17 @@ def learn_lexicon(
             all work is in this process.
         iterations: Number of iterations of expectation maximization.
     """
-    counts = [np.full(size, 0.5) for size in vocab_sizes]
-    for sources, targets in batches(lines, pairs):
-        counts[0] += np.bincount(lines.source_ids(sources).ids, minlength=vocab_sizes[0])
-        counts[1] += np.bincount(lines.target_ids(targets).ids, minlength=vocab_sizes[1])
-    frequencies = counts[0] / counts[0].sum(), counts[1] / counts[1].sum()
-    lexicon = Lexicon(lines, vocab_sizes, frequencies)
     num_sources, num_targets = vocab_sizes
+    source_counts = np.full(num_sources, 0.5)
+    target_counts = np.full(num_targets, 0.5)
+    for batch in batches(lines, pairs):
+        source = lines.source_ids(batch.sources)
+        target = lines.target_ids(batch.targets)
+        source_counts += np.bincount(source.ids, minlength=num_sources)
+        target_counts += np.bincount(target.ids, minlength=num_targets)
+    source_frequencies = source_counts / source_counts.sum()
+    target_frequencies = target_counts / target_counts.sum()
+    lexicon = Lexicon(lines, vocab_sizes, (source_frequencies, target_frequencies))
     for _ in range(iterations):
         lexicon = replace(lexicon, before=None)  # frees memory
         cells = np.zeros(min(_CELLS, num_sources * num_targets), np.float32)
@@ -204,9 +212,10 @@ def learn_lexicon(
             # The dtype of an array from another process is another object, with which np.add.at of
             # numpy 2.4 is twenty times slower. A view has the dtype of this process.
             keys = links.keys.view(np.int64)
-            np.add.at(cells, cells_of(keys), links.values.view(np.float32))
-            for side in (0, 1):
-                np.add(totals[side], links.totals[side], out=totals[side])
+            values = links.values.view(np.float32)
+            np.add.at(cells, cells_of(keys), values)
+            for total, part in zip(totals, links.totals, strict=True):
+                total += part
         table = _Table(cells, totals)
         if folder is not None:
             table = replace(table, path=folder / f"{uuid4().hex}.cells")
@@ -296,6 +305,7 @@ def _likeliest(
     smallest_dtype = np.min_scalar_type(int(sources.max(initial=0)))
     order = np.lexsort((-counts, sources.astype(smallest_dtype)))
     ranks = np.empty(len(order), np.int64)
-    ranks[order] = np.arange(len(order)) - np.searchsorted(sources, sources)
+    firsts = np.searchsorted(sources, sources)
+    ranks[order] = np.arange(len(order)) - firsts
     kept = ranks < most
     return keys[kept], counts[kept], ranks[kept]

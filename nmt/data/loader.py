@@ -8,6 +8,7 @@ plan again and skips to its position. BOS and EOS are added only by `collate`.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -116,9 +117,11 @@ def _packed(flat: FlatIds, special: int, *, is_last: bool) -> Packed:
     if is_last:
         places = borders[1:] - 1
     ids = np.full(borders[-1], special, dtype=np.int64)
-    ids[np.delete(np.arange(len(ids)), places)] = flat.ids
+    others = np.delete(np.arange(len(ids)), places)
+    ids[others] = flat.ids
     cu_seqlens = torch.from_numpy(borders.astype(np.int32))
-    return Packed(torch.from_numpy(ids), cu_seqlens, int(flat.lengths.max()) + 1)
+    longest = int(flat.lengths.max()) + 1
+    return Packed(torch.from_numpy(ids), cu_seqlens, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +190,24 @@ class Loader:
         store = self.store
         weights = self.stages[stage].weights if self.stages else self.weights
         rows = epoch_rows(store.corpus, weights, seed=self.seed, epoch=epoch)
-        if not len(store if rows is None else rows):
+        wanted: slice | Rows = slice(None) if rows is None else rows
+        source_lengths, target_lengths = self.lengths(wanted)
+        if not len(source_lengths):
             shown = ", ".join(map(str, weights))
             fix = "Raise data.train.*.weight, the number of times that an epoch reads a corpus."
             raise DataError(f"The weights ({shown}) select none of {len(store):,} pairs.", fix=fix)
         plan = plan_batches(
-            *self.lengths(slice(None) if rows is None else rows),
+            source_lengths,
+            target_lengths,
             max_tokens=self.config.max_tokens,
             max_sentences=self.config.max_sentences,
             noise=self.config.length_noise,
             random=epoch_random(self.seed, epoch),
         )
         # Every process reads the same number of batches; some batches are read twice for this.
-        even = range(self.rank, len(plan) + -len(plan) % self.num_ranks, self.num_ranks)
-        mine = [plan[number % len(plan)] for number in even]
+        per_rank = math.ceil(len(plan) / self.num_ranks)
+        numbers = range(self.rank, per_rank * self.num_ranks, self.num_ranks)
+        mine = [plan[number % len(plan)] for number in numbers]
         return mine if rows is None else [rows[batch] for batch in mine]
 
     def updates(self, start: Position) -> Generator[tuple[list[Batch], Position], None, None]:

@@ -81,7 +81,8 @@ def replay_weights(
     num_pairs = _products(weights, sizes)
     num_replayed = sum(num_pairs[:num_others]) * share / (1 - share)
     factor = num_replayed / (sum(num_pairs[num_others:]) or 1)
-    return [*weights[:num_others], *(weight * factor for weight in weights[num_others:])]
+    replayed = [weight * factor for weight in weights[num_others:]]
+    return [*weights[:num_others], *replayed]
 
 
 def epoch_weights(data: DataConfig, sizes: Sequence[int]) -> list[float]:
@@ -142,7 +143,7 @@ def epoch_rows(
     """
     if all(weight == 1 for weight in weights):
         return None
-    random = np.random.Generator(np.random.PCG64([seed, epoch, 1]))
+    random = _generator(seed, epoch, 1)
     parts = []
     for index, weight in enumerate(weights):
         rows = np.flatnonzero(corpus == index)
@@ -155,7 +156,11 @@ def epoch_rows(
 
 def epoch_random(seed: int, epoch: int) -> np.random.Generator:
     """Return the random generator for the order of an epoch, numbered from 0."""
-    return np.random.Generator(np.random.PCG64([seed, epoch, 0]))
+    return _generator(seed, epoch, 0)
+
+
+def _generator(*seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
 
 
 def plan_batches(
@@ -250,5 +255,6 @@ def length_order(
         packed[rows] = key << random_bits
     for start in starts:
         part = packed[start : start + _CHUNK_ROWS]
-        part |= (random.random(len(part)) * 2.0**random_bits).astype(np.uint64)
+        drawn = random.random(len(part)) * 2.0**random_bits
+        part |= drawn.astype(np.uint64)
     return np.argsort(packed)

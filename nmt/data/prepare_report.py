@@ -47,7 +47,7 @@ _SIDES: tuple[_Side, _Side] = ("source", "target")
 # A character without a subword becomes three bytes or more, so 5% of the subwords means that about
 # one character in fifty of a text with short subwords is unseen. Usual text has less than 0.5%.
 _MOST_FALLBACK = 0.05
-_SHARES = (0.5, 0.99, 0.999)  # Of the sentences, for quantiles of lengths.
+_SHARES = np.array([0.5, 0.99, 0.999])  # Of the sentences, for quantiles of lengths.
 _FEWEST_KEPT = 0.5  # A corpus that keeps a smaller share of its pairs has a problem.
 
 
@@ -102,7 +102,8 @@ class ProblemLog(ExitStack):
         self._reasons = defaultdict[str, Counter[str]](Counter)
         self._examples = defaultdict[str, list[ListedProblem]](list)
         # Pairs read, pairs kept, and dropped pairs by the first reason that drops them.
-        self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, *held_out)}
+        names = (*self._corpora, *held_out)
+        self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in names}
 
     def take(
         self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]
@@ -147,8 +148,9 @@ class ProblemLog(ExitStack):
         """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
         actions = self._training.actions
         report: dict[str, dict[str, Any]] = {"counts": {}, "findings": {}, "reasons": {}}
+        always = {READ, KEPT}
         for corpus, counts in self.counts.items():
-            shown = {key: count for key, count in counts.items() if count or key in (READ, KEPT)}
+            shown = {key: count for key, count in counts.items() if count or key in always}
             report["counts"][corpus] = shown
         for corpus in self._corpora:
             reported = report["findings"][corpus] = {}
@@ -228,7 +230,8 @@ def _report_side(
     # Sentences up to each length; occurrences of the most frequent subwords.
     num_up_to = np.cumsum(counts)
     num_most_used = np.cumsum(np.sort(uses)[::-1])
-    median, p99, p999 = np.searchsorted(num_up_to, np.array(_SHARES) * len(lengths)).tolist()
+    shares = _SHARES * len(lengths)
+    median, p99, p999 = np.searchsorted(num_up_to, shares).tolist()
     is_fallback = list(map(tokenizer.is_fallback, range(len(uses))))
     return SideReport(
         side=side,
@@ -288,7 +291,8 @@ def lost_pairs(counts: Mapping[str, Mapping[str, int]], corpora: Iterable[str]) 
 
 def sample_lengths(store: ParallelStore) -> list[list[int]]:
     """Return the lengths of source and target, in subwords, of 400 evenly spaced pairs."""
-    rows = np.unique(np.linspace(0, len(store) - 1, _NUM_LENGTHS).astype(np.int64))
+    places = np.linspace(0, len(store) - 1, _NUM_LENGTHS)
+    rows = np.unique(places.astype(np.int64))
     lengths = store.source_lengths[rows], store.target_lengths[rows]
     return np.stack(lengths, axis=1).tolist()
 
@@ -358,7 +362,7 @@ class PrepareReport:
                 "Sentences by length",
                 "kept sentences",
                 [Curve(side.language, list(enumerate(side.lengths))) for side in sides],
-                end=max(1, max(len(side.lengths) for side in sides) - 1),
+                end=max(2, *(len(side.lengths) for side in sides)) - 1,
                 size=(500, 260),
                 from_zero=True,
                 x_name="subwords",
@@ -412,7 +416,8 @@ class PrepareReport:
     def example(self, corpus: str, reason: str) -> str:
         """Return an example line of a corpus for a reason; an empty text without examples."""
         examples = self.reasons.get(reason, {}).get("examples", ())
-        readable = [x for x in examples if x["corpus"] == corpus and x["source"] + x["target"]]
+        of_corpus = [example for example in examples if example["corpus"] == corpus]
+        readable = [example for example in of_corpus if example["source"] or example["target"]]
         if not readable:
             return ""
         first = min(readable, key=itemgetter("line"))
@@ -438,15 +443,18 @@ def current_report(
     """
     try:
         manifest = PreparedData.open(folder).manifest
-        is_current = (
-            (not scored_with or tuple(manifest.scored_with) == scored_with)
-            and recipe.accepts(manifest)
-            and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
-            # Files may have been added to a Hugging Face folder, or removed.
-            and set(manifest.sources) == {str(path) for path in recipe.files}
-            and are_unchanged(manifest.sources, piped)
-        )
-        return PrepareReport.read(folder) if is_current else None
+        if scored_with and tuple(manifest.scored_with) != scored_with:
+            return None
+        if not recipe.accepts(manifest):
+            return None
+        if manifest.vocab_hash != tokenizer_hash(folder / TOKENIZER):
+            return None
+        # Files may have been added to a Hugging Face folder, or removed.
+        if set(manifest.sources) != set(map(str, recipe.files)):
+            return None
+        if not are_unchanged(manifest.sources, piped):
+            return None
+        return PrepareReport.read(folder)
     except (DataError, OSError):
         return None
 

@@ -192,8 +192,8 @@ class Recipe:
             shutil.copyfileobj(piped, file)
         train = list(self.data.train)
         number = are_piped.index(True)
-        name = list(self.corpora)[number]  # as in reports
-        train[number] = train[number].model_copy(update={"tsv": path, "name": name})
+        changes = {"tsv": path, "name": list(self.corpora)[number]}  # the name in reports
+        train[number] = train[number].model_copy(update=changes)
         data = self.data.model_copy(update={"train": tuple(train)})
         config = self.config.model_copy(update={"data": data})
         return replace(self, config=config, input=path)

@@ -33,7 +33,7 @@ from nmt.data.prepared import Recipe
 from nmt.data.store import ParallelStore, Rows
 from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
-from nmt.text.flat import FlatIds
+from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
@@ -47,6 +47,13 @@ def _installed_version(library: str) -> str | None:
         return version(library)
     except PackageNotFoundError:
         return None
+
+
+def _texts(pair: SentencePair | BadPair) -> tuple[str, str]:
+    """Return the texts of a pair; empty texts if it could not be read."""
+    if isinstance(pair, BadPair):
+        return "", ""
+    return pair.source, pair.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class _FilterPass:
         counts = Counter[str]()
         for row, of_pair in problems.items():
             pair = block.pairs[row]
-            texts = ("", "") if isinstance(pair, BadPair) else pair[:2]
+            texts = _texts(pair)
             listed += [ListedProblem(self.corpus, pair.line, *each, *texts) for each in of_pair]
             reason = self.filters.dropping(of_pair)
             if reason is not None:
@@ -116,7 +123,8 @@ class TextPass(_FilterPass):
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
     """Return the pairs of a block that are kept."""
-    return [pair for pair in compress(block.pairs, is_kept) if isinstance(pair, SentencePair)]
+    kept = compress(block.pairs, is_kept)
+    return [pair for pair in kept if isinstance(pair, SentencePair)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +141,11 @@ class EncodingPass:
             DataError: A line cannot be read.
         """
         numbers = [pair.line for pair in block.pairs]
-        texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block.pairs]
-        arrays: dict[str, npt.NDArray[Any]] = {"numbers": np.array(numbers, np.int64)}
-        for side, lines in enumerate(zip(*texts, strict=True)):
-            flat = FlatIds.of(self.tokenizers[side].encode_batch(lines, self.threads))
+        sides = zip(*map(_texts, block.pairs), strict=True)
+        arrays: dict[str, Ids] = {"numbers": np.array(numbers, np.int64)}
+        for side, lines in enumerate(sides):
+            encoded = self.tokenizers[side].encode_batch(lines, self.threads)
+            flat = FlatIds.of(encoded)
             arrays[f"ids_{side}"] = flat.ids
             arrays[f"lengths_{side}"] = flat.lengths
         return BlockResult(arrays)
@@ -216,13 +225,16 @@ class CorpusReader:
         """Add the time of the context to ``stages``."""
         start = time.perf_counter()
         yield
-        self.stages[name] = round(self.stages.get(name, 0) + time.perf_counter() - start, 3)
+        seconds = self.stages.get(name, 0) + time.perf_counter() - start
+        self.stages[name] = round(seconds, 3)
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
         """Training corpora and held-out sets."""
-        tests = {name_of_test(name): corpus for name, corpus in self.recipe.data.test.items()}
-        return {**self.recipe.corpora, **self.recipe.valid_sets, **tests}
+        corpora = self.recipe.corpora | self.recipe.valid_sets
+        for name, corpus in self.recipe.data.test.items():
+            corpora[name_of_test(name)] = corpus
+        return corpora
 
     def blocks(self, corpus: CorpusConfig) -> Iterator[Block]:
         """Yield the blocks of a corpus."""
@@ -285,9 +297,11 @@ class CorpusReader:
             lengths = []
             usual_lengths = []
             sides = encoded.lines.source_ids(rows), encoded.lines.target_ids(rows)
-            for side, added, weights in zip(sides, tags, usual_subwords, strict=True):
-                lengths.append(side.lengths + len(added))
-                usual_lengths.append(np.ceil(side.sums(weights)) + len(added))
+            for place, side in enumerate(sides):
+                num_tags = len(tags[place])
+                usual = np.ceil(side.sums(usual_subwords[place]))
+                lengths.append(side.lengths + num_tags)
+                usual_lengths.append(usual + num_tags)
             problems = diagnosis.of_block(name, block.first - 1, is_kept)
             features = LineFeatures(np.array(lengths), np.array(usual_lengths), is_kept, problems)
             yield replace(block, features=features)

@@ -68,7 +68,8 @@ class Resegmenter:
             rows: Rows of the store.
             stored: Stored ids of both sides.
         """
-        source, target = (self._drawn(side, epoch, rows, stored[side]) for side in (0, 1))
+        source = self._drawn(0, epoch, rows, stored[0])
+        target = self._drawn(1, epoch, rows, stored[1])
         return source, target
 
     def _drawn(self, side: int, epoch: int, rows: Rows, stored: FlatIds) -> FlatIds:
@@ -108,7 +109,8 @@ class NoiseAdder:
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
         """Return the ids of ``rows`` for the epoch. For the arguments see `Resegmenter`."""
         drawn = self.drawn(epoch, rows)
-        places = np.flatnonzero(np.any(list(drawn.values()), axis=0)).tolist()
+        is_noisy = np.any(list(drawn.values()), axis=0)
+        places = np.flatnonzero(is_noisy).tolist()
         if not places:
             return stored
         source, target = (side.rows() for side in stored)
@@ -152,7 +154,8 @@ def noisy_texts(
     >>> noisy_texts(("Ein Hund.", "A dog."), {"upper_case": 1.0}, Random(1))
     ('EIN HUND.', 'A DOG.')
     """
-    drawn = [kind for kind in _NOISES if kind in rates and random.random() < rates[kind]]
+    kinds = [kind for kind in _NOISES if kind in rates]
+    drawn = [kind for kind in kinds if random.random() < rates[kind]]
     return _with_noise(texts, drawn, random)
 
 

@@ -64,7 +64,7 @@ class _StoredSide:
     def __init__(self, folder: Path, side: str, dtype: npt.DTypeLike) -> None:
         self._ids = _mapped(folder / f"{side}.ids.bin", dtype)
         self._offsets = _mapped(folder / f"{side}.offsets.bin", "<i8")
-        if len(self._offsets) == 0 or int(self._offsets[-1]) != len(self._ids):
+        if self._offsets[-1:].tolist() != [len(self._ids)]:  # an empty file has no offset
             raise ValueError(f"the size of {side}.ids.bin does not match its offsets")
         self.lengths = np.diff(self._offsets).astype(np.int32)
 
@@ -93,7 +93,8 @@ class ParallelStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        dtype = np.dtype(field(read_json(folder / "layout.json"), "ids", kind=str))
+        layout = read_json(folder / "layout.json")
+        dtype = np.dtype(field(layout, "ids", kind=str))
         self._sides = {side: _StoredSide(folder, side, dtype) for side in _SIDES}
         # Lengths in tokens, without EOS. (n,), int32.
         self.source_lengths = self._sides["source"].lengths
@@ -131,8 +132,8 @@ class ParallelStore:
 
     def rows_of(self, corpus: int) -> slice:
         """Return the rows of a corpus; a store contains one corpus after the other."""
-        start, stop = np.searchsorted(self.corpus, (corpus, corpus + 1)).tolist()
-        return slice(start, stop)
+        start, stop = np.searchsorted(self.corpus, (corpus, corpus + 1))
+        return slice(int(start), int(stop))
 
     def token_counts(
         self, side: Literal["source", "target"], vocab_size: int, rows: slice = slice(None)
@@ -170,7 +171,9 @@ class StoreWriter(ExitStack):
         names = ["corpus.bin", "lines.bin"]
         for side in _SIDES:
             names += [f"{side}.ids.bin", f"{side}.offsets.bin"]
-        self._files = {name: self.enter_context((folder / name).open("wb")) for name in names}
+        self._files = {}
+        for name in names:
+            self._files[name] = self.enter_context((folder / name).open("wb"))
         for side in _SIDES:
             self._write(f"{side}.offsets.bin", np.zeros(1), "<i8")
 
@@ -187,7 +190,8 @@ class StoreWriter(ExitStack):
         """
         for side, flat in (("source", source), ("target", target)):
             self._write(f"{side}.ids.bin", flat.ids, self._dtype)
-            self._write(f"{side}.offsets.bin", self._num_ids[side] + flat.offsets[1:], "<i8")
+            ends = self._num_ids[side] + flat.offsets[1:]
+            self._write(f"{side}.offsets.bin", ends, "<i8")
             self._num_ids[side] += len(flat.ids)
         self._write("corpus.bin", np.full(len(lines), corpus), "<u2")
         self._write("lines.bin", np.asarray(lines), "<i8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import shutil
 from collections import Counter, deque
@@ -113,7 +114,8 @@ class TextSample:
         self._num_pairs += len(reservoir.pairs) - num_pairs
         self._num_characters += reservoir.num_characters - num_characters
         while self._num_pairs > 1 and self._is_full():
-            largest = max(self._reservoirs.values(), key=lambda reservoir: len(reservoir.pairs))
+            reservoirs = self._reservoirs.values()
+            largest = max(reservoirs, key=lambda reservoir: len(reservoir.pairs))
             self._num_pairs -= len(largest.pairs)
             self._num_characters -= largest.num_characters
             largest.halve()
@@ -125,15 +127,16 @@ class TextSample:
 
     def weigh(self, data: DataConfig) -> None:
         """Count each corpus as often as training reads it."""
-        weights = training_weights(data, [each.num_added for each in self._reservoirs.values()])
+        sizes = [reservoir.num_added for reservoir in self._reservoirs.values()]
+        num_pairs = map(operator.mul, training_weights(data, sizes), sizes)
         per_line = {}
-        for (name, reservoir), weight in zip(self._reservoirs.items(), weights, strict=True):
-            per_line[name] = weight * reservoir.num_added / max(len(reservoir.pairs), 1)
+        for name, number in zip(self._reservoirs, num_pairs, strict=True):
+            per_line[name] = number / max(len(self._reservoirs[name].pairs), 1)
         used = list(filter(None, per_line.values()))
         unit = min(used, default=1.0)
         if unit != max(used, default=1.0):
             unit /= _PRECISION
-        self._counts = {name: round(weight / unit) for name, weight in per_line.items()}
+        self._counts = {name: round(count / unit) for name, count in per_line.items()}
 
     def characters(self, sides: Sequence[int]) -> dict[str, Counter[str]]:
         """Return how often each character occurs in each language of some sides."""

@@ -128,8 +128,8 @@ class _Step:
         lent = self._lent()
         is_same = self._source() is state.cross_kv
         if lent is not None:
-            is_lent_to_state = lent is state.self_kv and is_same
-            return state if is_lent_to_state else None
+            is_lent = lent is state.self_kv
+            return state if is_lent and is_same else None
         if not is_same:
             self._take_source(state)
         lent = self.inputs.self_kv[:, :, : state.self_kv.shape[2]]
@@ -185,11 +185,15 @@ class GraphedDecodeToken:
         if device.type == "cuda":
             self._share = int(_SHARE * free_bytes(device))
 
+    @property
+    def _max_bytes(self) -> int:
+        return max(_MOST_BYTES, self._share)
+
     def with_room(self, state: DecoderState) -> DecoderState:
         """Return a state with space for one more position, in a graph if that is faster."""
         length = state.length + 1
         sizes = _Sizes.of(state, length)
-        has_room = _num_bytes(sizes, state.self_kv) <= max(_MOST_BYTES, self._share)
+        has_room = _num_bytes(sizes, state.self_kv) <= self._max_bytes
         if self._works and has_room and sizes.rows <= _MOST_ROWS:
             table = self._model.target_embedding.position_table(length)
             with self._lock:
@@ -229,9 +233,8 @@ class GraphedDecodeToken:
                     warnings.warn(f"CUDA graphs are switched off: {error}", stacklevel=2)
                 return None
         self._steps[sizes] = step
-        max_bytes = max(_MOST_BYTES, self._share)
         num_bytes = sum(_num_bytes(each, state.self_kv) for each in self._steps)
-        while len(self._steps) > _MOST_GRAPHS or num_bytes > max_bytes:
+        while len(self._steps) > _MOST_GRAPHS or num_bytes > self._max_bytes:
             oldest = next(iter(self._steps))
             num_bytes -= _num_bytes(oldest, state.self_kv)
             del self._steps[oldest], self._uses[oldest]

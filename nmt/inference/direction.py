@@ -101,7 +101,8 @@ class Languages:
         pairs = matching_pairs((source, target), self.directions) or self.directions
         sources, targets = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
         # OPUS-MT: a group of languages, such as ``mul``. Tags for variants of ``zh`` are optional.
-        is_group = len(tokenizers.source.languages) > 1 and len(primary_code(targets[0])) > 2
+        has_groups = len(tokenizers.source.languages) > 1
+        is_group = has_groups and len(primary_code(targets[0])) > 2
         needs_tag = is_group and not (has_tag or tag_ids)
         if target is None and (len(targets) > 1 or needs_tag):
             raise _missing("to", tagged_targets if is_group else targets)
@@ -133,11 +134,11 @@ class Languages:
 
     def _tagged(self, tokenizers: Tokenizers) -> tuple[list[str], list[str]]:
         """Return the languages of each side that have a tag in the vocabulary."""
-        of_source = _codes(tokenizers.source)
+        of_source, of_target = map(_codes, tokenizers)
         if self.tags == "both":
-            return of_source, _codes(tokenizers.target)
+            return of_source, of_target
         if self.tags == "target":
-            return [], _codes(tokenizers.target)
+            return [], of_target
         return [], of_source
 
 

@@ -23,7 +23,7 @@ from typing import Any, Self, TypeAlias
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.engine import damaged_weights
-from nmt.inference.request import Alarm, AlignedSegment, Result, TokenScore
+from nmt.inference.request import Alarm, Alarms, AlignedSegment, Result, TokenScores
 from nmt.inference.segment import SENTENCE_BORDER, Segment
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.languages import longest_loop
@@ -76,12 +76,12 @@ class Output:
     """Hypotheses of a segment, and more about the best one."""
 
     hypotheses: Sequence[Hypothesis]  # Best first; empty if no output meets the constraints.
-    alarms: tuple[Alarm, ...] = ()
+    alarms: Alarms = ()
     # Alarms of the first output that the output of the second search does not have.
-    retried: tuple[Alarm, ...] = ()
+    retried: Alarms = ()
     retry_seconds: float = 0.0  # Share of this segment in the time of second searches.
     alignment: AlignedSegment | None = None  # None unless requested.
-    tokens: tuple[TokenScore, ...] = ()  # With log probabilities; empty unless requested.
+    tokens: TokenScores = ()  # With log probabilities; empty unless requested.
 
 
 Changes = Mapping[str, Any]  # Changed decoding options.
@@ -123,7 +123,7 @@ class Guard:
                 outputs[row] = replace(outputs[row], alarms=alarms_of_row)
         return outputs
 
-    def _alarms_of(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> tuple[Alarm, ...]:
+    def _alarms_of(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> Alarms:
         if self.limits is None or not hypotheses:
             return ()
         source, target = self.tokenizers
@@ -211,7 +211,7 @@ def alarms(
     texts: tuple[str, str],
     tokens: tuple[Sequence[Hashable], Sequence[Hashable]],
     limits: GuardLimits,
-) -> tuple[Alarm, ...]:
+) -> Alarms:
     """Return the alarms of one line. They depend only on this line; most lines have none.
 
     Args:

@@ -27,6 +27,7 @@ Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorte
 Alarm: TypeAlias = Literal[
     "loop", "repetition", "short", "long", "compression", "truncated", "constraint"
 ]
+Alarms = tuple[Alarm, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,12 @@ class TokenScore:
     log_prob: float  # Natural-log probability, given the source and all earlier tokens.
 
 
+TokenScores = tuple[TokenScore, ...]
+
+
 def score_tokens(
     tokenizer: Tokenizer, ids: Sequence[int], log_probs: Sequence[float]
-) -> tuple[TokenScore, ...]:
+) -> TokenScores:
     """Return the tokens of a translation with their log probabilities. EOS is the last token.
 
     Args:
@@ -107,9 +111,9 @@ class Result:
     alternatives: tuple[Alternative, ...] = ()
     # Signs that the translation is wrong, after the second search if there was one: see
     # `nmt.inference.guard`. Without the guard only ``truncated`` and ``constraint`` are set.
-    alarms: tuple[Alarm, ...] = ()
+    alarms: Alarms = ()
     # Alarms of the first translation that the second search removed.
-    retried: tuple[Alarm, ...] = ()
+    retried: Alarms = ()
     # Aligned source and target words (split at spaces). None unless requested.
     alignment: Links | None = None
     # Attention of each target word to each source word, the basis of ``alignment``. None unless
@@ -119,7 +123,7 @@ class Result:
     log_prob: float = 0.0
     # Tokens of the translation with log probabilities, with one EOS for each segment. None unless
     # requested.
-    tokens: tuple[TokenScore, ...] | None = None
+    tokens: TokenScores | None = None
     num_tokens: int = 0  # Number of tokens in ``log_prob``, EOS included.
     # Expected sentence chrF, 0 to 100. None for a blank line, for a translation unlike those of the
     # validation set, and without `confidence.json`.
@@ -257,7 +261,8 @@ def words_of(pieces: Sequence[str]) -> list[int]:
     words = []
     word = 0
     for number, piece in enumerate(pieces):
-        has_space = piece.startswith(_SPACE) or list(pieces[number : number + 3]) == _SPACE_BYTES
+        in_bytes = list(pieces[number : number + 3])
+        has_space = piece.startswith(_SPACE) or in_bytes == _SPACE_BYTES
         if number and has_space:
             word += 1
         words.append(word)
@@ -305,7 +310,8 @@ def align_words(
         if source:
             links.add((source_words[row.index(max(row))], target_word))
     ordered = sorted(links, key=lambda link: link[::-1])
-    return AlignedSegment(tuple(ordered), tuple(map(tuple, matrix)), num_source_words)
+    rows_of_words = tuple(map(tuple, matrix))
+    return AlignedSegment(tuple(ordered), rows_of_words, num_source_words)
 
 
 def join_alignments(parts: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:

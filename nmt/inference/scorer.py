@@ -24,7 +24,7 @@ from nmt.inference.engine import (
     batch_by_length,
     damaged_weights,
 )
-from nmt.inference.request import Links, TokenScore, align_words, score_tokens
+from nmt.inference.request import Links, TokenScores, align_words, score_tokens
 from nmt.inference.segment import encode_fitting
 from nmt.inference.torch_engine import load_torch
 from nmt.search.hypothesis import length_penalty
@@ -43,20 +43,19 @@ class PairScore:
 
     source: str
     target: str
+    score: float  # ``log_prob`` after length normalisation; higher is better.
     # Natural-log probability of the target, EOS included; minus infinity if it cannot be scored.
     log_prob: float
-    score: float  # ``log_prob`` after length normalisation; higher is better.
-    tokens: tuple[TokenScore, ...] = ()  # ``log_prob`` is the sum over these tokens.
+    tokens: TokenScores = ()  # ``log_prob`` is the sum over these tokens.
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON. Infinity becomes null."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            "score": self.score if math.isfinite(self.score) else None,
-            "log_prob": self.log_prob if math.isfinite(self.log_prob) else None,
-            "tokens": [asdict(token) for token in self.tokens],
-        }
+        values = asdict(self)
+        values["tokens"] = list(values["tokens"])
+        if not math.isfinite(self.score):
+            values["score"] = None
+            values["log_prob"] = None
+        return values
 
 
 class Scorer:
@@ -150,7 +149,7 @@ class Scorer:
             score = total / penalty(len(values))
             target_ids = usable[row][1][num_tags:]
             tokens = score_tokens(tokenizer, target_ids, values)
-            results[row] = PairScore(*texts[row], total, score, tokens)
+            results[row] = PairScore(*texts[row], score, total, tokens)
         return results
 
     def score_ids(

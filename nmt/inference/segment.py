@@ -17,7 +17,7 @@ from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.direction import Tags
 from nmt.inference.request import Request
-from nmt.search.hypothesis import NONE, Constraints, Ids, contains
+from nmt.search.hypothesis import NONE, Constraints, Ids, Phrases, contains
 from nmt.text.languages import UNSPACED, script_class, writes_spaces
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 
@@ -48,7 +48,7 @@ class Segment:
 
     line: int  # Index of its line, from 0.
     ids: Sequence[int]  # Source ids, without tag and EOS; never empty.
-    tag: tuple[int, ...] = ()  # Ids of the tags of language and domain, if any.
+    tag: Ids = ()  # Ids of the tags of language and domain, if any.
     constraints: Constraints = NONE  # Constraints on its translation.
     target_language: str = ""  # Code of the target language.
 
@@ -113,7 +113,9 @@ def segment(
     num_cut = 0
     tokenizer = tokenizers.source
     encoded = encode_fitting(tokenizer, texts, max_length)
-    for row, (request, text, ids) in enumerate(zip(requests, texts, encoded, strict=True)):
+    for row, request in enumerate(requests):
+        text = texts[row]
+        ids = encoded[row]
         if not text.strip():
             continue
         try:
@@ -294,13 +296,13 @@ def _constraints(
     return constraints
 
 
-def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Ids, ...]:
+def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> Phrases:
     """Encode phrases as they appear after a space."""
     phrases = [tuple(tokenizer.encode(text)) for text in texts]
     return tuple(filter(None, phrases))
 
 
-def _inside_words(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Ids, ...]:
+def _inside_words(tokenizer: Tokenizer, texts: Sequence[str]) -> Phrases:
     """Encode phrases as they appear after a letter, if this is possible without a space."""
     phrases = []
     for text in filter(str.strip, texts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -114,7 +114,7 @@ class TorchEngine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> NBestLists:
-        source = self._packed([*ids, EOS_ID] for ids in sources)
+        source = self._with_eos(sources)
         with evaluating(*self._models):
             if self._shortlist is None or not options.shortlist:
                 stepper = self._stepper(options=options)
@@ -163,13 +163,16 @@ class TorchEngine(Engine):
             vocabulary=vocabulary,
         )
 
-    def _packed(self, rows: Iterable[Sequence[int]]) -> Packed:
-        return Packed.from_rows(list(rows), self._device)
+    def _with_eos(self, rows: IdLists) -> Packed:
+        return Packed.from_rows([[*ids, EOS_ID] for ids in rows], self._device)
+
+    def _with_bos(self, rows: IdLists) -> Packed:
+        return Packed.from_rows([[BOS_ID, *ids] for ids in rows], self._device)
 
     @override
     def attention(self, sources: IdLists, targets: IdLists) -> list[list[list[float]]]:
-        source = self._packed([*ids, EOS_ID] for ids in sources)
-        target = self._packed([BOS_ID, *ids] for ids in targets)
+        source = self._with_eos(sources)
+        target = self._with_bos(targets)
         of_models = []
         for model in self._models:
             weights = model.align(source_of(model, source), target)
@@ -183,28 +186,31 @@ class TorchEngine(Engine):
     @override
     @torch.inference_mode()
     def token_log_probs(self, sources: IdLists, targets: IdLists) -> list[list[float]]:
-        source = self._packed([*ids, EOS_ID] for ids in sources)
-        target = self._packed([BOS_ID, *ids] for ids in targets)
-        gold = self._packed([*ids, EOS_ID] for ids in targets).ids.unsqueeze(1)
+        source = self._with_eos(sources)
+        target = self._with_bos(targets)
+        gold = self._with_eos(targets)
+        gold_ids = gold.ids.unsqueeze(1)
         with evaluating(*self._models):
             hidden = [model(source_of(model, source), target) for model in self._models]
         num_rows = max(1, _MOST_PROBABILITIES // len(self._weight))
         parts = []
-        for start in range(0, len(gold), num_rows):
+        for start in range(0, len(gold_ids), num_rows):
             rows = slice(start, start + num_rows)
+            gold_of_rows = gold_ids[rows]
             of_models = []
             for model, states in zip(self._models, hidden, strict=True):
                 logits = model.logits(states[rows])
                 # Mask special tokens as a search does, except in the target.
-                of_target = logits.gather(1, gold[rows])
+                of_target = logits.gather(1, gold_of_rows)
                 if not self._keep_special_mass:
                     logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
-                logits.scatter_(1, gold[rows], of_target)
+                logits.scatter_(1, gold_of_rows, of_target)
                 of_models.append(logits.float().log_softmax(dim=-1))
             log_probs = self._mixture.combine(of_models)
-            parts.append(log_probs.gather(1, gold[rows]).squeeze(1))
+            parts.append(log_probs.gather(1, gold_of_rows))
         lengths = [len(ids) + 1 for ids in targets]
-        return [values.tolist() for values in torch.cat(parts).cpu().split(lengths)]
+        joined = torch.cat(parts).squeeze(1)
+        return [values.tolist() for values in joined.cpu().split(lengths)]
 
 
 def gpu_capacity(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchCapacity:

@@ -39,7 +39,7 @@ from nmt.inference.engine import (
 )
 from nmt.inference.guard import Guard, GuardLimits, Output
 from nmt.inference.request import (
-    Alarm,
+    Alarms,
     Alternative,
     Request,
     Result,
@@ -406,7 +406,7 @@ class Translator:
         return result
 
 
-def _each_once(alarms: Iterable[Sequence[Alarm]]) -> tuple[Alarm, ...]:
+def _each_once(alarms: Iterable[Alarms]) -> Alarms:
     """Return each alarm once, in order of first occurrence."""
     return tuple(dict.fromkeys(chain.from_iterable(alarms)))
 

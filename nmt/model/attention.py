@@ -67,7 +67,9 @@ def attention(
     flash = FLASH.get(query.device.type)
     if flash is not None and flash.fits(query, key, dropout):
         return flash(query, key, value, segments)
-    kind = "compiled" if torch.compiler.is_compiling() else query.device.type
+    kind = query.device.type
+    if torch.compiler.is_compiling():
+        kind = "compiled"
     backend = BACKENDS.get(kind, sdpa_attention)
     return backend(query, key, value, segments, dropout)
 
@@ -103,15 +105,18 @@ def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 def _cpu_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute attention as three operations, up to twice as fast as torch's fused kernel."""
-    queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))
-    scale = query.shape[-1] ** -0.5
+    sentences, groups, _, dim = query.shape
+    queries = query.flatten(0, 1)
+    keys = key.flatten(0, 1)
+    scale = dim**-0.5
     if mask is None:
         ignored = queries.new_empty(1)
         scores = torch.baddbmm(ignored, queries, keys.mT, beta=0, alpha=scale)
     else:
-        mask = mask.expand(*query.shape[:2], -1, -1).flatten(0, 1)
+        mask = mask.expand(sentences, groups, -1, -1).flatten(0, 1)
         scores = torch.baddbmm(mask, queries, keys.mT, alpha=scale)
-    return torch.bmm(scores.softmax(-1), values).view(query.shape)
+    weights = scores.softmax(-1)
+    return torch.bmm(weights, value.flatten(0, 1)).view(query.shape)
 
 
 def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
@@ -127,7 +132,9 @@ def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     """
     share = query.shape[2] // key.shape[2]
     key = key.repeat_interleave(share, dim=2)
-    scores = query.float().transpose(1, 2) @ key.float().permute(0, 2, 3, 1)
+    queries = query.float().transpose(1, 2)  # (B, H, T, E)
+    keys = key.float().permute(0, 2, 3, 1)  # (B, H, E, S)
+    scores = queries @ keys
     scores.mul_(query.shape[-1] ** -0.5)
     scores.masked_fill_(~mask[:, None, None, :], -torch.inf)
     return scores.softmax(-1).mean(1)
@@ -135,8 +142,9 @@ def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 def _padding_rows(packed: Packed, heads: int) -> Tensor:
     """Return the indices of the rows of (B * heads * S, E) that are padding."""
-    is_padding = ~packed.mask().unsqueeze(1)
-    return is_padding.expand(-1, heads, -1).flatten().nonzero().squeeze(1)
+    is_padding = ~packed.mask()
+    is_padding = is_padding.unsqueeze(1).expand(-1, heads, -1)
+    return is_padding.flatten().nonzero().squeeze(1)
 
 
 def _key_mask(packed: Packed, heads: int) -> Tensor:
@@ -168,12 +176,15 @@ class _BmmAttention(torch.autograd.Function):
         mask = _score_mask(query, segments, groups)
         scale = dim**-0.5
         if mask is None:
-            weights = torch.bmm(query * scale, key.mT).softmax(-1)
+            scores = torch.bmm(query * scale, key.mT)
         else:
-            weights = torch.baddbmm(mask, query, key.mT, alpha=scale).softmax(-1)
+            scores = torch.baddbmm(mask, query, key.mT, alpha=scale)
+        weights = scores.softmax(-1)
+        del scores  # the largest tensor here: not kept beside the weights
         kept = None
         if dropout:
-            kept = keep_mask(weights.shape, dropout, weights.dtype).to(weights.dtype)
+            kept = keep_mask(weights.shape, dropout, weights.dtype)
+            kept = kept.to(weights.dtype)
             kept.mul_(1 / (1 - dropped_share(dropout)))
         mixed = torch.bmm(_dropped(weights, kept), value)
         ctx.save_for_backward(query, key, value, weights, kept)
@@ -225,7 +236,7 @@ def _score_mask(query: Tensor, segments: Segments, groups: int) -> Tensor | None
     keys = segments.keys
     if segments.is_causal:
         width = keys.max_length
-        blocked = torch.full((width, width), -torch.inf, dtype=query.dtype, device=query.device)
+        blocked = query.new_full((width, width), -torch.inf)
         blocked.triu_(1)
         share = query.shape[1] // width
         return blocked if share == 1 else blocked.repeat(share, 1)
@@ -287,21 +298,26 @@ def _relative_attention(
     of_keys, of_values = (x.to(query.dtype) for x in vectors)
     groups = key.shape[1]
     scale = query.shape[2] ** -0.5
-    query = queries.pad(query).unflatten(2, (groups, -1)) * scale  # (B, T, G, H/G, E)
+    query = queries.pad(query) * scale
+    query = query.unflatten(2, (groups, -1))  # (B, T, G, H/G, E)
     key = keys.pad(key)  # (B, S, G, E)
     value = keys.pad(value)
     scores = torch.einsum("btghe,bsge->bghts", query, key)
     scores = scores + torch.einsum("btghe,tse->bghts", query, of_keys)
     mask = keys.is_real[:, None, None, None, :]
     if segments.is_causal:
-        mask = mask & torch.ones(of_keys.shape[:2], dtype=torch.bool, device=mask.device).tril()
+        widths = of_keys.shape[:2]
+        is_earlier = torch.ones(widths, dtype=torch.bool, device=mask.device).tril()
+        mask = mask & is_earlier
+    scores = scores.masked_fill(~mask, -torch.inf)
     wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1, dtype=wide).to(query.dtype)
+    weights = scores.softmax(-1, dtype=wide).to(query.dtype)
     weights = drop(weights, dropout, training=True)
     mixed = torch.einsum("bghts,bsge->btghe", weights, value)
     mixed = mixed + torch.einsum("bghts,tse->btghe", weights, of_values)
     # Not `Padding.unpad`, whose gradient is not 0 in the unused second row of a single sentence.
-    return mixed.flatten(2, 3).flatten(0, 1).index_select(0, queries.cell)
+    mixed = mixed.flatten(2, 3).flatten(0, 1)
+    return mixed.index_select(0, queries.cell)
 
 
 def to_padded(heads: Tensor, packed: Packed) -> Tensor:
@@ -310,7 +326,8 @@ def to_padded(heads: Tensor, packed: Packed) -> Tensor:
     Views into a fused projection are copied only once.
     """
     _, num_heads, dim = heads.shape
-    if heads.stride(1) != dim or heads.stride(2) != 1 or heads.stride(0) % dim:
+    between_tokens, *others = heads.stride()
+    if others != [dim, 1] or between_tokens % dim:
         heads = heads.contiguous()
     # Select from the fused projection: this saves the copy of `contiguous`.
     apart = heads.stride(0) // dim
@@ -329,10 +346,12 @@ def to_packed(rectangles: Tensor, packed: Packed, parts: Sequence[int]) -> Tenso
 def _padded_rows(packed: Packed, apart: int, heads: int) -> Tensor:
     """Return the row index of each cell of (B, heads, S), if each token has ``apart`` rows."""
     order = torch.arange(packed.num_tokens, device=packed.ids.device)
-    tokens = order.new_zeros(packed.num_cells).index_copy(0, packed.cells, order)
+    tokens = order.new_zeros(packed.num_cells)
+    tokens.index_copy_(0, packed.cells, order)
     tokens = tokens.view(len(packed), 1, -1)
-    head = torch.arange(heads, device=order.device).view(1, heads, 1)
-    return (tokens * apart + head).flatten()
+    head = torch.arange(heads, device=order.device)
+    rows = tokens * apart + head.view(1, heads, 1)
+    return rows.flatten()
 
 
 def _packed_rows(packed: Packed, *parts: int) -> Tensor:
@@ -367,13 +386,13 @@ class Padding(NamedTuple):
 
     def pad(self, packed: Tensor) -> Tensor:
         """Pad: (N, ...) -> (B, W, ...). Padding contains the values of the first token."""
-        cells: Tensor = _Select.apply(packed, self.token.flatten(), self.cell, None)  # type: ignore[no-untyped-call]
+        cells = _select(packed, self.token.flatten(), self.cell, None)
         return cells.unflatten(0, self.token.shape)
 
     def unpad(self, cells: Tensor) -> Tensor:
         """Remove padding: (B, W, ...) -> (N, ...). The gradient of padding is 0."""
-        selections = self.cell, self.token.flatten(), self.is_real.flatten()
-        return _Select.apply(cells.flatten(0, 1), *selections)  # type: ignore[no-untyped-call]
+        rows = cells.flatten(0, 1)
+        return _select(rows, self.cell, self.token.flatten(), self.is_real.flatten())
 
 
 def row_width(packed: Packed) -> int:
@@ -418,6 +437,9 @@ class _Select(torch.autograd.Function):
         return gradient, None, None, None
 
 
+_select: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = _Select.apply
+
+
 @dataclass(frozen=True)
 class FlashAttention:
     """torch's variable-length flash attention, which needs no padding.
@@ -438,9 +460,11 @@ class FlashAttention:
         """Wrap ``kernel``, with arguments that fit its signature."""
         names = inspect.signature(kernel).parameters
         causal: dict[str, Any] = {"is_causal": True}
+        shared: dict[str, Any] | None = None
         if "window_size" in names:
             causal = {"window_size": (-1, 0)}
-        shared = {"enable_gqa": True} if "enable_gqa" in names else None
+        if "enable_gqa" in names:
+            shared = {"enable_gqa": True}
         return cls(kernel, causal, shared)
 
     def fits(self, query: Tensor, key: Tensor, dropout: float) -> bool:

@@ -121,11 +121,14 @@ class DecoderState:
         device = caches.device
         if caches.shape[4] - self.length > GROWTH:  # many are unused, as in CUDA graphs
             caches = caches.narrow(4, 0, self.length)
-        chosen = (sentences.unsqueeze(1) * self.num_beams + beams).flatten().to(device)
+        chosen = sentences.unsqueeze(1) * self.num_beams + beams
+        chosen = chosen.flatten().to(device)
         coverage = _selected(self.coverage, chosen)
         num_sentences, num_beams = beams.shape
         has_all = num_sentences == len(self.source_mask)
-        least = LARGE if device.type == "cpu" else LARGE_ON_GPU
+        least = LARGE_ON_GPU
+        if device.type == "cpu":
+            least = LARGE
         # Only with `beams` on the CPU: `reorder_cache` would wait for the device.
         is_large = beams.device.type == "cpu" and caches.numel() >= least
         if has_all and num_beams == self.num_beams and is_large:
@@ -158,8 +161,10 @@ def _selected(rows: Tensor | None, indices: Tensor) -> Tensor | None:
 
 def _rows(slots: Tensor) -> Tensor:
     """Convert slots (B, K), relative to sentences, to rows (R,) of the batch."""
-    first = torch.arange(len(slots), device=slots.device).unsqueeze(1) * slots.shape[1]
-    return (slots + first).flatten()
+    num_sentences, num_beams = slots.shape
+    sentences = torch.arange(num_sentences, device=slots.device)
+    rows = sentences.unsqueeze(1) * num_beams + slots
+    return rows.flatten()
 
 
 def reorder_cache(self_kv: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:

@@ -95,7 +95,8 @@ class RMSNorm(nn.RMSNorm):
         """Normalize (..., D)."""
         weight = _wide(self.weight)
         # In 16 bits the mean of squares overflows (float16) or loses digits (bfloat16).
-        return F.rms_norm(_wide(x), self.normalized_shape, weight, self.eps).to(x.dtype)
+        normed = F.rms_norm(_wide(x), self.normalized_shape, weight, self.eps)
+        return normed.to(x.dtype)
 
 
 class FeedForward(nn.Module):
@@ -106,7 +107,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, inner_dim: int, config: ModelConfig) -> None:
         super().__init__()
-        gates = 2 if config.activation == "swiglu" else 1
+        gates = 1
+        if config.activation == "swiglu":
+            gates = 2
         bias = config.has_bias("feed-forward")
         self.inner = linear(dim, inner_dim * gates, bias=bias, blocks=gates)
         self.outer = linear(inner_dim, dim, bias=bias)
@@ -159,9 +162,9 @@ class _SplitHeads(torch.autograd.Function):
         return first.as_strided((num_tokens, num_heads, dim), strides), None
 
 
-def _split_heads(fused: Tensor, sizes: list[int], dim: int) -> tuple[Tensor, ...]:
+def _split_heads(fused: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     """Split (N, heads * E) into views (N, size, E), one for each of ``sizes``."""
-    heads = fused.view(len(fused), -1, dim)
+    heads = fused.unflatten(1, (sum(sizes), -1))
     # The compiler removes the copy, and cannot optimize custom functions.
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return heads.split_with_sizes(sizes, 1)
@@ -189,7 +192,9 @@ class _Attention(nn.Module):
             self.heads["key_norm"] = RMSNorm(self.head_dim, eps=1e-6)
 
     def _norm(self, name: str, heads: Tensor) -> Tensor:
-        return self.heads[name](heads) if len(self.heads) else heads
+        if name in self.heads:
+            heads = self.heads[name](heads)
+        return heads
 
     @property
     def _drop(self) -> float:
@@ -230,7 +235,7 @@ class SelfAttention(_Attention):
                 stored in it.
         """
         fused = self.query_key_value(values)
-        query, key, value = _split_heads(fused, self.sizes, self.head_dim)
+        query, key, value = _split_heads(fused, self.sizes)
         query = self._norm("query_norm", query)
         key = self._norm("key_norm", key)
         relative = self.positions
@@ -246,7 +251,8 @@ class SelfAttention(_Attention):
                 of_keys, of_values = vectors
                 keys = keys + of_keys
                 values = values + of_values
-            return self.output(cached_attention(query, keys, values, mask).flatten(1))
+            mixed = cached_attention(query, keys, values, mask)
+            return self.output(mixed.flatten(1))
         assert sentences is not None
         if relative is not None:
             query = relative.rotate(query, sentences.positions)
@@ -272,7 +278,7 @@ class CrossAttention(_Attention):
 
     def project_cross_kv(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project the encoder's output (M, D') to keys and values, (M, G, E) each."""
-        key, value = _split_heads(self.key_value(memory), self.sizes, self.head_dim)
+        key, value = _split_heads(self.key_value(memory), self.sizes)
         return self._norm("key_norm", key), value
 
     @override
@@ -295,21 +301,26 @@ class CrossAttention(_Attention):
             weights: A list to append attention weights to, averaged over heads: (B, T, S), or
                 (B, K, S) with a cache; float32.
         """
-        query = self.query(values).view(len(values), -1, self.head_dim)
+        query = self.query(values)
+        query = query.view(len(values), -1, self.head_dim)
         query = self._norm("query_norm", query)
         if cache is not None:
             # Computed separately, in float32: fused kernels do not return attention weights.
             if weights is not None:
                 beams = query.unflatten(0, (len(cache.key), -1))
+                keys = cache.key.transpose(1, 2)
                 is_source = cache.mask[:, 0, 0] == 0
-                weights.append(mean_weights(beams, cache.key.transpose(1, 2), is_source))
-            return self.output(cached_attention(query, *cache).flatten(1))
+                weights.append(mean_weights(beams, keys, is_source))
+            mixed = cached_attention(query, *cache)
+            return self.output(mixed.flatten(1))
         assert memory is not None
         assert segments is not None
         key, value = self.project_cross_kv(memory)
         if weights is not None:
             targets, sources, _ = segments
-            weights.append(mean_weights(targets.pad(query), sources.pad(key), sources.mask()))
+            queries = targets.pad(query)
+            keys = sources.pad(key)
+            weights.append(mean_weights(queries, keys, sources.mask()))
         mixed = attention(query, key, value, segments, dropout=self._drop)
         return self.output(mixed.flatten(1))
 

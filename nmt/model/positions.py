@@ -89,9 +89,10 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
     if layout == "sinusoidal-halves":
         steps = max(half - 1, 1)
     # In float64, because late positions have large angles, which lose digits in float32.
-    exponents = torch.arange(half, dtype=torch.float64) * (-math.log(10_000.0) / steps)
+    features = torch.arange(half, dtype=torch.float64)
+    rates = torch.exp(features * (-math.log(10_000.0) / steps))
     positions = torch.arange(num_positions, dtype=torch.float64)
-    angles = positions.unsqueeze(1) * torch.exp(exponents)
+    angles = positions.unsqueeze(1) * rates
     waves = (angles.sin(), angles.cos())
     if layout == "sinusoidal":
         table = torch.stack(waves, dim=-1).flatten(1)
@@ -116,7 +117,8 @@ class SinusoidalPositions(AbsolutePositions):
     def table(self, num_positions: int) -> Tensor:
         table = self._table  # another thread may replace the attribute
         if num_positions > len(table):
-            table = sinusoids(2 * num_positions, self._dim, self._layout).to(table)
+            longer = sinusoids(2 * num_positions, self._dim, self._layout)
+            table = longer.to(table)
             self._table = table
         return table
 
@@ -151,7 +153,9 @@ class RotaryPositions(RelativePositions):
         cos = angles.cos().to(heads.dtype)
         sin = angles.sin().to(heads.dtype)
         first, second = heads.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        real = first * cos - second * sin
+        imaginary = second * cos + first * sin
+        return torch.cat((real, imaginary), dim=-1)
 
 
 class RelativeEmbeddings(RelativePositions):
@@ -168,9 +172,10 @@ class RelativeEmbeddings(RelativePositions):
 
     def __init__(self, longest: int, dim: int) -> None:
         super().__init__()
-        shape = (2 * longest + 1, dim)
-        self.keys = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
-        self.values = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape)))
+        self.keys = nn.Parameter(torch.empty(2 * longest + 1, dim))
+        self.values = nn.Parameter(torch.empty(2 * longest + 1, dim))
+        nn.init.xavier_uniform_(self.keys)
+        nn.init.xavier_uniform_(self.values)
 
     @override
     def vectors(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,7 +199,9 @@ class Embedding(nn.Module):
         super().__init__()
         self._config = config
         self._zero_start = zero_start
-        self._scale = dim**0.5 if config.scale_embeddings else 1.0
+        self._scale = 1.0
+        if config.scale_embeddings:
+            self._scale = dim**0.5
         absolute = POSITIONS[config.positions].absolute
         self.positions = absolute(config, dim) if absolute else None
 

@@ -94,12 +94,16 @@ class Transformer(nn.Module):
     @property
     def target_embeddings(self) -> Tensor:
         """Embedding matrix of the target: (V, D)."""
-        return self.source_vectors if self._shares_inputs else self.target_vectors
+        if self._shares_inputs:
+            return self.source_vectors
+        return self.target_vectors
 
     @property
     def output_weight(self) -> Tensor:
         """Output projection: (V, D)."""
-        return self.target_embeddings if self._ties_output else self.output_vectors
+        if self._ties_output:
+            return self.target_embeddings
+        return self.output_vectors
 
     @property
     def _aligning_layers(self) -> set[nn.Module]:
@@ -255,7 +259,8 @@ class Transformer(nn.Module):
             padded += [to_padded(key, source), to_padded(value, source)]
         shape = (len(layers), 2, len(source), num_groups, width, -1)
         cross_kv = torch.stack(padded).view(shape)
-        mask = memory.new_zeros(len(source), width).masked_fill_(~source.mask(), -torch.inf)
+        mask = memory.new_zeros(len(source), width)
+        mask.masked_fill_(~source.mask(), -torch.inf)
         coverage = None
         if with_coverage:
             coverage = torch.zeros(mask.shape, device=mask.device)
@@ -306,7 +311,8 @@ class Transformer(nn.Module):
         hidden = run(inputs) if run else self.decode_token(inputs, weights=weights)
         coverage = state.coverage
         if weights is not None and coverage is not None:
-            attended = torch.stack(weights).mean(0).flatten(0, 1)
+            attended = torch.stack(weights).mean(0)
+            attended = attended.flatten(0, 1)
             if rows is not None:
                 attended = attended.index_select(0, rows)
             coverage = coverage + attended
@@ -340,7 +346,8 @@ class Transformer(nn.Module):
         caches = zip(cross_kv.unbind(0), self_kv.unbind(0), strict=True)
         for layer, (of_source, of_target) in zip(self.decoder, caches, strict=True):
             key, value = of_source.unbind(0)
-            cache = (SelfCache(of_target, position, filled), CrossCache(key, value, source_mask))
+            of_layer = SelfCache(of_target, position, filled)
+            cache = (of_layer, CrossCache(key, value, source_mask))
             wanted = weights if layer in aligning else None
             values = layer(values, cache=cache, weights=wanted)
         return self.decoder_norm(values)

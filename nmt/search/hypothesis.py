@@ -15,6 +15,7 @@ from nmt.config.model import DecodingConfig
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Ids = tuple[int, ...]
+Phrases = tuple[Ids, ...]
 IdLists = Sequence[Sequence[int]]  # Ids of each sentence.
 # Takes a length from 1; returns the divisor of the log probability, which never decreases.
 LengthPenalty = Callable[[int], float]
@@ -48,9 +49,9 @@ class Constraints:
     # rules do not apply to a forced prefix.
     prefix: Ids = ()
     # Phrases that the output must contain, in any order. They may overlap or be in the prefix.
-    required: tuple[Ids, ...] = ()
+    required: Phrases = ()
     # Phrases that the output must not contain, except in a forced prefix.
-    forbidden: tuple[Ids, ...] = ()
+    forbidden: Phrases = ()
     # Token that the decoder reads after BOS, such as the tag of the target language. It counts in
     # the length, its log probability is 0, and hypotheses do not contain it. Either all sentences
     # of a batch have a start token, or none has one.

@@ -66,29 +66,27 @@ class Rules:
         shortest, longest = self.limits.tolist()
         # Lengths at which no sentence is at a limit.
         self._free_lengths = range(max(shortest, default=0), min(longest, default=0))
-        self._forbidden: ForbiddenPhrases | None = None
-        self._prefixes: Prefixes | None = None
+        self._phrases: Tensor | None = None
         phrases = [each.forbidden for each in constraints]
         if any(phrases):
-            self._forbidden = ForbiddenPhrases(phrases)
-        prefixes = [each.first_ids if each.prefix else () for each in constraints]
-        if any(prefixes):
-            self._prefixes = Prefixes(prefixes)
+            self._phrases = _phrase_table(phrases)
+        self._prefixes: Tensor | None = None  # padded. (sentences, longest prefix)
+        if any(each.prefix for each in constraints):
+            prefixes = [each.first_ids if each.prefix else () for each in constraints]
+            rows = [torch.tensor(ids, dtype=torch.int64) for ids in prefixes]
+            self._prefixes = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
 
     @property
     def only_limit_length(self) -> bool:
         """Whether all rules except the length limits are off."""
-        has_phrases = self._forbidden or self._prefixes
-        changes_repetitions = (
-            self._config.no_repeat_ngram_size or self._config.repetition_penalty != 1
-        )
-        return not (has_phrases or changes_repetitions)
+        config = self._config
+        has_phrases = self._phrases is not None or self._prefixes is not None
+        limits_repetition = config.no_repeat_ngram_size or config.repetition_penalty != 1
+        return not (has_phrases or limits_repetition)
 
     def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply all rules to ``log_probs``, in place. For the shapes see the module."""
-        following = None
-        if self._prefixes is not None:
-            following = self._prefixes.next_tokens(sentences, history)
+        following = self._next_prefix_tokens(sentences, history)
         if following is None:
             self._apply_others(log_probs, sentences, history)
             return
@@ -111,6 +109,27 @@ class Rules:
         if history.shape[-1] + 1 != self._max_positions:  # else the prefix does not fit
             log_probs[rows, beams, tokens] = forced
 
+    def _next_prefix_tokens(
+        self, sentences: Tensor, history: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return rows, beams and next prefix tokens of hypotheses that follow their prefix so far.
+
+        Returns:
+            Three tensors of equal length, int64, on the CPU; None if no prefix continues.
+        """
+        length = history.shape[-1]
+        if self._prefixes is None or length >= self._prefixes.shape[1]:
+            return None
+        prefixes = self._prefixes[sentences]
+        tokens = prefixes[:, length]
+        begins = prefixes[:, :length].unsqueeze(1)
+        follows = (history == begins).all(-1)
+        follows &= (tokens != PAD_ID).unsqueeze(1)
+        rows, beams = follows.nonzero(as_tuple=True)
+        if not len(rows):
+            return None
+        return rows, beams, tokens[rows]
+
     def _apply_others(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply the rules that do not apply to forced prefixes."""
         config = self._config
@@ -131,8 +150,8 @@ class Rules:
             renormalize(log_probs, early)
         if config.repetition_penalty != 1:
             penalize_repetition(log_probs, history, config.repetition_penalty)
-        if self._forbidden is not None:
-            self._forbidden(log_probs, sentences, history)
+        if self._phrases is not None:
+            forbid_phrases(log_probs, self._phrases[sentences], history)
         if bool(last.any()):
             end_at_limit(log_probs, last)
         if self._end_loops:
@@ -239,65 +258,35 @@ def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> Non
     log_probs[rows, beams, ngrams[rows, beams, places, -1]] = -torch.inf
 
 
-class ForbiddenPhrases:
-    """Forbids the last token of a phrase where the output ends with the rest of the phrase.
+def _phrase_table(phrases: Sequence[Sequence[Ids]]) -> Tensor:
+    """Return the forbidden phrases of each sentence as a tensor, (sentences, P, width), int64.
+
+    Phrases are right-aligned: any tokens may precede a short phrase. PAD fills up missing phrases.
+    """
+    width = max(map(len, chain(*phrases)))
+    most = max(map(len, phrases))
+    table = torch.full((len(phrases), most, width), _ANY)
+    table[..., -1] = PAD_ID
+    for row, of_sentence in zip(table, phrases, strict=True):
+        for place, phrase in enumerate(of_sentence):
+            row[place, -len(phrase) :] = torch.tensor(phrase)
+    return table
+
+
+def forbid_phrases(log_probs: Tensor, phrases: Tensor, history: Tensor) -> None:
+    """Forbid the last token of a phrase where the output ends with the rest of the phrase.
 
     Args:
-        phrases: Forbidden phrases of each sentence. At least one sentence has a phrase.
+        log_probs: See the module.
+        phrases: From `_phrase_table`. (B, P, width), int64.
+        history: See the module.
     """
-
-    def __init__(self, phrases: Sequence[Sequence[Ids]]) -> None:
-        width = max(map(len, chain.from_iterable(phrases)))
-        # Right-aligned: any tokens may precede a short phrase. PAD fills up missing phrases.
-        table = torch.full((len(phrases), max(map(len, phrases)), width), _ANY)
-        table[..., -1] = PAD_ID
-        for row, phrases_of_sentence in enumerate(phrases):
-            for place, phrase in enumerate(phrases_of_sentence):
-                table[row, place, width - len(phrase) :] = torch.tensor(phrase)
-        self._table = table  # (sentences, P, width)
-
-    def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
-        """Apply the rule in place. For the shapes see the module."""
-        table = self._table[sentences].unsqueeze(1)  # (B, 1, P, width)
-        starts = table[..., :-1]
-        width = starts.shape[-1]
-        # The last tokens of each output, with room for a phrase longer than the output.
-        padded = F.pad(history, (width, 0), value=_NOTHING)
-        last_ids = padded[..., history.shape[-1] :].unsqueeze(2)
-        matches = (starts == last_ids) | (starts == _ANY)
-        rows, beams, places = matches.all(-1).nonzero(as_tuple=True)
-        log_probs[rows, beams, table[rows, 0, places, -1]] = -torch.inf
-
-
-class Prefixes:
-    """Prefixes that outputs are forced or biased to begin with.
-
-    Args:
-        prefixes: Prefix of each sentence; may be empty.
-    """
-
-    def __init__(self, prefixes: Sequence[Ids]) -> None:
-        rows = [torch.tensor(prefix, dtype=torch.int64) for prefix in prefixes]
-        self._table = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
-        lengths = [len(prefix) for prefix in prefixes]
-        self._lengths = torch.tensor(lengths)
-
-    def next_tokens(
-        self, sentences: Tensor, history: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return rows, beams and next prefix tokens of hypotheses that follow their prefix so far.
-
-        Returns:
-            Three tensors of equal length, int64, on the CPU; None if no prefix continues.
-        """
-        length = history.shape[-1]
-        if length >= self._table.shape[1]:
-            return None
-        begin = self._table[sentences, :length].unsqueeze(1)
-        agrees = (history == begin).all(-1)
-        is_longer = self._lengths[sentences] > length
-        agrees &= is_longer.unsqueeze(1)
-        rows, beams = agrees.nonzero(as_tuple=True)
-        if not len(rows):
-            return None
-        return rows, beams, self._table[sentences[rows], length]
+    table = phrases.unsqueeze(1)  # (B, 1, P, width)
+    starts = table[..., :-1]
+    width = starts.shape[-1]
+    # The last tokens of each output, with room for a phrase longer than the output.
+    padded = F.pad(history, (width, 0), value=_NOTHING)
+    last_ids = padded[..., history.shape[-1] :].unsqueeze(2)
+    matches = (starts == last_ids) | (starts == _ANY)
+    rows, beams, places = matches.all(-1).nonzero(as_tuple=True)
+    log_probs[rows, beams, phrases[rows, places, -1]] = -torch.inf

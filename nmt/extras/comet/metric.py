@@ -46,10 +46,13 @@ class CometModel:
     """
 
     def __init__(self, name: str, device: str) -> None:
-        package, path = _package(), _checkpoint(name)
+        package = _package()
+        path = _checkpoint(name)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        shown = path.parent.parent.name if Path(name).exists() else name
+        shown = name
+        if Path(name).exists():
+            shown = path.parent.parent.name
         self.signature = f"model:{shown}|sha256:{digest[:12]}|version:{package.__version__}"
         try:
             # The package draws initial weights, but must not change the random state of training.
@@ -60,7 +63,7 @@ class CometModel:
             if isinstance(error, UnpicklingError):
                 fix = "The file contains objects that can run code. If you trust the file, set "
                 fix += "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1."
-            why = str(error).strip().partition("\n")[0]
+            why, *_ = str(error).strip().split("\n")
             raise CheckpointError(f"COMET cannot load {path}: {why}", fix=fix) from error
         self._device = choose_device(device)
         self._model.eval().to(self._device)
@@ -81,17 +84,26 @@ class CometModel:
     @torch.inference_mode()
     def pairwise(self, source: str, texts: Sequence[str]) -> Floats:
         """Return the score of each text (row) with each text as reference (column). (n, n)."""
-        model, samples = self._model, [{"src": source, "mt": x, "ref": x} for x in texts]
+        model = self._model
+        samples = [{"src": source, "mt": text, "ref": text} for text in texts]
         if not (model.requires_references() and hasattr(model, "estimate")):
-            pairs = [sample | {"ref": reference} for sample in samples for reference in texts]
+            pairs = []
+            for sample in samples:
+                pairs += [sample | {"ref": reference} for reference in texts]
             return self.scores(pairs).reshape(len(texts), len(texts))
         # A regression model encodes each text separately: n encodings in place of 3 n^2.
         inputs = self._inputs(samples)
-        sources, vectors = (
-            model.get_sentence_embedding(inputs[f"{x}_input_ids"], inputs[f"{x}_attention_mask"])
-            for x in ("src", "mt")
-        )  # (n, D)
-        rows = [model.estimate(sources, x.expand_as(vectors), vectors).score for x in vectors]
+
+        def embed(side: str) -> torch.Tensor:
+            ids = inputs[f"{side}_input_ids"]
+            return model.get_sentence_embedding(ids, inputs[f"{side}_attention_mask"])  # (n, D)
+
+        sources = embed("src")
+        vectors = embed("mt")
+        rows = []
+        for vector in vectors:
+            hypotheses = vector.expand_as(vectors)
+            rows.append(model.estimate(sources, hypotheses, vectors).score)
         return np.array(torch.stack(rows).tolist())
 
     def _inputs(self, samples: Sequence[Mapping[str, str]]) -> Any:
@@ -105,12 +117,16 @@ class Comet(Metric):
     Statistics (2): score of the sentence, and a count of 1.
     """
 
-    label, argument, decimals = "COMET", "MODEL", 4
+    label = "COMET"
+    argument = "MODEL"
+    decimals = 4
 
     def __init__(self, references: References, options: MetricOptions) -> None:
         if options.source is None:
             raise ConfigError("comet needs the source text.", fix="Add `source` FILE.")
-        self._model, self._source, self._references = _model(options), options.source, references
+        self._model = _model(options)
+        self._source = options.source
+        self._references = references
         self.signature = f"nrefs:{len(references)}|{self._model.signature}"
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
@@ -118,7 +134,8 @@ class Comet(Metric):
         tables = []
         for stream in self._references:
             lines = zip(self._source, hypotheses, stream, strict=True)
-            tables.append(self._model.scores([{"src": s, "mt": h, "ref": r} for s, h, r in lines]))
+            samples = [{"src": s, "mt": h, "ref": r} for s, h, r in lines]
+            tables.append(self._model.scores(samples))
         return np.column_stack([np.mean(tables, axis=0), np.ones(len(hypotheses))])
 
 
@@ -135,7 +152,8 @@ def _model(options: MetricOptions) -> CometModel:
 
 
 def _package() -> Any:
-    root, silent = logging.getLogger(), logging.NullHandler()
+    root = logging.getLogger()
+    silent = logging.NullHandler()
     root.addHandler(silent)  # otherwise the package would show messages of all libraries
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -149,15 +167,17 @@ def _package() -> Any:
 
 def _checkpoint(name: str) -> Path:
     """Return the checkpoint file of a model on this machine."""
-    path, file = Path(name).absolute(), None
+    path = Path(name).absolute()
     if path.exists():
         files = [path] if path.is_file() else sorted(path.glob("checkpoints/*.ckpt"))
         problem = f"{name} has {len(files)} files checkpoints/*.ckpt; expected 1."
         if len(files) == 1:
-            if (settings := files[0].parent.parent / "hparams.yaml").is_file():
+            settings = files[0].parent.parent / "hparams.yaml"
+            if settings.is_file():
                 return files[0]
             problem = f"{name} is not a COMET checkpoint: {settings} is missing."
         raise ConfigError(problem, fix="Pass the checkpoint file of a model: comet:FILE.ckpt")
+    file = None
     with suppress(ValueError):  # not a name on the Hub
         file = try_to_load_from_cache(name, "checkpoints/model.ckpt")
     if not isinstance(file, str):

@@ -33,7 +33,6 @@ from nmt.checkpoint.model_folder import (
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_spelling, primary_code
-from nmt.config.model import ModelConfig
 from nmt.config.run import check_languages, name_of_folder
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
@@ -42,10 +41,11 @@ from nmt.extras.exchange.hugging_face import read_hugging_face
 from nmt.extras.exchange.imported import (
     COPY_AGAIN,
     HF_CONFIG,
-    FloatArray,
     Imported,
     Vocabulary,
+    Weights,
     check_sizes,
+    piece_texts,
     read_sentencepiece,
     reading,
 )
@@ -57,7 +57,7 @@ from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import JOINT, SOURCE, TARGET
 
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
-_PAD, _UNK, _, _EOS = _SPECIAL
+_PAD, _UNK, _BOS, _EOS = _SPECIAL
 _ADAPTER = "adapter_config.json"  # of the package peft
 _NO_ROW = -1
 _RESIZED = "The vocabulary was changed after training."
@@ -113,7 +113,15 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
         tags = [*vocabulary.language_tags(models[0])]
         codes = _codes(options.languages, model.languages, tags)
     weights = _reordered(model.weights, new_sides)
-    _check_weights(weights, model.model, models)
+    with torch.device("meta"):
+        expected = build_model(model.model, *(len(each.pieces) for each in models)).state_dict()
+    problems = tensor_differences(weights, expected)
+    if problems:
+        problem = f"The weights do not match the configuration of the model:\n  {problems}"
+        raise CheckpointError(problem, fix=COPY_AGAIN)
+    for name, value in weights.items():
+        if not np.isfinite(value).all():
+            raise CheckpointError(f"{name} contains NaN or infinity.", fix=COPY_AGAIN)
     spec = model.target.sentencepiece.trainer_spec
     values = {
         "name": name_of_folder(output),
@@ -277,11 +285,12 @@ class _Side:
         tokens.sort(key=lambda token: token not in side.symbols)  # first, as in vocabularies of nmt
         unused: dict[str, None] = {}
         for reader in readers:
-            unused |= dict.fromkeys(piece.piece for piece in reader.sentencepiece.pieces)
-        unused = {text: None for text in unused if text not in rows and text not in _SPECIAL}
+            for text in piece_texts(reader.sentencepiece):
+                if text not in rows and text not in _SPECIAL:
+                    unused[text] = None
         # PAD is part of the softmax, but never chosen.
-        first = [rows.get(_PAD, _NO_ROW), rows[_UNK], rows.get(start or "", _NO_ROW), rows[_EOS]]
-        known = first + [rows[token] for token in tokens]
+        known = [rows.get(_PAD, _NO_ROW), rows[_UNK], rows.get(start or "", _NO_ROW), rows[_EOS]]
+        known += [rows[token] for token in tokens]
         inputs = np.array(known + [rows[_UNK]] * len(unused))
         outputs = np.array(known + [_NO_ROW] * len(unused))
         outputs[BOS_ID] = _NO_ROW
@@ -302,7 +311,7 @@ def _resized(
     ]
 
 
-def _reordered(theirs: Mapping[str, FloatArray], sides: Sequence[_Side]) -> dict[str, FloatArray]:
+def _reordered(theirs: Weights, sides: Sequence[_Side]) -> dict[str, Any]:
     """Return the weights in float32, with embedding matrices and output bias in the new order."""
     weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
     for name, index in TABLES.items():
@@ -327,21 +336,6 @@ def _reordered(theirs: Mapping[str, FloatArray], sides: Sequence[_Side]) -> dict
     return weights
 
 
-def _check_weights(
-    weights: Mapping[str, FloatArray], config: ModelConfig, models: Sequence[Any]
-) -> None:
-    sizes = [len(model.pieces) for model in models]
-    with torch.device("meta"):
-        expected = build_model(config, *sizes).state_dict()
-    problems = tensor_differences(weights, expected)
-    if problems:
-        problem = f"The weights do not match the configuration of the model:\n  {problems}"
-        raise CheckpointError(problem, fix=COPY_AGAIN)
-    for name, value in weights.items():
-        if not np.isfinite(value).all():
-            raise CheckpointError(f"{name} contains NaN or infinity.", fix=COPY_AGAIN)
-
-
 def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
     """Return a SentencePiece model with the special tokens first, then ``tokens``, in this order.
 
@@ -361,7 +355,10 @@ def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
         pieces.append(present.get(token, new))
     model = vocabulary.with_pieces(side.sentencepiece, pieces)
     spec = model.trainer_spec
-    spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = PAD_ID, UNK_ID, BOS_ID, EOS_ID
+    spec.pad_id = PAD_ID
+    spec.unk_id = UNK_ID
+    spec.bos_id = BOS_ID
+    spec.eos_id = EOS_ID
     spec.pad_piece, spec.unk_piece, spec.bos_piece, spec.eos_piece = _SPECIAL
     return model
 
@@ -375,7 +372,7 @@ def _write(
     output: Path,
     config: InferenceConfig,
     models: Sequence[Any],
-    weights: Mapping[str, FloatArray],
+    weights: Weights,
     *,
     origin: str,
     step: int = 0,

@@ -17,14 +17,16 @@ from typing import Any
 
 from jinja2 import Environment
 
-from nmt.checkpoint import model_folder
 from nmt.checkpoint.files import MODEL, adapter_record, read_object, save_tensors
 from nmt.checkpoint.model_folder import (
     CARD,
     RECORD,
     ModelBundle,
     check_new_folder,
+    find_model,
+    is_ctranslate2,
     log_next_commands,
+    read_weights,
     recorded_data,
     recorded_value,
     write_folder_config,
@@ -129,9 +131,11 @@ def export(options: ExportOptions) -> ExportSummary:
         ConfigError: ``output`` exists, or the format does not support the model or quantization.
         CheckpointError: The model is missing or damaged, or the folder cannot be written.
     """
-    source, output, to = options.model, options.output, options.to
+    source = options.model
+    output = options.output
+    to = options.to
     check_new_folder(output, source)
-    if model_folder.is_ctranslate2(source):
+    if is_ctranslate2(source):
         problem = f"{source} is already an export, and cannot be exported again."
         raise ConfigError(problem, fix="Pass the run or model folder that was exported.")
     target = EXPORT_TARGETS[to]()
@@ -139,12 +143,14 @@ def export(options: ExportOptions) -> ExportSummary:
     if dtype not in target.dtypes:
         fix = f"Remove `quantization`, or use {' or '.join(target.dtypes)}."
         raise ConfigError(f"`to` {to} does not support `quantization` {dtype}.", fix=fix)
-    files = model_folder.find_model(source, options.checkpoint)
+    files = find_model(source, options.checkpoint)
     merged = files.config.model_copy(update={"base_model": None})
     config = target.adapt(merged)
-    data = None
+    corpora: list[str] = []
     if files.step:  # imported models of older versions have placeholders for their corpora
         data = recorded_data(files.record, source)
+        if data:
+            corpora = corpus_names(data.train)
     metric = str(recorded_value(files.record, "training.validation.metric"))
 
     def write(folder: Path) -> None:
@@ -153,29 +159,35 @@ def export(options: ExportOptions) -> ExportSummary:
         write_folder_config(folder, config, files.record)
         size = (folder / target.weights_name).stat().st_size
         prepared = trained_on(source, Path(str(files.record.get("prepared_dir"))))
-        names = corpus_names(data.train) if data else ()
+        counts = prepared.counts if prepared else {}
+        origin = IMPORTED
+        if bundle.step:
+            origin = f"Trained for {bundle.step:,} updates."
         write_card(
             folder,
             config,
-            f"Trained for {bundle.step:,} updates." if bundle.step else IMPORTED,
+            origin,
             parameters=sum(x.numel() for x in bundle.model.parameters()),
             vocab_sizes=bundle.tokenizers.vocab_sizes,
             weights=f"{to}, {dtype}, {size / 2**20:,.1f} MiB",
-            corpora={name: prepared and prepared.counts.get(name) for name in names},
+            corpora={name: counts.get(name) for name in corpora},
             prepared=prepared,
             beams=recorded_value(files.record, "training.validation.beam_size"),
             scores=_scores(bundle, source, metric.partition(":")[0]),
         )
 
     with progress_bar("exporting", unit="parts", total=3) as bar:  # reading, writing, checksums
-        bundle = model_folder.read_weights(files)
+        bundle = read_weights(files)
         shortlist = read_shortlist(source, bundle.tokenizers.vocab_sizes)
         bar.update()
         write_model_folder(output, source, bundle.step, write)
         bar.update()
     kept = config.decoding.model_dump()
-    before = files.config.decoding.model_dump().items()
-    if lost := [f"{name} {value}" for name, value in before if value != kept[name]]:
+    lost = []
+    for name, value in files.config.decoding.model_dump().items():
+        if value != kept[name]:
+            lost.append(f"{name} {value}")
+    if lost:
         logger.info("left out decoding options that %s does not support: %s", to, ", ".join(lost))
     log_next_commands(output)
     size = (output / target.weights_name).stat().st_size
@@ -208,8 +220,13 @@ def front_matter(config: InferenceConfig, **values: Any) -> str:
         config: Configuration of the model.
         values: Further keys, such as ``license``. Keys with the value None are left out.
     """
-    whole: dict[str, Any] = {"language": [config.source_language, config.target_language]}
-    whole |= {"pipeline_tag": "translation", "library_name": "nmt", "tags": ["nmt"], **values}
+    whole = {
+        "language": list(config.languages),
+        "pipeline_tag": "translation",
+        "library_name": "nmt",
+        "tags": ["nmt"],
+        **values,
+    }
     given = {key: value for key, value in whole.items() if value is not None}
     return f"---\n{dump_document(given)}---\n"
 
@@ -220,9 +237,10 @@ def _scores(bundle: ModelBundle, source: Path, metric: str) -> dict[str, float]:
     if (bundle.folder / RECORD).is_file():
         scores[metric] = read_object(bundle.folder / RECORD).get("score")
     else:
-        validation = {"kind": "validation", "step": bundle.step}.items()
+        validation = {"kind": "validation", "step": bundle.step}
         with suppress(OSError, ValueError):
             for line in (source / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-                if validation <= (event := parse_json(line)).items():
+                event = parse_json(line)
+                if validation.items() <= event.items():
                     scores = {name: event.get(name) for name in _SCORES}
     return {name: value for name, value in scores.items() if value is not None}

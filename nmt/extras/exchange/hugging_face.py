@@ -36,6 +36,7 @@ from nmt.extras.exchange.imported import (
     Imported,
     Vocabulary,
     load_json,
+    piece_texts,
     read_sentencepiece,
     read_settings,
     reading,
@@ -46,7 +47,7 @@ from nmt.extras.exchange.imported import (
 )
 from nmt.installation import read_toml
 
-_TOKENIZER_CONFIG = "tokenizer_config.json"
+_Json = Mapping[str, Any]
 # Settings of a search that have the same name and meaning in Hugging Face.
 _SEARCH_KEYS = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
 # Names of the shared embedding matrix; a file has one or more of them.
@@ -71,12 +72,13 @@ def read_hugging_face(source: Path) -> Imported:
         CheckpointError: A file is missing or damaged, or nmt does not support the model.
     """
     settings = read_settings(source)
+    tokenizer = load_json(source / "tokenizer_config.json", optional=True)
     if settings["model_type"] == "m2m_100":
-        return _read_m2m(source, settings)
-    return _read_marian_mt(source, settings)
+        return _read_m2m(source, settings, tokenizer)
+    return _read_marian_mt(source, settings, tokenizer)
 
 
-def _read_marian_mt(source: Path, settings: Mapping[str, Any]) -> Imported:
+def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
     tensors = TensorFiles(source)
     source_tokens = _read_tokens(source / "vocab.json")
     target_tokens = source_tokens
@@ -90,12 +92,15 @@ def _read_marian_mt(source: Path, settings: Mapping[str, Any]) -> Imported:
             raise ValueError(f"decoder_start_token_id {start} is not a token")
         # Shared matrices may be stored once, under any of their names. Compare them, because the
         # versions of the library interpret the configuration differently.
-        shared = ("model.shared.weight", "lm_head.weight")
-        encoder = tensors.first("model.encoder.embed_tokens.weight", *shared)
-        decoder = tensors.first("model.decoder.embed_tokens.weight", *shared)
-        output = decoder
-        if "lm_head.weight" in tensors:
-            output = tensors["lm_head.weight"]
+        encoder = tensors.read(
+            "model.encoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"
+        )
+        decoder = tensors.read(
+            "model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"
+        )
+        output = tensors.read(
+            "lm_head.weight", "model.decoder.embed_tokens.weight", "model.shared.weight"
+        )
         shares = source_tokens == target_tokens and np.array_equal(encoder, decoder)
         ties = np.array_equal(output, decoder)
         config = _config_of(
@@ -106,10 +111,9 @@ def _read_marian_mt(source: Path, settings: Mapping[str, Any]) -> Imported:
             scale_embeddings=settings.get("scale_embedding", False),
         )
         vectors = (encoder, decoder, output)
-        bias = tensors["final_logits_bias"]
-        weights = weights_of(config, HUGGING_FACE, tensors.__getitem__, vectors, bias)
+        bias = tensors.read("final_logits_bias")
+        weights = weights_of(config, HUGGING_FACE, tensors.read, vectors, bias)
         decoding = _decoding_of(settings)
-    tokenizer = load_json(source / _TOKENIZER_CONFIG, optional=True)
     codes = (_code_of(tokenizer.get("source_lang")), _code_of(tokenizer.get("target_lang")))
     return Imported(
         config,
@@ -129,8 +133,7 @@ def _code_of(language: str | None) -> str:
     return str(language or "")
 
 
-def _read_m2m(source: Path, settings: Mapping[str, Any]) -> Imported:
-    tokenizer = load_json(source / _TOKENIZER_CONFIG, optional=True)
+def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
     name = str(tokenizer.get("tokenizer_class") or _TOKENIZERS[0]).removesuffix("Fast")
     if name not in _TOKENIZERS:
         raise refused(f"tokenizer_class: {name}")
@@ -138,12 +141,12 @@ def _read_m2m(source: Path, settings: Mapping[str, Any]) -> Imported:
         raise refused("legacy_behaviour: true (the language token at the end of the source)")
     tensors = TensorFiles(source)
     with reading(source):
-        vectors = tensors.first(*_VECTORS)
+        vectors = tensors.read(*_VECTORS)
         output = vectors
         # Without this key, a stored output projection is not used, as in transformers.
         ties = bool(settings.get("tie_word_embeddings", True))
         if not ties:
-            output = tensors["lm_head.weight"]
+            output = tensors.read("lm_head.weight")
         config = _config_of(
             settings,
             norm_position="pre",
@@ -158,7 +161,7 @@ def _read_m2m(source: Path, settings: Mapping[str, Any]) -> Imported:
         vocabulary = _read_m2m_vocabulary(source, tokenizer, len(vectors))
         bias = np.zeros(len(vectors), np.float32)
         tables = (vectors, vectors, output)
-        weights = weights_of(config, HUGGING_FACE, tensors.__getitem__, tables, bias)
+        weights = weights_of(config, HUGGING_FACE, tensors.read, tables, bias)
         # PAD and UNK are never chosen, and do not share the probability, so that both engines can
         # be used. In a trained model their probability is almost 0.
         decoding = _decoding_of({"renormalize_logits": True, **settings})
@@ -177,7 +180,7 @@ def _read_m2m(source: Path, settings: Mapping[str, Any]) -> Imported:
     )
 
 
-def _read_m2m_vocabulary(source: Path, tokenizer: Mapping[str, Any], size: int) -> Vocabulary:
+def _read_m2m_vocabulary(source: Path, tokenizer: _Json, size: int) -> Vocabulary:
     """Read the tokens of all ``size`` rows of the embedding matrix.
 
     Rows without a token get a name that no text contains.
@@ -189,7 +192,7 @@ def _read_m2m_vocabulary(source: Path, tokenizer: Mapping[str, Any], size: int) 
         codes = _LANGUAGES[tokenizer.get("language_codes", "m2m100")].split()
         listed = [f"__{code}__" for code in codes]
     else:
-        pieces = [piece.piece for piece in model.pieces]
+        pieces = piece_texts(model)
         tokens = [*_FAIRSEQ, *pieces[3:]]
         names = _added_tokens(source, tokenizer)
         if pieces[:3] != ["<unk>", "<s>", "</s>"]:
@@ -210,7 +213,7 @@ def _read_m2m_vocabulary(source: Path, tokenizer: Mapping[str, Any], size: int) 
     return Vocabulary(model, tokens, frozenset(symbols.values()))
 
 
-def _added_tokens(source: Path, tokenizer: Mapping[str, Any]) -> dict[int, str]:
+def _added_tokens(source: Path, tokenizer: _Json) -> dict[int, str]:
     """Return the tokens that are not subwords, by their ids, from the files that list ids."""
     tokens = {}
     for token in load_json(source / "tokenizer.json", optional=True).get("added_tokens", []):
@@ -226,7 +229,7 @@ def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, Mapping) else token)
 
 
-def _config_of(settings: Mapping[str, Any], **others: Any) -> ModelConfig:
+def _config_of(settings: _Json, **others: Any) -> ModelConfig:
     """Convert what all types of models have in common, from `read_settings`; add ``others``."""
     return ModelConfig(
         encoder_layers=settings["encoder_layers"],
@@ -242,9 +245,7 @@ def _config_of(settings: Mapping[str, Any], **others: Any) -> ModelConfig:
 
 
 class TensorFiles:
-    """The weights of a model, read from its files one tensor at a time.
-
-    Only one file is open at a time, so memory holds at most that file besides the tensors in use.
+    """The weights of a model. The files stay mapped into memory, and each tensor is read when used.
 
     Args:
         folder: The model folder.
@@ -254,47 +255,30 @@ class TensorFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder  # The open file.
-        self._file: Any = None
-        self._paths: dict[str, Path] = {}
+        self._files: dict[str, Any] = {}  # By the names of their tensors.
         for name in weight_files(folder, [path.name for path in folder.iterdir()]):
             path = folder / name
             with reading(path):
-                self._paths |= dict.fromkeys(self._opened(path).keys(), path)
+                if path.suffix == ".safetensors":
+                    file: Any = safe_open(path, "pt")
+                else:  # files of torch before 1.6 are not archives, and cannot be mapped
+                    is_zip = zipfile.is_zipfile(path)
+                    file = torch.load(path, "cpu", weights_only=True, mmap=is_zip)
+                self._files |= dict.fromkeys(file.keys(), file)
 
-    def _opened(self, path: Path) -> Any:
-        if path != self._path:
-            self._file = None  # closes the other file first
-            self._path = path
-            if path.suffix == ".safetensors":
-                self._file = safe_open(path, "pt")
-            else:  # files of torch before 1.6 are not archives, and cannot be mapped
-                is_zip = zipfile.is_zipfile(path)
-                self._file = torch.load(path, "cpu", weights_only=True, mmap=is_zip)
-        return self._file
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._paths
-
-    def __getitem__(self, name: str) -> FloatArray:
-        """Return a tensor in float32.
+    def read(self, *names: str) -> FloatArray:
+        """Return the first of several tensors that the files contain, in float32.
 
         Raises:
             KeyError: There is no such tensor.
-            CheckpointError: The file is damaged.
         """
-        path = self._paths[name]
-        with reading(path):
-            file = self._opened(path)
-            tensor = file[name] if isinstance(file, dict) else file.get_tensor(name)
-            return tensor.float().numpy()
-
-    def first(self, *names: str) -> FloatArray:
-        """Return the first of several tensors that the files contain."""
-        return self[next((name for name in names if name in self), names[0])]
+        name = next((name for name in names if name in self._files), names[0])
+        file = self._files[name]
+        tensor = file[name] if isinstance(file, dict) else file.get_tensor(name)
+        return tensor.float().numpy()
 
 
-def _decoding_of(settings: Mapping[str, Any]) -> DecodingConfig:
+def _decoding_of(settings: _Json) -> DecodingConfig:
     """Convert search options, from `read_settings`, to a decoding section."""
     options: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1}
     for key in _SEARCH_KEYS:

@@ -27,6 +27,7 @@ from nmt.files.json_file import field, read_json
 from nmt.text.tokenizer import is_tag
 
 FloatArray = npt.NDArray[np.floating[Any]]
+Weights = Mapping[str, FloatArray]
 COPY_AGAIN = "Download or copy the model again."
 DEFAULT_MAX_LENGTH = 256
 # Do both sides share the embedding matrix? Is the output projection tied to that of the target?
@@ -104,7 +105,7 @@ class Vocabulary:
         """
         model = read_sentencepiece(path)
         if tokens is None:
-            tokens = [piece.piece for piece in model.pieces]
+            tokens = piece_texts(model)
         return cls(model, tokens, frozenset(filter(is_tag, tokens)))
 
 
@@ -114,7 +115,7 @@ class Imported:
 
     model: ModelConfig  # With `output_bias` true.
     # By our names. Rows of matrices and output bias are in the order of the original vocabularies.
-    weights: Mapping[str, FloatArray]
+    weights: Weights
     source: Vocabulary
     target: Vocabulary  # Has the tokens of ``source`` if the model shares its embedding matrix.
     decoding: DecodingConfig  # The search options in the files of the model.
@@ -135,6 +136,11 @@ def read_sentencepiece(path: Path) -> Any:
         if not model.pieces:  # an empty file is a valid protobuf message, too
             raise ValueError("it is not a SentencePiece model")
     return model
+
+
+def piece_texts(model: Any) -> list[str]:
+    """Return the texts of the pieces of a SentencePiece model, in the order of their ids."""
+    return [piece.piece for piece in model.pieces]
 
 
 def refused(what: str) -> CheckpointError:

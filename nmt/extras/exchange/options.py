@@ -12,6 +12,8 @@ from nmt.errors import ConfigError
 
 EXAMPLE = "Helsinki-NLP/opus-mt-en-de"  # A model on the Hugging Face Hub, for messages.
 _HubName = Annotated[str, Flag(argument=True, metavar="ORG/NAME")]
+_Texts = Annotated[tuple[Path, ...], Flag(metavar="FILE...")]
+_Codes = Annotated[tuple[str, ...], Flag(metavar="CODE...")]
 _Languages = Annotated[str | None, Flag(short="l", metavar="PAIR", shown="from the files")]
 
 
@@ -59,11 +61,11 @@ class ImportOptions(Options):
     source: Annotated[Path, Flag(argument=True)]
     output: OutputFolder
     languages: _Languages = None
-    keep_vocabulary: Annotated[tuple[Path, ...], Flag(metavar="FILE...")] = ()
-    keep_language: Annotated[tuple[str, ...], Flag(metavar="CODE...")] = ()
-    add_vocabulary: Annotated[tuple[Path, ...], Flag(metavar="FILE...")] = ()
+    keep_vocabulary: _Texts = ()
+    keep_language: _Codes = ()
+    add_vocabulary: _Texts = ()
     add_pieces: Annotated[int | None, Flag(min=1, shown="2,000")] = None
-    add_language: Annotated[tuple[str, ...], Flag(metavar="CODE...")] = ()
+    add_language: _Codes = ()
     like: Annotated[str | None, Flag(metavar="CODE")] = None
     json: Json = False
 
@@ -115,5 +117,6 @@ def is_resized(options: ImportOptions) -> bool:
         if getattr(options, name) and not getattr(options, needed):
             fix = f"Pass `{needed}`, or remove `{name}`."
             raise ConfigError(f"`{name}` has no effect without `{needed}`.", fix=fix)
-    kept, added = options.keep_vocabulary, options.add_vocabulary
-    return bool(kept or added or options.keep_language or options.add_language)
+    keeps = options.keep_vocabulary or options.keep_language
+    adds = options.add_vocabulary or options.add_language
+    return bool(keeps or adds)

@@ -41,7 +41,7 @@ from nmt.config.data import language_symbol, tag_symbol
 from nmt.config.language_codes import matching
 from nmt.device import usable_cores
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.imported import FloatArray
+from nmt.extras.exchange.imported import FloatArray, Weights, piece_texts
 from nmt.extras.exchange.options import ImportOptions
 from nmt.files.lines import decoded_lines, open_binary
 from nmt.files.progress import progress_bar
@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 IdArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 _Pair = tuple[str, str]
+_Texts = Sequence[Sequence[Path]]  # Files of each side.
 # Names of the matrices with a row for each entry of a vocabulary, and the side of the vocabulary.
 TABLES = {"source_vectors": 0, "target_vectors": 1, "output_vectors": 1, "output_bias": 1}
 ADD_PIECES = 2000  # Maximum number of new pieces by default.
@@ -79,8 +80,9 @@ def tokenizer_of(model: Any, *, is_raw: bool = False, shows_unused: bool = False
         shows_unused: Show the unused pieces that BPE builds, and otherwise splits again.
     """
     changed = with_pieces(model, model.pieces)
-    for piece in changed.pieces if shows_unused else ():
-        piece.type = _KINDS.NORMAL if piece.type == _KINDS.UNUSED else piece.type
+    for piece in changed.pieces:
+        if shows_unused and piece.type == _KINDS.UNUSED:
+            piece.type = _KINDS.NORMAL
     if is_raw:
         spec = changed.normalizer_spec
         spec.CopyFrom(type(spec)(add_dummy_prefix=False, remove_extra_whitespaces=False))
@@ -93,6 +95,10 @@ def with_pieces(model: Any, pieces: Iterable[Any]) -> Any:
     changed = ModelProto(pieces=pieces, **specs)
     changed.trainer_spec.vocab_size = len(changed.pieces)
     return changed
+
+
+def _kinds_of(model: Any) -> IdArray:
+    return np.array([piece.type for piece in model.pieces])
 
 
 def _merges(text: str, scores: Mapping[str, float]) -> Iterator[str]:
@@ -125,8 +131,8 @@ def kept_pieces(model: Any, used: Mask, dropped: Collection[str] = ()) -> Mask:
     Returns:
         True for pieces to keep. (V,).
     """
-    texts = [piece.piece for piece in model.pieces]
-    kinds = np.array([piece.type for piece in model.pieces])
+    texts = piece_texts(model)
+    kinds = _kinds_of(model)
     scores = np.array([piece.score for piece in model.pieces])
     is_plain = np.isin(kinds, (_KINDS.NORMAL, _KINDS.UNUSED))
     ids = {texts[row]: row for row in np.flatnonzero(is_plain)}
@@ -175,7 +181,7 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
     known: set[str] = set()
     barred: set[str] = set()
     for model in models:
-        known.update(piece.piece for piece in model.pieces)
+        known.update(piece_texts(model))
         if is_bpe(model):
             barred |= _barred(model)
     characters = Counter[str]()
@@ -194,9 +200,8 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
         return len(classes) <= 1 and len(text) <= _LONGEST and is_new
 
     today = grown(models[-1], (), dict.fromkeys(new, -inf))
-    texts = np.array([piece.piece for piece in today.pieces], object)
-    # Unknown characters and bytes are never joined.
-    texts[[piece.type != _KINDS.NORMAL for piece in today.pieces]] = ""
+    texts = np.array(piece_texts(today), object)
+    texts[_kinds_of(today) != _KINDS.NORMAL] = ""  # unknown characters and bytes: never joined
     rows = tokenizer_of(today, is_raw=True).encode_batch([*words])
     segmented = [texts[ids].tolist() for ids in rows]
     for text, count in _frequent_pairs(segmented, [*words.values()], is_possible):
@@ -209,14 +214,14 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
 
 def _barred(model: Any) -> set[str]:
     """Return the beginnings and ends of old pieces that their own text does not reach."""
-    plain = (_KINDS.NORMAL, _KINDS.UNUSED)
-    rows = {piece.piece: row for row, piece in enumerate(model.pieces) if piece.type in plain}
+    texts = piece_texts(model)
+    is_plain = np.isin(_kinds_of(model), (_KINDS.NORMAL, _KINDS.UNUSED))
     tokenizer = tokenizer_of(model, is_raw=True, shows_unused=True)
     parts = set()
-    for (text, row), ids in zip(rows.items(), tokenizer.encode_batch([*rows]), strict=True):
-        if ids != [row]:
-            for cut in range(1, len(text)):
-                parts |= {text[:cut], text[cut:]}
+    for row, ids in enumerate(tokenizer.encode_batch(texts)):
+        if is_plain[row] and ids != [row]:
+            for cut in range(1, len(texts[row])):
+                parts |= {texts[row][:cut], texts[row][cut:]}
     return parts
 
 
@@ -303,7 +308,7 @@ def grown(model: Any, tags: Sequence[str], pieces: Mapping[str, float]) -> Any:
 def tags_end(model: Any) -> int:
     """Return the id after the user-defined symbols at the beginning of a vocabulary."""
     first = (_KINDS.CONTROL, _KINDS.USER_DEFINED, _KINDS.UNKNOWN)
-    return next(x for x, piece in enumerate(model.pieces) if piece.type not in first)
+    return int(np.argmin(np.isin(_kinds_of(model), first)))
 
 
 @dataclass(frozen=True)
@@ -312,25 +317,22 @@ class Resized:
 
     model: Any  # SentencePiece model.
     kept: IdArray  # Old ids of the entries that stay, in rising order.
-    place: int  # Id of the first new tag. New pieces are at the end.
-    # For each new tag and piece, ids after trimming: it starts at the mean of their rows.
-    tags: Sequence[Sequence[int]]
-    pieces: Sequence[Sequence[int]]
-    otherwise: Sequence[int]  # The same for a new entry without ids.
+    # For each new entry, the id after trimming before which it is placed, and the ids after
+    # trimming at whose mean row it starts.
+    places: Sequence[int]
+    starts: Sequence[Sequence[int]]
+    otherwise: Sequence[int]  # As ``starts``, for new entries without ids.
 
     def grow(self, table: FloatArray) -> FloatArray:
         """Add the rows of new entries to a matrix or vector with the rows of ``kept``."""
-        starts = [*self.tags, *self.pieces]
-        if not starts:
+        if not self.starts:
             return table
         rest = table[self.otherwise].mean(0)
-        rows = np.stack([table[[*ids]].mean(0) if ids else rest for ids in starts])
-        tags = rows[: len(self.tags)]
-        pieces = rows[len(self.tags) :]
-        return np.concatenate([table[: self.place], tags, table[self.place :], pieces])
+        rows = [table[[*ids]].mean(0) if ids else rest for ids in self.starts]
+        return np.insert(table, self.places, rows, axis=0)
 
 
-def sizes_of(models: Sequence[Any], weights: Mapping[str, FloatArray]) -> dict[str, float]:
+def sizes_of(models: Sequence[Any], weights: Weights) -> dict[str, float]:
     """Return the entries of two vocabularies, parameters, and megabytes of float32 weights.
 
     Args:
@@ -420,7 +422,7 @@ def language_tags(model: Any) -> dict[str, int]:
     return {tag: row for tag, row in tags if is_tag(tag) or tag.startswith("<2")}
 
 
-def _blocks(texts: Sequence[Sequence[Path]], what: str) -> Iterator[tuple[int, str, list[str]]]:
+def _blocks(texts: _Texts, what: str) -> Iterator[tuple[int, str, list[str]]]:
     """Yield blocks of lines, each with the index in ``texts`` and its place in the file."""
     with progress_bar(what, unit="lines", leave=False) as bar:
         for index, paths in enumerate(texts):
@@ -445,7 +447,7 @@ def _ids(tokenizer: Tokenizer, lines: Sequence[str]) -> IdArray:
 
 
 def _trim(
-    models: Sequence[Any], options: ImportOptions, texts: Sequence[Sequence[Path]]
+    models: Sequence[Any], options: ImportOptions, texts: _Texts
 ) -> tuple[list[Any], IdArray]:
     """Return trimmed models and the old ids of their entries.
 
@@ -474,14 +476,15 @@ def _trim(
     after = [tokenizer_of(model) for model in trimmed]
     old_ids = np.append(kept, -1)
     for index, place, lines in _blocks(texts, "comparing subwords"):
-        if not np.array_equal(_ids(before[index], lines), old_ids[_ids(after[index], lines)]):
+        ids = old_ids[_ids(after[index], lines)]
+        if not np.array_equal(ids, _ids(before[index], lines)):
             fix = "Keep the tags that occur in the text."
             raise CheckpointError(f"{place}: these tokens would change.", fix=fix)
     return trimmed, kept
 
 
 def _grow(
-    models: Sequence[Any], kept: IdArray, options: ImportOptions, texts: Sequence[Sequence[Path]]
+    models: Sequence[Any], kept: IdArray, options: ImportOptions, texts: _Texts
 ) -> list[Resized]:
     """Add tags and pieces to trimmed models of vocabularies with the same entries."""
     model = models[-1]
@@ -503,17 +506,18 @@ def _grow(
             count_words(tokenizers[index], lines, words)
         learned = learned_pieces(models, words, options.add_pieces or ADD_PIECES)
     related = [tags[like]] if like else [*tags.values()]
-    kinds = np.array([piece.type for piece in model.pieces])
+    kinds = _kinds_of(model)
     known = {*np.flatnonzero(np.isin(kinds, (_KINDS.NORMAL, _KINDS.BYTE)))}
     rows = tokenizer_of(model, is_raw=True).encode_batch([*learned])
-    starts = [list(filter(known.__contains__, ids)) for ids in rows]
+    starts = [related] * len(new_tags)
+    starts += [list(filter(known.__contains__, ids)) for ids in rows]
+    places = [tags_end(model)] * len(new_tags) + [len(kept)] * len(learned)
     return [
         Resized(
             model=grown(each, new_tags, learned),
             kept=kept,
-            place=tags_end(model),
-            tags=[related] * len(new_tags),
-            pieces=starts,
+            places=places,
+            starts=starts,
             otherwise=np.flatnonzero(kinds == _KINDS.NORMAL).tolist(),
         )
         for each in models

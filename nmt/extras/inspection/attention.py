@@ -64,8 +64,9 @@ def attention(inspected: Inspected) -> Iterator[Figure]:
     recording = record(inspected.model, inspected.source, inspected.target)
     for kind, title in KINDS.items():
         yield from _figures(inspected, kind, title, recording.weights(kind))
-    mean = inspected.model.align(inspected.source, inspected.target)[0].tolist()
-    yield _heatmap(inspected, "cross", f"{KINDS['cross']}, mean of the upper half", mean)
+    (mean,) = inspected.model.align(inspected.source, inspected.target)
+    title = f"{KINDS['cross']}, mean of the upper half"
+    yield _heatmap(inspected, "cross", title, mean.tolist())
 
 
 def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> Iterator[Figure]:
@@ -80,21 +81,29 @@ def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> I
         note = f"Only layer {layers[0]}, {len(heads)} heads. To see more, set `layer` or `head`."
     if not layers:  # the chosen layer exists only in the stack with more layers
         return
-    names = [layer_names(len(weights))[layer - 1] for layer in layers]
+    all_names = layer_names(len(weights))
+    names = []
     grid = []
     steps = []
-    for name, layer in zip(names, layers, strict=True):
+    for layer in layers:
         of_layer = weights[layer - 1]
-        of_heads = {f"head {head}": _rows(of_layer[head - 1], kind) for head in heads}
-        shown = of_heads
+        rows = {f"head {head}": _rows(of_layer[head - 1], kind) for head in heads}
+        shown = rows
         if not inspected.choice.head:
             shown = {"mean of all heads": _rows(of_layer.mean(0), kind)}
-        maps = [_heatmap(inspected, kind, k.capitalize(), rows) for k, rows in shown.items()]
-        links = Links("Heads as arcs", maps[0].rows, maps[0].columns, of_heads)
-        grid.append(list(of_heads.values()))
-        steps.append(Step(name, [links, *maps]))
-    yield Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
-    yield Steps(f"{title}, layer by layer", steps)
+        maps = []
+        for name, values in shown.items():
+            title_of_map = name.capitalize()
+            maps.append(_heatmap(inspected, kind, title_of_map, values))
+        labelled = maps[0]
+        links = Links("Heads as arcs", labelled.rows, labelled.columns, rows)
+        names.append(all_names[layer - 1])
+        grid.append(list(rows.values()))
+        steps.append(Step(names[-1], [links, *maps]))
+    columns = [f"head {head}" for head in heads]
+    yield Grid(title, names, columns, grid, note=note)
+    title = f"{title}, layer by layer"
+    yield Steps(title, steps)
 
 
 def _heatmap(inspected: Inspected, kind: Kind, title: str, values: Matrix) -> Heatmap:
@@ -114,7 +123,8 @@ def _rows(weights: Tensor, kind: Kind) -> Matrix:
     rows = weights.tolist()
     if kind == "decoder":
         for place, row in enumerate(rows, 1):
-            row[place:] = [None] * (len(row) - place)
+            num_masked = len(row) - place
+            row[place:] = [None] * num_masked
     return rows
 
 
@@ -128,7 +138,7 @@ def alignment(inspected: Inspected) -> Iterator[Figure]:
     so some links are wrong.
     """
     start = int(inspected.config.model.source_bos) + len(inspected.tag_ids)
-    weights = inspected.model.align(inspected.source, inspected.target)[0]
+    (weights,) = inspected.model.align(inspected.source, inspected.target)
     weights = weights[:-1, start:-1]  # no EOS, no BOS, no tag
     source, target = inspected.tokenizers
     source_ids = inspected.source_ids[start:-1]
@@ -136,16 +146,20 @@ def alignment(inspected: Inspected) -> Iterator[Figure]:
     target_subwords = labels(target, inspected.target_ids)
     aligned = align_words(weights.tolist(), source_subwords, target_subwords)
     note = "Each pair is source-target. Words are numbered from 0."
-    yield Text("Pharaoh format", [as_pharaoh(aligned.links)], note=note)
+    pharaoh = as_pharaoh(aligned.links)
+    yield Text("Pharaoh format", [pharaoh], note=note)
     source_words = _words(source, source_ids)
     target_words = _words(target, inspected.target_ids)
+    title = "Alignment of words"
     links = torch.zeros(aligned.source_words, len(target_words))
     for i, j in aligned.links:
         links[i, j] = 1
-    yield Links("Alignment of words", source_words, target_words, {"link": links.tolist()})
+    yield Links(title, source_words, target_words, {"link": links.tolist()})
     yield _attention_of("words", aligned.weights, source_words, target_words)
-    links = (weights == weights.amax(1, keepdim=True)).T.float()
-    yield Links("Alignment of subwords", source_subwords, target_subwords, {"link": links.tolist()})
+    title = "Alignment of subwords"
+    strongest = weights.amax(1, keepdim=True)
+    links = (weights == strongest).T.float()
+    yield Links(title, source_subwords, target_subwords, {"link": links.tolist()})
     yield _attention_of("subwords", weights.tolist(), source_subwords, target_subwords)
 
 
@@ -159,7 +173,8 @@ def _attention_of(
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Join the tokens of each word. Word borders are those of `nmt.inference.request.words_of`."""
     words: dict[int, list[int]] = {}
-    for word, index in zip(words_of(labels(tokenizer, ids)), ids, strict=True):
+    numbers = words_of(labels(tokenizer, ids))
+    for word, index in zip(numbers, ids, strict=True):
         words.setdefault(word, []).append(index)
     return [tokenizer.decode(of_word) for of_word in words.values()]
 
@@ -181,12 +196,14 @@ def heads(inspected: Inspected) -> Iterator[Figure]:
     for kind, title in KINDS.items():
         rows: Rows = []
         layers = layer_names(len(losses[kind]))
-        for layer, looks, of_heads in zip(layers, shares[kind].tolist(), losses[kind], strict=True):
-            for head, (look, loss) in enumerate(zip(looks, of_heads, strict=True), 1):
+        for layer, of_heads in enumerate(losses[kind]):
+            for head, loss in enumerate(of_heads):
+                look = shares[kind][layer, head].tolist()
                 if kind == "cross":
                     # Positions of source and target do not correspond, except at the ends.
                     look[:2] = [None, None]
-                rows.append([f"{layer}, head {head}", *look, _role(look), loss])
+                name_of_head = f"{layers[layer]}, head {head + 1}"
+                rows.append([name_of_head, *look, _role(look), loss])
         yield Table(title, columns, rows, note=note)
 
 
@@ -197,15 +214,19 @@ def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
     counts: Counter[Kind] = Counter()
     for source, target in pairs:
         read = source_of(model, Packed.from_rows([[*source, EOS_ID]]))
-        recording = record(model, read, Packed.from_rows([[BOS_ID, *target]]))
+        written = Packed.from_rows([[BOS_ID, *target]])
+        recording = record(model, read, written)
         for kind in KINDS:
             weights = recording.weights(kind)
             num_rows, num_columns = weights.shape[2:]
             near = off_diagonal(num_rows, num_columns) <= _NEAR
+            end = -1
+            if kind == "decoder":
+                end = 0
             looks = [
                 weights.diagonal(-1, 2, 3).sum(-1),
                 weights.diagonal(0, 2, 3).sum(-1),
-                weights[..., 0 if kind == "decoder" else -1].sum(-1),
+                weights[..., end].sum(-1),
                 (weights * near).sum((2, 3)),
             ]
             sums[kind] = sums[kind] + torch.stack(looks, -1)
@@ -225,7 +246,8 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
 
     def log_prob() -> float:
         log_probs = engine.token_log_probs(sources, targets)
-        return sum(map(sum, log_probs)) / sum(map(len, log_probs))
+        total = sum(map(sum, log_probs))
+        return total / sum(map(len, log_probs))
 
     def losses_of(module: Attention) -> list[float]:
         losses = []
@@ -237,8 +259,12 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
     whole = log_prob()
     losses = {}
     for kind in KINDS:
-        name = "cross_attention" if kind == "cross" else "self_attention"
-        layers = model.encoder if kind == "encoder" else model.decoder
+        layers = model.decoder
+        name = "self_attention"
+        if kind == "encoder":
+            layers = model.encoder
+        elif kind == "cross":
+            name = "cross_attention"
         losses[kind] = [losses_of(getattr(layer, name)) for layer in layers]
     return losses
 
@@ -246,8 +272,9 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
 def _role(shares: Sequence[float | None]) -> str:
     """Return the name of the share that dominates, or an empty string. The diagonal is last."""
     *single, diagonal = [share or 0.0 for share in shares]
-    if max(single) >= _MOSTLY:
-        return _NAMES[single.index(max(single))]
+    largest = max(single)
+    if largest >= _MOSTLY:
+        return _NAMES[single.index(largest)]
     if diagonal >= _MOSTLY:
         return _NAMES[-1]
     return ""
@@ -263,8 +290,11 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
         DataError: The set cannot be read, or all its sentences are too long.
     """
     source, target = inspected.tokenizers
-    name = inspected.choice.test or next(iter(inspected.sets.tests), "valid")
-    (test,) = load_test_sets(EvaluateOptions(test=(name,)), inspected.sets)
+    name = inspected.choice.test
+    if name is None:
+        name = next(iter(inspected.sets.tests), "valid")
+    options = EvaluateOptions(test=(name,))
+    (test,) = load_test_sets(options, inspected.sets)
     tag = inspected.choice.tag
     if tag is None:
         tag = test.tag
@@ -276,8 +306,10 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
     sources = source.encode_batch(test.source or ())
     targets = target.encode_batch(test.references[0])
     for source_ids, target_ids in zip(sources, targets, strict=True):
+        if not source_ids or not target_ids:
+            continue
         pair = ([*first, *source_ids], target_ids)
-        if source_ids and target_ids and max(map(len, pair)) <= most:
+        if max(map(len, pair)) <= most:
             pairs.append(pair)
     if not pairs:
         problem = f"{name} does not contain a sentence pair of at most {most} tokens."

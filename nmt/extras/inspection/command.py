@@ -47,9 +47,11 @@ def inspect(options: InspectOptions) -> None:
     facts: dict[str, str] = {}
     offers: dict[str, str] = {}
     if options.model is None:
-        _refuse_idle(options, [], "for worked examples")
+        place = "for worked examples"
+        _refuse_idle(options, [], place)
         title = "Inside the Transformer"
-        parts = [_part("worked-examples", worked_examples.__doc__, worked_examples())]
+        explanation = worked_examples.__doc__
+        parts = [_part("worked-examples", explanation, worked_examples())]
     else:
         inspected = Inspected(options.model, options)
         names = list(_page_views(inspected))
@@ -74,12 +76,15 @@ def inspect(options: InspectOptions) -> None:
         if not options.view:
             offers = _offers(inspected, names)
     if style == "json":
-        data = {"title": title, "facts": facts, "parts": {part.name: part for part in parts}}
-        text = json.dumps(data, ensure_ascii=False, default=as_dict) + "\n"
+        named = {part.name: part for part in parts}
+        data = {"title": title, "facts": facts, "parts": named}
+        text = json.dumps(data, ensure_ascii=False, default=as_dict)
+        text += "\n"
     elif style == "html":
         text = render_page(title, facts, parts, offers)
     elif style == "svg":
-        text = document(list(chain.from_iterable(part.figures for part in parts)))
+        figures = chain.from_iterable(part.figures for part in parts)
+        text = document(list(figures))
     else:
         text = "\n".join(map(part_text, parts))
     if options.open_ and output is None:
@@ -88,7 +93,8 @@ def inspect(options: InspectOptions) -> None:
     with open_output(output) as writer:
         writer.write(text.encode("utf-8", "replace"))
     if output and output.parent == options.model and (output.parent / "report.html").is_file():
-        HtmlReport(output.parent, title.removeprefix("Inside ")).close()  # links to this page
+        report = HtmlReport(output.parent, title.removeprefix("Inside "))
+        report.close()  # links to this page
     if options.open_ and output:
         webbrowser.open(output.resolve().as_uri())
     elif style == "text" and offers and not options.source:
@@ -116,20 +122,25 @@ def _check_needs(name: str, inspected: Inspected) -> None:
 
 def _part(name: str, doc: str | None, figures: Iterable[Figure]) -> Part:
     """Return a view with its figures. ``doc`` contains title and explanation."""
-    title, _, explanation = cleandoc(doc or name).partition("\n\n")
-    return Part(name, title.rstrip("."), " ".join(explanation.split()), list(figures))
+    title, _, text = cleandoc(doc or name).partition("\n\n")
+    explanation = " ".join(text.split())
+    return Part(name, title.rstrip("."), explanation, list(figures))
 
 
 def _check_view(options: InspectOptions) -> None:
     """Raise an error for a missing model, an unknown view, or a view before the model."""
     if options.model is None and not options.worked_examples:
-        raise ConfigError("MODEL is missing.", fix="Pass a run folder or a configuration.")
+        fix = "Pass a run folder or a configuration."
+        raise ConfigError("MODEL is missing.", fix=fix)
     if options.model is not None and options.worked_examples:
         fix = "Remove MODEL or `worked_examples`."
-        raise ConfigError("`worked_examples` and MODEL cannot be combined.", fix=fix)
-    if options.view not in (None, *VIEWS) and str(options.model) in VIEWS:
+        problem = "`worked_examples` and MODEL cannot be combined."
+        raise ConfigError(problem, fix=fix)
+    is_unknown = options.view not in (None, *VIEWS)
+    if is_unknown and str(options.model) in VIEWS:
         right = shell_command("inspect", options.view, options.model)
-        raise ConfigError(f"Write the view {options.model} after MODEL.", fix=f"Type: {right}")
+        problem = f"Write the view {options.model} after MODEL."
+        raise ConfigError(problem, fix=f"Type: {right}")
     if options.view is not None:
         chosen(VIEWS, options.view, "view")
 
@@ -137,10 +148,12 @@ def _check_view(options: InspectOptions) -> None:
 def _refuse_idle(options: InspectOptions, used: Collection[str], place: str) -> None:
     """Raise an error if an option outside ``used`` was changed."""
     of_views = chain.from_iterable(view.options for view in VIEWS.values())
-    idle = changed(options, *set(of_views).difference(used))
+    unused = set(of_views).difference(used)
+    idle = changed(options, *unused)
     if idle:
         names = ", ".join(f"`{name}`" for name in sorted(idle))
-        raise ConfigError(f"{names} has no effect {place}.", fix=f"Remove {names}.")
+        problem = f"{names} has no effect {place}."
+        raise ConfigError(problem, fix=f"Remove {names}.")
 
 
 def _style(options: InspectOptions) -> Style:
@@ -152,12 +165,15 @@ def _style(options: InspectOptions) -> Style:
     ending = ""
     if options.output:
         ending = options.output.suffix.lower()
-    usual: Style = "html" if options.open_ else "text"
+    usual: Style = "text"
+    if options.open_:
+        usual = "html"
     style = options.format_ or _STYLES.get(ending, usual)
     if ending and _STYLES.get(ending) != style:
         problem = f"the ending {ending} does not match the format {style}"
         fix = f"Use one of the endings {', '.join(_STYLES)}, and remove `format`."
-        raise ConfigError(f"`output` {options.output}: {problem}.", fix=fix)
+        problem = f"`output` {options.output}: {problem}."
+        raise ConfigError(problem, fix=fix)
     return style
 
 

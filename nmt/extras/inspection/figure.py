@@ -24,6 +24,8 @@ Rows = list[list[Cell]]
 # Rows of numbers. None is an empty cell, such as a masked score.
 Matrix = Sequence[Sequence[float | None]]
 BoxKind = Literal["embedding", "attention", "feed-forward", "norm", "add", "output"]
+# From (stack, box) to (stack, box), with a label such as ``memory``.
+Arrow = tuple[tuple[int, int], tuple[int, int], str]
 NodeKind = Literal["kept", "dropped", "finished", "best"]
 TIMES = "\N{MULTIPLICATION SIGN}"
 ROOT = "\N{SQUARE ROOT}"
@@ -36,6 +38,11 @@ _SUPERSCRIPTS = str.maketrans(
 )
 _MAX_ARCS = 300  # Arcs of one drawing.
 _FAINT = 0.1  # Arcs below this share of the strongest arc are left out.
+
+
+def flat(values: Matrix) -> list[float]:
+    """Return the numbers of all cells that are not empty."""
+    return [value for value in chain.from_iterable(values) if value is not None]
 
 
 @dataclass(frozen=True)
@@ -78,9 +85,7 @@ class Heatmap(Figure):
     @property
     def bounds(self) -> tuple[float, float]:
         """The values of the palest and the strongest colour; -x and x if there are two hues."""
-        values: list[float] = []
-        for row in self.values:
-            values += [value for value in row if value is not None and isfinite(value)]
+        values = [value for value in flat(self.values) if isfinite(value)]
         low = self.low
         high = self.high
         if low is None:
@@ -110,10 +115,10 @@ class Links(Figure):
         """The smallest weight that is drawn, and the largest weight."""
         drawn: list[float] = []
         for matrix in self.weights.values():
-            for row in matrix:
-                drawn += [weight for weight in row if weight]
+            drawn += filter(None, flat(matrix))
         drawn = sorted(drawn, reverse=True)[:_MAX_ARCS] or [1.0]
-        return max(_FAINT * drawn[0], drawn[-1]), drawn[0]
+        high = drawn[0]
+        return max(_FAINT * high, drawn[-1]), high
 
 
 @dataclass(frozen=True)
@@ -172,8 +177,7 @@ class Diagram(Figure):
     """An architecture diagram: stacks side by side, with arrows between them."""
 
     stacks: Sequence[Stack]
-    # From (stack, box) to (stack, box), with a label such as ``memory``.
-    arrows: Sequence[tuple[tuple[int, int], tuple[int, int], str]] = ()
+    arrows: Sequence[Arrow] = ()
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,8 @@ def as_dict(value: Any) -> dict[str, Any]:
     """
     if isinstance(value, Part | Node | Box):
         return vars(value)
-    return {"kind": type(value).__name__.lower(), **vars(value)}
+    kind = type(value).__name__.lower()
+    return {"kind": kind, **vars(value)}
 
 
 def isolated(text: str) -> str:
@@ -246,7 +251,8 @@ def vector_text(vector: Iterable[Any], count: int = 6) -> str:
 
 def part_text(part: Part) -> str:
     """Return a part as text: title, explanation, figures."""
-    lines = [part.title, fill(visible(part.explanation), _WIDTH), ""]
+    explanation = fill(visible(part.explanation), _WIDTH)
+    lines = [part.title, explanation, ""]
     for figure in part.figures:
         lines += _titled(figure)
     return "\n".join(lines)
@@ -276,9 +282,11 @@ def figure_lines(figure: Figure) -> list[str]:
         case Tree():
             return _tree(figure)
         case Steps():
-            return list(chain.from_iterable(map(_step, figure.steps)))
+            of_steps = map(_step, figure.steps)
+            return list(chain.from_iterable(of_steps))
         case Diagram():
-            return list(chain.from_iterable(map(_stack, figure.stacks)))
+            stacks = map(_stack, figure.stacks)
+            return list(chain.from_iterable(stacks))
         case _:
             return ["(drawing: shown in the formats html and svg)"]
 
@@ -293,7 +301,8 @@ def _stack(stack: Stack) -> Iterator[str]:
     """Yield a line for each box, from the top (output) to the bottom (input)."""
     yield f"{stack.title}, from top to bottom"
     first, last, count = stack.repeated or (0, -1, 1)
-    for index, box in reversed(list(enumerate(stack.boxes))):
+    boxes = list(enumerate(stack.boxes))
+    for index, box in reversed(boxes):
         times = ""
         if first <= index <= last:
             times = f"{count} {TIMES}"
@@ -360,11 +369,13 @@ def _is_numeric(column: Iterable[Cell]) -> bool:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
     cells = [[visible(name) for name in head], *cell_texts(rows)]
-    columns = []
-    for column, is_numeric in zip_longest(zip_longest(*cells, fillvalue=""), numeric_columns(rows)):
-        width = max(map(len, column)) if is_numeric else 0
-        columns.append([cell.rjust(width) for cell in column])
-    return text_table(list(zip(*columns, strict=True))).splitlines()
+    columns = [list(column) for column in zip_longest(*cells, fillvalue="")]
+    for place, is_numeric in enumerate(numeric_columns(rows)):
+        if is_numeric:
+            width = max(map(len, columns[place]))
+            columns[place] = [cell.rjust(width) for cell in columns[place]]
+    lines = list(zip(*columns, strict=True))
+    return text_table(lines).splitlines()
 
 
 def _tree(figure: Tree) -> list[str]:

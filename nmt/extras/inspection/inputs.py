@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.config.model import ModelConfig
 from nmt.data.loader import Batch, collate
 from nmt.errors import ConfigError
 from nmt.extras.inspection.figure import (
@@ -36,6 +35,7 @@ from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
 from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizer
 
+Side = Literal["source", "target"]
 Pair = tuple[list[int], list[int]]  # Ids of source and target, without special ones.
 _SMALL_VOCABULARY = 40  # Largest vocabulary whose one-hot vectors are drawn.
 _NUM_NEIGHBOURS = 5
@@ -78,7 +78,7 @@ def vocabulary(inspected: Inspected) -> Iterator[Figure]:
         yield from _side(inspected, "target")
 
 
-def _side(inspected: Inspected, side: Literal["source", "target"]) -> Iterator[Figure]:
+def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
     tokenizer: Tokenizer = getattr(inspected.tokenizers, side)
     ids = inspected.source_ids
     if side == "target":
@@ -91,49 +91,49 @@ def _side(inspected: Inspected, side: Literal["source", "target"]) -> Iterator[F
         counts = train.token_counts(side, size)
         counts[EOS_ID] = len(train)  # not stored, but part of each sentence
         columns["count in training data"] = counts[ids].tolist()
+    title = f"Subwords, {side}"
     rows = zip(*columns.values(), strict=True)
-    yield Table(f"Subwords, {side}", list(columns), list(rows))
+    yield Table(title, list(columns), list(rows))
     if size <= _SMALL_VOCABULARY:
         values = _one_hot(ids, size).tolist()
         all_subwords = labels(tokenizer, range(size))
-        yield Heatmap(f"One-hot vectors, {side}", values, subwords, all_subwords)
+        title = f"One-hot vectors, {side}"
+        yield Heatmap(title, values, subwords, all_subwords)
     if inspected.has_weights:
         matrix: Tensor = inspected.model.source_vectors
         if side == "target":
             matrix = inspected.model.target_embeddings
         matrix = matrix.detach()
-        yield _lookup(inspected, f"From one-hot to vector, {side}", matrix, ids, subwords)
+        index = next((index for index in ids if index > EOS_ID), ids[0])
+        (subword,) = labels(tokenizer, [index])
+        _, dim = matrix.shape
+        one_hot = _one_hot([index], size)
+        (row,) = one_hot @ matrix
+        lines = [
+            f"x = one-hot vector of {isolated(subword)}: "
+            f"{size:,} numbers; number {index:,} is 1, the rest are 0",
+            f"x W = row {index:,} of the embedding matrix W, {size:,} by {dim:,}: "
+            f"{vector_text(row)}",
+        ]
+        if inspected.config.model.scale_embeddings:
+            lines.append(f"x W {ROOT}{dim:,} = {vector_text(row * dim**0.5)}")
+        title = f"From one-hot to vector, {side}"
+        yield Text(title, lines)
         nearest = []
         for index, subword in dict(zip(ids, subwords, strict=True)).items():
             cosines = dict(neighbours(matrix, index, _NUM_NEIGHBOURS))
             names = labels(tokenizer, list(cosines))
-            pairs = zip(map(isolated, names), cosines.values(), strict=True)
-            nearest.append((subword, ", ".join(f"{name} {cosine:.4f}" for name, cosine in pairs)))
+            pairs = zip(names, cosines.values(), strict=True)
+            texts = [f"{isolated(name)} {cosine:.4f}" for name, cosine in pairs]
+            nearest.append((subword, ", ".join(texts)))
         title = f"Nearest subwords by cosine, {side}"
         yield Table(title, ("subword", "neighbours"), nearest)
 
 
 def _one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
     """Return a one-hot vector for each id: (len(ids), V), float32."""
-    return F.one_hot(torch.tensor(ids), vocab_size).float()
-
-
-def _lookup(
-    inspected: Inspected, title: str, matrix: Tensor, ids: Sequence[int], subwords: Sequence[str]
-) -> Text:
-    """Write out how the one-hot vector of the first subword selects a row of the matrix (V, D)."""
-    first = next((place for place, index in enumerate(ids) if index > EOS_ID), 0)
-    index = ids[first]
-    size, dim = matrix.shape
-    row = (_one_hot([index], size) @ matrix)[0]
-    lines = [
-        f"x = one-hot vector of {isolated(subwords[first])}: "
-        f"{size:,} numbers; number {index:,} is 1, the rest are 0",
-        f"x W = row {index:,} of the embedding matrix W, {size:,} by {dim:,}: {vector_text(row)}",
-    ]
-    if inspected.config.model.scale_embeddings:
-        lines.append(f"x W {ROOT}{dim:,} = {vector_text(row * dim**0.5)}")
-    return Text(title, lines)
+    vectors = F.one_hot(torch.tensor(ids), vocab_size)
+    return vectors.float()
 
 
 def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]]:
@@ -141,10 +141,12 @@ def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]
 
     PAD, UNK and BOS are left out, because most models never train their rows.
     """
-    cosines = F.cosine_similarity(matrix, matrix[index : index + 1])
+    row = matrix[index : index + 1]
+    cosines = F.cosine_similarity(matrix, row)
     cosines[:NUM_NEVER_CHOSEN] = -torch.inf
     cosines[index] = -torch.inf
-    values, ids = cosines.topk(min(count, len(matrix)))
+    count = min(count, len(matrix))
+    values, ids = cosines.topk(count)
     pairs = zip(ids.tolist(), values.tolist(), strict=True)
     return [(other, cosine) for other, cosine in pairs if cosine > -torch.inf]
 
@@ -163,23 +165,31 @@ def shift(inspected: Inspected) -> Iterator[Figure]:
     longest = batch.target.max_length
     gold = Packed(batch.gold, batch.target.cu_seqlens, longest)
     source, target = inspected.tokenizers
-    sources = {str(number): ids for number, ids in enumerate(batch.source.rows(), 1)}
-    yield _table("Encoder input", source, sources)
-    pairs = list(zip(sources, batch.target.rows(), gold.rows(), strict=True))
+    numbers = _numbers(len(batch.source), 1)
+    sources = dict(zip(numbers, batch.source.rows(), strict=True))
+    title = "Encoder input"
+    yield _table(title, source, sources)
+    inputs = dict(zip(numbers, batch.target.rows(), strict=True))
+    outputs = dict(zip(numbers, gold.rows(), strict=True))
     steps = {}
-    for number, inputs, outputs in pairs:
-        steps[f"{number} reads"] = inputs
-        steps[f"{number} predicts"] = outputs
-    yield _table("Decoder input and output", target, steps)
-    places = [str(place + 1) for place in range(batch.source.max_length)]
-    real = batch.source.mask().float().tolist()
-    yield Heatmap("Padding mask of the source", real, list(sources), places, down="sentence")
+    for number in numbers:
+        steps[f"{number} reads"] = inputs[number]
+        steps[f"{number} predicts"] = outputs[number]
+    title = "Decoder input and output"
+    yield _table(title, target, steps)
+    places = _numbers(batch.source.max_length, 1)
+    mask = batch.source.mask()
+    real = mask.float().tolist()
+    title = "Padding mask of the source"
+    yield Heatmap(title, real, numbers, places, down="sentence")
     masks = decoder_mask(batch.target).float()
-    for mask, (number, inputs, outputs) in zip(masks, pairs, strict=True):
+    for number, of_sentence in zip(numbers, masks, strict=True):
         title = f"Decoder mask of sentence {number}"
-        rows = moved(labels(target, inputs), labels(target, outputs))
-        columns = _padded(target, inputs, longest)
-        values = mask[: len(rows)].tolist()
+        read = labels(target, inputs[number])
+        predicted = labels(target, outputs[number])
+        rows = moved(read, predicted)
+        columns = _padded(target, inputs[number], longest)
+        values = of_sentence[: len(rows)].tolist()
         yield Heatmap(title, values, rows, columns, 0, 1, across="token read")
 
 
@@ -191,20 +201,21 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
     """
     pairs: list[Pair] = []
     if inspected.choice.target is not None or inspected.has_weights:
-        start = int(inspected.config.model.source_bos)
-        source = inspected.source_ids[start:-1]
-        pairs.append((source, list(inspected.target_ids)))
+        target = list(inspected.target_ids)
+        pairs.append((inspected.source_tokens, target))
     if inspected.prepared is not None:
         valid = inspected.prepared.valid
-        for row in np.arange(min(_NUM_PAIRS, len(valid)))[:, None]:
+        num_rows = min(_NUM_PAIRS, len(valid))
+        for row in np.arange(num_rows)[:, None]:
             source = valid.source_ids(row).ids.tolist()
             target = valid.target_ids(row).ids.tolist()
             is_short = max(len(source), len(target)) <= MAX_TOKENS
             if is_short and (source, target) not in pairs:
                 pairs.append((source, target))
     if not pairs:
+        problem = "shift needs a sentence pair, and the data is not prepared."
         fix = "Pass `source` and `target`."
-        raise ConfigError("shift needs a sentence pair, and the data is not prepared.", fix=fix)
+        raise ConfigError(problem, fix=fix)
     if len(pairs) == 1:  # a shorter second pair makes padding visible
         ((source, target),) = pairs
         pairs.append((source[:1], target[:1]))
@@ -220,7 +231,8 @@ def collate_pairs(pairs: Sequence[Pair], *, source_bos: bool) -> Batch:
     """
     sources = FlatIds.of([source for source, _ in pairs])
     targets = FlatIds.of([target for _, target in pairs])
-    return collate(sources, targets, np.arange(len(pairs)), source_bos=source_bos)
+    rows = np.arange(len(pairs))
+    return collate(sources, targets, rows, source_bos=source_bos)
 
 
 def decoder_mask(target: Packed) -> Tensor:
@@ -239,8 +251,11 @@ def _table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> Tabl
     """Return a table with the subwords of each list of ids, padded to the same length."""
     longest = max(map(len, rows.values()))
     cells = [[name, *_padded(tokenizer, ids, longest)] for name, ids in rows.items()]
-    places = [str(place + 1) for place in range(longest)]
-    return Table(title, ["sentence", *places], cells)
+    return Table(title, ["sentence", *_numbers(longest, 1)], cells)
+
+
+def _numbers(count: int, first: int = 0) -> list[str]:
+    return [str(number) for number in range(first, first + count)]
 
 
 def rates(dim: int, layout: str) -> Tensor:
@@ -252,7 +267,8 @@ def rates(dim: int, layout: str) -> Tensor:
     steps = half
     if layout == "sinusoidal-halves":
         steps = max(half - 1, 1)
-    return 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / steps)
+    exponents = -torch.arange(half, dtype=torch.float64) / steps
+    return 10_000.0**exponents
 
 
 def pair_columns(dim: int, layout: str) -> tuple[Tensor, Tensor]:
@@ -272,7 +288,8 @@ def shift_matrix(dim: int, layout: str, shift: int) -> Tensor:
     angles = shift * rates(dim, layout)
     sines, cosines = pair_columns(dim, layout)
     matrix = torch.zeros(dim, dim, dtype=torch.float64)
-    matrix[sines, sines] = matrix[cosines, cosines] = angles.cos()
+    matrix[sines, sines] = angles.cos()
+    matrix[cosines, cosines] = angles.cos()
     matrix[sines, cosines] = angles.sin()
     matrix[cosines, sines] = -angles.sin()
     return matrix
@@ -291,14 +308,16 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
     'PE(1, 1) = cos(1 / 10000^(0/4)) = cos(1 / 1) = 0.540302'
     """
     divisors = (1 / rates(dim, layout)).tolist()
-    values = sinusoids(position + 1, dim, layout)[position].tolist()
+    table = sinusoids(position + 1, dim, layout)
+    values = table[position].tolist()
     step = 2
     whole = dim
     if layout == "sinusoidal-halves":
         step = 1
         whole = max(dim // 2 - 1, 1)
     lines = [""] * dim
-    for name, features in zip(("sin", "cos"), pair_columns(dim, layout), strict=True):
+    sines, cosines = pair_columns(dim, layout)
+    for name, features in (("sin", sines), ("cos", cosines)):
         for i, feature in enumerate(features.tolist()):
             lines[feature] = (
                 f"PE({position}, {feature}) = {name}({position} / 10000^({step * i}/{whole})) = "
@@ -313,12 +332,10 @@ def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") 
     """Return position vectors (P, D) as a heatmap, with a row for each position from ``first``."""
     if table.shape[1] > MAX_WIDTH:
         note = f"{note} Shown: the first {MAX_WIDTH} of {table.shape[1]:,} features.".strip()
-    table = table[:, :MAX_WIDTH]
-    rows = [str(first + row) for row in range(len(table))]
-    columns = [str(column) for column in range(table.shape[1])]
-    return Heatmap(
-        title, table.tolist(), rows, columns, down="position", across="feature", note=note
-    )
+    values = table[:, :MAX_WIDTH].tolist()
+    rows = _numbers(len(values), first)
+    columns = _numbers(len(values[0]))
+    return Heatmap(title, values, rows, columns, down="position", across="feature", note=note)
 
 
 def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
@@ -326,8 +343,10 @@ def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
     title = f"Vector of position {_POSITION}, width {dim:,}, sines and cosines {LAYOUTS[layout]}"
     yield Text(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
-    later = table[:-_SHIFT] @ shift_matrix(dim, layout, _SHIFT).T
-    error = (later - table[_SHIFT:]).abs().max().item()
+    matrix = shift_matrix(dim, layout, _SHIFT)
+    later = table[:-_SHIFT] @ matrix.T
+    differences = (later - table[_SHIFT:]).abs()
+    error = differences.max().item()
     note = (
         f"M rotates each pair by an angle that is the same for every position p. At width {dim:,}, "
         f"M PE(p) and PE(p + {_SHIFT}) differ by at most {number_text(error, 'z.1e')} for p below "
@@ -336,9 +355,11 @@ def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
     last = _POSITION + _SHIFT
     toy = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)
     matrix = shift_matrix(TOY_WIDTH, layout, _SHIFT)
-    rows = torch.column_stack([matrix, toy[_POSITION], toy[last]]).tolist()
-    head = ["M", *[""] * (TOY_WIDTH - 1), f"PE({_POSITION})", f"PE({last}) = M PE({_POSITION})"]
-    yield Table(f"{_SHIFT} positions later, {LAYOUTS[layout]}", head, rows, note=note)
+    rows = torch.column_stack([matrix, toy[_POSITION], toy[last]])
+    head = ["M"] + [""] * (TOY_WIDTH - 1)
+    head += [f"PE({_POSITION})", f"PE({last}) = M PE({_POSITION})"]
+    title = f"{_SHIFT} positions later, {LAYOUTS[layout]}"
+    yield Table(title, head, rows.tolist(), note=note)
 
 
 def positions(inspected: Inspected) -> Iterator[Figure]:
@@ -349,62 +370,55 @@ def positions(inspected: Inspected) -> Iterator[Figure]:
     """
     config = inspected.config.model
     name = config.positions
-    meaning = _MEANINGS["sinusoidal"] if name in LAYOUTS else _MEANINGS.get(name, "")
-    yield Text("Encoding of this model", [f"model.positions: {name}"], note=meaning)
-    yield from _absolute(inspected)
-    yield from _relative(config)
+    meaning = _MEANINGS.get(name, "")
+    if name in LAYOUTS:
+        meaning = _MEANINGS["sinusoidal"]
+    line = f"model.positions: {name}"
+    yield Text("Encoding of this model", [line], note=meaning)
+    scheme = POSITIONS[name]
+    if scheme.absolute is not None:
+        first = config.first_position
+        end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
+        note = f"model.positions is {name}. The first token has position {first}."
+        dims = {"source": config.model_dim, "target": config.decoder_dim}
+        is_learned = bool(list(scheme.absolute(config, config.model_dim).parameters()))
+        is_one = not is_learned and config.model_dim == config.decoder_dim
+        if is_one:
+            del dims["target"]
+        for side, dim in dims.items():
+            module = scheme.absolute(config, dim)
+            if inspected.has_weights:
+                module = getattr(inspected.model, f"{side}_embedding").positions or module
+            elif is_learned:
+                note = "Not trained yet: the values are random."
+            table = module.table(end).detach()
+            table = table[first:end]
+            title = "Position vectors"
+            if not is_one:
+                title += f", {side}"
+            yield encoding_heatmap(table, title, first, note)
+            yield _similarity(table, title, first)
+    if scheme.relative is not None:
+        dim = config.model_dim // config.num_heads
+        unit = torch.zeros(NUM_POSITIONS, 1, dim)
+        unit[..., : dim // 2] = 1  # (1, 0) in each pair of features becomes (cos, sin)
+        # A new module has the same rotations as the model's own, because they are not trained.
+        relative = scheme.relative(config, dim)
+        order = torch.arange(NUM_POSITIONS)
+        turned = relative.rotate(unit, order)[:, 0].detach()
+        if not torch.equal(turned, unit[:, 0]):
+            cos, sin = turned.chunk(2, dim=1)
+            angles = torch.atan2(sin, cos) % math.tau
+            note = "Angle in radians by which each pair of features of a query or key is rotated."
+            yield encoding_heatmap(angles, "Rotation angles", note=note)
+            yield _similarity(turned, "One vector, rotated")
     if name in LAYOUTS:
         yield from sinusoid_figures(name, config.model_dim)
 
 
-def _absolute(inspected: Inspected) -> Iterator[Figure]:
-    """Yield the vectors that are added to embeddings; for each side if the sides differ."""
-    config = inspected.config.model
-    make = POSITIONS[config.positions].absolute
-    if make is None:
-        return
-    first = config.first_position
-    end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
-    note = f"model.positions is {config.positions}. The first token has position {first}."
-    dims = {"source": config.model_dim, "target": config.decoder_dim}
-    is_learned = any(True for _ in make(config, config.model_dim).parameters())
-    is_one = not is_learned and config.model_dim == config.decoder_dim
-    if is_one:
-        del dims["target"]
-    for side, dim in dims.items():
-        module = make(config, dim)
-        if inspected.has_weights:
-            module = getattr(inspected.model, f"{side}_embedding").positions or module
-        elif is_learned:
-            note = "Not trained yet: the values are random."
-        table = module.table(end)[first:end].detach()
-        title = "Position vectors"
-        if not is_one:
-            title += f", {side}"
-        yield encoding_heatmap(table, title, first, note)
-        yield _similarity(table, title, first)
-
-
-def _relative(config: ModelConfig) -> Iterator[Figure]:
-    """Yield the rotation angles of rotary positions; nothing for other position encodings."""
-    make = POSITIONS[config.positions].relative
-    if make is None:
-        return
-    dim = config.model_dim // config.num_heads
-    scheme = make(config, dim)  # has no parameters, so it equals the model's own rotations
-    unit = torch.zeros(NUM_POSITIONS, 1, dim)
-    unit[..., : dim // 2] = 1  # (1, 0) in each pair of features becomes (cos, sin)
-    turned = scheme.rotate(unit, torch.arange(NUM_POSITIONS))[:, 0].detach()
-    if not torch.equal(turned, unit[:, 0]):
-        cos, sin = turned.chunk(2, dim=1)
-        angles = torch.atan2(sin, cos) % math.tau
-        note = "Angle in radians by which each pair of features of a query or key is rotated."
-        yield encoding_heatmap(angles, "Rotation angles", note=note)
-        yield _similarity(turned, "One vector, rotated")
-
-
 def _similarity(table: Tensor, title: str, first: int = 0) -> Heatmap:
+    title = f"{title}: similarity"
     note = "Cosine similarity. If only the distance matters, all values on a diagonal are equal."
-    places = [str(first + row) for row in range(len(table))]
+    places = _numbers(len(table), first)
     values = similarity(table).tolist()
-    return Heatmap(f"{title}: similarity", values, places, places, -1.0, 1.0, note=note)
+    return Heatmap(title, values, places, places, -1.0, 1.0, note=note)

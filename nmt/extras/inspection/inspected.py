@@ -97,7 +97,9 @@ class Inspected:
 
     @property
     def _tokenizer_folder(self) -> Path:
-        folder = self.place if self.is_folder else self.prepared_dir
+        folder = self.prepared_dir
+        if self.is_folder:
+            folder = self.place
         return folder / TOKENIZER
 
     @property
@@ -149,15 +151,16 @@ class Inspected:
         """The checkpoint to show: the last in the option's list; ``untrained`` without a run."""
         if not self.is_folder:
             return "untrained"
-        *_, last = ("best", *self.choice.checkpoint)
-        return last
+        names = ["best", *self.choice.checkpoint]
+        return names[-1]
 
     def load(self, checkpoint: str) -> Transformer:
         """Load a checkpoint by name; ``untrained`` has the random weights before training."""
         if checkpoint == "untrained":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
-                return build_model(self.config.model, *self.vocab_sizes).eval()
+                model = build_model(self.config.model, *self.vocab_sizes)
+                return model.eval()
         return load_model(self.place, checkpoint).model
 
     @property
@@ -174,15 +177,24 @@ class Inspected:
     def source_ids(self) -> list[int]:
         """The source sentence as the encoder reads it: with tag and EOS, and BOS if configured."""
         ids = self._encode(self.choice.source or "", self.tokenizers.source, "source")
-        starts = [BOS_ID] if self.config.model.source_bos else []
-        return [*starts, *self.tag_ids, *ids, EOS_ID]
+        ids = [*self.tag_ids, *ids, EOS_ID]
+        if self.config.model.source_bos:
+            ids.insert(0, BOS_ID)
+        return ids
+
+    @property
+    def source_tokens(self) -> list[int]:
+        """``source_ids`` without BOS and EOS: the tag and the sentence."""
+        start = int(self.config.model.source_bos)
+        return self.source_ids[start:-1]
 
     @cached_property
     def tag_ids(self) -> tuple[int, ...]:
         """The id of the chosen tag; empty without a tag."""
         if self.choice.tag is None:
             return ()
-        return (self.tokenizers.source.tag_id(self.choice.tag),)
+        index = self.tokenizers.source.tag_id(self.choice.tag)
+        return (index,)
 
     @cached_property
     def target_ids(self) -> list[int]:
@@ -194,7 +206,8 @@ class Inspected:
         if text is None and self.is_folder:
             engine = TorchEngine(self.model)
             output = self.translate(lambda ids, options: engine.search([ids], options)[0])
-            return list(output.hypotheses[0].ids)
+            (best, *_) = output.hypotheses
+            return list(best.ids)
         if text is None:
             text = self.choice.source or ""
         return self._encode(text, self.tokenizers.target, "target")
@@ -203,9 +216,11 @@ class Inspected:
         """Translate with ``search`` and, if the output is suspicious, search again."""
         options = self.config.decoding
         if self.choice.beam_size:
-            options = change_options(options, {"beam_size": self.choice.beam_size})
-        ids = self.source_ids[int(self.config.model.source_bos) : -1]
-        segment = Segment(0, ids[len(self.tag_ids) :], self.tag_ids)
+            change = {"beam_size": self.choice.beam_size}
+            options = change_options(options, change)
+        ids = self.source_tokens
+        sentence = ids[len(self.tag_ids) :]
+        segment = Segment(0, sentence, self.tag_ids)
 
         def again(_: object, changes: Mapping[str, Any]) -> list[Sequence[Hypothesis]]:
             return [search(ids, change_options(options, changes))]
@@ -223,12 +238,14 @@ class Inspected:
     @property
     def read_labels(self) -> list[str]:
         """A label for each decoder input: BOS and the target."""
-        return labels(self.tokenizers.target, [BOS_ID, *self.target_ids])
+        ids = [BOS_ID, *self.target_ids]
+        return labels(self.tokenizers.target, ids)
 
     @property
     def target_labels(self) -> list[str]:
         """A label for each decoder position: the token read and the token predicted."""
-        predicted = labels(self.tokenizers.target, [*self.target_ids, EOS_ID])
+        ids = [*self.target_ids, EOS_ID]
+        predicted = labels(self.tokenizers.target, ids)
         return moved(self.read_labels, predicted)
 
     @cached_property
@@ -265,7 +282,8 @@ class Inspected:
         for name, number, count in chosen:
             if not 1 <= number <= count:
                 fix = f"Set `{name}` to a number from 1 to {count}, or remove `{name}`."
-                raise ConfigError(f"{name.capitalize()} {number} does not exist.", fix=fix)
+                problem = f"{name.capitalize()} {number} does not exist."
+                raise ConfigError(problem, fix=fix)
         _ = self.tag_ids
 
     def missing(self, need: Need, name: str) -> NmtError | None:
@@ -285,22 +303,26 @@ class Inspected:
             tags = self.config.language_tags
             if tags in ("target", "both"):
                 problem = f"{name} cannot draw models whose targets begin with a language tag."
-                return ConfigError(problem, fix="Choose another view, such as vocabulary.")
+                fix = "Choose another view, such as vocabulary."
+                return ConfigError(problem, fix=fix)
             if tags == "source" and self.choice.tag is None:
                 problem = f"{name} needs the tag of the target language."
                 symbols = dict.fromkeys(f"<2{pair.target}>" for pair in self.config.directions)
-                return ConfigError(problem, fix=f"Set `tag` to {', '.join(symbols)}.")
-        has_source = bool((self.choice.source or "").strip())
-        if need in ("sentence", "pass", "vocabulary") and not has_source:
+                fix = f"Set `tag` to {', '.join(symbols)}."
+                return ConfigError(problem, fix=fix)
+        source = self.choice.source or ""
+        if need in ("sentence", "pass", "vocabulary") and not source.strip():
+            problem = f"{name} needs a source sentence."
             fix = 'Pass a sentence, such as `source` "Guten Morgen!"'
-            return ConfigError(f"{name} needs a source sentence.", fix=fix)
+            return ConfigError(problem, fix=fix)
         return None
 
     def _encode(self, text: str, tokenizer: Tokenizer, option: str) -> list[int]:
         ids = tokenizer.encode(text)
         most = min(MAX_TOKENS, self.config.max_length)
         if not ids:
-            raise ConfigError(f"`{option}` has no tokens.", fix="Pass a longer sentence.")
+            problem = f"`{option}` has no tokens."
+            raise ConfigError(problem, fix="Pass a longer sentence.")
         if len(ids) > most:
             problem = f"`{option}` has {len(ids):,} tokens; at most {most} can be shown."
             raise ConfigError(problem, fix="Pass a shorter sentence.")
@@ -322,7 +344,8 @@ class _Words(Tokenizer):
     """Takes the place of a tokenizer before the data is prepared: splits at spaces."""
 
     def __init__(self, words: Sequence[str], size: int) -> None:
-        self._words = list(dict.fromkeys(words))[: size - NUM_SPECIAL]
+        different = list(dict.fromkeys(words))
+        self._words = different[: size - NUM_SPECIAL]
         self._size = size
         self.tags = {}
 

@@ -13,7 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from textwrap import wrap
 from typing import Any
 from unicodedata import east_asian_width
@@ -31,6 +31,7 @@ from nmt.extras.inspection.figure import (
     Tree,
     cell_texts,
     figure_lines,
+    flat,
     number_format,
     number_text,
     numeric_columns,
@@ -72,7 +73,8 @@ def prose(text: str) -> Markup:
     >>> prose("`a < b`: W^O and 10^(2/4)")
     Markup('<code>a &lt; b</code>: W<sup>O</sup> and 10<sup>2/4</sup>')
     """
-    spans = _CODE.sub(r"<code>\1</code>", str(escape(visible(text))))
+    escaped = str(escape(visible(text)))
+    spans = _CODE.sub(r"<code>\1</code>", escaped)
     return Markup(_POWER.sub(lambda match: f"<sup>{match[1] or match[2]}</sup>", spans))
 
 
@@ -96,9 +98,10 @@ def document(figures: Sequence[Figure]) -> Markup:
 
     If no figure is a drawing, the file shows the texts and tables.
     """
-    drawn = [figure for figure in figures if not isinstance(figure, Text | Table)] or figures
-    titled = [(figure.title, figure) for figure in drawn]
-    return render("document.svg.j2", alone=True, title=drawn[0].title, drawing=_below(titled))
+    drawings = [figure for figure in figures if not isinstance(figure, Text | Table)]
+    titled = [(figure.title, figure) for figure in drawings or figures]
+    title, _ = titled[0]
+    return render("document.svg.j2", alone=True, title=title, drawing=_below(titled))
 
 
 def _below(figures: Iterable[tuple[str, Figure]]) -> Any:
@@ -108,7 +111,8 @@ def _below(figures: Iterable[tuple[str, Figure]]) -> Any:
         colors: list[str] = []
         if isinstance(figure, Links) and len(figure.weights) > 1:
             colors += figure.weights
-        drawings.append((title, colors, draw(figure)))
+        drawing = draw(figure)
+        drawings.append((title, colors, drawing))
     return module("below.svg.j2", drawings=drawings, longest=longest)
 
 
@@ -127,7 +131,8 @@ def draw(figure: Figure, *, is_upright: bool = False) -> Any:
         for step in figure.steps:
             for of_step in step.figures:
                 titles = [step.title, of_step.title]
-                inner.append((": ".join(filter(None, titles)), of_step))
+                title = ": ".join(filter(None, titles))
+                inner.append((title, of_step))
         return _below(inner)
     if isinstance(figure, Text | Table):
         return module("lines.svg.j2", lines=figure_lines(figure))
@@ -135,7 +140,7 @@ def draw(figure: Figure, *, is_upright: bool = False) -> Any:
         f"{type(figure).__name__.lower()}.svg.j2",
         figure=figure,
         is_upright=is_upright,
-        flat=_flat,
+        flat=flat,
         json=_json,
         longest=longest,
         number_format=number_format,
@@ -160,7 +165,9 @@ def _character_width(character: str) -> float:
         return _WIDTHS[character]
     if east_asian_width(character) in "WF":
         return _EM
-    return 8.3 if character < "{" else 10.0
+    if character < "{":
+        return 8.3
+    return 10.0
 
 
 def longest(texts: Iterable[str]) -> float:
@@ -169,11 +176,8 @@ def longest(texts: Iterable[str]) -> float:
 
 
 def _json(texts: Iterable[str]) -> str:
-    return json.dumps(list(map(visible, texts)), ensure_ascii=False)
-
-
-def _flat(values: Matrix) -> list[float]:
-    return [value for value in chain.from_iterable(values) if value is not None]
+    shown = list(map(visible, texts))
+    return json.dumps(shown, ensure_ascii=False)
 
 
 def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
@@ -185,7 +189,8 @@ def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
     def level_of(value: float | None) -> float | None:
         if value is None or math.isnan(value):
             return None
-        return round((value - start) / (high - start) * _LEVELS) / _LEVELS
+        share = (value - start) / (high - start)
+        return round(share * _LEVELS) / _LEVELS
 
     for y, row in enumerate(values):
         x = 0
@@ -197,8 +202,11 @@ def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
         if level is None:
             yield "none", 0, path
         elif level:
-            hue = "heat" if level > 0 else "cold"
-            yield hue, round(min(abs(level), 1), 2), path
+            hue = "heat"
+            if level < 0:
+                hue = "cold"
+            opacity = min(abs(level), 1)
+            yield hue, round(opacity, 2), path
 
 
 def _places(tree: Tree) -> list[tuple[float, float, float]]:
@@ -211,8 +219,9 @@ def _places(tree: Tree) -> list[tuple[float, float, float]]:
     starts = [0.0]
     for width in widest:
         starts.append(starts[-1] + 26 + width)
-    places = zip(depths, rows, widths, strict=True)
-    return [(starts[depth], row * 44 + 1, width) for depth, row, width in places]
+    lefts = [starts[depth] for depth in depths]
+    tops = [row * 44 + 1 for row in rows]
+    return list(zip(lefts, tops, widths, strict=True))
 
 
 def layout(tree: Tree) -> tuple[list[int], list[float]]:

@@ -21,6 +21,7 @@ from typing_extensions import override
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection.figure import (
+    Cell,
     Figure,
     Heatmap,
     Node,
@@ -105,11 +106,14 @@ class ObservingStepper(ModelStepper):
             pairs = zip(self._kept, chosen, strict=True)
             ids = [(*before.ids[beam], token) for beam, token in pairs]
             # In float32, as in the search.
-            totals = before.totals[self._kept] + before.log_probs[self._kept, chosen]
-        shares, places = log_probs.exp().topk(min(_NUM_LIKELY, log_probs.shape[1]))
+            added = before.log_probs[self._kept, chosen]
+            totals = before.totals[self._kept] + added
+        num_likely = min(_NUM_LIKELY, log_probs.shape[1])
+        shares, places = log_probs.exp().topk(num_likely)
         likely = list(zip(places.tolist(), shares.tolist(), strict=True))
         coverage = [0.0] * len(ids)
-        self.moments.append(Moment(ids, totals, log_probs, likely, coverage))
+        moment = Moment(ids, totals, log_probs, likely, coverage)
+        self.moments.append(moment)
         self._kept = list(range(len(ids)))
         return log_probs.unsqueeze(0), state
 
@@ -145,14 +149,16 @@ def trace_search(
     if options.search == "greedy":
         size = 1
     for moment in stepper.moments:  # an EOS among the best K continuations ends a hypothesis
-        best = expand(moment.totals.unsqueeze(0), moment.log_probs.unsqueeze(0), size)
-        beams, tokens, totals = (values[0, :size].tolist() for values in best)
-        for beam, token, total in zip(beams, tokens, totals, strict=True):
+        log_probs = moment.log_probs.unsqueeze(0)
+        best = expand(moment.totals.unsqueeze(0), log_probs, size)
+        columns = [values[0, :size].tolist() for values in best]
+        for beam, token, total in zip(*columns, strict=True):
             if token == EOS_ID and total > -torch.inf:
                 ids = moment.ids[beam]
                 coverage = moment.coverage[beam]
                 score = total / penalty(len(ids) + 1) + coverage
-                moment.finished.append((Hypothesis(ids, total, score), coverage))
+                hypothesis = Hypothesis(ids, total, score)
+                moment.finished.append((hypothesis, coverage))
     return stepper.moments, hypotheses
 
 
@@ -160,10 +166,9 @@ def trace_search(
 class ObservedSearch:
     """A search with all its steps."""
 
+    options: DecodingConfig
     moments: list[Moment]
     best: Ids  # The best hypothesis.
-    options: DecodingConfig
-    tokenizer: Tokenizer  # Of the target.
 
 
 def trace(inspected: Inspected) -> Iterator[Figure]:
@@ -181,7 +186,8 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
     def observed(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
         check_options(options)
         moments, hypotheses = trace_search(inspected.model, ids, options)
-        searches.append(ObservedSearch(moments, hypotheses[0].ids, options, tokenizer))
+        best = hypotheses[0].ids
+        searches.append(ObservedSearch(options, moments, best))
         return hypotheses
 
     output = inspected.translate(observed)
@@ -192,92 +198,104 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
         flags = ", ".join(output.retried or output.alarms)
         first = f"The first translation was suspicious ({flags}), so there is a second search."
         result = f"The {_ORDER[taken]} translation is used. `nmt translate` does the same."
-        yield Text("Second search", [first, result])
-    for number, (name, search_) in enumerate(zip(names, searches, strict=True)):
+        title = "Second search"
+        yield Text(title, [first, result])
+    for number, observed_search in enumerate(searches):
+        name = names[number]
+        moments = observed_search.moments
+        steps = [_step(moment, tokenizer) for moment in moments]
+        title = f"{name}Decoding step by step"
+        yield Steps(title, steps)
+        nodes = _nodes(moments, observed_search.best, tokenizer)
+        title = f"{name}Beam tree"
+        yield Tree(title, nodes)
+        penalty = length_penalty(observed_search.options)
+        rows: Rows = []
+        for hypothesis, coverage in _finished(moments):
+            length = len(hypothesis.ids) + 1
+            numbers = [length, hypothesis.log_prob, penalty(length), coverage, hypothesis.score]
+            text = tokenizer.decode(hypothesis.ids)
+            rows.append([text, *numbers])
         note = "The first row is the translation."
         if number != taken:
             note = f"The final translation is from the {_ORDER[taken]} search."
-        yield from _search_figures(name, search_, note)
+        title = f"{name}Finished hypotheses"
+        yield Table(title, _FINISHED, rows, note=note)
     if inspected.choice.unmasked:
-        yield from _unmasked(inspected, len(searches[0].moments) + _MORE_WORDS)
+        num_steps = len(searches[0].moments)
+        yield from _unmasked(inspected, num_steps + _MORE_WORDS)
+
+
+def _finished(moments: Sequence[Moment]) -> list[tuple[Hypothesis, float]]:
+    """Return the finished hypotheses of all steps with their coverage penalties, best first."""
+    finished: list[tuple[Hypothesis, float]] = []
+    for moment in moments:
+        finished += moment.finished
+    return sorted(finished, key=lambda pair: -pair[0].score)
 
 
 def check_options(options: DecodingConfig) -> None:
     """Raise an error for searches other than greedy and beam search."""
-    is_other = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
-    if is_other or options.search not in ("auto", "greedy", "beam"):
+    is_other = options.search not in ("auto", "greedy", "beam")
+    is_diverse = options.diverse_beam_groups > 1
+    if is_other or is_diverse or options.sampling or options.return_alternatives:
         why = "the decoding section of this model selects a different search"
         fix = "Override the key that selects it, for example: `set` decoding.sampling=false."
-        raise ConfigError(f"The view `trace` supports greedy and beam search; {why}.", fix=fix)
+        problem = f"The view `trace` supports greedy and beam search; {why}."
+        raise ConfigError(problem, fix=fix)
 
 
-def _search_figures(name: str, observed: ObservedSearch, note: str) -> Iterator[Figure]:
-    """Yield the steps, the beam tree and the scores of a search."""
-    tokenizer = observed.tokenizer
-    moments = enumerate(observed.moments, 1)
-    yield Steps(
-        f"{name}Decoding step by step",
-        [_step(number, moment, tokenizer) for number, moment in moments],
-    )
-    yield Tree(f"{name}Beam tree", _nodes(observed))
-    penalty = length_penalty(observed.options)
-    finished: list[tuple[Hypothesis, float]] = []
-    for moment in observed.moments:
-        finished += moment.finished
-    finished.sort(key=lambda pair: -pair[0].score)
-    rows: Rows = []
-    for hypothesis, coverage in finished:
-        length = len(hypothesis.ids) + 1
-        numbers = [length, hypothesis.log_prob, penalty(length), coverage, hypothesis.score]
-        rows.append([tokenizer.decode(hypothesis.ids), *numbers])
-    yield Table(f"{name}Finished hypotheses", _FINISHED, rows, note=note)
-
-
-def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> Step:
+def _step(moment: Moment, tokenizer: Tokenizer) -> Step:
     """Return one step: the hypotheses, and their most probable next tokens."""
     rows: Rows = []
-    beams = zip(moment.ids, moment.totals.tolist(), moment.likely, strict=True)
-    for ids, total, (tokens, shares) in beams:
+    totals = moment.totals.tolist()
+    for ids, total, (tokens, shares) in zip(moment.ids, totals, moment.likely, strict=True):
         if total > -torch.inf:
-            name = " ".join(labels(tokenizer, ids)) or "BOS"
-            likely = zip(map(isolated, labels(tokenizer, tokens)), shares, strict=True)
-            rows.append([name, total, *(f"{label} {share:.4f}" for label, share in likely)])
+            row: list[Cell] = [" ".join(labels(tokenizer, ids)) or "BOS", total]
+            for label, share in zip(labels(tokenizer, tokens), shares, strict=True):
+                row.append(f"{isolated(label)} {share:.4f}")
+            rows.append(row)
     head = ["hypothesis", "log probability"]
-    head += [f"next {rank}" for rank in range(1, len(rows[0]) - 1)]
+    head += [f"next {rank + 1}" for rank in range(len(rows[0]) - 2)]
+    ended = []
+    for hypothesis, _ in moment.finished:
+        text = isolated(tokenizer.decode(hypothesis.ids))
+        ended.append(f'"{text}" with score {hypothesis.score:.4f}')
     note = ""
-    if moment.finished:
-        ended = []
-        for hypothesis, _ in moment.finished:
-            text = isolated(tokenizer.decode(hypothesis.ids))
-            ended.append(f'"{text}" with score {hypothesis.score:.4f}')
+    if ended:
         note = f"Finished in this step: {', '.join(ended)}."
-    read = dict.fromkeys((BOS_ID, *ids)[-1] for ids in moment.ids)
-    names = ", ".join(map(isolated, labels(tokenizer, list(read))))
-    return Step(f"step {number}: read {names}", [Table("", head, rows, note=note)])
+    last = [(BOS_ID, *ids)[-1] for ids in moment.ids]
+    different = list(dict.fromkeys(last))
+    read = labels(tokenizer, different)
+    title = f"step {len(moment.ids[0]) + 1}: read {', '.join(map(isolated, read))}"
+    table = Table("", head, rows, note=note)
+    return Step(title, [table])
 
 
-def _nodes(observed: ObservedSearch) -> list[Node]:
+def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[Node]:
     """Return the beams of all steps and the finished hypotheses as a tree with the root BOS."""
     nodes = [Node("BOS", "", None, "best")]
     places = {Ids(): 0}  # tokens so far -> last node
     alive: set[Ids] = set()
-    for moment in observed.moments:
-        for hypothesis, _ in moment.finished:
-            alive.update(hypothesis.ids[:end] for end in range(len(hypothesis.ids) + 1))
-    for moment in observed.moments:
-        for ids, total in zip(moment.ids, moment.totals.tolist(), strict=True):
+    for hypothesis, _ in _finished(moments):
+        for end in range(len(hypothesis.ids) + 1):
+            alive.add(hypothesis.ids[:end])
+    for moment in moments:
+        totals = moment.totals.tolist()
+        for ids, total in zip(moment.ids, totals, strict=True):
             if ids and total > -torch.inf:
                 kind: NodeKind = "dropped"
-                if observed.best[: len(ids)] == ids:
+                if best[: len(ids)] == ids:
                     kind = "best"
                 elif ids in alive:
                     kind = "kept"
+                (label,) = labels(tokenizer, ids[-1:])
+                parent = places[ids[:-1]]
                 places[ids] = len(nodes)
-                (label,) = labels(observed.tokenizer, ids[-1:])
-                nodes.append(Node(label, f"{total:.4f}", places[ids[:-1]], kind))
+                nodes.append(Node(label, f"{total:.4f}", parent, kind))
         for hypothesis, _ in moment.finished:
             kind = "finished"
-            if hypothesis.ids == observed.best:
+            if hypothesis.ids == best:
                 kind = "best"
             score = f"score {hypothesis.score:.4f}"
             nodes.append(Node("EOS", score, places[hypothesis.ids], kind))
@@ -316,7 +334,8 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
     """
     words: list[int] = []
     while len(words) < most and EOS_ID not in words[-1:]:
-        logits = model.logits(model(source, Packed.from_rows([[BOS_ID, *words]])))
+        read = Packed.from_rows([[BOS_ID, *words]])
+        logits = model.logits(model(source, read))
         logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
         words = logits.argmax(-1).tolist()
         yield words
@@ -336,24 +355,31 @@ def distributions(inspected: Inspected) -> Iterator[Figure]:
     gold = [*inspected.target_ids, EOS_ID]
     target = torch.tensor(gold)
     logits = {}
+    shares = {}
     for name in inspected.choice.checkpoint or _DEFAULT:
         model = inspected.load(name)
-        logits[name] = model.logits(model(inspected.source, inspected.target))
-    predicted = {name: usable_log_probs(of_model, target) for name, of_model in logits.items()}
+        hidden = model(inspected.source, inspected.target)
+        logits[name] = model.logits(hidden)
+        shares[name] = usable_log_probs(logits[name], target).exp()
     steps = []
     for place, label in enumerate(inspected.target_labels):
-        log_probs = {name: of_model[place] for name, of_model in predicted.items()}
-        steps.append(Step(label, [_likely(inspected, gold[place], log_probs)]))
-    yield Steps("Target and prediction, token by token", steps)
+        of_place = {name: of_model[place] for name, of_model in shares.items()}
+        likely = _likely(inspected, gold[place], of_place)
+        steps.append(Step(label, [likely]))
+    title = "Target and prediction, token by token"
+    yield Steps(title, steps)
     smoothing = inspected.label_smoothing
     for name, of_model in logits.items():
         parts = losses(of_model, gold, smoothing)
         rows: Rows = []
         for label, numbers in zip(inspected.target_labels, parts.tolist(), strict=True):
-            rows.append([label, math.exp(numbers[0]), *numbers])
-        rows.append(["sum", None, *parts.sum(0).tolist()])
+            probability = math.exp(numbers[0])
+            rows.append([label, probability, *numbers])
+        sums = parts.sum(0).tolist()
+        rows.append(["sum", None, *sums])
         note = f"Perplexity of the target: {math.exp(-parts[:, 0].mean()):.2f}."
-        yield Table(f"Checkpoint {name}", _LOSSES, rows, total=True, note=note)
+        title = f"Checkpoint {name}"
+        yield Table(title, _LOSSES, rows, total=True, note=note)
     vocab_size = inspected.tokenizers.target.vocab_size
     right, other, entropy = smoothed_target(vocab_size, smoothing)
     share = f"{smoothing:g} / {vocab_size:,}"
@@ -365,34 +391,40 @@ def distributions(inspected: Inspected) -> Iterator[Figure]:
     yield Text("Label smoothing", lines)
 
 
-def _likely(inspected: Inspected, gold: int, log_probs: Mapping[str, Tensor]) -> Heatmap:
+def _likely(inspected: Inspected, gold: int, shares: Mapping[str, Tensor]) -> Heatmap:
     """Return the probabilities of the reference token and of the most probable tokens."""
     tokenizer = inspected.tokenizers.target
     vocab_size = tokenizer.vocab_size
     right, other, _ = smoothed_target(vocab_size, inspected.label_smoothing)
-    shares = {name: of_model.exp() for name, of_model in log_probs.items()}
     tokens = [gold]
-    for column in shares.values():
-        tokens += column.topk(min(_NUM_DRAWN, vocab_size)).indices.tolist()
+    for of_model in shares.values():
+        top = of_model.topk(min(_NUM_DRAWN, vocab_size))
+        tokens += top.indices.tolist()
     tokens = list(dict.fromkeys(tokens))
     if vocab_size <= _SMALL_VOCABULARY:
         tokens = list(range(vocab_size))
     values = []
     for token in tokens:
-        wanted = right if token == gold else other
-        values.append([wanted, *(float(column[token]) for column in shares.values())])
+        row = [other]
+        if token == gold:
+            row = [right]
+        row += [float(of_model[token]) for of_model in shares.values()]
+        values.append(row)
     note = ""
     if len(tokens) < vocab_size:
         note = f"Shown: {len(tokens)} of {vocab_size:,} tokens."
-    names = labels(tokenizer, tokens)
-    return Heatmap("Probability", values, names, ["target", *shares], 0.0, 1.0, note=note)
+    title = "Probability"
+    columns = ["target", *shares]
+    return Heatmap(title, values, labels(tokenizer, tokens), columns, 0.0, 1.0, note=note)
 
 
 def usable_log_probs(logits: Tensor, gold: Tensor) -> Tensor:
     """Return log probabilities without PAD, UNK and BOS, unless in ``gold``. (T, V)."""
-    usable = logits.index_fill(1, torch.arange(NUM_NEVER_CHOSEN), -torch.inf)
+    never = torch.arange(NUM_NEVER_CHOSEN)
+    usable = logits.index_fill(1, never, -torch.inf)
     places = gold.unsqueeze(1)
-    return usable.scatter(1, places, logits.gather(1, places)).log_softmax(-1)
+    of_gold = logits.gather(1, places)
+    return usable.scatter(1, places, of_gold).log_softmax(-1)
 
 
 def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:
@@ -423,6 +455,8 @@ def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> Tensor:
     """
     right = torch.tensor(gold)
     cross = F.cross_entropy(logits, right, label_smoothing=smoothing, reduction="none")
-    log_probs = usable_log_probs(logits, right).gather(1, right.unsqueeze(1))[:, 0]
+    usable = usable_log_probs(logits, right)
+    log_probs = usable.gather(1, right.unsqueeze(1)).squeeze(1)
     _, _, entropy = smoothed_target(logits.shape[1], smoothing)
-    return torch.stack((log_probs, cross, cross - entropy), 1)
+    divergence = cross - entropy
+    return torch.stack((log_probs, cross, divergence), 1)

@@ -102,7 +102,8 @@ def parameter_table(model: Transformer, title: str, more: str = "") -> Table:
         share = f"{part.count * part.copies / total:.1%}"
         rows.append([name, part.arithmetic, part.count, part.copies, share])
     head = ("part", "formula", "parameters", "copies", "share of total")
-    return Table(title, head, rows, total=True, note=f"{4 * total:,} bytes in float32.{more}")
+    note = f"{4 * total:,} bytes in float32.{more}"
+    return Table(title, head, rows, total=True, note=note)
 
 
 def count_parts(model: Transformer) -> list[PartCount]:
@@ -113,8 +114,10 @@ def count_parts(model: Transformer) -> list[PartCount]:
     names = _SHARED[model.config.embeddings]
     parts: list[PartCount] = []
     for name, parameter in model.named_parameters(recurse=False):
-        label = names.get(name, name.replace("vectors", "embeddings").replace("_", " "))
-        parts.append(PartCount(label, (tuple(parameter.shape),)))
+        label = name.replace("vectors", "embeddings").replace("_", " ")
+        label = names.get(name, label)
+        shape = tuple(parameter.shape)
+        parts.append(PartCount(label, (shape,)))
     for name, module in model.named_children():
         label = name.replace("embedding", "positions").replace("_", " ")
         if isinstance(module, nn.ModuleList):
@@ -139,8 +142,10 @@ def _count_stack(name: str, layers: nn.ModuleList) -> list[PartCount]:
     for (label, formula), number in numbers.items():
         part = PartCount(label, formula, 2, number * num_layers)
         inner.append(part)
-        sums.append(_times(number, (part.count,)))
-    layer = PartCount(f"{name} layer", tuple(sums), 1, num_layers)
+        product = _times(number, (part.count,))
+        sums.append(product)
+    label = f"{name} layer"
+    layer = PartCount(label, tuple(sums), 1, num_layers)
     return [PartCount(name, ((num_layers, layer.count),)), layer, *inner]
 
 
@@ -159,7 +164,8 @@ def _formula(module: nn.Module) -> Formula:
         gates = module.inner.out_features // width
         weights: Formula = ((gates + 1, dim, width),)
         if "inner.bias" in module.state_dict():
-            weights += (_times(gates, (width,)), (dim,))
+            inner_bias = _times(gates, (width,))
+            weights += (inner_bias, (dim,))
         return weights
     if isinstance(module, SelfAttention | CrossAttention):
         return _attention_formula(module)
@@ -223,7 +229,8 @@ def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Diagram:
         f"Read from bottom to top. Norms come {where} ({config.norm_position}-norm). Dropout is "
         "active in training only."
     )
-    return Diagram("Stacks", (encoder, decoder), arrows, note=note)
+    stacks = (encoder, decoder)
+    return Diagram("Stacks", stacks, arrows, note=note)
 
 
 def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
@@ -276,19 +283,22 @@ def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
     sublayers.append(_box("feed-forward", sizes, "feed-forward"))
     norm = _norm(config)
     first = len(boxes)
+    drop = ", ".join(dropout)
     for sublayer in sublayers:
         if config.norm_position == "pre":
-            boxes += [norm, sublayer, Box("add", ", ".join(dropout), "add", residual=2)]
+            boxes += [norm, sublayer, Box("add", drop, "add", residual=2)]
         else:
-            boxes += [sublayer, Box("add", ", ".join(dropout), "add", residual=1), norm]
+            boxes += [sublayer, Box("add", drop, "add", residual=1), norm]
     last = len(boxes) - 1
     if config.norm_position == "pre":
         boxes.append(norm)
     if is_decoder:
         output = [f"{dim:,} to {vocab_size:,}", *_bias(config.output_bias)]
         boxes.append(_box("output projection", output))
-        boxes.append(Box("softmax", "a probability for each subword"))
-    return Stack(title, boxes, (first, last, num_layers))
+        softmax = Box("softmax", "a probability for each subword")
+        boxes.append(softmax)
+    repeated = (first, last, num_layers)
+    return Stack(title, boxes, repeated)
 
 
 def _box(label: str, details: Sequence[str], kind: BoxKind = "output") -> Box:
@@ -297,17 +307,26 @@ def _box(label: str, details: Sequence[str], kind: BoxKind = "output") -> Box:
 
 def _norm(config: ModelConfig) -> Box:
     is_rms = config.norm == "rms"
-    epsilon = config.norm_epsilon or (1e-6 if is_rms else 1e-5)
-    formula = _NORMS[config.norm].format(number_text(epsilon, "z.0e"))
-    return _box("norm", [formula, *_bias(config.has_bias("norm") and not is_rms)], "norm")
+    usual = 1e-5
+    if is_rms:
+        usual = 1e-6
+    epsilon = config.norm_epsilon or usual
+    shown = number_text(epsilon, "z.0e")
+    formula = _NORMS[config.norm].format(shown)
+    bias = _bias(config.has_bias("norm") and not is_rms)
+    return _box("norm", [formula, *bias], "norm")
 
 
 def _bias(is_there: bool) -> list[str]:
-    return ["bias" if is_there else "no bias"]
+    if is_there:
+        return ["bias"]
+    return ["no bias"]
 
 
 def _dropout(share: float) -> list[str]:
-    return [f"dropout {share:g}"] if share else []
+    if not share:
+        return []
+    return [f"dropout {share:g}"]
 
 
 def shapes(inspected: Inspected) -> Iterator[Figure]:
@@ -322,12 +341,15 @@ def shapes(inspected: Inspected) -> Iterator[Figure]:
     recording = record(inspected.model, inspected.source, inspected.target)
     for kind, title in KINDS.items():
         layers = recording.attention(kind)
-        if chosen := inspected.layers(len(layers)):
-            yield matrices(layers[chosen[-1] - 1], f"{title}, layer {chosen[-1]}")
+        chosen = inspected.layers(len(layers))
+        if chosen:
+            top = chosen[-1]
+            yield matrices(layers[top - 1], f"{title}, layer {top}")
     layer = inspected.choice.layer
     rows = trace_tensors(inspected.model, inspected.source, inspected.target, layer)
     head = ("tensor", "packed shape", "dtype", "mean", "spread")
-    yield Table("Tensors of one pass", head, rows)
+    title = "Tensors of one pass"
+    yield Table(title, head, rows)
 
 
 def trace_tensors(
@@ -359,7 +381,8 @@ def trace_tensors(
         for path, module in model.named_modules():
             name = _label(path, layer)
             if name and not isinstance(module, nn.Identity):
-                handles.enter_context(module.register_forward_hook(partial(note, name)))
+                hook = partial(note, name)
+                handles.enter_context(module.register_forward_hook(hook))
         logits = model.logits(model(source, target))
     note("logits", None, None, logits)
     return rows

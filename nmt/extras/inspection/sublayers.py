@@ -22,9 +22,9 @@ from nmt.extras.inspection.figure import (
     DOT,
     ROOT,
     TIMES,
-    Cell,
     Figure,
     Heatmap,
+    Rows,
     Step,
     Steps,
     Table,
@@ -53,7 +53,8 @@ _RESIDUALS = {
     "cross_attention": "cross_residual",
     "feed_forward": "feed_forward_residual",
 }
-_HEAD = ("sublayer", "stream before", "added", "stream after", "added / before",
+_MATRICES = ("matrix", "formula", "shape", "of this sentence", "packed")
+_NORMS = ("sublayer", "stream before", "added", "stream after", "added / before",
          "gradient of stream", "gradient of weights")  # fmt: skip
 
 
@@ -130,7 +131,8 @@ class Sublayer:
         # Shaw et al. (2018): additional keys and values that depend on the distance.
         vectors = scheme and scheme.vectors(order, order)
         if vectors is not None:
-            products = products + torch.einsum("hte,tse->hts", query, vectors[0])
+            of_distance = torch.einsum("hte,tse->hts", query, vectors[0])
+            products = products + of_distance
         scores = products * width**-0.5
         if self.kind == "decoder":
             future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
@@ -138,7 +140,8 @@ class Sublayer:
         weights = scores.softmax(-1)
         mixed = weights @ value
         if vectors is not None:
-            mixed = mixed + torch.einsum("hts,tse->hte", weights, vectors[1])
+            of_distance = torch.einsum("hts,tse->hte", weights, vectors[1])
+            mixed = mixed + of_distance
         return Heads(query, key, value, products, scores, weights, mixed)
 
 
@@ -156,7 +159,8 @@ class Recording:
     def weights(self, kind: Kind) -> Tensor:
         """Return the weights of one kind of attention, from bottom to top: (layers, H, T, S)."""
         layers = self.attention(kind)
-        return torch.stack([sublayer.heads().weights for sublayer in layers])
+        weights = [sublayer.heads().weights for sublayer in layers]
+        return torch.stack(weights)
 
 
 def record(model: Transformer, source: Packed, target: Packed) -> Recording:
@@ -201,13 +205,14 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
 def without_causal_mask(model: Transformer) -> Iterator[None]:
     """Inside this context, decoder tokens also read later tokens."""
 
-    def see_all(_: nn.Module, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def see_all(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
         return args, {**options, "causal": False}
 
     with ExitStack() as handles:
         for layer in model.decoder:
             attention = layer.get_submodule("self_attention")
-            handles.enter_context(attention.register_forward_pre_hook(see_all, with_kwargs=True))
+            hook = attention.register_forward_pre_hook(see_all, with_kwargs=True)
+            handles.enter_context(hook)
         yield
 
 
@@ -243,13 +248,19 @@ def score(inspected: Inspected) -> Iterator[Figure]:
     labels = inspected.source_labels
     for head in inspected.choice.head or (1,):
         of_head = Heads(*(tensor[head - 1] for tensor in heads))
-        queries = [
-            Step(f"query of {isolated(label)}", _query(labels, place, of_head))
-            for place, label in enumerate(labels)
-        ]
-        yield Steps(f"{name}, head {head}: one query at a time", queries)
-    tokens = [Step(label, [_stages(sublayer, heads, place)]) for place, label in enumerate(labels)]
-    yield Steps(f"{name}: all heads, W^O, addition and norm", tokens)
+        steps = []
+        for place, label in enumerate(labels):
+            figures = _query(labels, place, of_head)
+            title = f"query of {isolated(label)}"
+            steps.append(Step(title, figures))
+        title = f"{name}, head {head}: one query at a time"
+        yield Steps(title, steps)
+    steps = []
+    for place, label in enumerate(labels):
+        stages = _stages(sublayer, heads, place)
+        steps.append(Step(label, [stages]))
+    title = f"{name}: all heads, W^O, addition and norm"
+    yield Steps(title, steps)
     yield matrices(sublayer, "The same with matrices")
 
 
@@ -259,25 +270,31 @@ def _query(labels: Sequence[str], place: int, head: Heads) -> list[Figure]:
     products = head.products[place].tolist()
     scores = head.scores[place].tolist()
     weights = head.weights[place].tolist()
-    rows: list[list[Cell]] = []
-    for i, (label, value) in enumerate(zip(labels, head.value, strict=True)):
-        row = [label, vector_text(head.key[i]), products[i], scores[i], weights[i]]
-        rows.append([*row, vector_text(value), vector_text(value * weights[i])])
-    rows.append(["sum", "", None, None, sum(weights), "", vector_text(head.mixed[place])])
+    rows: Rows = []
+    for i, label in enumerate(labels):
+        key = vector_text(head.key[i])
+        value = head.value[i]
+        share = vector_text(value * weights[i])
+        numbers = [products[i], scores[i], weights[i]]
+        rows.append([label, key, *numbers, vector_text(value), share])
+    mixed = vector_text(head.mixed[place])
+    rows.append(["sum", "", None, None, sum(weights), "", mixed])
     width = len(query)
     dot = f"q {DOT} k"
     columns = ("key of", "k", dot, f"/ {ROOT}{width}", "softmax", "v", f"softmax {TIMES} v")
-    first = f"{products[0]:.4f}"
-    pairs = zip(query[:6].tolist(), head.key[0, :6].tolist(), strict=True)
+    product = products[0]
+    first = f"{product:.4f}"
+    pairs = torch.stack([query, head.key[0]], 1)[:6].tolist()
     terms = " + ".join(f"{a:.4f} {TIMES} {b:.4f}" for a, b in pairs)
     if width > 6:
         terms += f" + ... ({width} terms)"
     lines = [
         f"q = {vector_text(query)}",
         f"{dot} of {isolated(labels[0])} = {terms} = {first}",
-        f"{first} / {ROOT}{width} = {first} / {width**0.5:.4f} = {products[0] / width**0.5:.4f}",
+        f"{first} / {ROOT}{width} = {first} / {width**0.5:.4f} = {product / width**0.5:.4f}",
     ]
-    return [Text("First key", lines), Table("All keys", columns, rows, total=True)]
+    first_key = Text("First key", lines)
+    return [first_key, Table("All keys", columns, rows, total=True)]
 
 
 def _stages(sublayer: Sublayer, heads: Heads, place: int) -> Table:
@@ -293,10 +310,11 @@ def _stages(sublayer: Sublayer, heads: Heads, place: int) -> Table:
         note = "Pre-norm: q, k and v are computed from the output of the norm before the sublayer."
     else:
         stages["norm of the sum"] = sublayer.after
-    rows: list[list[Cell]] = []
+    rows: Rows = []
     for name, vectors in stages.items():
         vector = vectors[place]
-        rows.append([name, len(vector), float(vector.norm()), vector_text(vector)])
+        norm = float(vector.norm())
+        rows.append([name, len(vector), norm, vector_text(vector)])
     return Table("", ("", "width", "L2 norm", "numbers"), rows, note=note)
 
 
@@ -315,11 +333,19 @@ def matrices(sublayer: Sublayer, title: str) -> Table:
         suffix += ", then norm per head"
     if getattr(module, "positions", None) is not None:
         suffix += ", then position"
-    memory = "M" if sublayer.kind == "cross" else "X"
-    # Letters of the queries' and the keys' tokens, and of the heads of keys and values.
-    t = "S" if sublayer.kind == "encoder" else "T"
-    s = "T" if sublayer.kind == "decoder" else "S"
-    g = "G" if groups < num_heads else "H"
+    # Letters: input of the keys, tokens of queries and of keys, heads of keys.
+    x = "X"
+    t = "T"
+    s = "S"
+    g = "H"
+    if sublayer.kind == "encoder":
+        t = "S"
+    elif sublayer.kind == "decoder":
+        s = "T"
+    else:
+        x = "M"
+    if groups < num_heads:
+        g = "G"
     sizes = {
         "H": num_heads,
         "G": groups,
@@ -331,34 +357,33 @@ def matrices(sublayer: Sublayer, title: str) -> Table:
     }
     # Tokens, then the other letters; in a matrix of a batch, heads come before tokens.
     rows = [
-        ("X", "input of the sublayer", t, "d_model"),
-        ("Q", f"X W^Q{suffix}", t, "H", "d_k"),
-        ("K", f"{memory} W^K{suffix}", s, g, "d_k"),
-        ("V", f"{memory} W^V{bias}", s, g, "d_k"),
-        ("scores", f"Q K^T / {ROOT}{width}", t, "H", s),
-        ("A", "softmax(scores), row by row", t, "H", s),
-        ("Z", "A V", t, "H", "d_k"),
-        ("concat", "Z of all heads, concatenated", t, "H d_k"),
-        ("output", f"concat W^O{bias}", t, "d_model"),
+        ("X", "input of the sublayer", f"{t}, d_model"),
+        ("Q", f"X W^Q{suffix}", f"{t}, H, d_k"),
+        ("K", f"{x} W^K{suffix}", f"{s}, {g}, d_k"),
+        ("V", f"{x} W^V{bias}", f"{s}, {g}, d_k"),
+        ("scores", f"Q K^T / {ROOT}{width}", f"{t}, H, {s}"),
+        ("A", "softmax(scores), row by row", f"{t}, H, {s}"),
+        ("Z", "A V", f"{t}, H, d_k"),
+        ("concat", "Z of all heads, concatenated", f"{t}, H d_k"),
+        ("output", f"concat W^O{bias}", f"{t}, d_model"),
     ]
     cells = []
-    for name, formula, tokens, *others in rows:
-        letters = [*others[:-1], tokens, others[-1]]
-        shape = (1, *(sizes[letter] for letter in letters))
+    for name, formula, letters in rows:
+        tokens, *heads_of, last = letters.split(", ")
+        of_batch = [*heads_of, tokens, last]
+        shape = (1, *(sizes[letter] for letter in of_batch))
         packed = ""
-        if others[-1] != s:  # scores and weights are computed in padded form
-            packed = str((sizes[tokens], *(sizes[letter] for letter in others)))
-        cells.append([name, formula, f"(B, {', '.join(letters)})", str(shape), packed])
+        if last != s:  # scores and weights are computed in padded form
+            packed = str(tuple(sizes[letter] for letter in letters.split(", ")))
+        cells.append([name, formula, f"(B, {', '.join(of_batch)})", str(shape), packed])
     difference = (module.output(heads.concatenated) - sublayer.added).abs().max()
     most = number_text(difference.item(), "z.1e")
     note = f"Largest difference from the output of the model's attention: {most}."
-    if memory == "M":
+    if x == "M":
         note += " M is the memory, the output of the encoder."
     if groups < num_heads:
         note += f" Each of G = {groups} keys and values is shared by {num_heads // groups} queries."
-    return Table(
-        title, ("matrix", "formula", "shape", "of this sentence", "packed"), cells, note=note
-    )
+    return Table(title, _MATRICES, cells, note=note)
 
 
 def flow(inspected: Inspected) -> Iterator[Figure]:
@@ -373,43 +398,53 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
     """
     recording = record(inspected.model, inspected.source, inspected.target)
     gold = torch.tensor([*inspected.target_ids, EOS_ID])
-    loss = F.cross_entropy(inspected.model.logits(recording.hidden), gold)
+    logits = inspected.model.logits(recording.hidden)
+    loss = F.cross_entropy(logits, gold)
     # In a post-norm model, the topmost stream is the output. No gradients stay in the model.
     places: list[Tensor] = []
     for sublayer in recording.sublayers:
         places += [sublayer.after, *sublayer.module.parameters()]
     gradients = iter(torch.autograd.grad(loss, places))
-    rows: dict[Side, list[list[Cell]]] = {"encoder": [], "decoder": []}
+    rows: dict[Side, Rows] = {"encoder": [], "decoder": []}
     for sublayer in recording.sublayers:
         before = _mean_norm(sublayer.before)
         added = _mean_norm(sublayer.added)
         after = _mean_norm(sublayer.after)
         stream = float(next(gradients).norm())
-        squares = sum(float(next(gradients).square().sum()) for _ in sublayer.module.parameters())
-        names = layer_names(len(getattr(inspected.model, sublayer.side)))
+        squares = 0.0
+        for _ in sublayer.module.parameters():
+            squared = next(gradients).square()
+            squares += float(squared.sum())
+        stack = getattr(inspected.model, sublayer.side)
+        names = layer_names(len(stack))
         name = f"{names[sublayer.layer - 1]}, {sublayer.name.replace('_', '-')}"
-        numbers = [before, added, after, added / before, stream, squares**0.5]
+        ratio = added / before
+        numbers = [before, added, after, ratio, stream, squares**0.5]
         rows[sublayer.side].append([name, *numbers])
     for side, of_side in rows.items():
         note = "Rows are in order from the lowest to the highest sublayer."
-        yield Table(f"{side.capitalize()}: norms", _HEAD, of_side, note=note)
+        title = f"{side.capitalize()}: norms"
+        yield Table(title, _NORMS, of_side, note=note)
     for kind, title in KINDS.items():
         weights = recording.weights(kind).detach()
-        num_layers, num_heads = weights.shape[:2]
-        layers = layer_names(num_layers)
+        layers = layer_names(len(weights))
+        num_heads = weights.shape[1]
         heads = [f"head {n}" for n in range(1, num_heads + 1)]
         note = "Mean over tokens, in nats."
         values = entropy(weights).tolist()
-        yield Heatmap(f"{title}: entropy", values, layers, heads, 0.0, note=note)
+        name = f"{title}: entropy"
+        yield Heatmap(name, values, layers, heads, 0.0, note=note)
         note = "Mean distance to the tokens that are read, in tokens."
         if kind == "cross":
             note += " Target positions are scaled to the length of the source."
         values = distance(weights).tolist()
-        yield Heatmap(f"{title}: distance", values, layers, heads, 0.0, note=note)
+        name = f"{title}: distance"
+        yield Heatmap(name, values, layers, heads, 0.0, note=note)
 
 
 def _mean_norm(vectors: Tensor) -> float:
-    return float(vectors.detach().norm(dim=-1).mean())
+    norms = vectors.detach().norm(dim=-1)
+    return float(norms.mean())
 
 
 def entropy(weights: Tensor) -> Tensor:
@@ -419,7 +454,9 @@ def entropy(weights: Tensor) -> Tensor:
 
 def distance(weights: Tensor) -> Tensor:
     """Return the mean distance between a token and the tokens it reads. (..., T, S) -> (...)."""
-    return (weights * off_diagonal(*weights.shape[-2:])).sum(-1).mean(-1)
+    distances = off_diagonal(*weights.shape[-2:])
+    products = weights * distances
+    return products.sum(-1).mean(-1)
 
 
 def layer_names(num_layers: int) -> list[str]:
@@ -439,5 +476,6 @@ def off_diagonal(rows: int, columns: int) -> Tensor:
 
     If the sentences have different lengths, the diagonal connects their first and last tokens.
     """
-    places = torch.arange(rows) * ((columns - 1) / max(rows - 1, 1))
+    slope = (columns - 1) / max(rows - 1, 1)
+    places = torch.arange(rows) * slope
     return (torch.arange(columns) - places.unsqueeze(1)).abs()

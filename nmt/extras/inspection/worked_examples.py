@@ -40,11 +40,13 @@ def worked_examples() -> Iterator[Figure]:
         (f"divided by {ROOT}{_HEAD_DIM}", *scores.tolist()),
         ("softmax", *weights.tolist()),
     ]
-    yield Table("Attention of one query to two keys", ("", "key 1", "key 2"), rows)
+    title = "Attention of one query to two keys"
+    yield Table(title, ("", "key 1", "key 2"), rows)
 
     generator = torch.Generator().manual_seed(0)
     shape = (2, _NUM_SAMPLES, _HEAD_DIM)
-    products = torch.randn(shape, generator=generator).prod(0).sum(1)
+    vectors = torch.randn(shape, generator=generator)
+    products = vectors.prod(0).sum(1)
     scores = products * _HEAD_DIM**-0.5
     variances = [
         (f"q {DOT} k", _HEAD_DIM, products.var().item()),

@@ -72,31 +72,40 @@ class Tracker:
             if getattr(self._library, "__file__", None) is None:
                 raise ModuleNotFoundError(name=library)
         except Exception as error:
-            raise ConfigError.of_import(error, "training.trackers", name) from error
-        self._name, self._open, self._config = name, opener, config
-        self._path = config.run_dir / f"tracker-{name}.json"
+            setting = "training.trackers"
+            raise ConfigError.of_import(error, setting, name) from error
+        self._name = name
+        self._open = opener
+        self._config = config
+        file = f"tracker-{name}.json"
+        self._path = config.run_dir / file
         self._record: dict[str, Any] = {}
         self._run: TrackedRun | None = None
         self._is_finished = False
 
     def report(self, event: Event) -> None:
         """Open the run at the start; then record updates and validations."""
-        self._is_finished |= event.kind == "end" and event.values["reason"] != "signal"
-        is_new = event.kind in _GROUPS and event.step > self._record.get(event.kind, -1)
+        if event.kind == "end" and event.values["reason"] != "signal":
+            self._is_finished = True
+        last_step = self._record.get(event.kind, -1)
+        is_new = event.kind in _GROUPS and event.step > last_step
         with self._contained():
             if event.kind == "start":
                 # Without a checkpoint, training starts from the beginning: a new run.
                 if event.step and self._path.exists():
                     self._record = read_json(self._path)
-                self._run = self._open(self._library, self._config, self._record.get("id"))
+                run_id = self._record.get("id")
+                self._run = self._open(self._library, self._config, run_id)
                 self._keep("id", self._run.run_id)
             elif self._run and is_new:
                 # First, because a killed process must not record the step again.
                 self._keep(event.kind, event.step)
                 self._run.log(_scalars(event), step=event.step)
-                for name, values in event.values.get("sets", {"": event.values}).items():
+                sets = event.values.get("sets", {"": event.values})
+                for name, values in sets.items():
                     for number, sample in enumerate(values.get("samples", ()), 1):
-                        self._run.write(f"{name} sample {number}".strip(), sample, event.step)
+                        title = f"{name} sample {number}".strip()
+                        self._run.write(title, sample, event.step)
 
     def close(self) -> None:
         """End the run."""
@@ -118,7 +127,7 @@ class Tracker:
                 yield
             except Exception as error:
                 self._run = None
-                text = f"{type(error).__name__}: {error}".partition("\n")[0]
+                text, *_ = f"{type(error).__name__}: {error}".split("\n")
                 logger.warning("%s is off until the next start of training: %s", self._name, text)
             finally:
                 sys.stdin = before
@@ -126,22 +135,28 @@ class Tracker:
 
 def _scalars(event: Event) -> dict[str, float]:
     group = _GROUPS[event.kind]
-    sets = {f"{group}/{x}": values for x, values in event.values.get("sets", {}).items()}
-    return {
-        f"{place}/{name}": value
-        for place, values in {group: event.values, **sets}.items()
-        for name, value in values.items()
-        if isinstance(value, int | float) and math.isfinite(value) and name not in _NO_SCALARS
-    }
+    sections = {group: event.values}
+    sets = event.values.get("sets", {})
+    for name, values in sets.items():
+        sections[f"{group}/{name}"] = values
+    scalars = {}
+    for section, values in sections.items():
+        for name, value in values.items():
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            if is_number and name not in _NO_SCALARS:
+                scalars[f"{section}/{name}"] = value
+    return scalars
 
 
 def _tensorboard(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
     """Write scalars, sample translations and the configuration to ``tensorboard/`` of the run."""
-    writer = library.SummaryWriter(config.run_dir / "tensorboard")
+    folder = config.run_dir / "tensorboard"
+    writer = library.SummaryWriter(folder)
 
     def write(name: str, lines: Sequence[str], step: int) -> None:
         # TensorBoard renders Markdown. Indented lines are code blocks, which stay verbatim.
-        code = "".join(f"    {' '.join(line.splitlines())}\n" for line in lines)
+        joined = [" ".join(line.splitlines()) for line in lines]
+        code = "".join(f"    {line}\n" for line in joined)
         writer.add_text(name, code, step)
 
     def log(scalars: Mapping[str, float], step: int) -> None:
@@ -150,7 +165,8 @@ def _tensorboard(library: Any, config: RunConfig, run_id: str | None) -> Tracked
         writer.flush()
 
     if run_id is None:
-        write("configuration", dump_config(config).splitlines(), 0)
+        lines = dump_config(config).splitlines()
+        write("configuration", lines, 0)
     return TrackedRun("tensorboard", log, lambda _: writer.close(), write)
 
 
@@ -163,33 +179,53 @@ def _wandb(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
         config=config.model_dump(mode="json"),
         settings=library.Settings(console="off"),  # log.txt has the messages of training
     )
-    return TrackedRun(run.id, run.log, lambda done: run.finish(exit_code=int(not done)))
+
+    def end(is_finished: bool) -> None:
+        run.finish(exit_code=int(not is_finished))
+
+    return TrackedRun(run.id, run.log, end)
 
 
 def _mlflow(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
-    library.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT))
+    experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+    library.set_experiment(experiment)
     run = library.start_run(run_id=run_id, run_name=config.run_dir.name)
     if run_id is None:
-        library.log_params(_flat(config.model_dump(mode="json")))
+        settings = config.model_dump(mode="json")
+        library.log_params(_flat(settings))
 
     def end(is_finished: bool) -> None:
-        library.end_run("FINISHED" if is_finished else "FAILED")
+        status = "FAILED"
+        if is_finished:
+            status = "FINISHED"
+        library.end_run(status)
 
     return TrackedRun(run.info.run_id, library.log_metrics, end)
 
 
 def _trackio(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
     # Trackio continues the newest run with a name, so the name must be unique. It has no end state.
-    name, values = run_id or f"{config.run_dir.name}-{token_hex(3)}", config.model_dump(mode="json")
-    run = library.init(project=_PROJECT, name=name, resume="allow", config=values, embed=False)
+    name = run_id or f"{config.run_dir.name}-{token_hex(3)}"
+    run = library.init(
+        project=_PROJECT,
+        name=name,
+        resume="allow",
+        config=config.model_dump(mode="json"),
+        embed=False,
+    )
     return TrackedRun(name, run.log, lambda _: library.finish())
 
 
-def _flat(value: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of nested sections by dotted key."""
-    if not isinstance(value, Mapping):
-        return {".".join(path): value}
-    return {key: x for name in value for key, x in _flat(value[name], (*path, name)).items()}
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            for inner, of_inner in _flat(value).items():
+                flat[f"{name}.{inner}"] = of_inner
+        else:
+            flat[name] = value
+    return flat
 
 
 tensorboard = partial(Tracker, "tensorboard", "torch.utils.tensorboard", _tensorboard)
