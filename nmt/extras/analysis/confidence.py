@@ -59,10 +59,12 @@ def confidence_quality(
     rows = [row for row, result in enumerate(system.results) if result.confidence is not None]
     if len(rows) < _FEWEST:
         return None
-    expected = np.array([system.results[row].confidence for row in rows], np.float64)
-    streams = [list(itemgetter(*rows)(stream)) for stream in references]
+    confidences = [system.results[row].confidence for row in rows]
+    expected = np.array(confidences, np.float64)
+    select = itemgetter(*rows)
+    streams = [list(select(stream)) for stream in references]
     scorer = MetricScorer("chrf", streams, MetricOptions())
-    table = scorer.statistics(itemgetter(*rows)(system.lines))
+    table = scorer.statistics(select(system.lines))
     actual = np.array(scorer.sentence_scores(table), np.float64)
     if np.ptp(expected) < _FLAT or np.ptp(actual) < _FLAT:  # there is no correlation
         return None
@@ -72,7 +74,8 @@ def confidence_quality(
     mean_actual = [float(actual[part].mean()) for part in parts]
     errors = np.abs(np.subtract(mean_expected, mean_actual))
     pearson = np.corrcoef(expected, actual)[0, 1]
-    spearman = np.corrcoef(ranks(expected), ranks(actual))[0, 1]
+    both_ranks = ranks(expected), ranks(actual)
+    spearman = np.corrcoef(*both_ranks)[0, 1]
     return {
         "system": system.name,
         "num_sentences": len(rows),

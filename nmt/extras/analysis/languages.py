@@ -32,7 +32,7 @@ def language_section(scored: EvaluatedSet) -> ReportSection | None:
     if test.target_language is None:
         return None
     profiles = NO_PROFILES
-    codes: list[str] = []
+    codes = list[str]()
     for model in scored.models:
         if profiles is NO_PROFILES:
             profiles = read_profiles(model.folder)

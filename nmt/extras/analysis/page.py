@@ -57,7 +57,7 @@ def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str,
     for system in evaluation.systems:
         for score in system.scores:
             signatures[score.metric] = score.signature
-    charts: list[Markup] = []
+    charts = list[Markup]()
     for section in evaluation.sections:
         if section.key == "confidence":
             charts += map(_calibration, section.values)
@@ -76,7 +76,9 @@ def _calibration(values: Mapping[str, Any]) -> Markup:
     """Return a chart of expected and measured quality of one system."""
     deciles = list(values["deciles"])
     all_means = list(chain.from_iterable(deciles))
-    low, *_, high = round_ticks(min(all_means), max(all_means))
+    lowest = min(all_means)
+    highest = max(all_means)
+    low, *_, high = round_ticks(lowest, highest)
     low = max(low, 0)
     high = min(high, 100)
     measured = Curve("measured", deciles, marked=True)
@@ -104,10 +106,13 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
     name = systems[0].name
     lines = systems[0].lines
     scorer = MetricScorer("chrf", evaluation.references, MetricOptions())
-    scores = [scorer.sentence_scores(scorer.statistics(system.lines)) for system in systems]
+    statistics = [scorer.statistics(system.lines) for system in systems]
+    scores = list(map(scorer.sentence_scores, statistics))
     order = sorted(range(len(lines)), key=scores[0].__getitem__)
-    worst = [row for row in order if lines[row] != reference[row]][:_SHOWN]
-    chosen = {f"Worst of {name}": worst, f"Best of {name}": order[: -_SHOWN - 1 : -1]}
+    worst = [row for row in order if lines[row] != reference[row]]
+    worst = worst[:_SHOWN]
+    best = order[: -_SHOWN - 1 : -1]
+    chosen = {f"Worst of {name}": worst, f"Best of {name}": best}
     if len(systems) > 1:
         other = systems[1]
         differing = [row for row in order if lines[row] != other.lines[row]]
@@ -134,7 +139,8 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
                     label += f", confidence {result.confidence:.0f}"
                 if result.alarms:
                     label += f", suspicious: {', '.join(result.alarms)}"
-            parts.append((label, word_differences(system.lines[row], reference[row])))
+            differences = word_differences(system.lines[row], reference[row])
+            parts.append((label, differences))
         return {"line": row + 1, "parts": parts, "gloss": glosses}
 
     for title, rows in chosen.items():
@@ -169,9 +175,11 @@ def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
     parts: list[tuple[str, bool]] = []
     place = 0
     for start, _, size in matcher.get_matching_blocks():
-        if place < start:
-            parts.append((" ".join(words[place:start]), True))
+        other = words[place:start]
+        same = words[start : start + size]
         place = start + size
-        if size:
-            parts.append((" ".join(words[start:place]), False))
+        if other:
+            parts.append((" ".join(other), True))
+        if same:
+            parts.append((" ".join(same), False))
     return parts

@@ -35,7 +35,7 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
     client = _admit(request, service, body)
     choice = bodies.Choice(source=body.source, target=body.target)
     route, about = await service.choose(choice, body.texts)
-    translated: list[str] = []
+    translated = list[str]()
     alternatives: list[list[str]] = []
     if body.format == "html":
         for text in body.texts:

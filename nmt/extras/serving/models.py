@@ -160,7 +160,7 @@ class ServedModel:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Route:
     """The model and the languages of a request."""
 
@@ -170,7 +170,7 @@ class Route:
     languages: tuple[str | None, str | None]  # See `ServedModel.to_choose`.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TranslationTask:
     """A model with its options and outputs. Texts with the same task can share a batch."""
 

@@ -185,7 +185,7 @@ class Service:
         joiner = joiner_for(route.target)
         with_attention = "attention" in body.want
         items: list[tuple[bodies.Text, SplitText]] = []
-        requests: list[Request] = []
+        requests = list[Request]()
         for item in body.items:
             split = split_text(item.text, route.source, into_sentences=body.split)
             items.append((item, split))
