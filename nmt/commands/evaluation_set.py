@@ -415,26 +415,27 @@ def list_test_sets(folders: Iterable[Path]) -> TextResult:
     return TextResult("\n".join(names), {"tests": list(names)})
 
 
-def training_data(folder: Path) -> Iterator[PreparedData]:
+def training_data(folder: Path, visited: frozenset[Path] = frozenset()) -> Iterator[PreparedData]:
     """Yield the training data of a model, and of the models that it was initialized from.
 
     Missing and changed data are skipped with a log message.
+
+    Args:
+        folder: Run or model folder.
+        visited: Folders whose data were yielded before.
     """
-    known: set[Path] = set()
-    start: Path | None = folder
-    while start is not None and start not in known and (start / CONFIG).is_file():
-        known.add(start)
-        _, record = load_folder_document(start)
-        prepared_dir = Path(str(record.get("prepared_dir")))
-        if trained_on(start, prepared_dir):
-            yield PreparedData.open(prepared_dir)
-        else:
-            text = "cannot check for overlap with the training data of %s: prepared data not found"
-            logger.info(text, start)
-        init_from = recorded_value(record, "training.init_from")
-        start = None
-        if init_from is not None:
-            start = Path(str(init_from))
+    if folder in visited or not (folder / CONFIG).is_file():
+        return
+    _, record = load_folder_document(folder)
+    prepared_dir = Path(str(record.get("prepared_dir")))
+    if trained_on(folder, prepared_dir):
+        yield PreparedData.open(prepared_dir)
+    else:
+        text = "cannot check for overlap with the training data of %s: prepared data not found"
+        logger.info(text, folder)
+    start = recorded_value(record, "training.init_from")
+    if start is not None:
+        yield from training_data(Path(str(start)), visited | {folder})
 
 
 def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:

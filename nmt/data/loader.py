@@ -190,12 +190,15 @@ class Loader:
         store = self.store
         weights = self.stages[stage].weights if self.stages else self.weights
         rows = epoch_rows(store.corpus, weights, seed=self.seed, epoch=epoch)
-        if not len(store if rows is None else rows):
+        wanted: slice | Rows = slice(None) if rows is None else rows
+        source_lengths, target_lengths = self.lengths(wanted)
+        if not len(source_lengths):
             shown = ", ".join(map(str, weights))
             fix = "Raise data.train.*.weight, the number of times that an epoch reads a corpus."
             raise DataError(f"The weights ({shown}) select none of {len(store):,} pairs.", fix=fix)
         plan = plan_batches(
-            *self.lengths(slice(None) if rows is None else rows),
+            source_lengths,
+            target_lengths,
             max_tokens=self.config.max_tokens,
             max_sentences=self.config.max_sentences,
             noise=self.config.length_noise,

@@ -416,7 +416,8 @@ class PrepareReport:
     def example(self, corpus: str, reason: str) -> str:
         """Return an example line of a corpus for a reason; an empty text without examples."""
         examples = self.reasons.get(reason, {}).get("examples", ())
-        readable = [x for x in examples if x["corpus"] == corpus and x["source"] + x["target"]]
+        of_corpus = [example for example in examples if example["corpus"] == corpus]
+        readable = [example for example in of_corpus if example["source"] or example["target"]]
         if not readable:
             return ""
         first = min(readable, key=itemgetter("line"))
@@ -442,15 +443,18 @@ def current_report(
     """
     try:
         manifest = PreparedData.open(folder).manifest
-        is_current = (
-            (not scored_with or tuple(manifest.scored_with) == scored_with)
-            and recipe.accepts(manifest)
-            and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
-            # Files may have been added to a Hugging Face folder, or removed.
-            and set(manifest.sources) == {str(path) for path in recipe.files}
-            and are_unchanged(manifest.sources, piped)
-        )
-        return PrepareReport.read(folder) if is_current else None
+        if scored_with and tuple(manifest.scored_with) != scored_with:
+            return None
+        if not recipe.accepts(manifest):
+            return None
+        if manifest.vocab_hash != tokenizer_hash(folder / TOKENIZER):
+            return None
+        # Files may have been added to a Hugging Face folder, or removed.
+        if set(manifest.sources) != set(map(str, recipe.files)):
+            return None
+        if not are_unchanged(manifest.sources, piped):
+            return None
+        return PrepareReport.read(folder)
     except (DataError, OSError):
         return None
 

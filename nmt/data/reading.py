@@ -49,6 +49,13 @@ def _installed_version(library: str) -> str | None:
         return None
 
 
+def _texts(pair: SentencePair | BadPair) -> tuple[str, str]:
+    """Return the texts of a pair; empty texts if it could not be read."""
+    if isinstance(pair, BadPair):
+        return "", ""
+    return pair.source, pair.target
+
+
 @dataclass(frozen=True, slots=True)
 class _FilterPass:
     filters: FilterChain
@@ -72,7 +79,7 @@ class _FilterPass:
         counts = Counter[str]()
         for row, of_pair in problems.items():
             pair = block.pairs[row]
-            texts = ("", "") if isinstance(pair, BadPair) else pair[:2]
+            texts = _texts(pair)
             listed += [ListedProblem(self.corpus, pair.line, *each, *texts) for each in of_pair]
             reason = self.filters.dropping(of_pair)
             if reason is not None:
@@ -134,9 +141,9 @@ class EncodingPass:
             DataError: A line cannot be read.
         """
         numbers = [pair.line for pair in block.pairs]
-        texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block.pairs]
+        sides = zip(*map(_texts, block.pairs), strict=True)
         arrays: dict[str, Ids] = {"numbers": np.array(numbers, np.int64)}
-        for side, lines in enumerate(zip(*texts, strict=True)):
+        for side, lines in enumerate(sides):
             encoded = self.tokenizers[side].encode_batch(lines, self.threads)
             flat = FlatIds.of(encoded)
             arrays[f"ids_{side}"] = flat.ids
@@ -290,9 +297,11 @@ class CorpusReader:
             lengths = []
             usual_lengths = []
             sides = encoded.lines.source_ids(rows), encoded.lines.target_ids(rows)
-            for side, added, weights in zip(sides, tags, usual_subwords, strict=True):
-                lengths.append(side.lengths + len(added))
-                usual_lengths.append(np.ceil(side.sums(weights)) + len(added))
+            for place, side in enumerate(sides):
+                num_tags = len(tags[place])
+                usual = np.ceil(side.sums(usual_subwords[place]))
+                lengths.append(side.lengths + num_tags)
+                usual_lengths.append(usual + num_tags)
             problems = diagnosis.of_block(name, block.first - 1, is_kept)
             features = LineFeatures(np.array(lengths), np.array(usual_lengths), is_kept, problems)
             yield replace(block, features=features)

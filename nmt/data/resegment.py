@@ -68,7 +68,8 @@ class Resegmenter:
             rows: Rows of the store.
             stored: Stored ids of both sides.
         """
-        source, target = (self._drawn(side, epoch, rows, stored[side]) for side in (0, 1))
+        source = self._drawn(0, epoch, rows, stored[0])
+        target = self._drawn(1, epoch, rows, stored[1])
         return source, target
 
     def _drawn(self, side: int, epoch: int, rows: Rows, stored: FlatIds) -> FlatIds:

@@ -122,7 +122,13 @@ class Score:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Fields that are None are left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return given_values(self)
+
+
+def given_values(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that are not None, as plain values for JSON."""
+    values = asdict(record).items()
+    return {name: value for name, value in values if value is not None}
 
 
 class MetricScorer:

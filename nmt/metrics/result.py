@@ -368,11 +368,6 @@ def hash_references(references: Iterable[Sequence[str]]) -> str:
     return digest.hexdigest()
 
 
-def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``values`` without None."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Format rows as aligned columns with two spaces between, without trailing spaces.
 

@@ -8,17 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
 from nmt.commands.evaluate import EvaluatedSet
 from nmt.errors import ConfigError
-from nmt.metrics.metric import METRICS, Score, as_quality, format_score, label_of, registered_name
-from nmt.metrics.result import Evaluation, ReportSection, without_none
+from nmt.metrics.metric import (
+    METRICS,
+    Score,
+    as_quality,
+    format_score,
+    given_values,
+    label_of,
+    registered_name,
+)
+from nmt.metrics.result import Evaluation, ReportSection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GateResult:
     """Whether one system meets one gate, with the numbers that decide it."""
 
@@ -53,14 +61,14 @@ class GateResult:
 def gate_section(scored: EvaluatedSet) -> ReportSection:
     """Check every system except the baseline at every gate."""
     options = scored.options
-    results: list[GateResult] = []
+    results = []
     for system in scored.systems:
         results += check_gates(system.name, system.scores, scored.gates)
         if options.fail_if_worse:
             # Only requested metrics, not metrics that only `fail_under` uses.
             counted = [score for score in system.scores if score.metric in scored.metrics]
             results += check_regressions(system.name, counted, options.alpha)
-    values = [without_none(asdict(result)) for result in results]
+    values = [given_values(result) for result in results]
     met = "\n".join(f"gate met: {result}" for result in results if result.met)
     missed = [str(result) for result in results if not result.met]
     return ReportSection("gates", "Gates", (), values, met, missed)
@@ -68,7 +76,7 @@ def gate_section(scored: EvaluatedSet) -> ReportSection:
 
 def gates_of(*evaluations: Evaluation) -> list[GateResult]:
     """Read the results back from the sections that `gate_section` has added to evaluations."""
-    results: list[GateResult] = []
+    results = list[GateResult]()
     for section in chain.from_iterable(evaluation.sections for evaluation in evaluations):
         if section.key == "gates":
             results += (GateResult(**values) for values in section.values)
@@ -88,7 +96,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
     >>> parse_gates(["bleu=27,chrf=55.5"])
     {'bleu': 27.0, 'chrf': 55.5}
     """
-    gates: dict[str, float] = {}
+    gates = {}
     problems = []
     for part in chain.from_iterable(text.split(",") for text in texts):
         name, equals, number = part.strip().partition("=")
