@@ -9,16 +9,15 @@ together, so every pair is a correct translation.
 from __future__ import annotations
 
 import random
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice, tee
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.config.language_codes import primary_code
 from nmt.errors import ConfigError
+from nmt.installation import read_toml
 
 
 class Pair(NamedTuple):
@@ -48,9 +47,7 @@ class Determiner(NamedTuple):
     forms: Mapping[str, Sequence[str]]
 
 
-_WORDS: dict[str, Any] = tomllib.loads(
-    Path(__file__).with_name("demo.toml").read_text(encoding="utf-8")
-)
+_WORDS: dict[str, Any] = read_toml(__file__, "demo.toml")
 
 
 def _pairs(key: str) -> list[Pair]:

@@ -23,14 +23,15 @@ _FLAT = 1e-6  # Smaller ranges are rounding errors.
 
 def confidence_section(scored: EvaluatedSet) -> ReportSection | None:
     """Compare the confidence of each system with chrF; None if no system has confidence."""
-    qualities: list[dict[str, Any]] = []
+    qualities = []
     rows = [["confidence", "sentences", "Pearson", "Spearman", "calibration error"]]
     for system in scored.systems:
         quality = confidence_quality(system, scored.test.references)
         if quality is not None:
             qualities.append(quality)
             row = [system.name, f"{quality['num_sentences']:,}"]
-            row += [f"{quality['pearson']:.3f}", f"{quality['spearman']:.3f}"]
+            row.append(f"{quality['pearson']:.3f}")
+            row.append(f"{quality['spearman']:.3f}")
             row.append(f"{quality['calibration_error']:.2f} chrF")
             rows.append(row)
     if not qualities:
@@ -66,7 +67,8 @@ def confidence_quality(
     scorer = MetricScorer("chrf", streams, MetricOptions())
     table = scorer.statistics(select(system.lines))
     actual = np.array(scorer.sentence_scores(table), np.float64)
-    if np.ptp(expected) < _FLAT or np.ptp(actual) < _FLAT:  # there is no correlation
+    smallest_range = min(np.ptp(expected), np.ptp(actual))
+    if smallest_range < _FLAT:  # there is no correlation
         return None
     order = np.argsort(expected, kind="stable")
     parts = np.array_split(order, _PARTS)

@@ -61,7 +61,7 @@ class GateResult:
 def gate_section(scored: EvaluatedSet) -> ReportSection:
     """Check every system except the baseline at every gate."""
     options = scored.options
-    results = list[GateResult]()
+    results = []
     for system in scored.systems:
         results += check_gates(system.name, system.scores, scored.gates)
         if options.fail_if_worse:
@@ -96,7 +96,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
     >>> parse_gates(["bleu=27,chrf=55.5"])
     {'bleu': 27.0, 'chrf': 55.5}
     """
-    gates: dict[str, float] = {}
+    gates = {}
     problems = []
     for part in chain.from_iterable(text.split(",") for text in texts):
         name, equals, number = part.strip().partition("=")

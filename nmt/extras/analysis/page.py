@@ -33,11 +33,12 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
             aligns words.
     """
     evaluations = report.evaluations
-    changes: list[list[str]] = []
+    changes = []
     if any(evaluation.baseline for evaluation in evaluations):
         changes = change_rows(evaluations)
     charts = run_charts({model.name: model.folder for model in models})
-    curves = [chart for chart in charts if chart.title.startswith(("Loss", "Translation quality"))]
+    shown = ("Loss", "Translation quality")
+    curves = [chart for chart in charts if chart.title.startswith(shown)]
     return render(
         "evaluation.html.j2",
         title="Translation quality",
@@ -53,7 +54,7 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
 
 
 def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
-    signatures: dict[str, str] = {}
+    signatures = {}
     for system in evaluation.systems:
         for score in system.scores:
             signatures[score.metric] = score.signature
@@ -118,7 +119,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
         differing = [row for row in order if lines[row] != other.lines[row]]
         differing.sort(key=lambda row: -abs(scores[0][row] - scores[1][row]))
         chosen[f"Most different: {name} and {other.name}"] = differing[:_SHOWN]
-    links: dict[int, Links] = {}
+    links = {}
     if models and source:  # word alignments of the worst sentences
         pairs = [(source[row], lines[row]) for row in worst]
         languages = LanguageOptions(*evaluation.languages, models[0].tag)
@@ -127,7 +128,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
 
     def sentence(row: int) -> dict[str, Any]:
         parts = [("reference", [(reference[row], False)])]
-        glosses: list[tuple[str, str]] = []
+        glosses = []
         if source:
             parts.insert(0, ("source", [(source[row], False)]))
             glosses = gloss(source[row], lines[row], links.get(row, ()))
@@ -171,8 +172,9 @@ def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
     [('a', False), ('big', True), ('dog runs', False)]
     """
     words = text.split()
-    matcher = SequenceMatcher(a=words, b=reference.split(), autojunk=False)
-    parts: list[tuple[str, bool]] = []
+    reference_words = reference.split()
+    matcher = SequenceMatcher(a=words, b=reference_words, autojunk=False)
+    parts = []
     place = 0
     for start, _, size in matcher.get_matching_blocks():
         other = words[place:start]

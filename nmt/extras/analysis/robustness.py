@@ -186,7 +186,7 @@ class Contrastive:
         The right translation must have the higher score; a tie counts as wrong.
         """
         rows = [["system", "contrastive pairs", "number", "accuracy"]]
-        values: list[dict[str, Any]] = []
+        values = []
         for model in models:
             scorer = load_scorer(model)
             right = scorer.score([(pair.source, pair.right) for pair in self._pairs])
@@ -218,7 +218,7 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
     Raises:
         DataError: The file is missing or empty, or a line has a wrong number of columns.
     """
-    pairs = list[ContrastivePair]()
+    pairs = []
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
         if len(cells) not in (3, 4) or not all(cells[:3]):

@@ -66,7 +66,7 @@ class Group:
 
 def slice_section(scored: EvaluatedSet) -> ReportSection:
     """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
-    common = list[Group]()
+    common = []
     for name, labels in scored.labels.items():
         names = list(dict.fromkeys(labels))
         common.append(Group(name, labels, names))
@@ -145,8 +145,8 @@ def groups_of_system(
 ) -> Iterator[Group]:
     """Yield the groups that depend on the translations of one system."""
     if source is not None:
-        numbers = list[str]()
-        names = list[str]()
+        numbers = []
+        names = []
         for line, output, *translations in zip(source, system.lines, *references, strict=True):
             kind = _kept(_numbers(line), _numbers(output))
             numbers.append(kind)
@@ -155,7 +155,7 @@ def groups_of_system(
             names.append(_kept(kept_names, _tokens(output)))
         yield Group("numbers", numbers, _KEPT)
         yield Group("names and copied tokens", names, _KEPT)
-    ratios = list[float]()
+    ratios = []
     for output, reference in zip(system.lines, references[0], strict=True):
         ratios.append((len(output) + 1) / (len(reference) + 1))
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
@@ -211,7 +211,7 @@ def score_slices(
             labels = np.array(group.labels, dtype=object)
             for name in group.slices:
                 (rows,) = np.nonzero(labels == name)
-                scores = list[Score]()
+                scores = []
                 if len(rows):
                     tables = [table[rows] for table in system.tables]
                     (measured,) = measure([tables], scorers, resampling)
@@ -220,11 +220,13 @@ def score_slices(
                 by_system[system.name] = _SliceScores(len(rows), scores)
     head = ["slice", ""]
     for system in systems:
-        prefix = f"{system.name} " if len(systems) > 1 else ""
+        prefix = ""
+        if len(systems) > 1:
+            prefix = f"{system.name} "
         head.append(f"{prefix}sentences")
         head += (f"{prefix}{scorer.metric.label}" for scorer in scorers)
     table = [head]
-    values: list[dict[str, Any]] = []
+    values = []
     for (group_name, name), by_system in by_slice.items():
         row = [group_name, name]
         for system in systems:
@@ -235,7 +237,8 @@ def score_slices(
         if any(part.num_sentences for part in by_system.values()):
             table.append(row)  # empty slices are only in the values
         of_systems = [part.as_dict(system) for system, part in by_system.items()]
-        values.append({"group": group_name, "name": name, "systems": of_systems})
+        value = {"group": group_name, "name": name, "systems": of_systems}
+        values.append(value)
     meaning = _MEANING
     if any(group == SEEN for group, _ in by_slice):
         meaning += _LEAKS_MEAN
@@ -246,7 +249,8 @@ def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], res
     """Group numbers into bins. ``limits`` maps upper limits to names; ``rest`` is the last bin."""
     names = [*limits.values(), rest]
     bins = np.searchsorted(list(limits), list(values), side="right")
-    return Group(name, [names[index] for index in bins], names)
+    labels = [names[index] for index in bins]
+    return Group(name, labels, names)
 
 
 def _case(line: str) -> str:
@@ -270,8 +274,9 @@ def _tokens(line: str) -> set[str]:
 
 def _is_name(token: str) -> bool:
     """Whether a token is like a name: it has a capital letter or a sign, but is not a number."""
-    is_plain = token.islower() and token.isalpha()
-    return not (is_plain or token.isnumeric())
+    if token.isnumeric():
+        return False
+    return not (token.islower() and token.isalpha())
 
 
 def _kept(wanted: set[str], written: set[str]) -> str:
@@ -368,8 +373,8 @@ class _WordHasher:
     """Splits token ids into words, and hashes each word."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        follows_space = list[bool]()
-        has_letters = list[bool]()
+        follows_space = []
+        has_letters = []
         for piece, _, _ in tokenizer.pieces():
             follows_space.append(piece.startswith(_SPACE))
             has_letters.append(any(map(str.isalnum, piece)))

@@ -120,9 +120,9 @@ def align_corpora(
     num = len(lines.source_lengths)
     offsets = np.zeros(num, np.int16)
     to_learn = np.zeros(num, bool)
-    parts = list[_Part]()
-    scores: dict[str, Column] = {}
-    z_scores: dict[str, Column] = {}
+    parts = []
+    scores = {}
+    z_scores = {}
     for number, (name, (start, end)) in enumerate(spans.items()):
         # A short rest belongs to the last part.
         cuts = range(start, max(end - _PART // 2, start + 1), _PART)

@@ -119,7 +119,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         material = self.material
         find = self._repeat_finder.findings
         self._repeats = material.workers.submit(find, self._actions, material.filters)
-        scores: dict[str, Scores] = {}
+        scores = {}
         for name, corpus in material.corpora.items():
             if corpus.scores is not None and num_lines[name]:
                 num = num_lines[name]
@@ -186,16 +186,16 @@ class CorpusDiagnosis(filters.Diagnosis):
     def report(self) -> filters.DiagnosisReport:
         """Return the results of all checks, and finish writing the score files."""
         if self._dual is not None:
-            scores: dict[str, Scores] = {}
-            lines: dict[str, Sequence[int]] = {}
+            scores = {}
+            lines = {}
             for name, (start, end) in self._spans.items():
                 lines[name] = self._dual_lines[start:end]
                 scores[name] = np.array(self._dual_scores[start:end], np.float32)
             write_scores(self.material.folder / DUAL, scores, lines)
         if self._writing is not None:
             self._writing.result()
-        shifts: list[dict[str, Any]] = []
-        unrelated: list[dict[str, Any]] = []
+        shifts = []
+        unrelated = []
         for corpus, ranges in self._ranges.items():
             for misaligned in ranges:
                 place = {"corpus": corpus, "start": misaligned.start, "end": misaligned.end}
@@ -216,7 +216,7 @@ class CorpusDiagnosis(filters.Diagnosis):
 
     def _skipped(self) -> dict[str, str]:
         """Return the checks that could not run, or not in all corpora, each with the reason."""
-        skipped: dict[str, str] = {}
+        skipped = {}
         if not self._scores["scores"]:
             skipped["scores"] = "No corpus has a score file: set data.train.*.scores."
         elif self.material.filters.scores.limit is None:

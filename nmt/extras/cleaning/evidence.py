@@ -80,8 +80,9 @@ class PairScorer:
             Scores in nats. (S, T). Ignore the values of blank lines.
         """
         lexicon = self.lexicon
-        source = _Bags.of(lexicon.lines.source_ids(sources))
-        target = _Bags.of(lexicon.lines.target_ids(targets))
+        lines = lexicon.lines
+        source = _Bags.of(lines.source_ids(sources))
+        target = _Bags.of(lines.target_ids(targets))
         rows = source.words.astype(np.int64) * lexicon.sizes[1]
         keys = rows[:, None] + target.words
         assert lexicon.table is not None
@@ -105,8 +106,9 @@ class PairScorer:
         assert self.lexicon.table is not None
         totals = self.lexicon.table.totals[side]
         frequencies = self.lexicon.frequencies[1 - side]
-        scale = 1 / (totals[given.words] + _PRIOR)
-        table = links * scale[:, None].astype(np.float32)
+        given_totals = totals[given.words] + _PRIOR
+        scale = (1 / given_totals).astype(np.float32)
+        table = links * scale[:, None]
         table /= frequencies[other.words].astype(np.float32)
         sizes = given.counts.sum(1, keepdims=True)
         mean = given.counts / np.maximum(sizes, 1)
@@ -183,10 +185,11 @@ class _Bags(NamedTuple):
     def of(cls, lines: FlatIds) -> _Bags:
         """Count the words of each line."""
         words, places = np.unique(lines.ids, return_inverse=True)
-        size = len(lines.lengths) * len(words)
-        cells = lines.sentences * len(words) + places
+        width = len(words)
+        size = len(lines.lengths) * width
+        cells = lines.sentences * width + places
         counts = np.bincount(cells, minlength=size)
-        counts = counts.reshape(-1, len(words))
+        counts = counts.reshape(-1, width)
         return cls(counts.astype(np.float32), words)
 
 
@@ -200,7 +203,7 @@ class PairMeasures(NamedTuple):
     @classmethod
     def of(cls, totals: Values, sources: Lengths, targets: Lengths) -> PairMeasures:
         """Compute the measurements from the scores in nats and the lengths in tokens."""
-        is_blank = (sources == 0) | (targets == 0)
+        is_blank = np.minimum(sources, targets) == 0
         tokens = np.where(is_blank, 0, sources + targets)
         ratios = np.log1p(targets) - np.log1p(sources)
         roots = np.sqrt(np.maximum(tokens, 1))
@@ -241,12 +244,15 @@ class Evidence:
         low = float(at_random.scores.mean())
         spread = _spread(at_random.scores)
         high = low
-        if share_above(pairs.scores, at_random.scores) > _LEAST_SHARE:
+        share = share_above(pairs.scores, at_random.scores)
+        if share > _LEAST_SHARE:
             is_above = pairs.scores > low + _LEAST_POWER * spread
             high = float(pairs.scores[is_above].mean())
         usual = float(np.median(pairs.ratios))
-        own = max(_median_deviation(pairs.ratios, usual), 0.05)
-        other = max(_median_deviation(at_random.ratios, usual), 0.05)
+        own = _median_deviation(pairs.ratios, usual)
+        own = max(own, 0.05)
+        other = _median_deviation(at_random.ratios, usual)
+        other = max(other, 0.05)
         middle = (low + high) / 2
         slope = (high - low) / spread**2
         return cls(middle, slope, usual, (min(own, other), other))
@@ -301,4 +307,5 @@ def usual_scores(scores: Values, share_right: float) -> tuple[float, float]:
     num = max(round(share * len(scores)), 1)
     best = np.sort(scores)[-num:]
     usual = float(np.median(best))
-    return usual, max(_median_deviation(best, usual), 1e-3)
+    spread = _median_deviation(best, usual)
+    return usual, max(spread, 1e-3)

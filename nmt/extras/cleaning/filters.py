@@ -419,8 +419,8 @@ def language(
     Raises:
         ConfigError: ``filters.language.model`` cannot be used.
     """
-    finds = list[Find]()
-    unknown = list[str]()
+    finds = []
+    unknown = []
     for code in (source, target):
         check: Callable[..., str | None]
         if config.language.model is not None:

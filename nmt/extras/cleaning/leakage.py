@@ -107,7 +107,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _passages(lines: Sequence[str]) -> list[_Passage]:
-    passages = list[_Passage]()
+    passages = []
     for number, line in enumerate(lines):
         words = words_of(line)
         if words:

@@ -160,7 +160,8 @@ def best_path(evidence: Floats) -> npt.NDArray[np.int64]:
     num, width = evidence.shape
     best = np.full(width + 1, -_CHANGE / 2)
     best[width // 2] = 0.0
-    stays = np.empty((num, width + 1), np.bool_)
+    shape = num, width + 1
+    stays = np.empty(shape, bool)
     origins = np.empty(num, np.int64)
     for line, nats in enumerate(evidence):
         origin = int(best.argmax())
@@ -191,15 +192,18 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
     """
     changes = np.flatnonzero(np.diff(path)) + 1
     cuts = [0, *changes.tolist(), len(path)]
-    stretches = list[_Stretch]()
+    stretches = []
     for first, last in pairwise(cuts):
         state = int(path[first])
-        if last - first < _FEWEST_LINES and state != MOST_OFFSET:
+        is_short = last - first < _FEWEST_LINES
+        if is_short and state != MOST_OFFSET:
             state = _UNRELATED
         stretches.append(_Stretch(state, first, last))
-    long = list[_Stretch]()
+    long = []
     for stretch in _merged(stretches, 0):
-        fewest = _FEWEST_UNRELATED if stretch.state == _UNRELATED else _FEWEST_LINES
+        fewest = _FEWEST_LINES
+        if stretch.state == _UNRELATED:
+            fewest = _FEWEST_UNRELATED
         if stretch.last - stretch.first >= fewest:
             long.append(stretch)
     for state, first, last in _merged(long, _FEWEST_UNRELATED):
@@ -220,11 +224,12 @@ def _merged(stretches: Iterable[_Stretch], most_between: int) -> list[_Stretch]:
     """Merge neighbours in the same state with few lines between them."""
     merged = list[_Stretch]()
     for state, first, last in stretches:
-        before = merged[-1] if merged else None
-        if before and before.state == state and first - before.last <= most_between:
-            merged[-1] = _Stretch(state, before.first, last)
-        else:
-            merged.append(_Stretch(state, first, last))
+        if merged and merged[-1].state == state:
+            before = merged[-1]
+            if first - before.last <= most_between:
+                first = before.first
+                merged.pop()
+        merged.append(_Stretch(state, first, last))
     return merged
 
 
@@ -242,7 +247,8 @@ def first_offsets(lines: Lines, low: int, high: int) -> Rows:
     is_unknown = (offsets == 0) & (agreement < _LEAST_AGREEMENT)
     if not is_unknown.any():
         return offsets
-    return np.where(is_unknown, alike_offset(lines, low, high), offsets)
+    offset = alike_offset(lines, low, high)
+    return np.where(is_unknown, offset, offsets)
 
 
 def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Rows, Values]:
@@ -270,10 +276,12 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
         first = max(-offset, 0)  # lines with a target
         last = num - max(offset, 0)
         agreement = np.zeros(len(starts))
-        is_inside = (starts >= first) & (starts + _WINDOW <= last)
+        is_inside = starts >= first
+        is_inside &= starts + _WINDOW <= last
         own = starts[is_inside]
         other = own + offset
-        products = source[first:last] * target[first + offset : last + offset]
+        shifted = target[first + offset : last + offset]
+        products = source[first:last] * shifted
         means = _window_means(products)[own - first]
         covariance = means - source_means[own] * target_means[other]
         spread = source_variances[own] * target_variances[other]
@@ -285,8 +293,8 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
         return agreement
 
     here = agreement_at(0)
-    best = np.zeros(len(starts), np.int64)
-    gain = np.full(len(starts), -np.inf)
+    best = np.zeros_like(starts)
+    gain = np.full_like(here, -np.inf)
     most = min(MOST_OFFSET, num - _WINDOW)
     for offset in range(-most, most + 1):
         gain_at = agreement_at(offset) - here
@@ -304,12 +312,14 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
 def _moments(values: Values) -> tuple[Values, Values]:
     """Return mean and variance of the `_WINDOW` values from each position."""
     means = _window_means(values)
-    return means, _window_means(values**2) - means**2
+    mean_squares = _window_means(values**2)
+    return means, mean_squares - means**2
 
 
 def _window_means(values: Values) -> Values:
     sums = np.concatenate(([0.0], np.cumsum(values)))
-    return (sums[_WINDOW:] - sums[:-_WINDOW]) / _WINDOW
+    differences = sums[_WINDOW:] - sums[:-_WINDOW]
+    return differences / _WINDOW
 
 
 def alike_offset(lines: Lines, low: int, high: int) -> int:
@@ -339,11 +349,14 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
         own = slice(first, last)
         other = slice(first + offset, last + offset)
         products = source[own, own] * target[other, other]
-        sums[place] = products.sum() / (last - first) ** 2
+        size = last - first
+        sums[place] = products.sum() / size**2
     best = int(sums.argmax())
     others = np.delete(sums, best)
     least = others.mean() + _LIKE_GAIN * others.std()
-    return int(offsets[best]) if sums[best] > least else 0
+    if sums[best] <= least:
+        return 0
+    return int(offsets[best])
 
 
 def _likeness(flat: FlatIds) -> Floats:

@@ -73,7 +73,7 @@ def pair_hashes(pairs: Sequence[tuple[str, str]], *, sketches: bool) -> Hashes:
     """
     shape = len(pairs), ROW_WORDS
     rows = np.zeros(shape, np.uint64)
-    texts = list[tuple[str, str]]()
+    texts = []
     for row, (source, target) in zip(rows, pairs, strict=True):
         plain_source = normalized(source)
         plain_target = normalized(target)
@@ -93,8 +93,8 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
     A pair of few words gets 0, which matches no other pair.
     """
     hashes = list[int]()
-    starts = list[int]()
-    lengths = list[int]()
+    starts = []
+    lengths = []
     for source, target in texts:
         target_words = (f"\0{word}" for word in target.split())
         words = [*source.split(), *target_words]
@@ -152,7 +152,7 @@ class RepeatFinder:
 
         Any process with access to the folder can call this method.
         """
-        found: dict[str, Column] = {}
+        found = {}
         for name in _REASONS:
             if name in actions:
                 path = self._folder / f"{name}.bin"

@@ -132,7 +132,7 @@ class ServedModel:
         card = None
         if (self.folder / CARD).is_file():
             card = (self.folder / CARD).read_text("utf-8", "replace")[:_MOST_CARD]
-        described: dict[str, Answer] = {}
+        described = {}
         for code in chain.from_iterable(self.directions):
             described[code] = {"name": name_of(code), "rtl": is_right_to_left(code)}
         return {
