@@ -63,10 +63,11 @@ class Batch:
 
     def halves(self) -> tuple[Batch, Batch]:
         """Split the batch into two batches with half of the sentences each."""
-        middle = len(self.rows) // 2
+        num_pairs = len(self.rows)
+        middle = num_pairs // 2
         split = int(self.target.cu_seqlens[middle])
         first = self._part(0, middle, self.gold[:split])
-        last = self._part(middle, len(self.rows), self.gold[split:])
+        last = self._part(middle, num_pairs, self.gold[split:])
         return first, last
 
     def _part(self, start: int, stop: int, gold: Tensor) -> Batch:
@@ -190,12 +191,15 @@ class Loader:
         store = self.store
         weights = self.stages[stage].weights if self.stages else self.weights
         rows = epoch_rows(store.corpus, weights, seed=self.seed, epoch=epoch)
-        if not len(store if rows is None else rows):
+        wanted: slice | Rows = slice(None) if rows is None else rows
+        source_lengths, target_lengths = self.lengths(wanted)
+        if not len(source_lengths):
             shown = ", ".join(map(str, weights))
             fix = "Raise data.train.*.weight, the number of times that an epoch reads a corpus."
             raise DataError(f"The weights ({shown}) select none of {len(store):,} pairs.", fix=fix)
         plan = plan_batches(
-            *self.lengths(slice(None) if rows is None else rows),
+            source_lengths,
+            target_lengths,
             max_tokens=self.config.max_tokens,
             max_sentences=self.config.max_sentences,
             noise=self.config.length_noise,
@@ -298,8 +302,10 @@ class Loader:
         for corpus in np.unique(corpora):
             key = self.keys[corpus] if self.keys else f"data.train.{corpus}"
             of_corpus = np.sort(lines[corpora == corpus])
-            part = f"{key} lines " + ", ".join(f"{line:,}" for line in of_corpus[:_LINES_NAMED])
-            if len(of_corpus) > _LINES_NAMED:
-                part += f" and {len(of_corpus) - _LINES_NAMED:,} more"
+            shown = [f"{line:,}" for line in of_corpus[:_LINES_NAMED]]
+            part = f"{key} lines {', '.join(shown)}"
+            num_more = len(of_corpus) - len(shown)
+            if num_more:
+                part += f" and {num_more:,} more"
             parts.append(part)
         return "; ".join(parts)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.checks import CorpusCheck, name_of_test
@@ -30,14 +29,13 @@ from nmt.data.filters import Arrays, Diagnosis, FilterChain, ListedProblem, Pair
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
-from nmt.data.store import ParallelStore, Rows
+from nmt.data.store import IntArray, Mask, ParallelStore, Rows, Values
 from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
 from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
-Mask = npt.NDArray[np.bool_]
 # Another version of a library may filter or encode a block in another way.
 _LIBRARIES = ("fasttext-predict", "ftfy", "langcodes", "py3langid", "regex", "sentencepiece")
 
@@ -47,6 +45,13 @@ def _installed_version(library: str) -> str | None:
         return version(library)
     except PackageNotFoundError:
         return None
+
+
+def _texts(pair: SentencePair | BadPair) -> tuple[str, str]:
+    """Return the texts of a pair; empty texts if it could not be read."""
+    if isinstance(pair, BadPair):
+        return "", ""
+    return pair.source, pair.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class _FilterPass:
         counts = Counter[str]()
         for row, of_pair in problems.items():
             pair = block.pairs[row]
-            texts = ("", "") if isinstance(pair, BadPair) else pair[:2]
+            texts = _texts(pair)
             listed += [ListedProblem(self.corpus, pair.line, *each, *texts) for each in of_pair]
             reason = self.filters.dropping(of_pair)
             if reason is not None:
@@ -134,9 +139,9 @@ class EncodingPass:
             DataError: A line cannot be read.
         """
         numbers = [pair.line for pair in block.pairs]
-        texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in block.pairs]
+        sides = zip(*map(_texts, block.pairs), strict=True)
         arrays: dict[str, Ids] = {"numbers": np.array(numbers, np.int64)}
-        for side, lines in enumerate(zip(*texts, strict=True)):
+        for side, lines in enumerate(sides):
             encoded = self.tokenizers[side].encode_batch(lines, self.threads)
             flat = FlatIds.of(encoded)
             arrays[f"ids_{side}"] = flat.ids
@@ -168,8 +173,8 @@ class EncodedCorpora:
 class LineFeatures(NamedTuple):
     """The inputs of `LengthPass` for the lines of a block, in addition to the texts."""
 
-    lengths: npt.NDArray[np.int64]  # subwords of source and target, tags included. (2, lines)
-    usual_lengths: npt.NDArray[np.float64]  # see `FilterChain.length_problems`. (2, lines)
+    lengths: IntArray  # subwords of source and target, tags included. (2, lines)
+    usual_lengths: Values  # see `FilterChain.length_problems`. (2, lines)
     is_kept: Mask  # whether the first pass has kept each line
     problems: Mapping[int, Sequence[PairProblem]]  # found by the diagnosis, by place in the block
 
@@ -290,9 +295,11 @@ class CorpusReader:
             lengths = []
             usual_lengths = []
             sides = encoded.lines.source_ids(rows), encoded.lines.target_ids(rows)
-            for side, added, weights in zip(sides, tags, usual_subwords, strict=True):
-                lengths.append(side.lengths + len(added))
-                usual_lengths.append(np.ceil(side.sums(weights)) + len(added))
+            for place, side in enumerate(sides):
+                num_tags = len(tags[place])
+                usual = np.ceil(side.sums(usual_subwords[place]))
+                lengths.append(side.lengths + num_tags)
+                usual_lengths.append(usual + num_tags)
             problems = diagnosis.of_block(name, block.first - 1, is_kept)
             features = LineFeatures(np.array(lengths), np.array(usual_lengths), is_kept, problems)
             yield replace(block, features=features)

@@ -42,8 +42,9 @@ class Precision:
     @property
     def weight_dtype(self) -> torch.dtype:
         """Dtype of the model's weights during training."""
-        is_narrow = self.name == "bfloat16" and self.device_type == "cpu"
-        return torch.bfloat16 if is_narrow else torch.float32
+        if self.name == "bfloat16" and self.device_type == "cpu":
+            return torch.bfloat16
+        return torch.float32
 
     @property
     def repeats_sizes(self) -> bool:
@@ -70,8 +71,9 @@ def choose_precision(wanted: Literal["auto"] | PrecisionName, device: torch.devi
     if device.type == "mps" and wanted in ("bfloat16", "float16"):
         fix = "Set training.precision to auto or float32."
         raise DeviceError(f"Training on mps does not support {wanted}, only float32.", fix=fix)
-    name = fastest_dtype(device) if wanted == "auto" else wanted
-    return Precision(name, device.type)
+    if wanted == "auto":
+        wanted = fastest_dtype(device)
+    return Precision(wanted, device.type)
 
 
 def fastest_dtype(device: torch.device) -> PrecisionName:

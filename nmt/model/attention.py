@@ -67,7 +67,9 @@ def attention(
     flash = FLASH.get(query.device.type)
     if flash is not None and flash.fits(query, key, dropout):
         return flash(query, key, value, segments)
-    kind = "compiled" if torch.compiler.is_compiling() else query.device.type
+    kind = query.device.type
+    if torch.compiler.is_compiling():
+        kind = "compiled"
     backend = BACKENDS.get(kind, sdpa_attention)
     return backend(query, key, value, segments, dropout)
 
@@ -174,9 +176,11 @@ class _BmmAttention(torch.autograd.Function):
         mask = _score_mask(query, segments, groups)
         scale = dim**-0.5
         if mask is None:
-            weights = torch.bmm(query * scale, key.mT).softmax(-1)
+            scores = torch.bmm(query * scale, key.mT)
         else:
-            weights = torch.baddbmm(mask, query, key.mT, alpha=scale).softmax(-1)
+            scores = torch.baddbmm(mask, query, key.mT, alpha=scale)
+        weights = scores.softmax(-1)
+        del scores  # the largest tensor here: not kept beside the weights
         kept = None
         if dropout:
             kept = keep_mask(weights.shape, dropout, weights.dtype)
@@ -456,9 +460,11 @@ class FlashAttention:
         """Wrap ``kernel``, with arguments that fit its signature."""
         names = inspect.signature(kernel).parameters
         causal: dict[str, Any] = {"is_causal": True}
+        shared: dict[str, Any] | None = None
         if "window_size" in names:
             causal = {"window_size": (-1, 0)}
-        shared = {"enable_gqa": True} if "enable_gqa" in names else None
+        if "enable_gqa" in names:
+            shared = {"enable_gqa": True}
         return cls(kernel, causal, shared)
 
     def fits(self, query: Tensor, key: Tensor, dropout: float) -> bool:

@@ -126,7 +126,9 @@ class DecoderState:
         coverage = _selected(self.coverage, chosen)
         num_sentences, num_beams = beams.shape
         has_all = num_sentences == len(self.source_mask)
-        least = LARGE if device.type == "cpu" else LARGE_ON_GPU
+        least = LARGE_ON_GPU
+        if device.type == "cpu":
+            least = LARGE
         # Only with `beams` on the CPU: `reorder_cache` would wait for the device.
         is_large = beams.device.type == "cpu" and caches.numel() >= least
         if has_all and num_beams == self.num_beams and is_large:

@@ -31,14 +31,16 @@ def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tens
     size = shape.numel()
     # One number for eight elements, because drawing is most of the cost of dropout on a CPU.
     num_words = (size + 7) // 8
-    words = torch.empty(num_words, dtype=torch.int64).random_(-(2**63), None)
+    words = torch.empty(num_words, dtype=torch.int64)
+    words.random_(-(2**63), None)
+    draws = words.view(torch.uint8)[:size]
     dropped = round(dropped_share(probability) * 256)
-    keep = words.view(torch.uint8)[:size].view(shape).ge(dropped)
+    keep = draws.view(shape).ge(dropped)
     if dtype.itemsize != 2:
         return keep
     # Built from integer bits: torch converts bool to a 16-bit float thirty times slower.
-    one = int(torch.ones((), dtype=dtype).view(torch.int16))
-    return keep.to(torch.int16).mul_(one).view(dtype)
+    one = torch.ones((), dtype=dtype).view(torch.int16)
+    return keep.to(torch.int16).mul_(int(one)).view(dtype)
 
 
 class _ByteDropout(torch.autograd.Function):

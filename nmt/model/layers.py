@@ -107,7 +107,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, inner_dim: int, config: ModelConfig) -> None:
         super().__init__()
-        gates = 2 if config.activation == "swiglu" else 1
+        gates = 1
+        if config.activation == "swiglu":
+            gates = 2
         bias = config.has_bias("feed-forward")
         self.inner = linear(dim, inner_dim * gates, bias=bias, blocks=gates)
         self.outer = linear(inner_dim, dim, bias=bias)
@@ -190,7 +192,9 @@ class _Attention(nn.Module):
             self.heads["key_norm"] = RMSNorm(self.head_dim, eps=1e-6)
 
     def _norm(self, name: str, heads: Tensor) -> Tensor:
-        return self.heads[name](heads) if len(self.heads) else heads
+        if name in self.heads:
+            heads = self.heads[name](heads)
+        return heads
 
     @property
     def _drop(self) -> float:

@@ -94,12 +94,16 @@ class Transformer(nn.Module):
     @property
     def target_embeddings(self) -> Tensor:
         """Embedding matrix of the target: (V, D)."""
-        return self.source_vectors if self._shares_inputs else self.target_vectors
+        if self._shares_inputs:
+            return self.source_vectors
+        return self.target_vectors
 
     @property
     def output_weight(self) -> Tensor:
         """Output projection: (V, D)."""
-        return self.target_embeddings if self._ties_output else self.output_vectors
+        if self._ties_output:
+            return self.target_embeddings
+        return self.output_vectors
 
     @property
     def _aligning_layers(self) -> set[nn.Module]:

@@ -23,14 +23,15 @@ _FLAT = 1e-6  # Smaller ranges are rounding errors.
 
 def confidence_section(scored: EvaluatedSet) -> ReportSection | None:
     """Compare the confidence of each system with chrF; None if no system has confidence."""
-    qualities: list[dict[str, Any]] = []
+    qualities = []
     rows = [["confidence", "sentences", "Pearson", "Spearman", "calibration error"]]
     for system in scored.systems:
         quality = confidence_quality(system, scored.test.references)
         if quality is not None:
             qualities.append(quality)
             row = [system.name, f"{quality['num_sentences']:,}"]
-            row += [f"{quality['pearson']:.3f}", f"{quality['spearman']:.3f}"]
+            row.append(f"{quality['pearson']:.3f}")
+            row.append(f"{quality['spearman']:.3f}")
             row.append(f"{quality['calibration_error']:.2f} chrF")
             rows.append(row)
     if not qualities:
@@ -59,12 +60,15 @@ def confidence_quality(
     rows = [row for row, result in enumerate(system.results) if result.confidence is not None]
     if len(rows) < _FEWEST:
         return None
-    expected = np.array([system.results[row].confidence for row in rows], np.float64)
-    streams = [list(itemgetter(*rows)(stream)) for stream in references]
+    confidences = [system.results[row].confidence for row in rows]
+    expected = np.array(confidences, np.float64)
+    select = itemgetter(*rows)
+    streams = [list(select(stream)) for stream in references]
     scorer = MetricScorer("chrf", streams, MetricOptions())
-    table = scorer.statistics(itemgetter(*rows)(system.lines))
+    table = scorer.statistics(select(system.lines))
     actual = np.array(scorer.sentence_scores(table), np.float64)
-    if np.ptp(expected) < _FLAT or np.ptp(actual) < _FLAT:  # there is no correlation
+    smallest_range = min(np.ptp(expected), np.ptp(actual))
+    if smallest_range < _FLAT:  # there is no correlation
         return None
     order = np.argsort(expected, kind="stable")
     parts = np.array_split(order, _PARTS)
@@ -72,7 +76,8 @@ def confidence_quality(
     mean_actual = [float(actual[part].mean()) for part in parts]
     errors = np.abs(np.subtract(mean_expected, mean_actual))
     pearson = np.corrcoef(expected, actual)[0, 1]
-    spearman = np.corrcoef(ranks(expected), ranks(actual))[0, 1]
+    both_ranks = ranks(expected), ranks(actual)
+    spearman = np.corrcoef(*both_ranks)[0, 1]
     return {
         "system": system.name,
         "num_sentences": len(rows),

@@ -26,7 +26,7 @@ from nmt.metrics.metric import (
 from nmt.metrics.result import Evaluation, ReportSection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GateResult:
     """Whether one system meets one gate, with the numbers that decide it."""
 
@@ -61,7 +61,7 @@ class GateResult:
 def gate_section(scored: EvaluatedSet) -> ReportSection:
     """Check every system except the baseline at every gate."""
     options = scored.options
-    results: list[GateResult] = []
+    results = []
     for system in scored.systems:
         results += check_gates(system.name, system.scores, scored.gates)
         if options.fail_if_worse:
@@ -76,7 +76,7 @@ def gate_section(scored: EvaluatedSet) -> ReportSection:
 
 def gates_of(*evaluations: Evaluation) -> list[GateResult]:
     """Read the results back from the sections that `gate_section` has added to evaluations."""
-    results: list[GateResult] = []
+    results = list[GateResult]()
     for section in chain.from_iterable(evaluation.sections for evaluation in evaluations):
         if section.key == "gates":
             results += (GateResult(**values) for values in section.values)
@@ -96,7 +96,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
     >>> parse_gates(["bleu=27,chrf=55.5"])
     {'bleu': 27.0, 'chrf': 55.5}
     """
-    gates: dict[str, float] = {}
+    gates = {}
     problems = []
     for part in chain.from_iterable(text.split(",") for text in texts):
         name, equals, number = part.strip().partition("=")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
 
 from nmt.checkpoint.model_folder import read_profiles
 from nmt.commands.evaluate import EvaluatedSet
@@ -32,14 +31,14 @@ def language_section(scored: EvaluatedSet) -> ReportSection | None:
     if test.target_language is None:
         return None
     profiles = NO_PROFILES
-    codes: list[str] = []
+    codes = list[str]()
     for model in scored.models:
         if profiles is NO_PROFILES:
             profiles = read_profiles(model.folder)
         codes += chain.from_iterable(model.config.directions)
     direction = f"{test.source_language}-{test.target_language}"
     rows = [["languages", "system", "wrong language"]]
-    values: list[dict[str, Any]] = []
+    values = []
     for system in scored.systems:
         share = wrong_language_share(system.lines, test.target_language, codes, profiles)
         values.append({"system": system.name, "languages": direction, "wrong_language": share})

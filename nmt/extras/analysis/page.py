@@ -33,11 +33,12 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
             aligns words.
     """
     evaluations = report.evaluations
-    changes: list[list[str]] = []
+    changes = []
     if any(evaluation.baseline for evaluation in evaluations):
         changes = change_rows(evaluations)
     charts = run_charts({model.name: model.folder for model in models})
-    curves = [chart for chart in charts if chart.title.startswith(("Loss", "Translation quality"))]
+    shown = ("Loss", "Translation quality")
+    curves = [chart for chart in charts if chart.title.startswith(shown)]
     return render(
         "evaluation.html.j2",
         title="Translation quality",
@@ -53,11 +54,11 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
 
 
 def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
-    signatures: dict[str, str] = {}
+    signatures = {}
     for system in evaluation.systems:
         for score in system.scores:
             signatures[score.metric] = score.signature
-    charts: list[Markup] = []
+    charts = list[Markup]()
     for section in evaluation.sections:
         if section.key == "confidence":
             charts += map(_calibration, section.values)
@@ -76,7 +77,9 @@ def _calibration(values: Mapping[str, Any]) -> Markup:
     """Return a chart of expected and measured quality of one system."""
     deciles = list(values["deciles"])
     all_means = list(chain.from_iterable(deciles))
-    low, *_, high = round_ticks(min(all_means), max(all_means))
+    lowest = min(all_means)
+    highest = max(all_means)
+    low, *_, high = round_ticks(lowest, highest)
     low = max(low, 0)
     high = min(high, 100)
     measured = Curve("measured", deciles, marked=True)
@@ -104,16 +107,19 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
     name = systems[0].name
     lines = systems[0].lines
     scorer = MetricScorer("chrf", evaluation.references, MetricOptions())
-    scores = [scorer.sentence_scores(scorer.statistics(system.lines)) for system in systems]
+    statistics = [scorer.statistics(system.lines) for system in systems]
+    scores = list(map(scorer.sentence_scores, statistics))
     order = sorted(range(len(lines)), key=scores[0].__getitem__)
-    worst = [row for row in order if lines[row] != reference[row]][:_SHOWN]
-    chosen = {f"Worst of {name}": worst, f"Best of {name}": order[: -_SHOWN - 1 : -1]}
+    worst = [row for row in order if lines[row] != reference[row]]
+    worst = worst[:_SHOWN]
+    best = order[: -_SHOWN - 1 : -1]
+    chosen = {f"Worst of {name}": worst, f"Best of {name}": best}
     if len(systems) > 1:
         other = systems[1]
         differing = [row for row in order if lines[row] != other.lines[row]]
         differing.sort(key=lambda row: -abs(scores[0][row] - scores[1][row]))
         chosen[f"Most different: {name} and {other.name}"] = differing[:_SHOWN]
-    links: dict[int, Links] = {}
+    links = {}
     if models and source:  # word alignments of the worst sentences
         pairs = [(source[row], lines[row]) for row in worst]
         languages = LanguageOptions(*evaluation.languages, models[0].tag)
@@ -122,7 +128,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
 
     def sentence(row: int) -> dict[str, Any]:
         parts = [("reference", [(reference[row], False)])]
-        glosses: list[tuple[str, str]] = []
+        glosses = []
         if source:
             parts.insert(0, ("source", [(source[row], False)]))
             glosses = gloss(source[row], lines[row], links.get(row, ()))
@@ -134,7 +140,8 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
                     label += f", confidence {result.confidence:.0f}"
                 if result.alarms:
                     label += f", suspicious: {', '.join(result.alarms)}"
-            parts.append((label, word_differences(system.lines[row], reference[row])))
+            differences = word_differences(system.lines[row], reference[row])
+            parts.append((label, differences))
         return {"line": row + 1, "parts": parts, "gloss": glosses}
 
     for title, rows in chosen.items():
@@ -165,13 +172,16 @@ def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
     [('a', False), ('big', True), ('dog runs', False)]
     """
     words = text.split()
-    matcher = SequenceMatcher(a=words, b=reference.split(), autojunk=False)
-    parts: list[tuple[str, bool]] = []
+    reference_words = reference.split()
+    matcher = SequenceMatcher(a=words, b=reference_words, autojunk=False)
+    parts = []
     place = 0
     for start, _, size in matcher.get_matching_blocks():
-        if place < start:
-            parts.append((" ".join(words[place:start]), True))
+        other = words[place:start]
+        same = words[start : start + size]
         place = start + size
-        if size:
-            parts.append((" ".join(words[start:place]), False))
+        if other:
+            parts.append((" ".join(other), True))
+        if same:
+            parts.append((" ".join(same), False))
     return parts

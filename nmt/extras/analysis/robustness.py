@@ -67,7 +67,7 @@ def robustness_section(scored: EvaluatedSet) -> ReportSection:
     return ReportSection("robustness", "Robustness", [head, *rows.values()], values, meaning)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NoisySource:
     """The source of a test set with one kind of noise."""
 
@@ -98,7 +98,8 @@ def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySourc
     for name, noise in NOISES.items():
         lines = []
         for number, line in enumerate(source):
-            lines.append(noise(line, Random(f"{seed} {name} {number}")))
+            random = Random(f"{seed} {name} {number}")
+            lines.append(noise(line, random))
         yield NoisySource(name, lines)
     yield NoisySource(JOINED, _joined(source, joiner))
     halves = [_halves(line) for line in source]
@@ -122,8 +123,9 @@ def noise_losses(
         joiner: Text between two sentences of the target language, such as a space.
         scored: The clean test set with its references and metrics.
     """
-    references = [noisy.scored(stream, joiner) for stream in scored.test.references]
-    source = noisy.scored(scored.test.source or (), joiner)
+    test = scored.test
+    references = [noisy.scored(stream, joiner) for stream in test.references]
+    source = noisy.scored(test.source or (), joiner)
     scorers = scored.make_scorers(references, source)
     clean_lines = noisy.scored(system.lines, joiner)
     noisy_lines = noisy.outputs(translated, joiner)
@@ -132,17 +134,14 @@ def noise_losses(
     measured = measure([clean_tables, noisy_tables], scorers, scored.resampling)
     for old, new in zip(*measured, strict=True):
         metric = old.score.metric
-        loss = as_quality(metric, old.score.value - new.score.value)
-        values = {
-            "system": system.name,
-            "noise": noisy.noise,
-            "metric": metric,
-            "clean": old.score.value,
-            "noisy": new.score.value,
-            "loss": loss or 0.0,  # not -0.0
-        }
+        before = old.score.value
+        after = new.score.value
+        values = {"system": system.name, "noise": noisy.noise, "metric": metric}
+        values |= {"clean": before, "noisy": after}
+        values["loss"] = as_quality(metric, before - after) or 0.0  # not -0.0
         if old.samples is not None and new.samples is not None:
-            losses = as_quality(metric, 1.0) * (old.samples - new.samples)
+            losses = old.samples - new.samples
+            losses *= as_quality(metric, 1.0)
             interval = confidence_interval(losses, seed=scored.resampling.seed)
             values["confidence"] = asdict(interval)
         yield values
@@ -157,10 +156,11 @@ def _halves(line: str) -> _Lines:
     if len(words) == 1:
         return [line]
     middle = (len(words) + 1) // 2
-    return [" ".join(words[:middle]), " ".join(words[middle:])]
+    halves = words[:middle], words[middle:]
+    return list(map(" ".join, halves))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ContrastivePair:
     """A line with a right and a wrong translation."""
 
@@ -186,7 +186,7 @@ class Contrastive:
         The right translation must have the higher score; a tie counts as wrong.
         """
         rows = [["system", "contrastive pairs", "number", "accuracy"]]
-        values: list[dict[str, Any]] = []
+        values = []
         for model in models:
             scorer = load_scorer(model)
             right = scorer.score([(pair.source, pair.right) for pair in self._pairs])
@@ -194,9 +194,10 @@ class Contrastive:
             num_pairs = Counter[str]()
             num_correct = Counter[str]()
             for pair, one, other in zip(self._pairs, right, wrong, strict=True):
+                is_correct = one.score > other.score
                 for category in filter(None, (ALL, pair.category)):
                     num_pairs[category] += 1
-                    num_correct[category] += one.score > other.score
+                    num_correct[category] += is_correct
             for category, count in num_pairs.items():
                 correct = num_correct[category]
                 accuracy = correct / count
@@ -217,7 +218,7 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
     Raises:
         DataError: The file is missing or empty, or a line has a wrong number of columns.
     """
-    pairs: list[ContrastivePair] = []
+    pairs = []
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
         if len(cells) not in (3, 4) or not all(cells[:3]):
@@ -235,4 +236,5 @@ def load_scorer(model: EvaluatedModel) -> Scorer:
     """Load the weights of a model to score or align translations."""
     names = ("device", "checkpoint", "threads", "ensemble")
     scorer = load_attribute("nmt.inference.scorer:Scorer")  # imports torch only if it is needed
-    return scorer.load(model.folder, **{name: model.loading[name] for name in names})
+    options = {name: model.loading[name] for name in names}
+    return scorer.load(model.folder, **options)

@@ -39,7 +39,7 @@ def report(options: ReportOptions) -> TextResult:
         CheckpointError: A folder is not a run folder.
     """
     path = options.output
-    settings: list[dict[str, str]] = []
+    settings = []
     for run in options.runs:
         if not (run / "metrics.jsonl").is_file():
             fix = "Pass the folder that `nmt train` printed, for example runs/demo."
@@ -72,9 +72,11 @@ def _flat(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield every value of a configuration with its dotted key."""
     if isinstance(values, list):
         values = dict(enumerate(values))
-    if isinstance(values, dict):
-        prefix = f"{key}." if key else ""
-        for name, value in values.items():
-            yield from _flat(value, f"{prefix}{name}")
-    else:
-        yield key, "null" if values is None else str(values)
+    if values is None:
+        values = "null"
+    if not isinstance(values, dict):
+        yield key, str(values)
+        return
+    prefix = f"{key}." if key else ""
+    for name, value in values.items():
+        yield from _flat(value, f"{prefix}{name}")

@@ -55,7 +55,7 @@ _FACTORS = _factors | np.uint64(1)
 _SPACE = "\u2581"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """A partition of the test set into slices."""
 
@@ -66,12 +66,14 @@ class Group:
 
 def slice_section(scored: EvaluatedSet) -> ReportSection:
     """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
-    common: list[Group] = []
+    common = []
     for name, labels in scored.labels.items():
-        common.append(Group(name, labels, list(dict.fromkeys(labels))))
+        names = list(dict.fromkeys(labels))
+        common.append(Group(name, labels, names))
     groups = {system.name: common for system in scored.systems}
     if scored.options.slices:
         source = scored.test.source
+        references = scored.test.references
         data = [list(training_data(model.folder)) for model in scored.models]
         if source is not None:
             counts = None
@@ -83,9 +85,10 @@ def slice_section(scored: EvaluatedSet) -> ReportSection:
         # The first systems are the models; the others are files of translations.
         data += [[]] * (len(scored.systems) - len(data))
         for system, prepared in zip(scored.systems, data, strict=True):
-            of_system = [*common, *groups_of_system(system, source, scored.test.references)]
+            of_system = list(common)
             if prepared and source is not None:
                 of_system.insert(0, leakage_group(prepared, source))
+            of_system += groups_of_system(system, source, references)
             groups[system.name] = of_system
     return score_slices(scored.systems, scored.scorers, scored.resampling, groups)
 
@@ -95,7 +98,8 @@ def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
     kinds: dict[int, str] = {}
     total = sum(len(prepared.train) for prepared in data)
     with progress_bar("looking for leaks", unit="lines", total=total) as bar:
-        for leak in LEAKAGE["near"](source, _training_lines(data, bar.update)):
+        training = _training_lines(data, bar.update)
+        for leak in LEAKAGE["near"](source, training):
             if kinds.get(leak.held_out) != "exact":
                 kinds[leak.held_out] = leak.kind
     labels = [kinds.get(number, NOT_SEEN) for number in range(len(source))]
@@ -108,7 +112,8 @@ def _training_lines(
     for prepared in data:
         tokenizer = load_tokenizers(prepared.tokenizer_dir).source
         for block in _source_blocks(prepared.train):
-            yield [tokenizer.decode(tokenizer.without_tags(line)) for line in block.rows()]
+            untagged = map(tokenizer.without_tags, block.rows())
+            yield list(map(tokenizer.decode, untagged))
             progress(len(block.lengths))
 
 
@@ -116,7 +121,8 @@ def _source_blocks(store: ParallelStore) -> Iterator[FlatIds]:
     """Yield the source lines in blocks."""
     for start in range(0, len(store), _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, len(store))
-        yield store.source_ids(np.arange(start, stop))
+        rows = np.arange(start, stop)
+        yield store.source_ids(rows)
 
 
 def groups_of_source(
@@ -125,7 +131,7 @@ def groups_of_source(
     """Yield the groups by source text and, if known, by word counts in the training data."""
     lengths = [len(_WORD.findall(line)) for line in source]
     yield _binned("source words", lengths, _LENGTHS, "40 and more")
-    yield Group("source case", [_case(line) for line in source], _CASES)
+    yield Group("source case", list(map(_case, source)), _CASES)
     if counts is None:
         return
     rarest = [min(line.words, default=_VERY_OFTEN) for line in counts]
@@ -139,16 +145,17 @@ def groups_of_system(
 ) -> Iterator[Group]:
     """Yield the groups that depend on the translations of one system."""
     if source is not None:
-        numbers: list[str] = []
-        names: list[str] = []
+        numbers = []
+        names = []
         for line, output, *translations in zip(source, system.lines, *references, strict=True):
-            numbers.append(_kept(_numbers(line), _numbers(output)))
-            allowed = set[str]().union(*map(_tokens, translations))
-            copied = filter(_is_name, _tokens(line) & allowed)
-            names.append(_kept(set(copied), _tokens(output)))
+            kind = _kept(_numbers(line), _numbers(output))
+            numbers.append(kind)
+            copied = _tokens(line) & _tokens(" ".join(translations))
+            kept_names = set(filter(_is_name, copied))
+            names.append(_kept(kept_names, _tokens(output)))
         yield Group("numbers", numbers, _KEPT)
         yield Group("names and copied tokens", names, _KEPT)
-    ratios: list[float] = []
+    ratios = []
     for output, reference in zip(system.lines, references[0], strict=True):
         ratios.append((len(output) + 1) / (len(reference) + 1))
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
@@ -157,7 +164,7 @@ def groups_of_system(
         yield Group("guard", labels, ["not suspicious", "suspicious"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _SliceScores:
     """The scores of one system on one slice."""
 
@@ -204,19 +211,22 @@ def score_slices(
             labels = np.array(group.labels, dtype=object)
             for name in group.slices:
                 (rows,) = np.nonzero(labels == name)
-                scores: list[Score] = []
+                scores = []
                 if len(rows):
                     tables = [table[rows] for table in system.tables]
                     (measured,) = measure([tables], scorers, resampling)
                     scores = [each.score for each in measured]
-                by_slice[group.name, name][system.name] = _SliceScores(len(rows), scores)
+                by_system = by_slice[group.name, name]
+                by_system[system.name] = _SliceScores(len(rows), scores)
     head = ["slice", ""]
     for system in systems:
-        prefix = f"{system.name} " if len(systems) > 1 else ""
+        prefix = ""
+        if len(systems) > 1:
+            prefix = f"{system.name} "
         head.append(f"{prefix}sentences")
         head += (f"{prefix}{scorer.metric.label}" for scorer in scorers)
     table = [head]
-    values: list[dict[str, Any]] = []
+    values = []
     for (group_name, name), by_system in by_slice.items():
         row = [group_name, name]
         for system in systems:
@@ -227,7 +237,8 @@ def score_slices(
         if any(part.num_sentences for part in by_system.values()):
             table.append(row)  # empty slices are only in the values
         of_systems = [part.as_dict(system) for system, part in by_system.items()]
-        values.append({"group": group_name, "name": name, "systems": of_systems})
+        value = {"group": group_name, "name": name, "systems": of_systems}
+        values.append(value)
     meaning = _MEANING
     if any(group == SEEN for group, _ in by_slice):
         meaning += _LEAKS_MEAN
@@ -238,7 +249,8 @@ def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], res
     """Group numbers into bins. ``limits`` maps upper limits to names; ``rest`` is the last bin."""
     names = [*limits.values(), rest]
     bins = np.searchsorted(list(limits), list(values), side="right")
-    return Group(name, [names[index] for index in bins], names)
+    labels = [names[index] for index in bins]
+    return Group(name, labels, names)
 
 
 def _case(line: str) -> str:
@@ -256,14 +268,15 @@ def _numbers(line: str) -> set[str]:
 
 
 def _tokens(line: str) -> set[str]:
-    tokens = {token.strip(".,;:!?\"'()[]«»„“”") for token in line.split()}
-    return tokens - {""}
+    tokens = [token.strip(".,;:!?\"'()[]«»„“”") for token in line.split()]
+    return set(filter(None, tokens))
 
 
 def _is_name(token: str) -> bool:
     """Whether a token is like a name: it has a capital letter or a sign, but is not a number."""
-    is_plain = token.islower() and token.isalpha()
-    return not (is_plain or token.isnumeric())
+    if token.isnumeric():
+        return False
+    return not (token.islower() and token.isalpha())
 
 
 def _kept(wanted: set[str], written: set[str]) -> str:
@@ -285,7 +298,8 @@ class LineCounts:
         """Share of the pairs that occur; 1 without pairs."""
         if not self.pairs:
             return 1.0
-        return sum(count > 0 for count in self.pairs) / len(self.pairs)
+        num_found = sum(count > 0 for count in self.pairs)
+        return num_found / len(self.pairs)
 
 
 def count_in_training(
@@ -316,38 +330,42 @@ def count_in_training(
     return list(map(LineCounts, word_counts, pair_counts))
 
 
-class _Words(NamedTuple):
+class _HashedWords(NamedTuple):
     """Words, or pairs of adjacent words, of several lines, in order."""
 
     hashes: npt.NDArray[np.uint64]
     lines: npt.NDArray[np.intp]  # Index of the line of each word.
 
-    def pairs(self) -> _Words:
+    def pairs(self) -> _HashedWords:
         """Return the pairs of adjacent words."""
-        first = self.hashes[:-1] * _FACTORS[0]
-        second = self.hashes[1:] * _FACTORS[1]
-        is_same_line = self.lines[1:] == self.lines[:-1]
-        return _Words((first + second)[is_same_line], self.lines[1:][is_same_line])
+        hashes = self.hashes[:-1] * _FACTORS[0]
+        hashes += self.hashes[1:] * _FACTORS[1]
+        lines = self.lines[1:]
+        is_same_line = lines == self.lines[:-1]
+        return _HashedWords(hashes[is_same_line], lines[is_same_line])
 
 
 class _Counts:
     """Counts how often the given words occur in other text."""
 
-    def __init__(self, words: _Words) -> None:
+    def __init__(self, words: _HashedWords) -> None:
         self._lines = words.lines
         self._distinct, self._places = np.unique(words.hashes, return_inverse=True)
         self._counts = np.zeros(len(self._distinct), np.int64)
 
-    def add(self, words: _Words) -> None:
+    def add(self, words: _HashedWords) -> None:
         """Count the words of the next lines."""
-        wanted = words.hashes[np.isin(words.hashes, self._distinct)]
+        is_wanted = np.isin(words.hashes, self._distinct)
+        wanted = words.hashes[is_wanted]
         places = np.searchsorted(self._distinct, wanted)
         self._counts += np.bincount(places, minlength=len(self._counts))
 
     def by_line(self, num_lines: int) -> Iterator[list[int]]:
         """Yield for each line the counts of its words."""
-        borders = np.searchsorted(self._lines, np.arange(1, num_lines))
-        by_line = np.split(self._counts[self._places], borders)
+        line_numbers = np.arange(1, num_lines)
+        borders = np.searchsorted(self._lines, line_numbers)
+        counts = self._counts[self._places]
+        by_line = np.split(counts, borders)
         return map(np.ndarray.tolist, by_line)
 
 
@@ -355,15 +373,15 @@ class _WordHasher:
     """Splits token ids into words, and hashes each word."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        follows_space: list[bool] = []
-        has_letters: list[bool] = []
+        follows_space = []
+        has_letters = []
         for piece, _, _ in tokenizer.pieces():
             follows_space.append(piece.startswith(_SPACE))
             has_letters.append(any(map(str.isalnum, piece)))
         self._follows_space = np.array(follows_space)
         self._has_letters = np.array(has_letters)
 
-    def words(self, lines: FlatIds) -> _Words:
+    def words(self, lines: FlatIds) -> _HashedWords:
         """Return the words of lines."""
         # A word begins after a space, after punctuation, and at the start of a line. A token of
         # punctuation is a "word", too, until the end of this function.
@@ -376,10 +394,11 @@ class _WordHasher:
         starts = np.flatnonzero(is_first)
         lengths = np.diff(starts, append=len(ids))
         place_in_word = np.arange(len(ids)) - np.repeat(starts, lengths)
-        factors = _FACTORS[place_in_word.clip(max=_LONGEST_WORD - 1)]
-        products = (ids.astype(np.uint64) + np.uint64(1)) * factors
-        mixed = products ^ (products >> np.uint64(29))
-        hashes = np.add.reduceat(mixed, starts)
-        line_of = np.searchsorted(lines.offsets, starts, side="right") - 1
+        places = place_in_word.clip(max=_LONGEST_WORD - 1)
+        products = ids.astype(np.uint64) + np.uint64(1)
+        products *= _FACTORS[places]
+        products ^= products >> np.uint64(29)
+        hashes = np.add.reduceat(products, starts)
+        line_of = lines.sentences[starts]
         is_kept = is_word[starts]
-        return _Words(hashes[is_kept], line_of[is_kept])
+        return _HashedWords(hashes[is_kept], line_of[is_kept])

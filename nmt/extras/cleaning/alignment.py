@@ -16,7 +16,8 @@ Shapes: n lines of a corpus or of a part of a corpus.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+import math
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -64,7 +65,7 @@ _DOUBTFUL = -3.5  # Lines with a lower z-score are not used to learn the next le
 MOST_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alignment:
     """Alignment scores and misaligned ranges of each corpus, by the name of the corpus."""
 
@@ -118,12 +119,15 @@ def align_corpora(
     """
     num = len(lines.source_lengths)
     offsets = np.zeros(num, np.int16)
-    to_learn = np.zeros(num, np.bool_)
-    parts: list[_Part] = []
-    scores: dict[str, Column] = {}
-    z_scores: dict[str, Column] = {}
+    to_learn = np.zeros(num, bool)
+    parts = []
+    scores = {}
+    z_scores = {}
     for number, (name, (start, end)) in enumerate(spans.items()):
-        parts += (_Part(name, start, low, high) for low, high in _parts(start, end))
+        # A short rest belongs to the last part.
+        cuts = range(start, max(end - _PART // 2, start + 1), _PART)
+        for low, high in pairwise([*cuts, end]):
+            parts.append(_Part(name, start, low, high))
         scores[name] = Column(folder / f"score-{number}.bin", np.float32, end - start)
         z_scores[name] = Column(folder / f"z-{number}.bin", np.float32, end - start)
     for name, _, low, high in parts:
@@ -142,17 +146,23 @@ def align_corpora(
             num_changed = 0
             for name, start, low, high in parts:
                 rows = np.arange(low, high)
+                pairs = Pairs(rows, rows)
                 learned = offsets[low:high]
-                in_place = scorer.score(Pairs(rows, rows))
+                in_place = scorer.score(pairs)
+                tokens = PairMeasures.of_pairs(in_place, lines, pairs).tokens
+                per_token = in_place / np.maximum(tokens, 1)
+                per_token[tokens == 0] = np.nan
                 diagnosis = _diagnose(scorer, rows, learned, in_place)
                 place = slice(low - start, high - start)
-                scores[name][place] = _per_token(in_place, lines, rows)
+                scores[name][place] = per_token
                 z_scores[name][place] = diagnosis.z_scores
-                ranges[name] += (part.moved(low - start) for part in diagnosis.ranges)
+                for part in diagnosis.ranges:
+                    ranges[name].append(part.moved(low - start))
                 if name not in held_out:
                     new_offsets, teaches = _next_sample(diagnosis, learned)
-                    is_changed = (new_offsets != learned) | (teaches != to_learn[low:high])
-                    num_changed += int(is_changed.sum())
+                    is_moved = new_offsets != learned
+                    is_switched = teaches != to_learn[low:high]
+                    num_changed += int((is_moved | is_switched).sum())
                     offsets[low:high] = new_offsets
                     to_learn[low:high] = teaches
             if num_changed <= _AGREED * num:
@@ -164,34 +174,26 @@ def align_corpora(
     return Alignment(scores, z_scores, merged, lexicon)
 
 
-def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Cut a corpus into parts that fit into memory: pairs of first row and row after the last."""
-    starts = list(range(low, max(high - _PART // 2, low + 1), _PART))
-    return pairwise([*starts, high])
-
-
 def _sample(
     lines: Lines, offsets: Offsets, to_learn: Mask, spans: Mapping[str, tuple[int, int]]
 ) -> Pairs:
     """Return the pairs to learn the lexicon from: of a large corpus, an evenly spaced sample."""
-    step = max(sample_step(lines, len(offsets)), -(-len(offsets) // _MOST_SAMPLED))
+    num = len(offsets)
+    step = max(sample_step(lines, num), math.ceil(num / _MOST_SAMPLED))
     pairs = [np.empty((2, 0), np.int64)]
     for low, high in spans.values():
         rows = np.arange(low, high, step)
         targets = rows + offsets[rows]
         is_inside = (targets >= low) & (targets < high)
-        is_sampled = is_inside & to_learn[rows] & ~_is_held_out(rows)
-        pairs.append(np.stack((rows[is_sampled], targets[is_sampled])))
+        is_sampled = is_inside & to_learn[rows]
+        is_sampled &= ~_is_held_out(rows)
+        sampled = rows[is_sampled], targets[is_sampled]
+        pairs.append(np.stack(sampled))
     return Pairs(*np.concatenate(pairs, axis=1))
 
 
 def _is_held_out(rows: Rows) -> Mask:
     return rows % _HELD_OUT == 0
-
-
-def _per_token(totals: Values, lines: Lines, rows: Rows) -> Values:
-    tokens = PairMeasures.of_pairs(totals, lines, Pairs(rows, rows)).tokens
-    return np.where(tokens > 0, totals / np.maximum(tokens, 1), np.nan)
 
 
 def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values) -> _Diagnosis:
@@ -205,16 +207,19 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values
     """
     lines = scorer.lexicon.lines
     num = len(rows)
-    nothing = _Diagnosis([], np.full(num, np.nan), np.zeros(num, np.bool_))
+    unknown = np.full(num, np.nan)
+    nothing = _Diagnosis([], unknown, np.zeros(num, bool))
     if num < SMALLEST:
         return nothing
     random_pairs = _random_pairs(rows)
-    at_random = PairMeasures.of_pairs(scorer.score(random_pairs), lines, random_pairs)
+    random_totals = scorer.score(random_pairs)
+    at_random = PairMeasures.of_pairs(random_totals, lines, random_pairs)
     unshifted = PairMeasures.of_pairs(in_place, lines, Pairs(rows, rows))
     targets = (rows + learned).clip(rows[0], rows[-1])
     totals = in_place.copy()
     is_moved = targets != rows
-    totals[is_moved] = scorer.score(Pairs(rows[is_moved], targets[is_moved]))
+    moved = Pairs(rows[is_moved], targets[is_moved])
+    totals[is_moved] = scorer.score(moved)
     shifted = PairMeasures.of_pairs(totals, lines, Pairs(rows, targets))
     has_words = shifted.tokens > 0
     unseen = _is_held_out(rows) & has_words
@@ -224,7 +229,8 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values
     if evidence.is_missing():
         if num < _FEWEST_UNRELATED:
             return nothing
-        return nothing._replace(ranges=[Range(1, num, None)])
+        unrelated = Range(1, num, None)
+        return nothing._replace(ranges=[unrelated])
     there = evidence(shifted)
     here = np.where(learned == 0, there, evidence(unshifted))
     ranges = list(find_ranges(scorer, evidence, rows, learned, here, there))
@@ -239,24 +245,27 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values
     z_scores[unshifted.tokens == 0] = np.nan
     if num < _FEWEST_UNRELATED:
         return nothing._replace(ranges=ranges, z_scores=z_scores)
-    is_low = is_odd(there) | (shifted.scores < usual + _DOUBTFUL * spread)
-    return _Diagnosis(ranges, z_scores, has_words & is_low)
+    is_low = shifted.scores < usual + _DOUBTFUL * spread
+    is_doubtful = has_words & (is_low | is_odd(there))
+    return _Diagnosis(ranges, z_scores, is_doubtful)
 
 
 def _random_pairs(rows: Rows) -> Pairs:
     """Return random pairs of lines that are far apart. The same rows always give the same pairs."""
     num = len(rows)
     generator = np.random.default_rng(num)
-    sources = generator.integers(0, num, min(_SAMPLE, num))
+    size = min(_SAMPLE, num)
     far = min(_FAR, num // 3)
-    targets = (sources + generator.integers(far, num - far, len(sources))) % num
+    sources = generator.integers(0, num, size)
+    distances = generator.integers(far, num - far, size)
+    targets = (sources + distances) % num
     return Pairs(rows[sources], rows[targets])
 
 
 def _next_sample(diagnosis: _Diagnosis, learned: Offsets) -> tuple[Offsets, Mask]:
     """Return the new offset of each line, and whether the next lexicon learns from the line."""
-    offsets = np.zeros(len(learned), np.int16)
-    teaches = np.ones(len(learned), np.bool_)
+    offsets = np.zeros_like(learned)
+    teaches = np.ones_like(learned, bool)
     for part in diagnosis.ranges:
         place = slice(part.start - 1, part.end)
         offsets[place] = part.offset or 0
@@ -303,5 +312,7 @@ def _cut(flat: FlatIds) -> FlatIds:
     """Truncate each sentence to `MOST_TOKENS` tokens."""
     if flat.lengths.max(initial=0) <= MOST_TOKENS:
         return flat
-    positions = np.arange(len(flat.ids)) - flat.offsets[flat.sentences]
-    return FlatIds(flat.ids[positions < MOST_TOKENS], np.minimum(flat.lengths, MOST_TOKENS))
+    starts = flat.offsets[flat.sentences]
+    positions = np.arange(len(flat.ids)) - starts
+    ids = flat.ids[positions < MOST_TOKENS]
+    return FlatIds(ids, np.minimum(flat.lengths, MOST_TOKENS))

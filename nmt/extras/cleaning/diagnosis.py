@@ -46,11 +46,12 @@ def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: boo
     """
     found = index.find([pair.source for pair in pairs])
     leaks = [(leak.row, leak.held_out, leak.kind == "exact") for leak in found]
+    rows = np.array(leaks, np.int64).reshape(-1, 3)
     hashes = pair_hashes([pair[:2] for pair in pairs], sketches=sketches)
-    return {_HASHES: hashes, _LEAKS: np.array(leaks, np.int64).reshape(-1, 3)}
+    return {_HASHES: hashes, _LEAKS: rows}
 
 
-@dataclass(slots=True)
+@dataclass
 class _Detected:
     """Pairs with a side in another language."""
 
@@ -71,7 +72,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         self.look = partial(look_at, index=self._leaks.index, sketches=sketches)
         self.depends_on = self._leaks.sources
         # Learning a lexicon takes the most time after reading.
-        self.compares_words = not self._actions.keys().isdisjoint(("lexical", "misaligned"))
+        self.compares_words = "lexical" in self._actions or "misaligned" in self._actions
         runs = material.score_with
         self._dual = dual_scorer(runs, material.languages) if runs else None
         # Line number and score (by the two models) of every kept pair of all corpora, in order.
@@ -101,21 +102,25 @@ class CorpusDiagnosis(filters.Diagnosis):
         self._leaks.update(corpus, pairs, looked[_LEAKS])
         for problem in found:
             if problem.reason == "language":
-                detected = self._languages[str(problem.limit), str(problem.value)]
+                side = str(problem.limit)
+                detected = self._languages[side, str(problem.value)]
                 detected.count += 1
                 if detected.count <= _NUM_FIRST:
-                    detected.first.append({"corpus": problem.corpus, "line": problem.line})
+                    place = {"corpus": problem.corpus, "line": problem.line}
+                    detected.first.append(place)
         if self._dual is not None:
             self._dual_lines.extend(pair.line for pair in pairs)
-            self._dual_scores.extend(self._dual([pair[:2] for pair in pairs]))
+            texts = [pair[:2] for pair in pairs]
+            self._dual_scores.extend(self._dual(texts))
 
     def end(self, num_lines: Mapping[str, int]) -> None:
         """Start the search for repeated pairs, in the background if possible; read score files."""
         self._num_lines = num_lines
+        material = self.material
         find = self._repeat_finder.findings
-        self._repeats = self.material.workers.submit(find, self._actions, self.material.filters)
-        scores: dict[str, Scores] = {}
-        for name, corpus in self.material.corpora.items():
+        self._repeats = material.workers.submit(find, self._actions, material.filters)
+        scores = {}
+        for name, corpus in material.corpora.items():
             if corpus.scores is not None and num_lines[name]:
                 num = num_lines[name]
                 is_part = corpus.max_pairs == num
@@ -143,47 +148,54 @@ class CorpusDiagnosis(filters.Diagnosis):
     ) -> Mapping[int, Sequence[filters.PairProblem]]:
         """Return the findings of the next block, by the index of the line in the block."""
         assert self._repeats is not None
-        stop = start + len(is_kept)
-        places = np.flatnonzero(is_kept)
+        num_lines = len(is_kept)
+        stop = start + num_lines
+        places: list[int] = np.flatnonzero(is_kept).tolist()
         first = self._num_asked
-        self._num_asked += len(places)
+        last = first + len(places)
+        self._num_asked = last
         problems = defaultdict[int, list[filters.PairProblem]](list)
-        for row, repeated in self._repeats.result().between(first, self._num_asked).items():
-            problems[int(places[row - first])] += repeated
+        repeats = self._repeats.result()
+        for row, repeated in repeats.between(first, last).items():
+            problems[places[row - first]] += repeated
 
         def add(reason: str, where: Sequence[int], scores: npt.NDArray[np.float32]) -> None:
             limit = self.material.filters.rule(reason).bound
             if reason in self._actions:
-                for row in np.flatnonzero(scores < limit).tolist():
+                is_low = scores < limit
+                for row in np.flatnonzero(is_low).tolist():
                     problem = filters.PairProblem(reason, float(scores[row]), limit)
                     problems[where[row]].append(problem)
 
         for reason, scores in self._scores.items():
             if corpus in scores:
-                add(reason, range(len(is_kept)), scores[corpus][start:stop])
+                of_block = scores[corpus][start:stop]
+                add(reason, range(num_lines), of_block)
         if self._dual is not None:
-            scores_of_kept = np.array(self._dual_scores[first : self._num_asked], np.float32)
-            add("dual_cross_entropy", places.tolist(), scores_of_kept)
+            of_kept = np.array(self._dual_scores[first:last], np.float32)
+            add("dual_cross_entropy", places, of_kept)
         for misaligned in self._ranges.get(corpus, ()):
             value = "unrelated" if misaligned.offset is None else float(misaligned.offset)
             problem = filters.PairProblem("misaligned", value)
-            for line in range(max(misaligned.start - 1, start), min(misaligned.end, stop)):
+            first_line = max(misaligned.start - 1, start)
+            end = min(misaligned.end, stop)
+            for line in range(first_line, end):
                 problems[line - start].append(problem)
         return problems
 
     def report(self) -> filters.DiagnosisReport:
         """Return the results of all checks, and finish writing the score files."""
         if self._dual is not None:
-            scores: dict[str, Scores] = {}
-            lines: dict[str, Sequence[int]] = {}
-            for name, span in self._spans.items():
-                scores[name] = np.array(self._dual_scores[slice(*span)], np.float32)
-                lines[name] = self._dual_lines[slice(*span)]
+            scores = {}
+            lines = {}
+            for name, (start, end) in self._spans.items():
+                lines[name] = self._dual_lines[start:end]
+                scores[name] = np.array(self._dual_scores[start:end], np.float32)
             write_scores(self.material.folder / DUAL, scores, lines)
         if self._writing is not None:
             self._writing.result()
-        shifts: list[dict[str, Any]] = []
-        unrelated: list[dict[str, Any]] = []
+        shifts = []
+        unrelated = []
         for corpus, ranges in self._ranges.items():
             for misaligned in ranges:
                 place = {"corpus": corpus, "start": misaligned.start, "end": misaligned.end}
@@ -204,7 +216,7 @@ class CorpusDiagnosis(filters.Diagnosis):
 
     def _skipped(self) -> dict[str, str]:
         """Return the checks that could not run, or not in all corpora, each with the reason."""
-        skipped: dict[str, str] = {}
+        skipped = {}
         if not self._scores["scores"]:
             skipped["scores"] = "No corpus has a score file: set data.train.*.scores."
         elif self.material.filters.scores.limit is None:

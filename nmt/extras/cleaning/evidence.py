@@ -37,11 +37,12 @@ _ROBUST = 1.4826  # Ratio of standard deviation to median deviation of a normal 
 Values = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.integer]
 Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float32]
 _FLOOR = 0.1  # Weight of a token's overall frequency in its translation probability (smoothing).
 _PRIOR = 0.5  # Pseudo-count of co-occurrences with unseen words.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PairScorer:
     """Scores how well the words of two lines translate each other."""
 
@@ -68,7 +69,7 @@ class PairScorer:
         is_blank = np.minimum(source_lengths, target_lengths) == 0
         return np.where(is_blank, 0.0, totals)
 
-    def score_all(self, sources: Rows, targets: Rows) -> npt.NDArray[np.float32]:
+    def score_all(self, sources: Rows, targets: Rows) -> Floats:
         """Return the score of every combination of source and target lines, without leave-one-out.
 
         Args:
@@ -79,8 +80,9 @@ class PairScorer:
             Scores in nats. (S, T). Ignore the values of blank lines.
         """
         lexicon = self.lexicon
-        source = _Bags.of(lexicon.lines.source_ids(sources))
-        target = _Bags.of(lexicon.lines.target_ids(targets))
+        lines = lexicon.lines
+        source = _Bags.of(lines.source_ids(sources))
+        target = _Bags.of(lines.target_ids(targets))
         rows = source.words.astype(np.int64) * lexicon.sizes[1]
         keys = rows[:, None] + target.words
         assert lexicon.table is not None
@@ -89,9 +91,7 @@ class PairScorer:
         forward = self._scores_given(1, target, source, links.T)
         return backward + forward.T
 
-    def _scores_given(
-        self, side: int, given: _Bags, other: _Bags, links: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32]:
+    def _scores_given(self, side: int, given: _Bags, other: _Bags, links: Floats) -> Floats:
         """Return the scores of lines as translations of the lines of a side.
 
         Args:
@@ -104,22 +104,26 @@ class PairScorer:
             Scores in nats. (given lines, other lines).
         """
         assert self.lexicon.table is not None
-        scale = 1 / (self.lexicon.table.totals[side][given.words] + _PRIOR)
-        table = links * scale[:, None].astype(np.float32)
-        table /= self.lexicon.frequencies[1 - side][other.words].astype(np.float32)
+        totals = self.lexicon.table.totals[side]
+        frequencies = self.lexicon.frequencies[1 - side]
+        given_totals = totals[given.words] + _PRIOR
+        scale = (1 / given_totals).astype(np.float32)
+        table = links * scale[:, None]
+        table /= frequencies[other.words].astype(np.float32)
         sizes = given.counts.sum(1, keepdims=True)
         mean = given.counts / np.maximum(sizes, 1)
         ratios = mean @ table
         logs = np.log(_FLOOR + (1 - _FLOOR) * ratios)
-        scores: npt.NDArray[np.float32] = logs @ other.counts.T
+        scores: Floats = logs @ other.counts.T
         return scores
 
     def _has_taught(self, pairs: Pairs) -> Mask:
         learned = self.learned
         if not len(learned.sources):
-            return np.zeros(len(pairs.sources), np.bool_)
+            return np.zeros(len(pairs.sources), bool)
+        last = len(learned.sources) - 1
         places = np.searchsorted(learned.sources, pairs.sources)
-        places = places.clip(max=len(learned.sources) - 1)
+        places = places.clip(max=last)
         is_same_source = learned.sources[places] == pairs.sources
         is_same_target = learned.targets[places] == pairs.targets
         return is_same_source & is_same_target
@@ -148,20 +152,22 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
     links = np.maximum(counts - learned * again, 0)
     total = np.zeros(len(was_learned))
     for side, given in enumerate(joint.sides):
+        other_side = 1 - side
+        other = joint.sides[other_side]
         added = joint.sums(side, learned) * repeats[side]
-        known = np.maximum(table.totals[side][given.ids] - added, 0)
+        totals = table.totals[side][given.ids]
+        known = np.maximum(totals - added, 0)
         lengths = given.lengths[given.sentences]
         scale = 1 / ((known + _PRIOR) * lengths)
-        likely = links * scale.astype(np.float32)[joint.places[side]]
-        other = joint.sides[1 - side]
-        frequencies = lexicon.frequencies[1 - side][other.ids]
-        ratio = joint.sums(1 - side, likely) / frequencies
+        scale_of_links = scale.astype(np.float32)[joint.places[side]]
+        likely = joint.sums(other_side, links * scale_of_links)
+        ratio = likely / lexicon.frequencies[other_side][other.ids]
         logs = np.log(_FLOOR + (1 - _FLOOR) * ratio)
         total += np.bincount(other.sentences, logs, len(total))
     return total
 
 
-def _repeats(lines: FlatIds) -> npt.NDArray[np.float32]:
+def _repeats(lines: FlatIds) -> Floats:
     """Return for each token how often the same token occurs in the same line."""
     width = int(lines.ids.max(initial=0)) + 1
     keys = lines.sentences * width + lines.ids
@@ -172,17 +178,19 @@ def _repeats(lines: FlatIds) -> npt.NDArray[np.float32]:
 class _Bags(NamedTuple):
     """How often lines contain words."""
 
-    counts: npt.NDArray[np.float32]  # (lines, words).
+    counts: Floats  # (lines, words).
     words: Ids  # Ids of the words, in rising order. (words,).
 
     @classmethod
     def of(cls, lines: FlatIds) -> _Bags:
         """Count the words of each line."""
         words, places = np.unique(lines.ids, return_inverse=True)
-        size = len(lines.lengths) * len(words)
-        cells = lines.sentences * len(words) + places
-        counts = np.bincount(cells, minlength=size).astype(np.float32)
-        return cls(counts.reshape(-1, len(words)), words)
+        width = len(words)
+        size = len(lines.lengths) * width
+        cells = lines.sentences * width + places
+        counts = np.bincount(cells, minlength=size)
+        counts = counts.reshape(-1, width)
+        return cls(counts.astype(np.float32), words)
 
 
 class PairMeasures(NamedTuple):
@@ -195,10 +203,11 @@ class PairMeasures(NamedTuple):
     @classmethod
     def of(cls, totals: Values, sources: Lengths, targets: Lengths) -> PairMeasures:
         """Compute the measurements from the scores in nats and the lengths in tokens."""
-        is_blank = (sources == 0) | (targets == 0)
+        is_blank = np.minimum(sources, targets) == 0
         tokens = np.where(is_blank, 0, sources + targets)
         ratios = np.log1p(targets) - np.log1p(sources)
-        scores = totals / np.sqrt(np.maximum(tokens, 1))
+        roots = np.sqrt(np.maximum(tokens, 1))
+        scores = totals / roots
         return cls(scores, ratios, tokens)
 
     @classmethod
@@ -208,12 +217,13 @@ class PairMeasures(NamedTuple):
         target_lengths = lines.target_lengths[pairs.targets]
         return cls.of(totals, source_lengths, target_lengths)
 
-    def part(self, rows: npt.NDArray[np.bool_]) -> PairMeasures:
+    def part(self, rows: Mask) -> PairMeasures:
         """Return the measurements of the selected pairs."""
-        return PairMeasures(self.scores[rows], self.ratios[rows], self.tokens[rows])
+        scores, ratios, tokens = self
+        return PairMeasures(scores[rows], ratios[rows], tokens[rows])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
     """Converts the score and the lengths of a pair to a log-likelihood ratio, in nats."""
 
@@ -232,19 +242,25 @@ class Evidence:
         be misaligned. Pass only pairs from which the lexicon has not learned.
         """
         low = float(at_random.scores.mean())
-        spread = max(float(at_random.scores.std()), 1e-3)
+        spread = _spread(at_random.scores)
         high = low
-        if share_above(pairs.scores, at_random.scores) > _LEAST_SHARE:
+        share = share_above(pairs.scores, at_random.scores)
+        if share > _LEAST_SHARE:
             is_above = pairs.scores > low + _LEAST_POWER * spread
             high = float(pairs.scores[is_above].mean())
         usual = float(np.median(pairs.ratios))
-        own = max(_median_deviation(pairs.ratios, usual), 0.05)
-        other = max(_median_deviation(at_random.ratios, usual), 0.05)
-        return cls((low + high) / 2, (high - low) / spread**2, usual, (min(own, other), other))
+        own = _median_deviation(pairs.ratios, usual)
+        own = max(own, 0.05)
+        other = _median_deviation(at_random.ratios, usual)
+        other = max(other, 0.05)
+        middle = (low + high) / 2
+        slope = (high - low) / spread**2
+        return cls(middle, slope, usual, (min(own, other), other))
 
     def is_missing(self) -> bool:
         """Whether neither words nor lengths distinguish translations from random pairs."""
-        return not self.slope and self.spreads[0] > _NO_POWER * self.spreads[1]
+        own, other = self.spreads
+        return not self.slope and own > _NO_POWER * other
 
     def __call__(self, measured: PairMeasures) -> Values:
         """Return nats: positive for translations, negative for unrelated, 0 for blank lines."""
@@ -252,23 +268,29 @@ class Evidence:
         own, other = self.spreads
         squares = (measured.ratios - self.ratio) ** 2 / 2
         of_lengths = np.log(other / own) - squares / own**2 + squares / other**2
-        nats = of_words.clip(-MOST_AGAINST, _MOST_FOR)
-        nats = nats + of_lengths.clip(-_MOST_OF_LENGTH, _MOST_OF_LENGTH)
-        return np.where(measured.tokens > 0, nats, 0.0)
+        of_words = of_words.clip(-MOST_AGAINST, _MOST_FOR)
+        of_lengths = of_lengths.clip(-_MOST_OF_LENGTH, _MOST_OF_LENGTH)
+        has_words = measured.tokens > 0
+        return np.where(has_words, of_words + of_lengths, 0.0)
 
 
 def share_above(scores: Values, at_random: Values) -> float:
     """Estimate the share of translations, which score clearly above random pairs."""
-    spread = max(float(at_random.std()), 1e-3)
+    spread = _spread(at_random)
     limit = at_random.mean() + _LEAST_POWER * spread
     share = (scores > limit).mean()
     share_at_random = (at_random > limit).mean()
     return float(share - share_at_random)
 
 
+def _spread(values: Values) -> float:
+    return max(float(values.std()), 1e-3)
+
+
 def _median_deviation(values: Values, middle: float) -> float:
     """Return the median distance from the middle, scaled to a standard deviation."""
-    return _ROBUST * float(np.median(np.abs(values - middle)))
+    deviations = np.abs(values - middle)
+    return _ROBUST * float(np.median(deviations))
 
 
 def usual_scores(scores: Values, share_right: float) -> tuple[float, float]:
@@ -283,6 +305,7 @@ def usual_scores(scores: Values, share_right: float) -> tuple[float, float]:
     """
     share = min(share_right / _USUALLY_ABOVE, 1.0)
     num = max(round(share * len(scores)), 1)
-    best = np.sort(scores)[len(scores) - num :]
+    best = np.sort(scores)[-num:]
     usual = float(np.median(best))
-    return usual, max(_median_deviation(best, usual), 1e-3)
+    spread = _median_deviation(best, usual)
+    return usual, max(spread, 1e-3)

@@ -33,17 +33,13 @@ from nmt.text.identification import (
     similar_codes,
     similar_labels,
 )
-from nmt.text.languages import (
-    foreign_share,
-    letters_of,
-    longest_loop,
-    numbers_of,
-)
+from nmt.text.languages import foreign_share, letters_of, longest_loop, numbers_of
 
 Find = Callable[[str], PairProblem | None]
 Share = Callable[[str], float]
 _WORD = re.compile(r"\w+")
 _DIGIT = re.compile(r"\d")
+_DECADE = re.compile(r"[12]..0")
 _LAST_IN_WORDS = 99
 _HALF_DAY = 12
 _MIN_COPIED_WORDS = 5
@@ -133,8 +129,12 @@ class ShareFilter(Filter):
 
     def text_problem(self, source: str, target: str) -> PairProblem | None:
         """Return the finding for a pair, or None."""
-        share = max(self.share_of_source(source), self.share_of_target(target))
-        return PairProblem(self.reason, share, self.limit) if share > self.limit else None
+        source_share = self.share_of_source(source)
+        target_share = self.share_of_target(target)
+        share = max(source_share, target_share)
+        if share <= self.limit:
+            return None
+        return PairProblem(self.reason, share, self.limit)
 
 
 def control(*_: object) -> Filter:
@@ -152,7 +152,9 @@ def _control(text: str) -> PairProblem | None:
     match = _CONTROL.search(text)
     if match is None and not _NEEDS_MARKS.search(text):
         match = _MARKS.search(text)
-    return PairProblem("control", f"U+{ord(match[0]):04X}") if match else None
+    if match is None:
+        return None
+    return PairProblem("control", f"U+{ord(match[0]):04X}")
 
 
 def markup(*_: object) -> Filter:
@@ -168,7 +170,9 @@ def _markup(text: str) -> PairProblem | None:
     if not _MARKUP_SIGNS.search(text):
         return None
     match = _MARKUP.search(text)
-    return PairProblem("markup", match[0][:40]) if match else None
+    if match is None:
+        return None
+    return PairProblem("markup", match[0][:40])
 
 
 def mojibake(*_: object) -> Filter:
@@ -192,7 +196,9 @@ def _mojibake(text: str) -> PairProblem | None:
     import ftfy  # noqa: PLC0415 - optional
 
     fixed = ftfy.fix_encoding(text)
-    return PairProblem("mojibake", fixed[:80]) if fixed != text else None
+    if fixed == text:
+        return None
+    return PairProblem("mojibake", fixed[:80])
 
 
 def _need(library: str, reason: str, package: str = "") -> None:
@@ -220,10 +226,13 @@ def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
     if len(right) < _MIN_COPIED_WORDS:
         return None
     words = set(left)
-    if sum(word in words for word in right) < max_share * len(right):  # quicker than counting
+    num_known = sum(word in words for word in right)
+    if num_known < max_share * len(right):  # quicker than counting
         return None
-    share = (Counter(left) & Counter(right)).total() / len(right)
-    if share < max_share or sum(map(str.isalpha, right)) < _MIN_COPIED_WORDS:
+    copied = Counter(left) & Counter(right)
+    share = copied.total() / len(right)
+    num_alphabetic = sum(map(str.isalpha, right))
+    if share < max_share or num_alphabetic < _MIN_COPIED_WORDS:
         return None
     return PairProblem("copy_of_source", share, max_share)
 
@@ -231,7 +240,8 @@ def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
 def _address_share(text: str) -> float:
     if not _ADDRESS_SIGNS.search(text):
         return 0.0
-    return sum(map(len, _ADDRESS.findall(text))) / len(text.strip())
+    addresses = _ADDRESS.findall(text)
+    return sum(map(len, addresses)) / len(text.strip())
 
 
 def url(config: FilterConfig, *_: object) -> Filter:
@@ -241,7 +251,8 @@ def url(config: FilterConfig, *_: object) -> Filter:
 
 def _symbol_share(text: str) -> float:
     visible = len(text) - text.count(" ")
-    return sum(map(len, _SYMBOLS.findall(text))) / max(visible, 1)
+    symbols = _SYMBOLS.findall(text)
+    return sum(map(len, symbols)) / max(visible, 1)
 
 
 def punctuation(config: FilterConfig, *_: object) -> Filter:
@@ -262,11 +273,15 @@ def repeated_share(text: str) -> float:
     if 0 < num_words < _MIN_REPEATED and len(words[0]) * num_words > 40:
         words = "".join(words)
         num_words = len(words)
-    if num_words < 2 * _MIN_REPEATED - 2 or len(set(words)) > 0.85 * num_words:
+    if num_words < 2 * _MIN_REPEATED - 2:
+        return 0.0
+    if len(set(words)) > 0.85 * num_words:
         return 0.0
     repeated = longest_loop(words)
     # A short repetition may be rhetoric, so fewer than four words do not count.
-    return repeated / num_words if repeated >= _MIN_REPEATED else 0.0
+    if repeated < _MIN_REPEATED:
+        return 0.0
+    return repeated / num_words
 
 
 def repetition(config: FilterConfig, *_: object) -> Filter:
@@ -295,7 +310,9 @@ def _numbers(source: str, target: str) -> PairProblem | None:
     right = numbers_of(target)
     only_left = left - right
     only_right = right - left
-    if not (only_left or only_right) or _digits(source) == _digits(target):
+    if not (only_left or only_right):
+        return None
+    if _digits(source) == _digits(target):
         return None
     for number in sorted(only_left):
         related = {other for other in right if _are_related(number, other)}
@@ -310,18 +327,22 @@ def _numbers(source: str, target: str) -> PairProblem | None:
         only_right = set(filterfalse(_is_round, only_right))
     if not (only_left or only_right):
         return None
-    value = f"{' '.join(sorted(only_left))}|{' '.join(sorted(only_right))}"
-    return PairProblem("numbers", value)
+    left_text = " ".join(sorted(only_left))
+    right_text = " ".join(sorted(only_right))
+    return PairProblem("numbers", f"{left_text}|{right_text}")
 
 
 def _is_round(number: str) -> bool:
     """Whether a number is often written in words: small, round, or a decade."""
-    is_decade = len(number) == 4 and number[0] in "12" and number[-1] == "0"
-    return is_decade or int(number.rstrip("0") or 0) <= _LAST_IN_WORDS
+    if _DECADE.fullmatch(number):
+        return True
+    digits = number.rstrip("0") or "0"
+    return int(digits) <= _LAST_IN_WORDS
 
 
 def _digits(text: str) -> str:
-    return "".join(str(int(digit)) for digit in _DIGIT.findall(text))
+    digits = map(int, _DIGIT.findall(text))
+    return "".join(map(str, digits))
 
 
 def _are_related(one: str, other: str) -> bool:
@@ -331,8 +352,11 @@ def _are_related(one: str, other: str) -> bool:
         return True
     if longer.endswith(shorter) and len(longer) > len(shorter):  # the 90s of the 1990s
         return True
-    hours = int(one), int(other)
-    return max(hours) <= 2 * _HALF_DAY and abs(hours[0] - hours[1]) == _HALF_DAY
+    hour = int(shorter)
+    other_hour = int(longer)
+    if max(hour, other_hour) > 2 * _HALF_DAY:
+        return False
+    return abs(hour - other_hour) == _HALF_DAY
 
 
 def script(config: FilterConfig, source: str, target: str, *_: object) -> Filter:
@@ -370,7 +394,9 @@ def _swapped_scripts(
 ) -> PairProblem | None:
     is_swapped = right.search(source) and left.search(target)
     is_mixed = left.search(source) or right.search(target)
-    return PairProblem("swapped", "both sides") if is_swapped and not is_mixed else None
+    if is_mixed or not is_swapped:
+        return None
+    return PairProblem("swapped", "both sides")
 
 
 def _swapped(
@@ -393,8 +419,8 @@ def language(
     Raises:
         ConfigError: ``filters.language.model`` cannot be used.
     """
-    finds: list[Find] = []
-    unknown: list[str] = []
+    finds = []
+    unknown = []
     for code in (source, target):
         check: Callable[..., str | None]
         if config.language.model is not None:
@@ -422,7 +448,9 @@ def _language(
     if len(text) < _MIN_LETTERS:
         return None
     other = check(text, code, min_odds)
-    return None if other is None else PairProblem("language", other, primary_code(code))
+    if other is None:
+        return None
+    return PairProblem("language", other, primary_code(code))
 
 
 def _no_other(*_: object) -> None:
@@ -446,7 +474,8 @@ def _check_of_model(path: Path, code: str) -> Callable[..., str | None]:
         fix = "Download the model again, or remove filters.language.model to use py3langid."
         raise ConfigError(problem, fix=fix)
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-        codes = tuple(code.decode() for code in _LABEL.findall(content))
+        labels = _LABEL.findall(content)
+    codes = tuple(map(bytes.decode, labels))
     expected = similar_codes(code, codes)
     if not expected:
         problem = f"filters.language.model: {path} does not identify {code}."

@@ -76,7 +76,8 @@ def are_near(left: Sequence[str], right: Sequence[str]) -> bool:
 
     The limit is that of the shorter text.
     """
-    return _is_within(left, right, max_edits(min(len(left), len(right))))
+    num_words = min(len(left), len(right))
+    return _is_within(left, right, max_edits(num_words))
 
 
 def _is_within(left: Sequence[str], right: Sequence[str], edits: int) -> bool:
@@ -91,20 +92,22 @@ def _is_within(left: Sequence[str], right: Sequence[str], edits: int) -> bool:
     # At the first difference: replace the word, leave it out, or insert one.
     left_rest = left[same + 1 :]
     right_rest = right[same + 1 :]
-    return (
-        _is_within(left_rest, right_rest, edits - 1)
-        or _is_within(left_rest, right[same:], edits - 1)
-        or _is_within(left[same:], right_rest, edits - 1)
-    )
+    edits -= 1
+    if _is_within(left_rest, right_rest, edits):
+        return True
+    if _is_within(left_rest, right[same:], edits):
+        return True
+    return _is_within(left[same:], right_rest, edits)
 
 
 def words_of(text: str) -> list[str]:
     """Split normalized text into words; scripts without spaces are split into characters."""
-    return _UNSPACED.sub(lambda run: " ".join(run[0]), normalized(text)).split()
+    spaced = _UNSPACED.sub(lambda run: " ".join(run[0]), normalized(text))
+    return spaced.split()
 
 
 def _passages(lines: Sequence[str]) -> list[_Passage]:
-    passages: list[_Passage] = []
+    passages = []
     for number, line in enumerate(lines):
         words = words_of(line)
         if words:
@@ -123,22 +126,26 @@ class _HashTable:
         order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[order]
         self._values = values[order]
-        self._filter = np.zeros(1 << _FILTER_BITS, dtype=np.bool_)
+        self._filter = np.zeros(1 << _FILTER_BITS, bool)
         self._filter[self._bits(hashes)] = True
 
     @staticmethod
     def _bits(hashes: Hashes) -> Ints:
-        return (hashes >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
+        high_bits = hashes >> np.uint64(64 - _FILTER_BITS)
+        return high_bits.astype(np.int64)
 
     def find(self, hashes: Hashes) -> tuple[Ints, Ints]:
         """Return an index into ``hashes`` and a value for each match; a hash can match several."""
-        asked = np.flatnonzero(self._filter[self._bits(hashes)])
-        low = np.searchsorted(self._hashes, hashes[asked], "left")
-        high = np.searchsorted(self._hashes, hashes[asked], "right")
+        is_possible = self._filter[self._bits(hashes)]
+        asked = np.flatnonzero(is_possible)
+        sought = hashes[asked]
+        low = np.searchsorted(self._hashes, sought, "left")
+        high = np.searchsorted(self._hashes, sought, "right")
         counts = high - low
         # Place of each match in the table minus its place in the result.
         shifts = high - np.cumsum(counts)
-        places = np.arange(counts.sum()) + np.repeat(shifts, counts)
+        places = np.repeat(shifts, counts)
+        places += np.arange(len(places))
         return np.repeat(asked, counts), self._values[places]
 
 
@@ -157,12 +164,15 @@ class LeakageIndex:
         self._lengths = words.lengths
         self._rests = _HashTable(*_rests(words))
         runs = _runs(words)
+        places = runs.places
         lengths = words.lengths[runs.passages]
         thirds = lengths // 3
-        is_third = (runs.places == thirds) | (runs.places == 2 * thirds)
-        is_last = runs.places == lengths - _RUN
-        is_seed = (runs.places == 0) | np.where(lengths < 3 * _RUN, is_last, is_third)
-        seeds = np.stack([runs.passages, runs.places], 1)
+        is_third = (places == thirds) | (places == 2 * thirds)
+        is_last = places == lengths - _RUN
+        is_short = lengths < 3 * _RUN
+        is_seed = np.where(is_short, is_last, is_third)
+        is_seed |= places == 0
+        seeds = np.stack([runs.passages, places], 1)
         self._seeds = _HashTable(runs.hashes[is_seed], seeds[is_seed])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -173,13 +183,14 @@ class LeakageIndex:
         """Return the exact and near matches with held-out sentences, sorted by training line."""
         passages = _passages(lines)
         kinds: dict[tuple[int, int], Literal["exact", "near"]] = {}
-        for number, held_out_number in self._candidates(_hash_words(passages)):
+        hashed = _hash_words(passages)
+        for number, held_out_number in self._candidates(hashed):
             passage = passages[number]
             held_out = self._passages[held_out_number]
             place = passage.line, held_out.line
             are_whole = passage.is_whole and held_out.is_whole
-            line = " ".join(lines[passage.line].split())
-            if are_whole and line == self._lines[held_out.line]:
+            words = lines[passage.line].split()
+            if are_whole and " ".join(words) == self._lines[held_out.line]:
                 kinds[place] = "exact"
             elif place not in kinds and _holds(passage, held_out):
                 kinds[place] = "near"
@@ -196,22 +207,24 @@ class LeakageIndex:
         """
         hashes, owners = _rests(words)
         asked, held_out = self._rests.find(hashes)
-        pairs = {*zip(owners[asked].tolist(), held_out.tolist(), strict=True)}
+        owners = owners[asked]
+        pairs = set(zip(owners.tolist(), held_out.tolist(), strict=True))
         runs = _runs(words)
         asked, seeds = self._seeds.find(runs.hashes)
-        if len(asked):
-            passages = runs.passages[asked]
-            places = runs.places[asked]
-            held_out, seed_places = seeds.T
-            lengths = words.lengths[passages]
-            seed_lengths = self._lengths[held_out]
-            is_like = (abs(places - seed_places) <= 2) & (abs(lengths - seed_lengths) <= 2)
-            is_start = places == seed_places
-            is_end = lengths - places == seed_lengths - seed_places
-            is_part = (is_start | is_end) & (lengths > seed_lengths)
-            possible = is_like | is_part
-            found = zip(passages[possible].tolist(), held_out[possible].tolist(), strict=True)
-            pairs.update(found)
+        passages = runs.passages[asked]
+        places = runs.places[asked]
+        held_out, seed_places = seeds.T
+        lengths = words.lengths[passages]
+        seed_lengths = self._lengths[held_out]
+        is_like = abs(places - seed_places) <= 2
+        is_like &= abs(lengths - seed_lengths) <= 2
+        is_start = places == seed_places
+        is_end = lengths - places == seed_lengths - seed_places
+        is_longer = lengths > seed_lengths
+        is_possible = is_like | (is_longer & (is_start | is_end))
+        passages = passages[is_possible]
+        held_out = held_out[is_possible]
+        pairs.update(zip(passages.tolist(), held_out.tolist(), strict=True))
         return sorted(pairs)
 
 
@@ -290,10 +303,12 @@ def _holds(passage: _Passage, held_out: _Passage) -> bool:
     if words == sought:
         return True
     is_long = count >= _MIN_UNMARKED
-    may_differ = is_long or (passage.is_whole and held_out.is_whole)
-    if may_differ and are_near(words, sought):
+    are_whole = passage.is_whole and held_out.is_whole
+    if (is_long or are_whole) and are_near(words, sought):
         return True
-    return is_long and len(words) >= count + 3 and sought in (words[:count], words[-count:])
+    if not is_long or len(words) < count + 3:
+        return False
+    return sought in (words[:count], words[-count:])
 
 
 def _hash_words(passages: Sequence[_Passage]) -> FlatIds:
@@ -306,7 +321,8 @@ def _hash_words(passages: Sequence[_Passage]) -> FlatIds:
 
 def _powers(count: int) -> Hashes:
     """Return the factor of each word in a polynomial hash, modulo 2^64."""
-    return _BASE ** np.arange(1, count + 1, dtype=np.uint64)
+    exponents = np.arange(1, count + 1, dtype=np.uint64)
+    return _BASE**exponents
 
 
 def _rests(words: FlatIds) -> tuple[Hashes, Ints]:
@@ -321,7 +337,8 @@ def _rests(words: FlatIds) -> tuple[Hashes, Ints]:
     for length in np.unique(words.lengths).tolist():
         passages = np.flatnonzero(words.lengths == length)
         starts = words.offsets[passages]
-        rests = word_hashes[starts[:, None] + np.arange(length)] @ _weights(length)
+        places = starts[:, None] + np.arange(length)
+        rests = word_hashes[places] @ _weights(length)
         hashes.append(rests.ravel())
         owners.append(np.repeat(passages, rests.shape[1]))
     return np.concatenate(hashes), np.concatenate(owners)
@@ -334,7 +351,8 @@ def _weights(length: int) -> Hashes:
     deleted: list[tuple[int, ...]] = []
     for count in range(most + 1):
         deleted += combinations(range(length), count)
-    weights = np.zeros((length, len(deleted)), dtype=np.uint64)
+    shape = length, len(deleted)
+    weights = np.zeros(shape, np.uint64)
     for column, gone in enumerate(deleted):
         left = [place for place in range(length) if place not in gone]
         weights[left, column] = _powers(len(left))
@@ -351,12 +369,14 @@ class _Runs(NamedTuple):
 
 def _runs(words: FlatIds) -> _Runs:
     passages = words.sentences
-    places = np.arange(len(passages)) - words.offsets[passages]
+    first = words.offsets[passages]
+    places = np.arange(len(passages)) - first
     lengths = words.lengths[passages]
     is_inside = (places + _RUN <= lengths) & (lengths >= _MIN_RUNS_FROM)
     starts = np.flatnonzero(is_inside)
     runs = words.ids[starts[:, None] + np.arange(_RUN)]
-    return _Runs(runs @ _powers(_RUN), passages[is_inside], places[is_inside])
+    hashes = runs @ _powers(_RUN)
+    return _Runs(hashes, passages[is_inside], places[is_inside])
 
 
 def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Iterator[Leak]:

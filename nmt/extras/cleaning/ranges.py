@@ -25,6 +25,7 @@ from nmt.data.store import Lines, Rows
 from nmt.extras.cleaning.evidence import (
     MOST_AGAINST,
     Evidence,
+    Floats,
     Lengths,
     Mask,
     PairMeasures,
@@ -52,7 +53,7 @@ _UNRELATED = 2 * MOST_OFFSET + 1  # Index of the state in which no offset fits.
 Offsets = npt.NDArray[np.int16]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Range:
     """A misaligned range of lines of a corpus."""
 
@@ -68,7 +69,7 @@ class Range:
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
     """Merge consecutive ranges with the same offset."""
-    joint: list[Range] = []
+    joint = list[Range]()
     for part in ranges:
         start = part.start
         if joint and joint[-1].end + 1 == start and joint[-1].offset == part.offset:
@@ -101,28 +102,32 @@ def find_ranges(
         return
     is_far = np.diff(odd) > 2 * _MARGIN
     for part in np.split(odd, np.flatnonzero(is_far) + 1):
-        start = max(int(part[0]) - _MARGIN, 0)
-        stop = min(int(part[-1]) + _MARGIN, len(rows))
+        first, last = part[[0, -1]].tolist()
+        start = max(first - _MARGIN, 0)
+        stop = min(last + _MARGIN, len(rows))
         table = _evidence_table(scorer, evidence, rows, start, stop)
+        lines = np.arange(stop - start)
         columns = learned[start:stop] + MOST_OFFSET
-        table[np.arange(stop - start), columns] = there[start:stop]
+        table[lines, columns] = there[start:stop]
         yield from path_ranges(best_path(table), start)
 
 
 def is_odd(nats: Values) -> Mask:
     """Return a mask of the lines around which evidence is low, compared with most lines. (n,)."""
+    num = len(nats)
     sums = np.concatenate(([0.0], np.cumsum(nats)))
-    places = np.arange(len(nats))
+    places = np.arange(num)
     first = (places - _NEAR // 2).clip(0)
-    last = (places + _NEAR // 2).clip(max=len(nats))
-    means = (sums[last] - sums[first]) / (last - first)
+    last = (places + _NEAR // 2).clip(max=num)
+    totals = sums[last] - sums[first]
+    means = totals / (last - first)
     usual = float(np.quantile(means, 0.9))
     return means < 0.5 * max(usual, 0.0)
 
 
 def _evidence_table(
     scorer: PairScorer, evidence: Evidence, rows: Rows, start: int, stop: int
-) -> npt.NDArray[np.float32]:
+) -> Floats:
     """Return the evidence for each line of a region at each offset, in nats. (L, O)."""
     lines = scorer.lexicon.lines
     shape = stop - start, 2 * MOST_OFFSET + 1
@@ -136,13 +141,14 @@ def _evidence_table(
         target_lengths = lines.target_lengths[targets]
         nats = evidence(PairMeasures.of(scores, source_lengths[:, None], target_lengths))
         columns = targets - sources[:, None] + MOST_OFFSET
-        is_inside = (columns >= 0) & (columns < table.shape[1])
-        line, place = np.nonzero(is_inside)
-        table[first - start + line, columns[line, place]] = nats[line, place]
+        is_inside = abs(columns - MOST_OFFSET) <= MOST_OFFSET
+        line, _ = np.nonzero(is_inside)
+        line += first - start
+        table[line, columns[is_inside]] = nats[is_inside]
     return table
 
 
-def best_path(evidence: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+def best_path(evidence: Floats) -> npt.NDArray[np.int64]:
     """Return the most likely column (offset) of each line, or O if no offset fits. (L,).
 
     A change of the column costs `_CHANGE`. A start or end outside the middle column (offset 0)
@@ -154,7 +160,8 @@ def best_path(evidence: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     num, width = evidence.shape
     best = np.full(width + 1, -_CHANGE / 2)
     best[width // 2] = 0.0
-    stays = np.empty((num, width + 1), np.bool_)
+    shape = num, width + 1
+    stays = np.empty(shape, bool)
     origins = np.empty(num, np.int64)
     for line, nats in enumerate(evidence):
         origin = int(best.argmax())
@@ -183,16 +190,20 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
         path: Chosen column (target offset) of each source line. (L,).
         start: Number of lines of the corpus before the first line of the path.
     """
-    cuts = np.concatenate(([0], np.flatnonzero(np.diff(path)) + 1, [len(path)]))
-    stretches: list[_Stretch] = []
-    for first, last in pairwise(cuts.tolist()):
+    changes = np.flatnonzero(np.diff(path)) + 1
+    cuts = [0, *changes.tolist(), len(path)]
+    stretches = []
+    for first, last in pairwise(cuts):
         state = int(path[first])
-        if last - first < _FEWEST_LINES and state != MOST_OFFSET:
+        is_short = last - first < _FEWEST_LINES
+        if is_short and state != MOST_OFFSET:
             state = _UNRELATED
         stretches.append(_Stretch(state, first, last))
-    long: list[_Stretch] = []
+    long = []
     for stretch in _merged(stretches, 0):
-        fewest = _FEWEST_UNRELATED if stretch.state == _UNRELATED else _FEWEST_LINES
+        fewest = _FEWEST_LINES
+        if stretch.state == _UNRELATED:
+            fewest = _FEWEST_UNRELATED
         if stretch.last - stretch.first >= fewest:
             long.append(stretch)
     for state, first, last in _merged(long, _FEWEST_UNRELATED):
@@ -211,13 +222,14 @@ class _Stretch(NamedTuple):
 
 def _merged(stretches: Iterable[_Stretch], most_between: int) -> list[_Stretch]:
     """Merge neighbours in the same state with few lines between them."""
-    merged: list[_Stretch] = []
+    merged = list[_Stretch]()
     for state, first, last in stretches:
-        before = merged[-1] if merged else None
-        if before and before.state == state and first - before.last <= most_between:
-            merged[-1] = _Stretch(state, before.first, last)
-        else:
-            merged.append(_Stretch(state, first, last))
+        if merged and merged[-1].state == state:
+            before = merged[-1]
+            if first - before.last <= most_between:
+                first = before.first
+                merged.pop()
+        merged.append(_Stretch(state, first, last))
     return merged
 
 
@@ -235,7 +247,8 @@ def first_offsets(lines: Lines, low: int, high: int) -> Rows:
     is_unknown = (offsets == 0) & (agreement < _LEAST_AGREEMENT)
     if not is_unknown.any():
         return offsets
-    return np.where(is_unknown, alike_offset(lines, low, high), offsets)
+    offset = alike_offset(lines, low, high)
+    return np.where(is_unknown, offset, offsets)
 
 
 def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Rows, Values]:
@@ -263,21 +276,25 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
         first = max(-offset, 0)  # lines with a target
         last = num - max(offset, 0)
         agreement = np.zeros(len(starts))
-        is_inside = (starts >= first) & (starts + _WINDOW <= last)
+        is_inside = starts >= first
+        is_inside &= starts + _WINDOW <= last
         own = starts[is_inside]
         other = own + offset
-        products = source[first:last] * target[first + offset : last + offset]
+        shifted = target[first + offset : last + offset]
+        products = source[first:last] * shifted
         means = _window_means(products)[own - first]
         covariance = means - source_means[own] * target_means[other]
         spread = source_variances[own] * target_variances[other]
-        correlation = covariance / np.sqrt(np.maximum(spread, 1e-12))
-        fisher = np.arctanh(correlation.clip(-0.999, 0.999))
-        agreement[is_inside] = np.where(spread > 1e-9, fisher, 0.0)
+        root = np.sqrt(np.maximum(spread, 1e-12))
+        correlation = (covariance / root).clip(-0.999, 0.999)
+        fisher = np.arctanh(correlation)
+        fisher[spread <= 1e-9] = 0.0
+        agreement[is_inside] = fisher
         return agreement
 
     here = agreement_at(0)
-    best = np.zeros(len(starts), np.int64)
-    gain = np.full(len(starts), -np.inf)
+    best = np.zeros_like(starts)
+    gain = np.full_like(here, -np.inf)
     most = min(MOST_OFFSET, num - _WINDOW)
     for offset in range(-most, most + 1):
         gain_at = agreement_at(offset) - here
@@ -287,19 +304,22 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
     is_clear = gain >= _FISHER_GAIN / np.sqrt(_WINDOW - 3)
     offsets = np.where(is_clear, best, 0)
     agreement = here + np.where(is_clear, gain, 0.0)
-    windows = np.minimum(np.arange(num) // _HOP, len(best) - 1)
+    windows = np.arange(num) // _HOP
+    windows = windows.clip(max=len(best) - 1)
     return offsets[windows], agreement[windows]
 
 
 def _moments(values: Values) -> tuple[Values, Values]:
     """Return mean and variance of the `_WINDOW` values from each position."""
     means = _window_means(values)
-    return means, _window_means(values**2) - means**2
+    mean_squares = _window_means(values**2)
+    return means, mean_squares - means**2
 
 
 def _window_means(values: Values) -> Values:
     sums = np.concatenate(([0.0], np.cumsum(values)))
-    return (sums[_WINDOW:] - sums[:-_WINDOW]) / _WINDOW
+    differences = sums[_WINDOW:] - sums[:-_WINDOW]
+    return differences / _WINDOW
 
 
 def alike_offset(lines: Lines, low: int, high: int) -> int:
@@ -324,29 +344,36 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
     offsets = np.arange(-_LIKE_OFFSET, _LIKE_OFFSET + 1)
     sums = np.empty(len(offsets))
     for place, offset in enumerate(offsets.tolist()):
-        own = slice(max(-offset, 0), num - max(offset, 0))
-        other = slice(max(offset, 0), num + min(offset, 0))
+        first = max(-offset, 0)  # lines with a target
+        last = num - max(offset, 0)
+        own = slice(first, last)
+        other = slice(first + offset, last + offset)
         products = source[own, own] * target[other, other]
-        sums[place] = products.sum() / (num - abs(offset)) ** 2
+        size = last - first
+        sums[place] = products.sum() / size**2
     best = int(sums.argmax())
     others = np.delete(sums, best)
     least = others.mean() + _LIKE_GAIN * others.std()
-    return int(offsets[best]) if sums[best] > least else 0
+    if sums[best] <= least:
+        return 0
+    return int(offsets[best])
 
 
-def _likeness(flat: FlatIds) -> npt.NDArray[np.float32]:
+def _likeness(flat: FlatIds) -> Floats:
     """Return the cosine similarity of the rare words of every two lines; the diagonal is 0."""
     _, places, counts = np.unique(flat.ids, return_inverse=True, return_counts=True)
     num = len(flat.lengths)
-    is_rare = (counts > 1) & (counts < max(num // 20, 3))
+    most = max(num // 20, 3)
+    is_rare = (counts > 1) & (counts < most)
     column = np.cumsum(is_rare) - 1
     is_used = is_rare[places]
     rows = flat.sentences[is_used]
     words = places[is_used]
-    bags = np.zeros((num, int(is_rare.sum())), np.float32)
+    shape = num, np.count_nonzero(is_rare)
+    bags = np.zeros(shape, np.float32)
     bags[rows, column[words]] = 1 / np.sqrt(counts[words])
     norms = np.sqrt((bags**2).sum(1, keepdims=True))
     bags /= np.maximum(norms, 1e-6)
-    cosines: npt.NDArray[np.float32] = bags @ bags.T
+    cosines: Floats = bags @ bags.T
     np.fill_diagonal(cosines, 0)
     return cosines

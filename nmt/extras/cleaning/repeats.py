@@ -6,6 +6,7 @@ the corpora, so the findings do not depend on how the work was divided.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import defaultdict
@@ -35,8 +36,9 @@ _HELD_AT_ONCE = 1 << 20
 _NOT_WORDS = re.compile(r"[\W_]+")
 _NOT_MARKS = re.compile(r"[^\w\s\u0300-\u036f\u0591-\u05c7\u0610-\u065f\u0900-\u0dff\u0e00-\u109f]")
 _rng = np.random.default_rng(22)
-_FACTORS = _rng.integers(1, 1 << 63, _NUM_VALUES, dtype=np.uint64) | np.uint64(1)
-_SHIFTS = _rng.integers(0, 1 << 63, _NUM_VALUES, dtype=np.uint64)
+_factors = _rng.integers(1, 1 << 63, _NUM_VALUES, np.uint64)
+_FACTORS = _factors | np.uint64(1)
+_SHIFTS = _rng.integers(0, 1 << 63, _NUM_VALUES, np.uint64)
 
 
 def normalized(text: str) -> str:
@@ -47,13 +49,15 @@ def normalized(text: str) -> str:
     """
     if text.isascii():
         return _NOT_WORDS.sub(" ", text.lower()).strip()
-    text = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(_NOT_MARKS.sub(" ", text).split())
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    words = _NOT_MARKS.sub(" ", folded).split()
+    return " ".join(words)
 
 
 def stable_hash(text: str) -> int:
     """Return a 64-bit hash that is the same in every process, unlike `hash`."""
-    digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    content = text.encode("utf-8", "replace")
+    digest = blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -67,8 +71,9 @@ def pair_hashes(pairs: Sequence[tuple[str, str]], *, sketches: bool) -> Hashes:
         pairs: Source and target of each pair.
         sketches: Whether to compute MinHash sketches for near duplicates. If not, sketches are 0.
     """
-    rows = np.zeros((len(pairs), ROW_WORDS), dtype=np.uint64)
-    texts: list[tuple[str, str]] = []
+    shape = len(pairs), ROW_WORDS
+    rows = np.zeros(shape, np.uint64)
+    texts = []
     for row, (source, target) in zip(rows, pairs, strict=True):
         plain_source = normalized(source)
         plain_target = normalized(target)
@@ -87,9 +92,9 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
 
     A pair of few words gets 0, which matches no other pair.
     """
-    hashes: list[int] = []
-    starts: list[int] = []
-    lengths: list[int] = []
+    hashes = list[int]()
+    starts = []
+    lengths = []
     for source, target in texts:
         target_words = (f"\0{word}" for word in target.split())
         words = [*source.split(), *target_words]
@@ -98,12 +103,14 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
         hashes += map(word_hash, words)
         if not words:
             hashes.append(0)  # `reduceat` needs a value
-    values = np.array(hashes, dtype=np.uint64)
-    sketch = np.empty((len(texts), _NUM_VALUES), dtype=np.uint8)
+    values = np.array(hashes, np.uint64)
+    shape = len(texts), _NUM_VALUES
+    sketch = np.empty(shape, np.uint8)
     for column in range(_NUM_VALUES):
         permuted = values * _FACTORS[column] + _SHIFTS[column]
+        permuted >>= np.uint64(16)
         # The low bits of a minimum are nearly uniform.
-        least = np.minimum.reduceat(permuted >> np.uint64(16), starts)
+        least = np.minimum.reduceat(permuted, starts)
         sketch[:, column] = least.astype(np.uint8)
     bands = sketch.view(np.uint64)
     bands[np.array(lengths) < _MIN_SKETCHED] = 0
@@ -145,21 +152,24 @@ class RepeatFinder:
 
         Any process with access to the folder can call this method.
         """
-        found: dict[str, Column] = {}
+        found = {}
         for name in _REASONS:
             if name in actions:
-                found[name] = Column(self._folder / f"{name}.bin", np.float32, self.count)
+                path = self._folder / f"{name}.bin"
+                found[name] = Column(path, np.float32, self.count)
         for name, column in {"duplicate": _PAIR, "normalized_duplicate": _NORMALIZED}.items():
             if name in found:
                 for later, _ in self._later(column):
-                    found[name].raise_to(later, np.ones(len(later)))
+                    found[name].raise_to(later, np.ones_like(later))
         if "near_duplicate" in found:
+            limit = filters.near_duplicate.bound
             for column in range(_NUM_KEYS, ROW_WORDS):
                 for rows, leaders in self._later(column):
-                    near = self._near(rows, leaders, filters.near_duplicate.bound)
+                    near = self._near(rows, leaders, limit)
                     found["near_duplicate"].raise_to(*near)
         if "boilerplate" in found:
-            for rows, counts in self._boilerplate(filters.boilerplate.bound):
+            limit = filters.boilerplate.bound
+            for rows, counts in self._boilerplate(limit):
                 found["boilerplate"].raise_to(rows, counts)
         return Repeats(found, filters)
 
@@ -176,15 +186,17 @@ class RepeatFinder:
         no sketch and are left out.
         """
         mapped = [self._column(column) for column in columns]
-        num_parts = max(-(-self.count // self._held_at_once), 1)
+        num_parts = max(math.ceil(self.count / self._held_at_once), 1)
         for part in range(num_parts):
-            places = [np.zeros(0, np.int64)]
+            rows = [np.zeros(0, np.int64)]
             for start in range(0, self.count, self._held_at_once):
-                block = mapped[0][start : start + self._held_at_once]
-                is_here = (block % np.uint64(num_parts) == part) & (block != 0)
-                places.append(np.flatnonzero(is_here) + start)
-            rows = np.concatenate(places)
-            yield rows, [column[rows] for column in mapped]
+                stop = start + self._held_at_once
+                block = mapped[0][start:stop]
+                is_here = block % np.uint64(num_parts) == part
+                is_here &= block != 0
+                rows.append(np.flatnonzero(is_here) + start)
+            all_rows = np.concatenate(rows)
+            yield all_rows, [column[all_rows] for column in mapped]
 
     def _later(self, column: int) -> Iterator[tuple[Rows, Rows]]:
         """Yield the rows whose hash occurs in an earlier row, and the first row with that hash."""
@@ -196,21 +208,21 @@ class RepeatFinder:
 
     def _near(self, rows: Rows, leaders: Rows, least: float) -> tuple[Rows, npt.NDArray[Any]]:
         """Return the ``rows`` similar to their ``leaders``, and the Jaccard similarities."""
-        values = self._sketches(rows).view(np.uint8)
-        other_values = self._sketches(leaders).view(np.uint8)
-        same = (values == other_values).mean(1)
+        is_same = self._sketches(rows) == self._sketches(leaders)
+        same = is_same.mean(1)
         jaccard = (same - 1 / 256) / (1 - 1 / 256)  # 8 random bits are equal once in 256
         is_near = jaccard >= least
         return rows[is_near], jaccard[is_near]
 
-    def _sketches(self, rows: Rows) -> Hashes:
-        """Read the sketches of rows from the files. (rows, _SKETCH_WORDS)."""
+    def _sketches(self, rows: Rows) -> npt.NDArray[np.uint8]:
+        """Read the sketches of rows from the files. (rows, _NUM_VALUES)."""
         in_order, places = np.unique(rows, return_inverse=True)
-        sketches = np.empty((len(rows), _SKETCH_WORDS), np.uint64)
+        shape = len(rows), _SKETCH_WORDS
+        sketches = np.empty(shape, np.uint64)
         for word in range(_SKETCH_WORDS):
             column = self._column(_NUM_KEYS + word)
             sketches[:, word] = column[in_order][places]
-        return sketches
+        return sketches.view(np.uint8)
 
     def _boilerplate(self, least: float) -> Iterator[tuple[Rows, Rows]]:
         """Yield rows whose target has ``least`` or more sources, and the number of sources."""
@@ -220,10 +232,11 @@ class RepeatFinder:
             width = max(len(rows), 1)
             distinct = np.unique(target_of * width + source_of)
             counts = np.bincount(distinct // width)[target_of]
-            yield rows[counts >= least], counts[counts >= least]
+            is_frequent = counts >= least
+            yield rows[is_frequent], counts[is_frequent]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Repeats:
     """The repetitions that `RepeatFinder` has found, by reason."""
 

@@ -65,11 +65,13 @@ class Column:
     def raise_to(self, rows: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
         """Set rows to ``values`` where ``values`` are larger. Pass rows in rising order."""
         for start in range(0, self._size, _AT_ONCE):
-            low, high = np.searchsorted(rows, (start, start + _AT_ONCE))
+            stop = start + _AT_ONCE
+            low, high = np.searchsorted(rows, (start, stop))
             if low < high:
-                window = self[start : start + _AT_ONCE]
+                window = self[start:stop]
                 places = rows[low:high] - start
-                window[places] = np.maximum(window[places], values[low:high])
+                higher = np.maximum(window[places], values[low:high])
+                window[places] = higher
                 self[start:] = window
 
 
@@ -95,11 +97,13 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
     """
     values = array("f")
     with open_binary(path) as stream:
-        for number, line in enumerate(split_lines(stream, str(path)), start=1):
+        lines = split_lines(stream, str(path))
+        for number, line in enumerate(lines, start=1):
+            content = line or b""
             try:
-                values.append(float(line or b""))
+                values.append(float(content))
             except ValueError as error:
-                shown = (line or b"").decode("utf-8", "replace")[:40]
+                shown = content.decode("utf-8", "replace")[:40]
                 problem = f"{path}, line {number:,}: {shown!r} is not a number."
                 fix = "Write one number per line, higher for better pairs, or nan for no score."
                 raise DataError(problem, fix=fix) from error
@@ -128,8 +132,8 @@ def write_scores(
             for start in range(0, len(values), _WRITTEN_AT_ONCE):
                 part = slice(start, start + _WRITTEN_AT_ONCE)
                 rows = zip(numbers[part], values[part].tolist(), strict=True)
-                text = "".join(f"{corpus}\t{line}\t{value:.4f}\n" for line, value in rows)
-                file.write(text.encode())
+                texts = [f"{corpus}\t{line}\t{value:.4f}\n" for line, value in rows]
+                file.write("".join(texts).encode())
 
 
 def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
@@ -145,11 +149,12 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     """
     load = load_attribute("nmt.inference.scorer:Scorer").load  # which loads torch
     scorers = {scorer.languages: scorer for scorer in map(load, runs)}
-    there = matching_pairs(languages, scorers)
-    back = matching_pairs(languages[::-1], scorers)
+    source, target = languages
+    there = matching_pairs((source, target), scorers)
+    back = matching_pairs((target, source), scorers)
     if len(there) != 1 or len(back) != 1:
         directions = ", ".join(map("-".join, scorers))
-        both = f"{'-'.join(languages)} and {'-'.join(languages[::-1])}"
+        both = f"{source}-{target} and {target}-{source}"
         problem = f"`score_with` needs two models, {both}, but got {directions or 'no model'}."
         raise ConfigError(problem, fix="Pass two run or model folders, separated by a comma.")
     forward = scorers[there[0]]
@@ -182,4 +187,6 @@ def dual_score(forward: float, backward: float) -> float:
 
 def _entropy(pair: Any) -> float:
     """Return nats per token; NaN for an empty pair, or a pair that is too long for the model."""
-    return -pair.log_prob / len(pair.tokens) if pair.tokens else math.nan
+    if not pair.tokens:
+        return math.nan
+    return -pair.log_prob / len(pair.tokens)

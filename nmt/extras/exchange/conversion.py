@@ -45,6 +45,7 @@ from nmt.extras.exchange.imported import (
     Vocabulary,
     Weights,
     check_sizes,
+    piece_texts,
     read_sentencepiece,
     reading,
 )
@@ -284,11 +285,12 @@ class _Side:
         tokens.sort(key=lambda token: token not in side.symbols)  # first, as in vocabularies of nmt
         unused: dict[str, None] = {}
         for reader in readers:
-            unused |= dict.fromkeys(piece.piece for piece in reader.sentencepiece.pieces)
-        unused = {text: None for text in unused if text not in rows and text not in _SPECIAL}
+            for text in piece_texts(reader.sentencepiece):
+                if text not in rows and text not in _SPECIAL:
+                    unused[text] = None
         # PAD is part of the softmax, but never chosen.
-        first = [rows.get(_PAD, _NO_ROW), rows[_UNK], rows.get(start or "", _NO_ROW), rows[_EOS]]
-        known = first + [rows[token] for token in tokens]
+        known = [rows.get(_PAD, _NO_ROW), rows[_UNK], rows.get(start or "", _NO_ROW), rows[_EOS]]
+        known += [rows[token] for token in tokens]
         inputs = np.array(known + [rows[_UNK]] * len(unused))
         outputs = np.array(known + [_NO_ROW] * len(unused))
         outputs[BOS_ID] = _NO_ROW
@@ -353,7 +355,10 @@ def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
         pieces.append(present.get(token, new))
     model = vocabulary.with_pieces(side.sentencepiece, pieces)
     spec = model.trainer_spec
-    spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = PAD_ID, UNK_ID, BOS_ID, EOS_ID
+    spec.pad_id = PAD_ID
+    spec.unk_id = UNK_ID
+    spec.bos_id = BOS_ID
+    spec.eos_id = EOS_ID
     spec.pad_piece, spec.unk_piece, spec.bos_piece, spec.eos_piece = _SPECIAL
     return model
 

@@ -105,7 +105,7 @@ class Vocabulary:
         """
         model = read_sentencepiece(path)
         if tokens is None:
-            tokens = [piece.piece for piece in model.pieces]
+            tokens = piece_texts(model)
         return cls(model, tokens, frozenset(filter(is_tag, tokens)))
 
 
@@ -136,6 +136,11 @@ def read_sentencepiece(path: Path) -> Any:
         if not model.pieces:  # an empty file is a valid protobuf message, too
             raise ValueError("it is not a SentencePiece model")
     return model
+
+
+def piece_texts(model: Any) -> list[str]:
+    """Return the texts of the pieces of a SentencePiece model, in the order of their ids."""
+    return [piece.piece for piece in model.pieces]
 
 
 def refused(what: str) -> CheckpointError:

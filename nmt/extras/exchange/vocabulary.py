@@ -41,7 +41,7 @@ from nmt.config.data import language_symbol, tag_symbol
 from nmt.config.language_codes import matching
 from nmt.device import usable_cores
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.imported import FloatArray, Weights
+from nmt.extras.exchange.imported import FloatArray, Weights, piece_texts
 from nmt.extras.exchange.options import ImportOptions
 from nmt.files.lines import decoded_lines, open_binary
 from nmt.files.progress import progress_bar
@@ -97,6 +97,10 @@ def with_pieces(model: Any, pieces: Iterable[Any]) -> Any:
     return changed
 
 
+def _kinds_of(model: Any) -> IdArray:
+    return np.array([piece.type for piece in model.pieces])
+
+
 def _merges(text: str, scores: Mapping[str, float]) -> Iterator[str]:
     """Yield the pieces that BPE builds from the characters of ``text``."""
     symbols = list(text)
@@ -127,8 +131,8 @@ def kept_pieces(model: Any, used: Mask, dropped: Collection[str] = ()) -> Mask:
     Returns:
         True for pieces to keep. (V,).
     """
-    texts = [piece.piece for piece in model.pieces]
-    kinds = np.array([piece.type for piece in model.pieces])
+    texts = piece_texts(model)
+    kinds = _kinds_of(model)
     scores = np.array([piece.score for piece in model.pieces])
     is_plain = np.isin(kinds, (_KINDS.NORMAL, _KINDS.UNUSED))
     ids = {texts[row]: row for row in np.flatnonzero(is_plain)}
@@ -177,7 +181,7 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
     known: set[str] = set()
     barred: set[str] = set()
     for model in models:
-        known.update(piece.piece for piece in model.pieces)
+        known.update(piece_texts(model))
         if is_bpe(model):
             barred |= _barred(model)
     characters = Counter[str]()
@@ -196,9 +200,8 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
         return len(classes) <= 1 and len(text) <= _LONGEST and is_new
 
     today = grown(models[-1], (), dict.fromkeys(new, -inf))
-    texts = np.array([piece.piece for piece in today.pieces], object)
-    # Unknown characters and bytes are never joined.
-    texts[[piece.type != _KINDS.NORMAL for piece in today.pieces]] = ""
+    texts = np.array(piece_texts(today), object)
+    texts[_kinds_of(today) != _KINDS.NORMAL] = ""  # unknown characters and bytes: never joined
     rows = tokenizer_of(today, is_raw=True).encode_batch([*words])
     segmented = [texts[ids].tolist() for ids in rows]
     for text, count in _frequent_pairs(segmented, [*words.values()], is_possible):
@@ -211,14 +214,14 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
 
 def _barred(model: Any) -> set[str]:
     """Return the beginnings and ends of old pieces that their own text does not reach."""
-    plain = (_KINDS.NORMAL, _KINDS.UNUSED)
-    rows = {piece.piece: row for row, piece in enumerate(model.pieces) if piece.type in plain}
+    texts = piece_texts(model)
+    is_plain = np.isin(_kinds_of(model), (_KINDS.NORMAL, _KINDS.UNUSED))
     tokenizer = tokenizer_of(model, is_raw=True, shows_unused=True)
     parts = set()
-    for (text, row), ids in zip(rows.items(), tokenizer.encode_batch([*rows]), strict=True):
-        if ids != [row]:
-            for cut in range(1, len(text)):
-                parts |= {text[:cut], text[cut:]}
+    for row, ids in enumerate(tokenizer.encode_batch(texts)):
+        if is_plain[row] and ids != [row]:
+            for cut in range(1, len(texts[row])):
+                parts |= {texts[row][:cut], texts[row][cut:]}
     return parts
 
 
@@ -305,7 +308,7 @@ def grown(model: Any, tags: Sequence[str], pieces: Mapping[str, float]) -> Any:
 def tags_end(model: Any) -> int:
     """Return the id after the user-defined symbols at the beginning of a vocabulary."""
     first = (_KINDS.CONTROL, _KINDS.USER_DEFINED, _KINDS.UNKNOWN)
-    return next(x for x, piece in enumerate(model.pieces) if piece.type not in first)
+    return int(np.argmin(np.isin(_kinds_of(model), first)))
 
 
 @dataclass(frozen=True)
@@ -473,7 +476,8 @@ def _trim(
     after = [tokenizer_of(model) for model in trimmed]
     old_ids = np.append(kept, -1)
     for index, place, lines in _blocks(texts, "comparing subwords"):
-        if not np.array_equal(_ids(before[index], lines), old_ids[_ids(after[index], lines)]):
+        ids = old_ids[_ids(after[index], lines)]
+        if not np.array_equal(ids, _ids(before[index], lines)):
             fix = "Keep the tags that occur in the text."
             raise CheckpointError(f"{place}: these tokens would change.", fix=fix)
     return trimmed, kept
@@ -502,7 +506,7 @@ def _grow(
             count_words(tokenizers[index], lines, words)
         learned = learned_pieces(models, words, options.add_pieces or ADD_PIECES)
     related = [tags[like]] if like else [*tags.values()]
-    kinds = np.array([piece.type for piece in model.pieces])
+    kinds = _kinds_of(model)
     known = {*np.flatnonzero(np.isin(kinds, (_KINDS.NORMAL, _KINDS.BYTE)))}
     rows = tokenizer_of(model, is_raw=True).encode_batch([*learned])
     starts = [related] * len(new_tags)

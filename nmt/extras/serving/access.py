@@ -62,7 +62,7 @@ def read_keys(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         fix = "Use a UTF-8 text file."
         raise ConfigError(f"{path} cannot be read: {error}.", fix=fix) from error
-    keys: dict[str, str] = {}
+    keys = {}
     fix = f"Write NAME KEY, with a key of at least {_FEWEST_CHARACTERS} characters. "
     fix += "To create a key: openssl rand -hex 24"
     for number, line in enumerate(lines, 1):

@@ -169,7 +169,7 @@ class Batcher:
         """Wait for texts and take a batch from the queue. Returns an empty list after `close`."""
         with self._changed:
             self._num_free += 1
-            batch: list[_Sentence] = []
+            batch = list[_Sentence]()
             while not (batch or self._is_closed):
                 if not self._queue:
                     self._changed.wait()
@@ -201,7 +201,7 @@ class Batcher:
         alike.sort(key=lambda unit: abs(unit.tokens - first.tokens))
         share = -(-sum(unit.tokens for unit in alike) // self._num_free)
         most = min(self._batch_tokens, max(_FEWEST_TOKENS, share))
-        batch: list[_Sentence] = []
+        batch = list[_Sentence]()
         longest = 0
         for unit in alike:
             longest = max(longest, unit.tokens)

@@ -208,9 +208,9 @@ def join_results(
     num_words = sum(len(sentence.split()) for sentence in split.sentences)
     place = 0  # in the source
     translation = ""
-    sentences: list[Answer] = []
-    source_words: list[Answer] = []
-    target_words: list[Answer] = []
+    sentences = []
+    source_words = list[Answer]()
+    target_words = list[Answer]()
     links: list[tuple[int, int]] = []
     attention: list[tuple[float, ...]] = []  # target words times source words
     for source_gap, gap, result in zip(split.gaps, gaps, results, strict=False):
@@ -314,8 +314,8 @@ def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float]:
     >>> word_probabilities(tokens, 1)
     [0.1353]
     """
-    probabilities: list[float] = []
-    segment: list[TokenScore] = []
+    probabilities = []
+    segment = []
     for token in tokens:
         if token.piece != _END:
             segment.append(token)

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from nmt.extras.serving import bodies
 from nmt.extras.serving.access import Gate
-from nmt.extras.serving.bodies import Answer, RefusedError
+from nmt.extras.serving.bodies import RefusedError
 from nmt.extras.serving.service import Served, Service
 from nmt.text.languages import name_of
 
@@ -35,7 +35,7 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
     client = _admit(request, service, body)
     choice = bodies.Choice(source=body.source, target=body.target)
     route, about = await service.choose(choice, body.texts)
-    translated: list[str] = []
+    translated = []
     alternatives: list[list[str]] = []
     if body.format == "html":
         for text in body.texts:
@@ -72,7 +72,7 @@ async def detected(body: bodies.DetectBody, service: Served, request: Request) -
     """Detect the language among the source languages, as LibreTranslate does."""
     _admit(request, service, body)
     codes = sorted({pair.source for pair in service.pairs})
-    answers: list[list[Answer]] = []
+    answers = []
     for text in body.texts:
         ranked = await asyncio.to_thread(service.detect, text, codes)
         answers.append([{"language": code, "confidence": sure} for code, sure in ranked])

@@ -132,7 +132,7 @@ class ServedModel:
         card = None
         if (self.folder / CARD).is_file():
             card = (self.folder / CARD).read_text("utf-8", "replace")[:_MOST_CARD]
-        described: dict[str, Answer] = {}
+        described = {}
         for code in chain.from_iterable(self.directions):
             described[code] = {"name": name_of(code), "rtl": is_right_to_left(code)}
         return {
@@ -160,7 +160,7 @@ class ServedModel:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Route:
     """The model and the languages of a request."""
 
@@ -170,7 +170,7 @@ class Route:
     languages: tuple[str | None, str | None]  # See `ServedModel.to_choose`.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TranslationTask:
     """A model with its options and outputs. Texts with the same task can share a batch."""
 

@@ -193,7 +193,7 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or getattr(address_of(host), "is_loopback", False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CheckedModels:
     """The report of a dry start (``check``): one description per model."""
 

@@ -29,7 +29,7 @@ from nmt.extras.serving.options import ServeOptions
 from nmt.inference.direction import LanguageOptions
 from nmt.inference.request import Request, Result
 from nmt.inference.segment import joiner_for
-from nmt.text.sentences import SplitText, split_text
+from nmt.text.sentences import split_text
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000
@@ -118,7 +118,7 @@ class Service:
         """
         source = choice.source
         target = choice.target
-        detected: list[tuple[str, float]] = []
+        detected = []
         if source == "auto":
             sources = {pair.source for pair in matching_pairs((None, target), self.pairs)}
             sample = " ".join(texts)[:_DETECTED_CHARACTERS]
@@ -184,8 +184,8 @@ class Service:
     ) -> AsyncGenerator[Answer]:
         joiner = joiner_for(route.target)
         with_attention = "attention" in body.want
-        items: list[tuple[bodies.Text, SplitText]] = []
-        requests: list[Request] = []
+        items = []
+        requests = []
         for item in body.items:
             split = split_text(item.text, route.source, into_sentences=body.split)
             items.append((item, split))
