@@ -58,9 +58,10 @@ class Column:
     def __setitem__(self, rows: slice, values: npt.NDArray[Any]) -> None:
         """Write the values of a range of rows."""
         start, _, _ = rows.indices(self._size)
+        content = values.astype(self._dtype).tobytes()
         with self._path.open("r+b") as file:
             file.seek(start * self._dtype.itemsize)
-            file.write(values.astype(self._dtype).tobytes())
+            file.write(content)
 
     def raise_to(self, rows: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
         """Set rows to ``values`` where ``values`` are larger. Pass rows in rising order."""
@@ -70,8 +71,8 @@ class Column:
             if low < high:
                 window = self[start:stop]
                 places = rows[low:high] - start
-                higher = np.maximum(window[places], values[low:high])
-                window[places] = higher
+                largest = np.maximum(window[places], values[low:high])
+                window[places] = largest
                 self[start:] = window
 
 
@@ -103,8 +104,8 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
             try:
                 values.append(float(content))
             except ValueError as error:
-                shown = content.decode("utf-8", "replace")[:40]
-                problem = f"{path}, line {number:,}: {shown!r} is not a number."
+                shown = content.decode("utf-8", "replace")
+                problem = f"{path}, line {number:,}: {shown[:40]!r} is not a number."
                 fix = "Write one number per line, higher for better pairs, or nan for no score."
                 raise DataError(problem, fix=fix) from error
     has_more = len(values) > num_lines
@@ -131,7 +132,8 @@ def write_scores(
                 numbers = lines[corpus]
             for start in range(0, len(values), _WRITTEN_AT_ONCE):
                 part = slice(start, start + _WRITTEN_AT_ONCE)
-                rows = zip(numbers[part], values[part].tolist(), strict=True)
+                in_part = values[part].tolist()
+                rows = zip(numbers[part], in_part, strict=True)
                 texts = [f"{corpus}\t{line}\t{value:.4f}\n" for line, value in rows]
                 file.write("".join(texts).encode())
 
@@ -182,7 +184,8 @@ def dual_score(forward: float, backward: float) -> float:
     (1.0, True)
     """
     mean = (forward + backward) / 2
-    return math.exp(-(abs(forward - backward) + mean))
+    difference = abs(forward - backward)
+    return math.exp(-(difference + mean))
 
 
 def _entropy(pair: Any) -> float:
