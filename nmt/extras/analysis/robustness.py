@@ -221,7 +221,8 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
     pairs = []
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
-        if len(cells) not in (3, 4) or not all(cells[:3]):
+        has_texts = all(cells[:3])
+        if len(cells) not in (3, 4) or not has_texts:
             problem = f"expected 3 or 4 non-empty columns, found {len(cells)}"
             columns = "source, right translation, wrong translation and optionally a category"
             fix = f"Write {columns}, separated by tabs."

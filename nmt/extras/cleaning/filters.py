@@ -223,9 +223,10 @@ def copy_of_source(config: FilterConfig, *_: str) -> Filter:
 def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
     left = _WORD.findall(source.lower())
     right = _WORD.findall(target.lower())
-    has_letters = any(map(str.isalpha, "".join(left)))
-    if has_letters and left == right:
-        return PairProblem("copy_of_source", 1.0, max_share)
+    if left == right:
+        has_letters = any(map(str.isalpha, "".join(left)))
+        if has_letters:
+            return PairProblem("copy_of_source", 1.0, max_share)
     if len(right) < _MIN_COPIED_WORDS:
         return None
     words = set(left)
