@@ -141,7 +141,8 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
                     label += f", confidence {result.confidence:.0f}"
                 if result.alarms:
                     label += f", suspicious: {', '.join(result.alarms)}"
-            differences = word_differences(system.lines[row], reference[row])
+            line = system.lines[row]
+            differences = word_differences(line, reference[row])
             parts.append((label, differences))
         return {"line": row + 1, "parts": parts, "gloss": glosses}
 

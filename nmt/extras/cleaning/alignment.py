@@ -193,8 +193,9 @@ def _sample(
     for low, high in spans.values():
         rows = np.arange(low, high, step)
         targets = rows + offsets[rows]
-        is_inside = (targets >= low) & (targets < high)
-        is_sampled = is_inside & to_learn[rows]
+        is_sampled = to_learn[rows]
+        is_sampled &= targets >= low
+        is_sampled &= targets < high
         is_sampled &= ~_is_held_out(rows)
         sampled = rows[is_sampled], targets[is_sampled]
         pairs.append(np.stack(sampled))

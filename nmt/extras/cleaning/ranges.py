@@ -194,7 +194,8 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
         path: Chosen column (target offset) of each source line. (L,).
         start: Number of lines of the corpus before the first line of the path.
     """
-    changes = np.flatnonzero(np.diff(path)) + 1
+    is_change = np.diff(path) != 0
+    changes = np.flatnonzero(is_change) + 1
     cuts = [0, *changes.tolist(), len(path)]
     stretches = []
     for first, last in pairwise(cuts):
@@ -248,7 +249,8 @@ def first_offsets(lines: Lines, low: int, high: int) -> Rows:
     source_lengths = lines.source_lengths[low:high]
     target_lengths = lines.target_lengths[low:high]
     offsets, agreement = likely_offsets(source_lengths, target_lengths)
-    is_unknown = (offsets == 0) & (agreement < _LEAST_AGREEMENT)
+    is_unknown = agreement < _LEAST_AGREEMENT
+    is_unknown &= offsets == 0
     if not is_unknown.any():
         return offsets
     offset = alike_offset(lines, low, high)
@@ -365,7 +367,8 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
         sums[place] = total / size**2
     best = int(sums.argmax())
     others = np.delete(sums, best)
-    least = others.mean() + _LIKE_GAIN * others.std()
+    spread = others.std()
+    least = others.mean() + _LIKE_GAIN * spread
     if sums[best] <= least:
         return 0
     return int(offsets[best])
@@ -376,7 +379,8 @@ def _likeness(flat: FlatIds) -> Floats:
     _, places, counts = np.unique(flat.ids, return_inverse=True, return_counts=True)
     num = len(flat.lengths)
     most = max(num // 20, 3)
-    is_rare = (counts > 1) & (counts < most)
+    is_rare = counts > 1
+    is_rare &= counts < most
     column = np.cumsum(is_rare) - 1
     is_used = is_rare[places]
     rows = flat.sentences[is_used]

@@ -164,8 +164,10 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
 
     def score(pairs: Sequence[tuple[str, str]]) -> list[float]:
         swapped = [(target, source) for source, target in pairs]
-        forward_entropies = map(_entropy, forward.score(pairs))
-        backward_entropies = map(_entropy, backward.score(swapped))
+        forward_scores = forward.score(pairs)
+        backward_scores = backward.score(swapped)
+        forward_entropies = map(_entropy, forward_scores)
+        backward_entropies = map(_entropy, backward_scores)
         return list(map(dual_score, forward_entropies, backward_entropies))
 
     return score
@@ -192,4 +194,5 @@ def _entropy(pair: Any) -> float:
     """Return nats per token; NaN for an empty pair, or a pair that is too long for the model."""
     if not pair.tokens:
         return math.nan
-    return -pair.log_prob / len(pair.tokens)
+    num_tokens = len(pair.tokens)
+    return -pair.log_prob / num_tokens
