@@ -140,7 +140,9 @@ class RunConfig(Section):
             sources += targets
         own = list(self.tokenizer.user_defined_symbols)
         tags = [corpus.symbol for corpus in self.data.training if corpus.symbol]
-        return tuple(dict.fromkeys(sources + (own or tags))), tuple(dict.fromkeys(targets + own))
+        sources += own or tags
+        targets += own
+        return tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(targets))
 
     @field_validator("name")
     @classmethod
@@ -155,7 +157,8 @@ class RunConfig(Section):
         """Add the values of the recipe, and folders named after the experiment."""
         if not isinstance(values, dict):
             return values
-        filled = filled_in(values, RECIPES.get(str(values.get("recipe")), {}))
+        recipe = str(values.get("recipe"))
+        filled = filled_in(values, RECIPES.get(recipe, {}))
         name = values.get("name")
         if isinstance(name, str):
             filled.setdefault("prepared_dir", f"prepared/{name}")
@@ -213,8 +216,9 @@ class RunConfig(Section):
                 yield f"{where}: source_language and target_language are both {source}"
         if self.training.init_from is not None:
             return  # its model may know more languages than the training corpora
-        sides = ("source", "target") if self.language_tags == "both" else ("target",)
-        for side in sides:
+        for side in ("source", "target"):
+            if side == "source" and self.language_tags != "both":
+                continue
             codes = dict.fromkeys(getattr(direction, side) for direction in self.directions)
             for where, corpus in self.data.held_out.items():
                 code = getattr(self.direction(corpus), side)

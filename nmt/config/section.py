@@ -129,7 +129,9 @@ def _bound(value: Any, plain: Any, by: frozenset[Bound], *, is_bound: bool) -> A
         values = {}
         for name, field in type(value).model_fields.items():
             mark = mark_of(field)
-            inner_is_bound = is_bound if mark is None else bool(mark.by & by)
+            inner_is_bound = is_bound
+            if mark is not None:
+                inner_is_bound = not mark.by.isdisjoint(by)
             inner = _bound(getattr(value, name), plain[name], by, is_bound=inner_is_bound)
             if inner is not _FREE:
                 values[name] = inner
@@ -138,5 +140,7 @@ def _bound(value: Any, plain: Any, by: frozenset[Bound], *, is_bound: bool) -> A
         items = []
         for item, plain_item in zip(value, plain, strict=True):
             items.append(_bound(item, plain_item, by, is_bound=is_bound))
-        return items if items.count(_FREE) < len(items) else _FREE
+        if items.count(_FREE) == len(items):
+            return _FREE
+        return items
     return plain if is_bound else _FREE

@@ -15,7 +15,6 @@ of NLLB-200 are named in ``tokenizer.json``, ``tokenizer_config.json``, ``added_
 from __future__ import annotations
 
 import re
-import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,6 +44,7 @@ from nmt.extras.exchange.imported import (
     weight_files,
     weights_of,
 )
+from nmt.installation import read_toml
 
 _Json = Mapping[str, Any]
 # Settings of a search that have the same name and meaning in Hugging Face.
@@ -59,7 +59,7 @@ _SENTENCEPIECE = "sentencepiece.bpe.model"
 _FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
 _TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")
 # Value of ``language_codes`` -> the languages of M2M-100 in the order of their ids.
-_LANGUAGES = tomllib.loads(Path(__file__).with_name("m2m.toml").read_text(encoding="utf-8"))
+_LANGUAGES = read_toml(__file__, "m2m.toml")
 # A language token of M2M-100, such as __de__, or of NLLB-200, such as deu_Latn.
 _LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
 
