@@ -40,10 +40,12 @@ class ConfigError(NmtError):
     @classmethod
     def unknown(cls, kind: str, name: str, names: Iterable[str], *, near: bool = True) -> Self:
         """Return the error for an unknown name; the fix has all names, first a similar one."""
-        known = list(names)
-        fix = f"Use one of {', '.join(known)}." if known else "No names are defined."
+        names = list(names)
+        fix = "No names are defined."
+        if names:
+            fix = f"Use one of {', '.join(names)}."
         if near:
-            fix = f"{did_you_mean(name.lower(), known)} {fix}".lstrip()
+            fix = f"{did_you_mean(name.lower(), names)} {fix}".lstrip()
         return cls(f"{name} is not a known {kind}.", fix=fix)
 
     @classmethod
@@ -65,7 +67,8 @@ class ConfigError(NmtError):
     def joined(cls, errors: Sequence[NmtError]) -> ConfigError:
         """Combine several errors into one."""
         *others, last = errors
-        return cls("\n".join([*map(str, others), last.problem]), fix=last.fix)
+        problems = [*map(str, others), last.problem]
+        return cls("\n".join(problems), fix=last.fix)
 
 
 class DataError(NmtError):
@@ -129,7 +132,9 @@ def nearest_word(word: str, words: Iterable[str]) -> str | None:
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return `` Did you mean X?`` for the most similar word, or an empty text."""
     near = nearest_word(word, words)
-    return f" Did you mean {near}?" if near else ""
+    if near is None:
+        return ""
+    return f" Did you mean {near}?"
 
 
 def shell_command(command: str, *arguments: object, **options: object) -> str:

@@ -7,16 +7,24 @@ A wheel contains the repository's folder ``configs`` as ``nmt/configs``; a clone
 from __future__ import annotations
 
 import logging
+import tomllib
 from pathlib import Path
+from typing import Any
 
 DISTRIBUTION = "nmt-toolkit"  # On the package index, ``nmt`` is another project.
 SHIPPED = Path("configs")  # What users type for the folder of shipped configurations.
 _PACKAGE = Path(__file__).resolve().parent
-_IS_CLONE = not (_PACKAGE / SHIPPED).is_dir() and (_PACKAGE.parent / "pyproject.toml").is_file()
+_IS_WHEEL = (_PACKAGE / SHIPPED).is_dir()
+_IS_CLONE = not _IS_WHEEL and (_PACKAGE.parent / "pyproject.toml").is_file()
 CLONE = _PACKAGE.parent if _IS_CLONE else None
 CONFIGS = (CLONE or _PACKAGE) / SHIPPED
 
 logger = logging.getLogger(__name__)
+
+
+def read_toml(module: str, name: str) -> dict[str, Any]:
+    """Return the content of a TOML file beside a module, whose ``__file__`` is ``module``."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
 
 
 def shipped_file(path: Path) -> Path:

@@ -51,7 +51,8 @@ class Packed:
     def rows(self) -> list[list[int]]:
         """Return the token ids of each sentence."""
         ids = self.ids.tolist()
-        return [ids[first:last] for first, last in pairwise(self.cu_seqlens.tolist())]
+        ends = self.cu_seqlens.tolist()
+        return [ids[first:last] for first, last in pairwise(ends)]
 
     def __len__(self) -> int:
         """Number of sentences B."""

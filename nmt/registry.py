@@ -6,21 +6,18 @@ only in this way. If the folder of an extra is missing, only the names of this e
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nmt.errors import ConfigError
+from nmt.installation import read_toml
 
 T = TypeVar("T")
 _EXTRAS = "nmt.extras."
 # Kind -> name -> ``module:attribute``.
-_BUILT_IN: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+_BUILT_IN: dict[str, dict[str, str]] = read_toml(__file__, "registry.toml")
 _BY_KIND: dict[str, Registry[Any]] = {}
 
 

@@ -96,7 +96,8 @@ class _Commands(TyperGroup):
             path = _path(ctx) + name
             text = PARENTS.get(path) or COMMANDS[path].text
             title = next((title for title, group in GROUPS.items() if path in group), "Commands")
-            rows.setdefault(title, []).append((name.ljust(width), text.splitlines()[0]))
+            summary = text.splitlines()[0]
+            rows.setdefault(title, []).append((name.ljust(width), summary))
         for title, commands in rows.items():
             with formatter.section(title):
                 formatter.write_dl(commands)
@@ -142,7 +143,8 @@ class _Commands(TyperGroup):
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
             # The interpreter flushes again at exit, which must not fail.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt:
             if is_first():
@@ -202,7 +204,9 @@ class _Command(TyperCommand):
             name = parameter_name(option)
             if name in given or given.intersection(option.opts):
                 continue
-            missing.append(name if _is_argument(option) else f"{name} {option.metavar}")
+            if not _is_argument(option):
+                name += f" {option.metavar}"
+            missing.append(name)
         command = " ".join(filter(None, [path, join_words(args), *missing]))
         fix = f"Type: {command} ({parameter.help.rstrip('.')}; {path} --help)"
         table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0]) if len(args) == 1 else None

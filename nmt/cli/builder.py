@@ -94,8 +94,10 @@ def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:
     configure_logging(quiet=values.pop("quiet"), verbosity=values.pop("verbose"))
     given: dict[str, Any] = {}
     for name, value in values.items():
+        if isinstance(value, list):
+            value = tuple(value)
         if value is not None:  # None keeps the default of the field
-            given[name] = tuple(value) if isinstance(value, list) else value
+            given[name] = value
     result = load_attribute(entry.function)(options(**given))
     if result is None:
         return
@@ -215,7 +217,9 @@ def _names(field: Field) -> list[str]:
     name = field.spelling
     if field.kind is bool and field.default is not False:
         name += f"/--no-{name.removeprefix('--')}"
-    return [name, f"-{field.flag.short}"] if field.flag.short else [name]
+    if not field.flag.short:
+        return [name]
+    return [name, f"-{field.flag.short}"]
 
 
 def _split(separator: str, read: Callable[[str], Any], text: str) -> tuple[Any, ...]:

@@ -38,11 +38,12 @@ class _Handler(logging.Handler):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        source = "nmt" if record.name.split(".")[0] == "nmt" else record.name
         text = spelled(super().format(record), self.spellings)
         if record.levelno != logging.INFO:
             text = f"{record.levelname.lower()}: {text}"
-        return f"{source}: {text}"
+        if record.name.split(".")[0] == "nmt":
+            return f"nmt: {text}"
+        return f"{record.name}: {text}"
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -85,10 +86,11 @@ def configure_logging(*, quiet: bool = False, verbosity: int = 0) -> None:
         _ROOT.setLevel(logging.DEBUG)
     else:  # without a handler at the root, libraries log as usual
         _NMT.addHandler(_HANDLER)
+    _NMT.setLevel(logging.INFO)
+    if quiet:
+        _NMT.setLevel(logging.WARNING)
     if verbosity:
         _NMT.setLevel(logging.DEBUG)
-    else:
-        _NMT.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 def remove_logging() -> None:

@@ -6,10 +6,10 @@ modules contain field names in place of flags.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from nmt.installation import read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Entry:
     examples: str
 
 
-_COMMANDS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
-_NAMES = tomllib.loads(Path(__file__).with_name("table.toml").read_text(encoding="utf-8"))
+_COMMANDS = read_toml(__file__, "commands.toml")
+_NAMES = read_toml(__file__, "table.toml")
 # Words after ``nmt`` -> the command.
 COMMANDS = {name: Entry(**values) for name, values in _COMMANDS.items()}
 # Headings of ``nmt --help`` -> their commands.

@@ -88,9 +88,9 @@ def tag_symbol(tag: str, symbols: Iterable[str]) -> str | None:
     >>> tag_symbol("de", ["<2de>", "<2en>"]), tag_symbol("<bt>", ["<bt>"]), tag_symbol("fr", [])
     ('<2de>', '<bt>', None)
     """
-    known = set(symbols)
+    defined = set(symbols)
     for symbol in (tag, f"<2{tag}>", f"<{tag}>", f">>{tag}<<"):
-        if symbol in known:
+        if symbol in defined:
             return symbol
     return None
 
@@ -273,11 +273,13 @@ _Sets = Annotated[Many[CorpusConfig], _OneOrMany()]
 
 
 def _by_key(key: str, corpora: tuple[CorpusConfig, ...]) -> dict[str, CorpusConfig]:
-    return {f"{key}.{name}": corpus for name, corpus in enumerate(corpora)}
+    return {f"{key}.{number}": corpus for number, corpus in enumerate(corpora)}
 
 
 def _sets_by_key(key: str, sets: tuple[CorpusConfig, ...]) -> dict[str, CorpusConfig]:
-    return {key: sets[0]} if len(sets) == 1 else _by_key(key, sets)
+    if len(sets) == 1:
+        return {key: sets[0]}
+    return _by_key(key, sets)
 
 
 class ReplayConfig(Section):
@@ -326,12 +328,16 @@ class DataConfig(Section):
     @property
     def training(self) -> tuple[CorpusConfig, ...]:
         """All training corpora, in the order of the token store: ``train``, then replay."""
-        return self.train + self.replay.train if self.replay else self.train
+        if self.replay is None:
+            return self.train
+        return self.train + self.replay.train
 
     @property
     def validation(self) -> tuple[CorpusConfig, ...]:
         """All validation sets, in the order of the token store: ``valid``, then replay."""
-        return self.valid + self.replay.valid if self.replay else self.valid
+        if self.replay is None:
+            return self.valid
+        return self.valid + self.replay.valid
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
@@ -382,7 +388,8 @@ class DataConfig(Section):
                     known = ", ".join(names) or "no corpus has a name"
                     near = did_you_mean(name, names)
                     yield f"{where}.mix: no training corpus is named {name} (names: {known}).{near}"
-            if len(until) > 1 or not (until or number == len(self.stages) - 1):
+            is_last = number == len(self.stages) - 1
+            if len(until) > 1 or not (until or is_last):
                 yield f"{where}.until: set exactly one of steps, or a corpus of the mix"
             for what in until:
                 if what in (*stage.mix, _STEPS):
@@ -637,7 +644,9 @@ class TokenizerConfig(_WithModels):  # type: ignore[misc]
     def models(self) -> tuple[Path, Path] | None:
         """Files of the existing models of both sides; None to learn new ones."""
         given = getattr(self, _FROM)
-        return None if given is None else _both_sides(given)
+        if given is None:
+            return None
+        return _both_sides(given)
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:

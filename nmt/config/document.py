@@ -111,8 +111,10 @@ def _unreadable(path: Path, reason: str) -> tuple[str, str]:
         near.update(shipped_configs())
     others = sorted(map(str, near - {path}))
     shown = others if path.parent == SHIPPED else others[:3]
-    such_as = f", such as {', '.join(shown)}" if shown else ""
-    fix = f"Pass a configuration file{such_as}, or write one: nmt init SOURCE TARGET"
+    wanted = "a configuration file"
+    if shown:
+        wanted += f", such as {', '.join(shown)}"
+    fix = f"Pass {wanted}, or write one: nmt init SOURCE TARGET"
     return f"{path}: {reason}.{did_you_mean(str(path), others)}", fix
 
 
@@ -134,7 +136,9 @@ def parse_document(text: str, *, name: str, folder: Path | None = None) -> YamlD
         root = _Loader(text).get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{name}:{mark.line + 1}" if mark else name
+        where = name
+        if mark:
+            where += f":{mark.line + 1}"
         problem = f"invalid YAML: {' '.join(filter(None, (error.context, error.problem)))}"
         fix = "Check colons, indentation and quotes; configs/ has examples."
         if "\\t" in problem:
@@ -169,7 +173,9 @@ class YamlDocument:
         self._flags: dict[KeyPath, str] = {}
         self.lines: dict[KeyPath, int] = {}  # Line of each value, from 1.
         # Nested dicts with string keys, lists, strings, numbers, booleans and None.
-        self.values: Any = {} if root is None else self._read(root, ())
+        self.values: Any = {}
+        if root is not None:
+            self.values = self._read(root, ())
 
     def lift(self, *sections: str) -> None:
         """Move the line numbers of keys inside of these sections to the top level.
@@ -241,7 +247,9 @@ class YamlDocument:
         for start in starts:
             if start in self._flags:
                 return Place(True, line, f"`set` {self._flags[start]}")
-        where = f"{self._name}:{line}" if near else self._name
+        where = self._name
+        if near:
+            where += f":{line}"
         # Overrides of its keys can break the rule of a section.
         inside = [text for key, text in self._flags.items() if key[: len(path)] == path]
         if inside:

@@ -96,9 +96,10 @@ def _has_changed(key: str, given: Values, recorded: Values) -> bool:
 def _is_replaced(key: str, given: Values, recorded: Values) -> bool:
     """Whether the user has set a new value of an alternative to a key."""
     for group in _ALTERNATIVES:
-        others = group if key in group else ()
-        for other in others:
-            if given.get(other) is not None and given[other] != recorded.get(other):
+        if key not in group:
+            continue
+        for other in group:
+            if given.get(other) is not None and _has_changed(other, given, recorded):
                 return True
     return False
 
@@ -128,8 +129,9 @@ def _filled(given: Any, recorded: Any) -> Any:
         if isinstance(given, str) and "action" in recorded:  # the short form of a filter
             return {**recorded, "action": given}
         if isinstance(given, Mapping):
-            is_other_corpus = any(_is_elsewhere(key, given, recorded) for key in PLACES)
-            return given if is_other_corpus else with_recorded(given, recorded)
+            if any(_is_elsewhere(key, given, recorded) for key in PLACES):
+                return given  # another corpus
+            return with_recorded(given, recorded)
     if isinstance(given, list) and isinstance(recorded, list) and len(given) == len(recorded):
         return list(map(_filled, given, recorded))
     return given

@@ -49,7 +49,7 @@ def without_none(kind: Any) -> Any:
     """Return the type of a field without None."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
-    kinds = [each for each in get_args(kind) if each is not NoneType]
+    kinds = [part for part in get_args(kind) if part is not NoneType]
     return kinds[0] if len(kinds) == 1 else kind
 
 
@@ -62,14 +62,18 @@ class Options:
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
-        for each in fields(self):
-            kind, value = without_none(kinds[each.name]), getattr(self, each.name)
+        for field in fields(self):
+            kind = without_none(kinds[field.name])
+            value = getattr(self, field.name)
             is_path = Path in (kind, *get_args(kind))
             if get_origin(kind) is tuple and isinstance(value, str | Path | Sequence):
-                values = [value] if isinstance(value, str | Path) else value
-                object.__setattr__(self, each.name, tuple(map(Path, values) if is_path else values))
+                if isinstance(value, str | Path):
+                    value = [value]
+                if is_path:
+                    value = map(Path, value)
+                object.__setattr__(self, field.name, tuple(value))
             elif is_path and isinstance(value, str):
-                object.__setattr__(self, each.name, Path(value))
+                object.__setattr__(self, field.name, Path(value))
 
 
 def meanings_of(docstring: str | None) -> dict[str, str]:
@@ -106,10 +110,9 @@ def changed(options: Any, *names: str) -> list[str]:
         options: Options of a command.
         names: Fields to compare. Default: all fields with a default.
     """
-    return [
-        option_name(field.name)
-        for field in fields(options)
-        if (not names or field.name in names)
-        and field.default is not MISSING
-        and getattr(options, field.name) != field.default
-    ]
+    changed_names = []
+    for field in fields(options):
+        is_compared = field.default is not MISSING and (not names or field.name in names)
+        if is_compared and getattr(options, field.name) != field.default:
+            changed_names.append(option_name(field.name))
+    return changed_names

@@ -239,9 +239,11 @@ def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
     try:
         yield key, CorpusConfig.model_validate(value)
     except ValidationError:
-        inside = enumerate(value) if isinstance(value, list) else ()
-        for name, inner in value.items() if isinstance(value, dict) else inside:
-            yield from _corpora(f"{key}.{name}", inner)
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                yield from _corpora(f"{key}.{name}", inner)
 
 
 def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:

@@ -144,7 +144,9 @@ class ModelConfig(Section):
     @property
     def position_limit(self) -> int | None:
         """Longest sentence that learned positions support; None for other position schemes."""
-        return self.max_positions - self.first_position if self.positions == "learned" else None
+        if self.positions != "learned":
+            return None
+        return self.max_positions - self.first_position
 
     def has_bias(self, place: BiasPlace) -> bool:
         """Whether layers of this kind have a bias."""
@@ -244,7 +246,9 @@ class DecodingConfig(Section):
     @property
     def num_hypotheses(self) -> int:
         """Number of hypotheses per sentence in the search."""
-        return self.n_best if self.sampling or self.return_alternatives else self.beam_size
+        if self.sampling or self.return_alternatives:
+            return self.n_best
+        return self.beam_size
 
     def plain(self, beam_size: int) -> Self:
         """Return the same limits and penalties for plain beam search with one result."""

@@ -41,7 +41,9 @@ def full_dtype_name(name: object) -> object:
     >>> full_dtype_name("bf16")
     'bfloat16'
     """
-    return _SHORT_DTYPES.get(name, name) if isinstance(name, str) else name
+    if not isinstance(name, str):
+        return name
+    return _SHORT_DTYPES.get(name, name)
 
 
 def full_device_name(name: object) -> object:
@@ -50,7 +52,9 @@ def full_device_name(name: object) -> object:
     >>> full_device_name("gpu"), full_device_name("gpu:1"), full_device_name("cpu")
     ('cuda', 'cuda:1', 'cpu')
     """
-    return re.sub("^gpu(?=:|$)", "cuda", name) if isinstance(name, str) else name
+    if not isinstance(name, str):
+        return name
+    return re.sub("^gpu(?=:|$)", "cuda", name)
 
 
 def split_command(command: object) -> object:
@@ -59,7 +63,9 @@ def split_command(command: object) -> object:
     >>> split_command("score --name 'a b' {hypothesis}")
     ['score', '--name', 'a b', '{hypothesis}']
     """
-    return shlex.split(command) if isinstance(command, str) else command
+    if not isinstance(command, str):
+        return command
+    return shlex.split(command)
 
 
 _Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -178,7 +184,8 @@ class ValidationConfig(Section):
         if self.command and not any("{hypothesis}" in word for word in self.command):
             yield "command must contain {hypothesis}, which is replaced by the file to score"
         # A word with spaces may be a script, in which braces have a different meaning.
-        names = re.findall(r"\{(\w+)\}", "\n".join(x for x in self.command if " " not in x))
+        words = "\n".join(word for word in self.command if " " not in word)
+        names = re.findall(r"\{(\w+)\}", words)
         for name in sorted({*names} - {"source", "hypothesis", "reference"}):
             yield f"command contains {{{name}}}: use {{source}}, {{hypothesis}} or {{reference}}"
         if self.metric == "command" and not self.command:

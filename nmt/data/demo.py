@@ -9,16 +9,15 @@ together, so every pair is a correct translation.
 from __future__ import annotations
 
 import random
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice, tee
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.config.language_codes import primary_code
 from nmt.errors import ConfigError
+from nmt.installation import read_toml
 
 
 class Pair(NamedTuple):
@@ -48,9 +47,7 @@ class Determiner(NamedTuple):
     forms: Mapping[str, Sequence[str]]
 
 
-_WORDS: dict[str, Any] = tomllib.loads(
-    Path(__file__).with_name("demo.toml").read_text(encoding="utf-8")
-)
+_WORDS: dict[str, Any] = read_toml(__file__, "demo.toml")
 
 
 def _pairs(key: str) -> list[Pair]:
@@ -76,10 +73,11 @@ def number(value: int) -> Pair:
     if value < len(_NUMBERS):
         return _NUMBERS[value]
     tens = _TENS[value // 10 - 2]
-    if value % 10 == 0:
+    ones = value % 10
+    if ones == 0:
         return tens
-    english, german = _NUMBERS[value % 10]
-    if value % 10 == 1:
+    english, german = _NUMBERS[ones]
+    if ones == 1:
         german = "ein"
     return Pair(f"{tens.english}-{english}", f"{german}und{tens.german}")
 

@@ -100,8 +100,9 @@ class _Step:
         table: Tensor | None,
         state: DecoderState,
     ) -> None:
-        layers, _, _, groups, _, width = state.self_kv.shape
-        new_zeros = state.self_kv.new_zeros
+        self_kv = state.self_kv
+        layers, _, _, groups, _, width = self_kv.shape
+        new_zeros = self_kv.new_zeros
         # A graph does not keep its input tensors alive. Each must be an attribute, or torch reuses
         # its memory.
         self.inputs = StepInputs(
@@ -112,7 +113,7 @@ class _Step:
             cross_kv=new_zeros(layers, 2, sizes.sentences, groups, sizes.source, width),
             self_kv=new_zeros(layers, 2, sizes.rows, groups, sizes.target, width),
         )
-        self._positions = torch.arange(sizes.target, device=state.self_kv.device)
+        self._positions = torch.arange(sizes.target, device=self_kv.device)
 
         def step() -> Tensor:
             filled = new_zeros(1, 1, 1, sizes.target)

@@ -69,7 +69,8 @@ def translated(
     if translator.engine.on_gpu:  # tokenize the next chunk while the GPU searches
         prepared = ahead(common, prepare, lambda: processes.share(is_ready()))
     for chunk, segmented in prepared:
-        yield chunk, list(chain(*processes.gather(translator.finish(segmented))))
+        results = translator.finish(segmented)
+        yield chunk, list(chain(*processes.gather(results)))
 
 
 def shared(processes: Processes, chunks: Iterator[T]) -> Iterator[T]:

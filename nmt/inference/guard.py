@@ -100,19 +100,19 @@ class Guard:
     # Runs the second search; None reports alarms without a second search.
     search_again: SearchAgain | None
 
-    def check_outputs(self, segments: Sequence[Segment], found: HypothesisLists) -> list[Output]:
+    def check_outputs(self, segments: Sequence[Segment], results: HypothesisLists) -> list[Output]:
         """Return one output for each segment.
 
         Args:
             segments: Parts of lines.
-            found: Hypotheses of each segment, best first.
+            results: Hypotheses of each segment, best first.
 
         Raises:
             CheckpointError: A segment without constraints has no output, because the weights are
                 NaN.
         """
         outputs = []
-        for segment, hypotheses in zip(segments, found, strict=True):
+        for segment, hypotheses in zip(segments, results, strict=True):
             if not hypotheses and segment.constraints == NONE:
                 raise damaged_weights()
             outputs.append(Output(hypotheses, self._alarms_of(segment, hypotheses)))
@@ -170,19 +170,19 @@ class Guard:
 
 
 def fallback_search(
-    found: Iterable[Alarm], decoding: DecodingConfig, limits: GuardLimits
+    names: Iterable[Alarm], decoding: DecodingConfig, limits: GuardLimits
 ) -> dict[str, Any]:
-    """Return the changes of ``decoding`` that prevent the faults behind the alarms ``found``.
+    """Return the changes of ``decoding`` that prevent the faults behind the alarms ``names``.
 
     A change never loosens an option that the user has set. Only options with the same meaning in
     all engines are changed.
 
     Args:
-        found: Alarms of the first output.
+        names: Alarms of the first output.
         decoding: Options of the first search.
         limits: Limits of the alarms.
     """
-    names = set(found)
+    names = set(names)
     changes: dict[str, Any] = {}
     if names & {"loop", "repetition", "compression"}:
         size = _LOOP_NGRAM_SIZE if "loop" in names else _NGRAM

@@ -59,7 +59,9 @@ def expected_utilities(texts: Sequence[str], utility: Utility) -> dict[str, floa
     if not texts:
         return {}
     counts = Counter(texts)
-    values = utility(list(counts)) @ np.array(list(counts.values())) / len(texts)
+    weights = np.array(list(counts.values()))
+    utilities = utility(list(counts))
+    values = utilities @ weights / len(texts)
     return dict(zip(counts, values.tolist(), strict=True))
 
 

@@ -82,8 +82,9 @@ class Scorer:
         self._loaded = loaded
         longest = int(loaded.max_length * decoding.max_length_factor) + decoding.max_length_offset
         self._longest_target = max(longest, loaded.max_length)
-        if loaded.engine.max_positions is not None:
-            self._longest_target = min(self._longest_target, loaded.engine.max_positions - 1)
+        limit = loaded.engine.max_positions
+        if limit is not None:
+            self._longest_target = min(self._longest_target, limit - 1)
 
     @classmethod
     def load(cls, folder: Path | str, **options: Any) -> Scorer:

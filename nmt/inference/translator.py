@@ -268,14 +268,14 @@ class Translator:
         """Translate lines that `segment` returned."""
         options = self.options
         report = _line_counter(lines, options.progress)
-        found = self._search(lines.segments, options.decoding, report)
+        hypotheses = self._search(lines.segments, options.decoding, report)
         guard = Guard(
             self.tokenizers,
             options.decoding,
             limits=options.limits if options.guard else None,
             search_again=self._search_again if options.retry else None,
         )
-        outputs = guard.check_outputs(lines.segments, found)
+        outputs = guard.check_outputs(lines.segments, hypotheses)
         report(())
         if options.outputs:
             self._add_details(lines.segments, outputs)
@@ -300,18 +300,18 @@ class Translator:
             if any(each != NONE for each in constraints):
                 task = replace(task, constraints=constraints)
             tasks.append(task)
-        found: NBestLists = [[] for _ in segments]
+        n_best: NBestLists = [[] for _ in segments]
         # Close on interruption: workers must not use a model whose training continues.
         with closing(self.engine.search_all(tasks, engine_decoding)) as results:
             for rows, hypotheses_of_rows in zip(batches, results, strict=True):
                 for row, hypotheses in zip(rows, hypotheses_of_rows, strict=True):
-                    found[row] = hypotheses
+                    n_best[row] = hypotheses
                 on_batch([segments[row] for row in rows])
         if mbr is not None:
-            for row, candidates in enumerate(found):
+            for row, candidates in enumerate(n_best):
                 source = self.tokenizers.source.decode(segments[row].ids)
-                found[row] = mbr.choose(candidates, self._text, decoding.n_best, source)
-        return found
+                n_best[row] = mbr.choose(candidates, self._text, decoding.n_best, source)
+        return n_best
 
     def _search_again(self, segments: Sequence[Segment], changes: Mapping[str, Any]) -> NBestLists:
         decoding = self.options.decoding.model_copy(update=dict(changes))
@@ -322,11 +322,11 @@ class Translator:
         """Add the requested optional outputs for the best hypothesis of each segment."""
         wanted = self.options.outputs
         source, target = self.tokenizers
-        found = [row for row, output in enumerate(outputs) if output.hypotheses]
-        lengths = [len(segments[row].ids) for row in found]
+        with_output = [row for row, output in enumerate(outputs) if output.hypotheses]
+        lengths = [len(segments[row].ids) for row in with_output]
         decoding = self.options.engine_decoding
         for batch in self.engine.batches(lengths, decoding, target.vocab_size):
-            rows = [found[index] for index in batch]
+            rows = [with_output[index] for index in batch]
             sources = [segments[row].read_ids for row in rows]
             best = {row: outputs[row].hypotheses[0].ids for row in rows}
             targets = [segments[row].start_ids + best[row] for row in rows]
@@ -370,14 +370,18 @@ class Translator:
 
     def _result(self, source: str, parts: Sequence[Output], joiner: str) -> Result:
         best = [part.hypotheses[0] for part in parts]
-        candidates = parts[0].hypotheses if len(parts) == 1 else best
+        candidates = best
+        if len(parts) == 1:
+            candidates = list(parts[0].hypotheses)
         alternatives = [Alternative(self._text(x.ids), x.score, x.log_prob) for x in candidates]
         if len(parts) > 1:  # segments are independent: join the best hypothesis of each
             text = joiner.join(each.text for each in alternatives)
             score = sum(each.score for each in alternatives) / len(parts)
             log_prob = sum(each.log_prob for each in alternatives)
             alternatives = [Alternative(text, score, log_prob)]
-        first = alternatives[0] if parts else Alternative("", 0.0, 0.0)
+        first = Alternative("", 0.0, 0.0)  # of a blank line
+        if parts:
+            first = alternatives[0]
         alarms = _each_once(part.alarms for part in parts)
         if parts and len(source) > LONGEST_LINE:
             alarms = ("truncated", *alarms)

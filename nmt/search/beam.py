@@ -52,7 +52,7 @@ class Candidates(NamedTuple):
         infinity.
         """
         ends = self.tokens == EOS_ID
-        if not bool(ends.any()):
+        if not ends.any():
             return Candidates(*(column[:, :beam_size] for column in self))
         order = ends.int().argsort(dim=1, stable=True)
         order = order[:, :beam_size]
@@ -191,7 +191,9 @@ class DiverseSelector(BeamSelector):
         groups = []
         for group in range(self._num_groups):
             # At the first step all groups continue the same empty hypothesis.
-            first = group * size if beams.history.shape[1] > 1 else 0
+            first = group * size
+            if beams.history.shape[1] == 1:
+                first = 0
             of_group = slice(first, first + size)
             # A full group continues with empty beams, so that all groups keep the same width.
             totals = beams.totals[:, of_group]
@@ -209,7 +211,7 @@ class DiverseSelector(BeamSelector):
             groups.append(active._replace(parents=active.parents + first))
             is_used = active.log_probs.isfinite().to(num_chosen)
             num_chosen.scatter_add_(1, active.tokens.to(log_probs.device), is_used)
-        parents, tokens, totals = (torch.cat(parts, 1) for parts in zip(*groups, strict=True))
+        parents, tokens, totals = map(torch.hstack, zip(*groups, strict=True))
         of_groups = totals.unflatten(1, (self._num_groups, -1))
         active_groups = self._finished.active(pools, of_groups.amax(-1))
         return Selection(tokens, totals, parents, active_groups.any(1))

@@ -89,7 +89,8 @@ class IndependentSelector(Selector):
     def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor) -> Selection:
         width = self._numbers.shape[1]
         is_copied = log_probs.shape[1] < width
-        best, ids = self.pick(log_probs.expand(-1, width, -1), beams)
+        log_probs = log_probs.expand(-1, width, -1)
+        best, ids = self.pick(log_probs, beams)
         totals = beams.totals + best
         # No hypothesis ends in most steps. Lists detect this much faster than tensor operations.
         has_end = EOS_ID in ids.flatten().tolist()
@@ -104,7 +105,7 @@ class IndependentSelector(Selector):
             pools = first_pools + self._numbers[rows, slots]
             history = beams.history.expand(-1, width, -1)
             self._finished.add(pools, history[rows, slots], totals[rows, slots])
-        self._is_open = self._is_open & ~ends
+        self._is_open &= ~ends
         active = self._is_open.any(1)
         # Tensors are rectangular: sentences with fewer open hypotheses are filled up with ended
         # hypotheses at the end, which are not counted again.
@@ -211,7 +212,7 @@ def greedy_without_waiting(
         best, tokens = log_probs.max(dim=-1)  # (B, 1)
         # Ended sentences stay in the batch until the next check; their totals must not change.
         totals = totals.where(is_done, totals + best)
-        is_done = is_done | (tokens == EOS_ID)
+        is_done |= tokens == EOS_ID
         is_done |= ~(best > -torch.inf)  # not `best == -inf`: NaN also ends a sentence
         new.append(tokens)
         if len(new) < _STEPS_BETWEEN_LOOKS and length < max(longest):
@@ -219,7 +220,7 @@ def greedy_without_waiting(
         history = torch.cat((history, *new), dim=1)
         new = []
         ended = is_done.squeeze(1).cpu()
-        if not bool(ended.any()):
+        if not ended.any():
             continue
         columns = [x.cpu()[ended].tolist() for x in (sentences, history, totals)]
         for sentence, ids, (total,) in zip(*columns, strict=True):
@@ -231,11 +232,11 @@ def greedy_without_waiting(
         sentences = sentences[active]
         limits = limits[:, active]
         active = active.to(device)
-        limits_on_device = limits_on_device.index_select(1, active)
-        tokens = tokens.index_select(0, active)
-        history = history.index_select(0, active)
-        totals = totals.index_select(0, active)
-        is_done = is_done.index_select(0, active)
+        limits_on_device = limits_on_device[:, active]
+        tokens = tokens[active]
+        history = history[active]
+        totals = totals[active]
+        is_done = is_done[active]
         if len(sentences):
             state = stepper.select(state, active, torch.zeros_like(tokens))
     return results
@@ -352,8 +353,9 @@ def draw(
     if config.top_p < 1:
         probs = nucleus(probs, config.top_p)
     if config.epsilon_cutoff:
-        least = probs.amax(-1, keepdim=True).clamp(max=config.epsilon_cutoff)
-        probs = probs * (probs >= least)
+        largest_prob = probs.amax(-1, keepdim=True)
+        least = largest_prob.clamp(max=config.epsilon_cutoff)
+        probs *= probs >= least
     # The "exponential race": of clocks with rates p, each rings first with probability p. There is
     # no sum over the vocabulary, so shortlists and other batches draw the same token.
     times = exponential(keys.unsqueeze(-1), vocabulary_ids)
@@ -376,7 +378,7 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
         best = probs.topk(count).values
         mass = best.cumsum(-1)
         is_enough = mass[..., -1] >= top_p
-        if count == vocab_size or bool(is_enough.all()):
+        if count == vocab_size or is_enough.all():
             break
         count = min(8 * count, vocab_size)
     num_before = (mass < top_p).sum(-1, keepdim=True)

@@ -87,13 +87,15 @@ def search(
     inputs = SearchInputs(source, options, constraints, rules.limits[1], stepper.tokens)
     selector = make_selector(inputs)
     while len(beams.sentences):
-        log_probs, state = stepper.step(state, beams.tokens.to(device))  # (B, K, V)
+        tokens = beams.tokens.to(device)
+        log_probs, state = stepper.step(state, tokens)  # (B, K, V)
         rules(log_probs, beams.sentences, beams.history)
         coverage = torch.zeros_like(beams.totals)
         if options.coverage_penalty:
-            lengths = source.lengths[beams.sentences.to(device)]
+            lengths = source.lengths[beams.sentences]
             attention = stepper.coverage(state)
-            coverage = coverage_penalty(attention, lengths, options.coverage_penalty).cpu()
+            coverage = coverage_penalty(attention, lengths, options.coverage_penalty)
+            coverage = coverage.cpu()
         selection = selector.select(beams, log_probs, coverage)
         beams, kept = beams.advance(selection)
         # None if no beam moved, as in most steps of greedy search: caches are not copied.

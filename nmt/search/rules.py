@@ -140,7 +140,7 @@ class Rules:
             shortest, longest = self.limits[:, sentences]
             early = shortest > length
             last = longest <= length
-        has_early = bool(early.any())
+        has_early = early.any()
         if has_early:
             delay_end(log_probs, early)
         if config.no_repeat_ngram_size:
@@ -152,7 +152,7 @@ class Rules:
             penalize_repetition(log_probs, history, config.repetition_penalty)
         if self._phrases is not None:
             forbid_phrases(log_probs, self._phrases[sentences], history)
-        if bool(last.any()):
+        if last.any():
             end_at_limit(log_probs, last)
         if self._end_loops:
             end_loops(log_probs, history)
@@ -220,7 +220,7 @@ def end_loops(log_probs: Tensor, history: Tensor) -> None:
     for period in range(1, min(_LONGEST_PERIOD, start) + 1):
         before = history[..., start - period :][..., :_LOOP]
         loops |= (tail == before).all(-1)
-    if bool(loops.any()):
+    if loops.any():
         end_at_limit(log_probs, loops)
 
 
@@ -253,9 +253,10 @@ def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> Non
         return
     ngrams = history.unfold(-1, size, 1)  # (B, K, t - size + 1, size)
     last_ids = history[..., length - size + 1 :].unsqueeze(-2)
-    matches = (ngrams[..., :-1] == last_ids).all(-1)
-    rows, beams, places = matches.nonzero(as_tuple=True)
-    log_probs[rows, beams, ngrams[rows, beams, places, -1]] = -torch.inf
+    matches = ngrams[..., :-1] == last_ids
+    rows, beams, places = matches.all(-1).nonzero(as_tuple=True)
+    tokens = ngrams[rows, beams, places, -1]
+    log_probs[rows, beams, tokens] = -torch.inf
 
 
 def _phrase_table(phrases: Sequence[Sequence[Ids]]) -> Tensor:
@@ -289,4 +290,5 @@ def forbid_phrases(log_probs: Tensor, phrases: Tensor, history: Tensor) -> None:
     last_ids = padded[..., history.shape[-1] :].unsqueeze(2)
     matches = (starts == last_ids) | (starts == _ANY)
     rows, beams, places = matches.all(-1).nonzero(as_tuple=True)
-    log_probs[rows, beams, phrases[rows, places, -1]] = -torch.inf
+    tokens = phrases[rows, places, -1]
+    log_probs[rows, beams, tokens] = -torch.inf

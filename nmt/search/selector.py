@@ -344,13 +344,16 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     (tensor([3., 3.]), tensor([1, 3]))
     """
     width = values.shape[-1]
-    best, index = (x.cpu() for x in _top(values, min(count + 1, width)))
+    best, index = _top(values, min(count + 1, width))
+    best = best.cpu()
+    index = index.cpu()
     is_tied = best[..., 1:] == best[..., :-1]
-    if not bool(is_tied.any()):
+    if not is_tied.any():
         return best[..., :count], index[..., :count]
     # Order equal values by their index.
     index, order = index.sort()
-    best, order = best.gather(-1, order).sort(stable=True, descending=True)
+    best = best.gather(-1, order)
+    best, order = best.sort(stable=True, descending=True)
     index = index.gather(-1, order)
     last = best[..., count - 1 : count]  # (..., 1)
     following = best[..., count:]  # (..., 1); (..., 0) if the row has no more values
@@ -359,7 +362,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     # Rows in which a value equal to the last one was left out: its index may be lower.
     is_cut = (last == following) & (last > -math.inf)
     is_cut = is_cut.any(-1)
-    if bool(is_cut.any()):
+    if is_cut.any():
         last = last[is_cut]  # (N, 1)
         rows = values[is_cut]  # (N, V)
         positions = torch.arange(width, dtype=rows.dtype, device=rows.device)
@@ -367,7 +370,8 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         lowest = positions.topk(count, largest=False).values.long()
         num_larger = (best[is_cut] > last).sum(-1, keepdim=True)
         rank = torch.arange(count) - num_larger  # among the equal values; negative: larger
-        lowest = lowest.cpu().gather(-1, rank.clamp(min=0))
+        lowest = lowest.cpu()
+        lowest = lowest.gather(-1, rank.clamp(min=0))
         index[is_cut] = index[is_cut].where(rank < 0, lowest)
     return best, index
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import regex
 
 from nmt.config.language_codes import standard_language
+from nmt.installation import read_toml
 
 _MOST_CODES = 1024  # Codes in a cache.
 _OTHER_SCRIPT = "Grek"  # Its only country, Greece, is not the country of another language.
-_SCRIPTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SCRIPTS = read_toml(__file__, "languages.toml")
 _PARTS: Mapping[str, Sequence[str]] = _SCRIPTS["parts"]
 # Scripts that are written without spaces between words.
 UNSPACED = frozenset(_SCRIPTS["unspaced"])
@@ -43,7 +42,9 @@ def script_of(code: str) -> str | None:
     likely = language.maximize()
     in_other_script = language.update_dict({"script": _OTHER_SCRIPT}).maximize()
     is_guess = likely.territory != in_other_script.territory
-    return None if is_guess or likely.script in _SCRIPTS["historic"] else likely.script
+    if is_guess or likely.script in _SCRIPTS["historic"]:
+        return None
+    return likely.script
 
 
 def name_of(code: str) -> str:

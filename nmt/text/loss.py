@@ -63,7 +63,10 @@ def _difference(line: str, text: str) -> str:
         place += 1
     start = max(place - _CONTEXT, 0)
     end = place + _CONTEXT
+    difference = f"'{line[start:end]}' becomes '{text[start:end]}'"
     lost = line[place : place + 1]
-    code = f" (U+{ord(lost):04X})" if lost else ""
-    known = ", which SentencePiece reads as a space" if lost == SPACE else ""
-    return f"'{line[start:end]}' becomes '{text[start:end]}'{code}{known}"
+    if lost:
+        difference += f" (U+{ord(lost):04X})"
+    if lost == SPACE:
+        difference += ", which SentencePiece reads as a space"
+    return difference

@@ -78,7 +78,8 @@ def title_case(text: str, _: Random) -> str:
     >>> title_case("it's a dog", Random(0))
     "It's A Dog"
     """
-    return " ".join(word[:1].upper() + word[1:] for word in text.split(" "))
+    words = text.split(" ")
+    return " ".join(word[:1].upper() + word[1:] for word in words)
 
 
 def without_punctuation(text: str, _: Random) -> str:

@@ -7,7 +7,6 @@ plain text, because it segments text itself. The tools and the ways out are in p
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +15,7 @@ from pathlib import Path
 from nmt.config.language_codes import primary_code
 from nmt.errors import DataError, join_words
 from nmt.files.lines import STANDARD_INPUT
+from nmt.installation import read_toml
 from nmt.text.languages import writes_spaces
 
 NUM_LINES = 3000  # First lines of a text, which are searched for signs.
@@ -23,7 +23,7 @@ NUM_LINES = 3000  # First lines of a text, which are searched for signs.
 _SIGNS_PER_LITERAL = 10
 _EXAMPLE_WIDTH = 80
 _WITH_ESCAPES = (".csv", ".json", ".jsonl")  # Formats with escapes of their own.
-_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_DATA = read_toml(__file__, "preprocessing.toml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +82,19 @@ def check_plain(lines: Iterable[str], name: str) -> None:
     Raises:
         DataError: A tool has changed the text.
     """
-    found = find_preprocessing(lines)
-    if found is not None:
-        kind, description = found
+    preprocessing = find_preprocessing(lines)
+    if preprocessing is not None:
+        kind, description = preprocessing
         raise DataError(f"{name} {description}", fix=_way_out(kind, name))
 
 
 def tokenized_text(lines: Iterable[str], language: str) -> str | None:
     """Return a warning if a text in a language looks tokenized, else None."""
     kinds = [TOKENIZED] if writes_spaces(language) else [SPACED, TOKENIZED]
-    found = find_preprocessing(lines, kinds)
-    if found is None:
+    preprocessing = find_preprocessing(lines, kinds)
+    if preprocessing is None:
         return None
-    kind, description = found
+    kind, description = preprocessing
     command = kind.command.replace("LANGUAGE", primary_code(language))
     text = f"the text in {language} {description}\n  "
     text += "A model of tokenized text also writes tokenized text, and its BLEU is comparable only "

@@ -21,7 +21,9 @@ from nmt.errors import ConfigError, TokenizerError, VocabularySizeError, did_you
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID, without_surrogates
 from nmt.text.cleaning import clean_source
 
-JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
+JOINT = "joint.model"
+SOURCE = "source.model"
+TARGET = "target.model"
 _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
 TAGS_SHOWN = 8
@@ -171,7 +173,9 @@ class Tokenizer:
             "".join(lines).encode()
         except UnicodeEncodeError:  # rare; checking every line would be slow
             lines = list(map(without_surrogates, lines))
-        return list(map(clean_source, lines)) if self.cleans else list(lines)
+        if self.cleans:
+            lines = list(map(clean_source, lines))
+        return list(lines)
 
     def normalize(self, lines: Sequence[str]) -> list[str]:
         """Return each line as it is before segmentation, with spaces as U+2581."""
@@ -256,7 +260,9 @@ class Tokenizer:
 
     def language_of(self, line: str) -> str | None:
         """Return the tag of a target language that ``line`` begins with, known or not."""
-        match = _OPUS_TAG.match(line) if self.languages else None
+        if not self.languages:
+            return None
+        match = _OPUS_TAG.match(line)
         return match[0] if match else None
 
     def tag_id(self, tag: str) -> int:

@@ -55,8 +55,11 @@ class AdaptedLinear(nn.Linear):
         super().__init__(base.in_features, base.out_features, bias=False, device="meta")
         self.weight = base.weight
         self.bias = base.bias
-        self.lora_a = nn.ParameterList(torch.empty(config.rank, base.in_features) for _ in rows)
-        self.lora_b = nn.ParameterList(torch.zeros(count, config.rank) for count in rows)
+        self.lora_a = nn.ParameterList()
+        self.lora_b = nn.ParameterList()
+        for count in rows:
+            self.lora_a.append(torch.empty(config.rank, base.in_features))
+            self.lora_b.append(torch.zeros(count, config.rank))
         for matrix in self.lora_a:
             nn.init.kaiming_uniform_(matrix, a=5**0.5)  # as in the code of the authors
         self._scale = config.alpha / config.rank
@@ -124,7 +127,8 @@ def merge(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: 
             start = 0
             for index in range(int(number)):
                 start += len(adapters[f"{layer}.{_B}.{index}"])
-            rows = weights[f"{layer}.weight"][start : start + len(value)]
+            end = start + len(value)
+            rows = weights[f"{layer}.weight"][start:end]
             rows.addmm_(value, adapters[f"{layer}.{_A}.{number}"], alpha=scale)
         elif f".{_A}." not in name:
             weights[name].copy_(value)
@@ -169,7 +173,8 @@ def find_base(start: Path, run_dir: Path, sha256: str) -> ModelFiles:
     Raises:
         CheckpointError: The base model is missing, or its weights have changed.
     """
-    places = [start] + [parent / start for parent in run_dir.resolve().parents]
+    places = [start]
+    places += [parent / start for parent in run_dir.resolve().parents]
     present = [place for place in dict.fromkeys(places) if place.is_dir()]
     for place in present:
         names = ["best"]

@@ -28,8 +28,10 @@ def layers_from(old: int, new: int) -> list[int | None]:
     ([0, 2, 5], [0, 1, None])
     """
     if new >= old:
-        return [*range(old), *[None] * (new - old)]
-    return [round(number * (old - 1) / max(new - 1, 1)) for number in range(new)]
+        new_layers = [None] * (new - old)
+        return [*range(old), *new_layers]
+    last = max(new - 1, 1)
+    return [round(number * (old - 1) / last) for number in range(new)]
 
 
 def equal_rows(old: Tokenizer, new: Tokenizer) -> tuple[list[int], list[int]]:
@@ -38,8 +40,9 @@ def equal_rows(old: Tokenizer, new: Tokenizer) -> tuple[list[int], list[int]]:
     Special tokens have the same ids in all vocabularies, whatever they are called.
     """
     old_ids = {old.piece(index): index for index in range(NUM_SPECIAL, old.vocab_size)}
-    ours = list(range(NUM_SPECIAL))
-    theirs = list(range(NUM_SPECIAL))
+    special = range(NUM_SPECIAL)
+    ours = list(special)
+    theirs = list(special)
     for index in range(NUM_SPECIAL, new.vocab_size):
         old_index = old_ids.get(new.piece(index))
         if old_index is not None:
@@ -66,7 +69,7 @@ def initial_weights(
     differences = config.training.init_differences
     old = start.model.state_dict()
     sources = _sources(config, start)
-    rows = [equal_rows(*pair) for pair in zip(start.tokenizers, tokenizers, strict=True)]
+    rows = [*map(equal_rows, start.tokenizers, tokenizers)]
     weights: dict[str, Tensor] = {}
     origins: dict[str, str] = {}
     sizes = Counter[str]()
@@ -80,16 +83,21 @@ def initial_weights(
         if part in _ROWS and "vocabulary" in differences:
             ours, theirs = rows[_ROWS[part]]
             weights[name] = value.clone()
-            weights[name][ours] = old[name][theirs].to(value.device)
+            taken = old[name][theirs]
+            weights[name][ours] = taken.to(value.device)
             origins[part] = f"resized: {len(ours):,} of {len(value):,} rows taken, by subword"
         elif source is None:
             weights[name] = value
             origins[part] = "new"
         else:
             weights[name] = old[source + name.removeprefix(part)]
-            origins[part] = "taken" if source == part else f"taken from {source}"
-    lines = [f"{part:<20}{sizes[part]:>14,}  {origin}" for part, origin in origins.items()]
-    return weights, "\n  ".join([f"{'part':<20}{'parameters':>14}  origin", *lines])
+            origins[part] = "taken"
+            if source != part:
+                origins[part] += f" from {source}"
+    lines = [f"{'part':<20}{'parameters':>14}  origin"]
+    for part, origin in origins.items():
+        lines.append(f"{part:<20}{sizes[part]:>14,}  {origin}")
+    return weights, "\n  ".join(lines)
 
 
 def _sources(config: RunConfig, start: ModelBundle) -> dict[str, str | None]:
@@ -100,9 +108,10 @@ def _sources(config: RunConfig, start: ModelBundle) -> dict[str, str | None]:
         old_layers = getattr(start.config.model, f"{side}_layers")
         new_layers = getattr(config.model, f"{side}_layers")
         for number, index in enumerate(layers_from(old_layers, new_layers)):
-            sources[f"{side}.{number}"] = None
+            layer = f"{side}.{number}"
+            sources[layer] = None
             if index is not None and not is_new:
-                sources[f"{side}.{number}"] = f"{side}.{index}"
+                sources[layer] = f"{side}.{index}"
         if is_new:
             sources[f"{side}_norm"] = None
     return sources

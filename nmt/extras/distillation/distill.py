@@ -27,7 +27,7 @@ from nmt.commands.config import load_config
 from nmt.commands.options import AugmentOptions, given
 from nmt.commands.train import fit
 from nmt.config import loader
-from nmt.config.data import Direction
+from nmt.config.data import CorpusConfig, Direction
 from nmt.config.document import BESIDE, dump_document, read_document
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
@@ -90,7 +90,8 @@ class DistillReport:
         for row in self.rows:
             megabytes = f"{row.megabytes:,.1f}"
             speed = f"{row.sentences_per_second:,.0f}"
-            cells.append([row.name, megabytes, row.interval, speed, f"{row.milliseconds:,.1f}"])
+            milliseconds = f"{row.milliseconds:,.1f}"
+            cells.append([row.name, megabytes, row.interval, speed, milliseconds])
         command = shell_command("translate", self.model, input="FILE", output="FILE")
         sets = f"on {self.test}"
         if self.test.startswith("data.valid"):
@@ -116,8 +117,10 @@ def distill(options: DistillOptions) -> DistillReport:
     load_attribute(f"{_EXCHANGE}.ctranslate2:import_ctranslate2")()  # fails before the work begins
     files = [find_model(folder) for folder in options.teachers]
     chosen = LanguageOptions(options.from_, options.to)
-    direction = Languages.of(files[0].config).choose(files[0].tokenizers, chosen).direction
-    student = _student(options, files[0], direction)
+    teacher = files[0]
+    languages = Languages.of(teacher.config)
+    direction = languages.choose(teacher.tokenizers, chosen).direction
+    student = _student(options, teacher, direction)
     texts = [options.text]
     if options.references is not None:
         texts.append(options.references)
@@ -131,13 +134,17 @@ def distill(options: DistillOptions) -> DistillReport:
     }
     learning = {"student": student, "set": list(options.set_)}
     with write_errors(output, DataError, fix="Choose a writable folder on a disk with free space."):
-        # Until the teachers translate, all settings may change.
-        check_ours(output, teaching if (output / _CORPUS).exists() else {}, "distill")
+        fixed = {}
+        if (output / _CORPUS).exists():  # until the teachers translate, all settings may change
+            fixed = teaching
+        check_ours(output, fixed, "distill")
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
             report = output / _REPORT
             settings = output / SETTINGS
-            before = read_json(settings) if settings.is_file() else learning
+            before = learning
+            if settings.is_file():
+                before = read_json(settings)
             if any(before.get(name) != value for name, value in learning.items()):
                 # `fit` decides whether the same student can continue with these settings.
                 report.unlink(missing_ok=True)
@@ -194,7 +201,8 @@ def _steps(
         load_attribute(f"{_EXCHANGE}.export:export")(to_int8)
     # The first test set, or the validation set if there is none.
     sets = config.data.held_out
-    key = next((name for name in sets if name.startswith("data.test.")), next(iter(sets)))
+    first = next(iter(sets))
+    key = next((name for name in sets if name.startswith("data.test.")), first)
     corpus = read_corpus(sets[key], ReadOptions(*direction))
     pairs = [pair for pair in corpus if isinstance(pair, SentencePair)]
     ensemble = Translator.load(
@@ -205,7 +213,8 @@ def _steps(
         **given(options, "beam_size", "threads"),
     )
     size = sum(map(_num_bytes, files))
-    exported_size = (model / "model.bin").stat().st_size
+    exported = model / "model.bin"
+    exported_size = exported.stat().st_size
     rows = [
         _measure("teacher", ensemble, size, pairs),
         _measure("student", Translator.load(model, **threads), exported_size, pairs),
@@ -221,7 +230,9 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     """
     of_teacher = recorded_data(teacher.record, teacher.folder)
     # Imported models of older versions have placeholders for their corpora, and the step 0.
-    held_out = of_teacher.held_out if of_teacher and teacher.step else {}
+    held_out: Mapping[str, CorpusConfig] = {}
+    if of_teacher and teacher.step:
+        held_out = of_teacher.held_out
     valid = []
     test = {}
     for key, corpus in held_out.items():
@@ -267,8 +278,9 @@ def _can_start(teacher: InferenceConfig, overrides: Sequence[str]) -> bool:
     """Return whether the usual student starts with the weights of the teacher."""
     faults = load_attribute(f"{_EXCHANGE}.ctranslate2:not_expressed")(teacher.model)
     # The student then has the same width: wider ones are slow.
-    is_small = teacher.model.model_dim <= 512 and not teacher.language_tags
-    return is_small and not faults and not any(x.startswith(_OF_TEACHER) for x in overrides)
+    is_small = teacher.model.model_dim <= 512
+    contradicts = any(key.startswith(_OF_TEACHER) for key in overrides)
+    return is_small and not teacher.language_tags and not faults and not contradicts
 
 
 def _num_bytes(files: ModelFiles) -> int:
@@ -294,9 +306,11 @@ def _measure(
         begin = time.perf_counter()
         translator.translate([line])
         alone.append(time.perf_counter() - begin)
+    references = [pair.target for pair in test]
     language = MetricOptions(target_language=translator.direction.target)
-    scorer = MetricScorer("bleu", [[pair.target for pair in test]], language)
-    system = System(name, [result.text for result in results])
+    scorer = MetricScorer("bleu", [references], language)
+    texts = [result.text for result in results]
+    system = System(name, texts)
     ((scored,), _, _) = score_systems([system], [scorer], baseline=None, resampling=Resampling())
     (score,) = scored.scores
     return Row(
