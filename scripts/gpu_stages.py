@@ -53,7 +53,7 @@ from nmt.model.transformer import Transformer, build_model
 from nmt.text.flat import FlatIds
 from nmt.training.checkpoints import CheckpointWriter, Progress
 from nmt.training.losses import CrossEntropy, cross_entropy
-from nmt.training.optimizer import build_optimizer
+from nmt.training.optimizer import ModelOptimizer
 from nmt.training.update import Updater, read_together
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -247,7 +247,7 @@ def make_updater(
     """Return an updater of a new model, with the settings of `nmt train`."""
     torch.manual_seed(seed)
     model = build_model(config, vocab_size, vocab_size).to(device)
-    optimizer = build_optimizer(model, OptimizerConfig(), precision.weight_dtype)
+    optimizer = ModelOptimizer(model, OptimizerConfig(), precision.weight_dtype)
     loss = CrossEntropy(SMOOTHING)
     return Updater(model, optimizer, precision, loss, clip_norm=1.0)
 

@@ -42,7 +42,7 @@ from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training.checkpoints import Progress
 from nmt.training.events import Console, Event, JsonLines, Reporter, ReporterList, RunLog
 from nmt.training.losses import LOSSES, loss_name
-from nmt.training.optimizer import build_optimizer, freeze
+from nmt.training.optimizer import ModelOptimizer, freeze
 from nmt.training.processes import StopSignal
 from nmt.training.report import HtmlReport
 from nmt.training.timing import TrainingSetup, fit_batches
@@ -130,7 +130,7 @@ def _build_updater(
         adapter = load_attribute(_ADAPT)(model, config, recorded_adapter)
     model = model.to(device)
     model.recompute = training.activation_checkpointing
-    optimizer = build_optimizer(
+    optimizer = ModelOptimizer(
         model,
         training.optimizer,
         precision.weight_dtype,

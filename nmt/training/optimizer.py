@@ -362,38 +362,45 @@ def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tens
 
 
 class ModelOptimizer:
-    """Optimizer of one model, with an optional moving average (EMA) of the weights.
+    """The configured optimizer of one model, with an optional moving average (EMA) of the weights.
 
     Args:
-        parameters: Flat buffers of the model.
-        optimizer: Updates the flat buffers.
+        model: The model, already on its device.
+        config: The ``optimizer`` section.
+        dtype: Dtype of the model's parameters during training; see `FlatParameters`.
         ema_decay: Decay of the EMA; None disables it. After t updates, the decay is at most
             (1 + t) / (10 + t), so that the initial weights soon lose their influence. With an EMA,
             validation and checkpoints use the averaged weights.
+        frozen_dtype: See `FlatParameters`.
+
+    Raises:
+        ConfigError: No optimizer is registered as `kind`.
     """
 
     def __init__(
-        self, parameters: FlatParameters, optimizer: Optimizer, *, ema_decay: float | None = None
+        self,
+        model: Transformer,
+        config: OptimizerConfig,
+        dtype: torch.dtype,
+        *,
+        ema_decay: float | None = None,
+        frozen_dtype: torch.dtype | None = None,
     ) -> None:
-        self.parameters = parameters
-        self._optimizer = optimizer
+        self.parameters = FlatParameters(model, dtype, frozen_dtype)
+        self._optimizer = OPTIMIZERS[config.kind](self.parameters, config)
         self._ema_decay = ema_decay
-        self._ema = None if ema_decay is None else parameters.weights.clone()
+        self._ema = None if ema_decay is None else self.parameters.weights.clone()
 
     @torch.no_grad()
-    def step(
-        self, learning_rate: float, gradient_scale: Tensor | float, skipped: Tensor | None = None
-    ) -> None:
+    def step(self, learning_rate: float, gradient_scale: Tensor | float, skipped: Tensor) -> None:
         """Update the weights, then clear the gradient. Does not wait for the device.
 
         Args:
             learning_rate: Learning rate of this update.
             gradient_scale: Factor on the gradient.
-            skipped: 1 to change nothing, even if the gradient is not finite; 0 or None to update.
-                Scalar on the device, float32.
+            skipped: 1 to change nothing, even if the gradient is not finite; 0 to update. Scalar on
+                the device, float32.
         """
-        if skipped is None:
-            skipped = self.parameters.weights.new_zeros(())
         not_skipped = 1 - skipped
         # If the update is skipped, this leaves only zeros and NaN.
         self.parameters.gradient.mul_(gradient_scale * not_skipped)
@@ -480,28 +487,3 @@ class ModelOptimizer:
 
 def _kinds(state: Iterable[str]) -> list[str]:
     return sorted({key.split("/")[0] for key in state})
-
-
-def build_optimizer(
-    model: Transformer,
-    config: OptimizerConfig,
-    dtype: torch.dtype,
-    *,
-    ema_decay: float | None = None,
-    frozen_dtype: torch.dtype | None = None,
-) -> ModelOptimizer:
-    """Create the configured optimizer of a model.
-
-    Args:
-        model: The model, already on its device.
-        config: The ``optimizer`` section.
-        dtype: Dtype of the model's parameters during training; see `FlatParameters`.
-        ema_decay: Decay of the moving average; see `ModelOptimizer`.
-        frozen_dtype: See `FlatParameters`.
-
-    Raises:
-        ConfigError: No optimizer is registered as `kind`.
-    """
-    parameters = FlatParameters(model, dtype, frozen_dtype)
-    optimizer = OPTIMIZERS[config.kind](parameters, config)
-    return ModelOptimizer(parameters, optimizer, ema_decay=ema_decay)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.report.page import log_ticks, path_data, render, round_ticks, thin, tick_labels, visible
+from nmt.training.report import RunRecord
 from tests.examples import FEW
 
 
@@ -38,12 +39,12 @@ def test_characters_that_hide_or_reorder_text_are_shown_as_escapes(text: str, sh
 @given(text=st.text())
 @FEW
 def test_any_text_makes_a_well_formed_page_without_hidden_characters(text: str) -> None:
+    validation = {"step": 1, "epoch": 1, "seconds": 1, "bleu": 1.0, "chrf": 1.0, "perplexity": 1.0,
+                  "samples": [[text] * 3], "sample_chrf": [1.0]}  # fmt: skip
+    run = RunRecord(updates=[], validations=[validation], starts=[], tests=[])
     page = render(
-        "run.html.j2", title=text, config_text=text, pages=[text], charts=[], is_noisy=False,
-        reported=["bleu", "chrf"],
-        validations=[{"step": 1, "epoch": 1, "seconds": 1, "samples": [[text] * 3],
-                      "sample_chrf": [1.0]}],
-        updates=[], starts=[], tests=[], best={}, label_of=str, fixed=lambda *_: text,
+        "run.html.j2", title=text, run=run, config_text=text, pages=[text], charts=[],
+        is_noisy=False, label_of=str, fixed=lambda *_: text,
     )  # fmt: skip
     root = ElementTree.fromstring(page)
     hidden = [c for c in "".join(root.itertext()) if unicodedata.category(c) in ("Cf", "Cs")]

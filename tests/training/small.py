@@ -19,7 +19,7 @@ from nmt.packed import Packed
 from nmt.training.checkpoints import Progress
 from nmt.training.events import Event
 from nmt.training.losses import LOSSES, LossSum, loss_name
-from nmt.training.optimizer import FlatParameters, ModelOptimizer, build_optimizer
+from nmt.training.optimizer import FlatParameters, ModelOptimizer
 from nmt.training.update import Updater
 from nmt.training.validation import Scores
 
@@ -57,7 +57,7 @@ def updater_of(
     """Of a label smoothing of 0.1."""
     if not isinstance(optimizer, ModelOptimizer):
         config = optimizer or OptimizerConfig()
-        optimizer = build_optimizer(model, config, precision.weight_dtype)
+        optimizer = ModelOptimizer(model, config, precision.weight_dtype)
     training = TrainingConfig(max_steps=1, r_drop_weight=r_drop)
     objective = LOSSES[loss_name(training)](training)
     return Updater(model, optimizer, precision, objective, clip_norm=clip_norm)

@@ -12,13 +12,7 @@ from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.data.loader import Batch
 from nmt.model.transformer import Transformer
 from nmt.training.losses import LOSSES, LossSum, loss_name
-from nmt.training.optimizer import (
-    OPTIMIZERS,
-    ModelOptimizer,
-    OptimizerConstructor,
-    build_optimizer,
-    is_matrix,
-)
+from nmt.training.optimizer import OPTIMIZERS, ModelOptimizer, OptimizerConstructor, is_matrix
 from nmt.training.optimizers import from_torch
 from nmt.training.schedule import SCHEDULES, build_schedule
 from tests.training.small import batch_of, small_model, updater_of
@@ -74,7 +68,7 @@ TORCH: dict[str, tuple[OptimizerConstructor, Callable[[list[Any]], torch.optim.O
 def optimizer_of(kind: str, model: Transformer, **options: object) -> ModelOptimizer:
     OPTIMIZERS.register(kind, TORCH[kind][0])
     config = OptimizerConfig.model_validate({"kind": kind, "weight_decay": 0.1, **options})
-    return build_optimizer(model, config, torch.float32)
+    return ModelOptimizer(model, config, torch.float32)
 
 
 def set_gradients(model: Transformer, seed: int) -> None:
@@ -99,7 +93,7 @@ def test_an_optimizer_of_torch_makes_its_own_steps(kind: str) -> None:
     )
     for step in range(4):
         set_gradients(ours, step)
-        optimizer.step(0.1, 1.0)
+        optimizer.step(0.1, 1.0, torch.zeros(()))
         set_gradients(theirs, step)
         twin.step()
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import AdamW, FlatParameters, ModelOptimizer, build_optimizer, is_matrix
+from nmt.training.optimizer import AdamW, FlatParameters, ModelOptimizer, is_matrix
 from nmt.training.optimizers import orthogonalise
 from tests.training.small import small_model
 
@@ -35,7 +35,7 @@ def optimizer_of(
 ) -> ModelOptimizer:
     values = {"epsilon": EPSILON, "weight_decay": DECAY, **options}
     config = OptimizerConfig.model_validate(values)
-    return build_optimizer(model, config, dtype, ema_decay=ema_decay)
+    return ModelOptimizer(model, config, dtype, ema_decay=ema_decay)
 
 
 def flat_of(values: Tensor, matrix_size: int) -> FlatParameters:
@@ -60,7 +60,7 @@ def drive(model: Transformer, optimizer: ModelOptimizer, learning_rates: Sequenc
         flat.accumulate()
         for name, gradient in flat.views(flat.gradient):
             gradient.copy_(slope(model.get_parameter(name).detach()))
-        optimizer.step(learning_rate, 1.0)
+        optimizer.step(learning_rate, 1.0, NOT_SKIPPED)
 
 
 def weights_of(model: Transformer) -> dict[str, Tensor]:
@@ -234,7 +234,7 @@ def test_muon_has_the_dtype_of_the_training(dtype: torch.dtype, least: float, mo
     parameters = optimizer.parameters
     before, size = parameters.weights.clone(), parameters.matrix_size
     gradient = parameters.gradient.normal_(generator=torch.Generator().manual_seed(0)).clone()
-    optimizer.step(1.0, 1.0)
+    optimizer.step(1.0, 1.0, NOT_SKIPPED)
     steps = parameters.matrices((before - parameters.weights)[:size])
     for step, matrix in zip(steps, parameters.matrices(gradient[:size]), strict=True):
         exact = 0.2 * max(matrix.shape) ** 0.5 * by_svd(matrix, 3)

@@ -108,7 +108,7 @@ def test_training_ends_with_a_fix_if_the_model_is_too_large(
     def full(*_: Any, **_options: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("nmt.commands.train_setup.build_optimizer", full)
+    monkeypatch.setattr("nmt.commands.train_setup.ModelOptimizer", full)
     with pytest.raises(DeviceError, match="while building the model") as caught:
         run(values)
     assert "model.preset" in caught.value.fix

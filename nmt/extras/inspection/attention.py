@@ -213,8 +213,10 @@ def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
     sums = {kind: torch.zeros(()) for kind in KINDS}
     counts: Counter[Kind] = Counter()
     for source, target in pairs:
-        read = source_of(model, Packed.from_rows([[*source, EOS_ID]]))
-        written = Packed.from_rows([[BOS_ID, *target]])
+        read_ids = [*source, EOS_ID]
+        read = source_of(model, Packed.from_rows([read_ids]))
+        written_ids = [BOS_ID, *target]
+        written = Packed.from_rows([written_ids])
         recording = record(model, read, written)
         for kind in KINDS:
             weights = recording.weights(kind)

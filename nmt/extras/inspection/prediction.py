@@ -141,7 +141,8 @@ def trace_search(
         source_ids: Source ids without BOS and EOS.
         options: Options of greedy or beam search.
     """
-    source = Packed.from_rows([[*source_ids, EOS_ID]])
+    ids = (*source_ids, EOS_ID)
+    source = Packed.from_rows([ids])
     stepper = ObservingStepper(model, source, options)
     (hypotheses,) = search(stepper, source, options)
     penalty = length_penalty(options)
@@ -334,7 +335,8 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
     """
     words: list[int] = []
     while len(words) < most and EOS_ID not in words[-1:]:
-        read = Packed.from_rows([[BOS_ID, *words]])
+        read_ids = [BOS_ID, *words]
+        read = Packed.from_rows([read_ids])
         logits = model.logits(model(source, read))
         logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
         words = logits.argmax(-1).tolist()

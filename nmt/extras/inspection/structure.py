@@ -89,7 +89,8 @@ def parameters(inspected: Inspected) -> Iterator[Figure]:
     a part; multiply them by the number of copies. An embedding matrix that several parts share
     counts once.
     """
-    yield parameter_table(inspected.structure, "Parameters")
+    model = inspected.structure
+    yield parameter_table(model, "Parameters")
 
 
 def parameter_table(model: Transformer, title: str, more: str = "") -> Table:
@@ -217,11 +218,13 @@ def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Diagram:
     decoder = _stack(config, vocab_sizes[1], is_decoder=True)
     labels = [box.label for box in decoder.boxes]
     cross = labels.index("cross-attention")
-    arrows = [((0, len(encoder.boxes) - 1), (1, cross), "memory: keys and values")]
+    top = len(encoder.boxes) - 1
+    arrows = [((0, top), (1, cross), "memory: keys and values")]
     if config.shares_inputs:
         arrows.append(((0, 0), (1, 0), "shared weights"))
     if config.ties_output:
-        arrows.append(((1, 0), (1, len(labels) - 2), "shared weights"))
+        output = labels.index("output projection")
+        arrows.append(((1, 0), (1, output), "shared weights"))
     where = "after each addition"
     if config.norm_position == "pre":
         where = "before each sublayer and after the last"

@@ -25,7 +25,7 @@ from nmt.extras.exchange.export import export
 from nmt.extras.exchange.hub import push
 from nmt.extras.exchange.options import ExportOptions, PushOptions
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import build_optimizer, freeze
+from nmt.training.optimizer import ModelOptimizer, freeze
 from tests.examples import FEW
 from tests.extras.adaptation.conftest import train
 from tests.training.small import BF16, batch_of, small_model, updater_of
@@ -101,7 +101,7 @@ def test_an_adapted_model_starts_as_the_base_model_and_trains_adapters_only() ->
     freeze(model, ["encoder"])
     add_adapters(model, LoraConfig(rank=2))
     assert torch.equal(model(batch.source, batch.target), expected)
-    optimizer = build_optimizer(
+    optimizer = ModelOptimizer(
         model, OptimizerConfig(kind="muon"), torch.float32, frozen_dtype=torch.float32
     )
     updater = updater_of(model, optimizer)
@@ -118,9 +118,7 @@ def test_frozen_weights_are_held_once_in_16_bits_and_lent_in_32(precision: Preci
     """The second is like a GPU: under autocast, trained weights and vectors have 32 bits."""
     model, dtype = small_model(), precision.dtype
     add_adapters(model, LoraConfig(rank=2, layers=("attention",)))
-    optimizer = build_optimizer(
-        model, OptimizerConfig(), precision.weight_dtype, frozen_dtype=dtype
-    )
+    optimizer = ModelOptimizer(model, OptimizerConfig(), precision.weight_dtype, frozen_dtype=dtype)
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
     assert {p.dtype for p in trained} == {precision.weight_dtype}

@@ -31,7 +31,7 @@ from nmt.extras.planning.dry_run import (
 from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.atomic import run_lock
 from nmt.model.transformer import build_model, count_parameters
-from nmt.training.optimizer import build_optimizer, freeze
+from nmt.training.optimizer import ModelOptimizer, freeze
 from nmt.training.timing import TimePlan, TrainingSetup
 from nmt.training.update import Updater
 from tests.terminal import terminal
@@ -157,7 +157,7 @@ def test_bytes_for_each_parameter(changes: dict[str, Any], held: tuple[int, ...]
     freeze(model, given["frozen"])
     sizes = count_parameters(model)
     idle = sum(sizes[part] for part in given["frozen"])
-    optimizer = build_optimizer(
+    optimizer = ModelOptimizer(
         model, OptimizerConfig(kind=given["kind"]), given["dtype"], ema_decay=given["ema_decay"]
     )
     found = resident_bytes(optimizer, model)
