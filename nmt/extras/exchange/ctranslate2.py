@@ -109,12 +109,8 @@ def not_followed(options: DecodingConfig) -> list[str]:
 
 
 def _differing(section: str, values: ModelConfig | DecodingConfig, names: Set[str]) -> list[str]:
-    defaults = type(values).model_fields
-    return [
-        f"{section}.{name} {json.dumps(value)}"
-        for name, value in values.model_dump(include=set(names)).items()
-        if value != defaults[name].default
-    ]
+    changed = values.model_dump(include=set(names), exclude_defaults=True)
+    return [f"{section}.{name} {json.dumps(value)}" for name, value in changed.items()]
 
 
 def positions_needed(longest: int, config: InferenceConfig, decoding: DecodingConfig) -> int:
