@@ -137,7 +137,8 @@ def plain_beam(model: Transformer) -> Decoder:
             forbid(scores, length, shortest, longest)
             vocab_size = scores.shape[-1]
             continued = totals.unsqueeze(-1) + scores
-            best, flat = continued.flatten(1).topk(2 * beams, dim=-1)
+            continued = continued.flatten(1)
+            best, flat = continued.topk(2 * beams, dim=-1)
             parents = flat // vocab_size
             ids = flat % vocab_size
             is_end = ids == EOS_ID
@@ -148,7 +149,8 @@ def plain_beam(model: Transformer) -> Decoder:
                     output = tuple(prefix[row, parent, 1:].tolist())
                     hypothesis = Hypothesis(output, total, total / penalty(length))
                     pools[row].append(hypothesis)
-            totals, order = best.masked_fill(is_end, -torch.inf).topk(beams, dim=-1)
+            open_ended = best.masked_fill(is_end, -torch.inf)
+            totals, order = open_ended.topk(beams, dim=-1)
             parents = parents.gather(1, order)
             ids = ids.gather(1, order)
             indices = parents.unsqueeze(-1).expand(-1, -1, length)
@@ -157,11 +159,14 @@ def plain_beam(model: Transformer) -> Decoder:
             for row, pool in enumerate(pools):
                 live = float(totals[row, 0])
                 reachable = live / penalty(int(longest[row]))
-                top = max((hypothesis.score for hypothesis in pool), default=-torch.inf)
+                scores_of_pool = [hypothesis.score for hypothesis in pool]
+                top = max(scores_of_pool, default=-torch.inf)
                 is_best = live == -torch.inf or top >= reachable
                 if len(pool) >= beams or is_best:
                     done[row] = True
-        return [sorted(pool, key=lambda h: -h.score)[:1] for pool in pools]
+        for pool in pools:
+            pool.sort(key=lambda hypothesis: -hypothesis.score)
+        return [pool[:1] for pool in pools]
 
     return decode
 
@@ -246,7 +251,8 @@ def compare(
         loops["nmt, all"] = (ours, rows, by_length(rows))
     results = {name: Measured() for name in loops}
     first = few[:8]  # not counted, because the first search is slower
-    measure(Measured(), ours, first, config, [list(range(len(first)))])
+    batch = list(range(len(first)))
+    measure(Measured(), ours, first, config, [batch])
     for _ in range(options.rounds):
         for name, (decode, some, batches) in loops.items():
             measure(results[name], decode, some, config, batches)
@@ -263,7 +269,8 @@ def compare(
             f"| {search_name} | {name} | {len(some)} | {sentences:.1f} ({most_sentences:.1f}) "
             f"| {tokens:.0f} ({most_tokens:.0f}) | {ratio} |"
         )
-    pairs = zip(results["plain"].outputs, results["nmt"].outputs, strict=True)
+    plain_outputs = results["plain"].outputs
+    pairs = zip(plain_outputs, results["nmt"].outputs, strict=True)
     equal = sum(first == second for first, second in pairs)
     return [*table, f"{search_name}: {equal} of {len(few)} outputs are equal"]
 
@@ -284,7 +291,7 @@ def main() -> None:
         lines, *_ = read_text(options)
     else:
         lines = [source for source, _ in demo_pairs("test", "en", "de")]
-    lines = [line for line in lines[: options.sentences] if line.strip()]
+    lines = list(filter(str.strip, lines[: options.sentences]))
     model, rows, limits, name = load(options.model, lines)
     print(f"model: {name}\n{len(rows)} sentences")
     print(

@@ -84,7 +84,9 @@ def memory_mib(process: int) -> float:
 
 def cpu_seconds(process: int) -> float:
     """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    text = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
+    _, _, numbers = text.rpartition(")")
+    fields = numbers.split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
@@ -107,7 +109,8 @@ class Load:
         own = self.seconds - self.client_cpu / cores
         p50, p95 = percentiles(self.latencies)
         size = -(-len(self.memory) // 4)
-        quarters = [self.memory[i : i + size] for i in range(0, len(self.memory), size)]
+        starts = range(0, len(self.memory), size)
+        quarters = [self.memory[start : start + size] for start in starts]
         shown = ", ".join(f"{statistics.mean(quarter):.0f}" for quarter in quarters)
         print(
             f"{name}: {self.texts:,} texts in {self.seconds:.1f} s, "
@@ -196,7 +199,8 @@ def one_at_a_time(model: str, threads: str) -> None:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            length = int(self.headers["Content-Length"])
+            asked = json.loads(self.rfile.read(length))
             found = []
             for text in asked["texts"]:
                 with lock:

@@ -115,7 +115,8 @@ def plain_step(config: ModelConfig, vocab_size: int, batches: Iterator[Batch]) -
         batch = next(batches)
         source = batch.source.pad(batch.source.ids)
         target = batch.target.pad(batch.target.ids)
-        learn(model, optimizer, model(source, target), batch.target.pad(batch.gold))
+        logits = model(source, target)
+        learn(model, optimizer, logits, batch.target.pad(batch.gold))
         return batch.num_target_tokens
 
     return step
@@ -202,7 +203,8 @@ def rate(step: Step, count: int, clock: Callable[[], float]) -> float:
 def resident_mib() -> int:
     """Return the resident memory of this process in MiB; 0 if the system does not report it."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+        text = Path("/proc/self/statm").read_text(encoding="utf-8")
+        _, pages, *_ = map(int, text.split())
     except OSError:
         return 0
     return pages * resource.getpagesize() >> 20

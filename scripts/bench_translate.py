@@ -71,7 +71,7 @@ def finish(command: Sequence[str], text: str) -> Finished:
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command, stderr=notes)
         said.seek(0)
-        lines = said.read().decode().split("\n")[:-1]
+        *lines, _ = said.read().decode().split("\n")
     per_mib = 1 << 20 if sys.platform == "darwin" else 1 << 10  # macOS counts bytes, Linux KiB
     return Finished(seconds, usage.ru_maxrss / per_mib, lines)
 
@@ -109,7 +109,8 @@ def our_commands(model: Path) -> Commands:
 
     If the model has a shortlist, there are commands with and without it.
     """
-    has_bf16 = subprocess.run([sys.executable, "-c", HAS_BF16], check=False).returncode == 0
+    question = subprocess.run([sys.executable, "-c", HAS_BF16], check=False)
+    has_bf16 = question.returncode == 0
     commands: dict[str, Sequence[str]] = {}
     for dtype in get_args(Dtype):
         command = (str(NMT), "translate", str(model), "--dtype", dtype)
@@ -203,7 +204,8 @@ def whole_text(
         found: dict[str, list[Finished]] = {name: [] for name in commands}
         for _ in range(rounds):
             for name, command in commands.items():
-                found[name].append(finish([*command, "--threads", str(count)], text))
+                finished = finish([*command, "--threads", str(count)], text)
+                found[name].append(finished)
         medians = {}
         for name, runs in found.items():
             medians[name] = statistics.median(run.seconds for run in runs)

@@ -109,7 +109,8 @@ def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[C
         if kind not in package.get_supported_compute_types("cpu"):
             continue
         folder = place / f"ctranslate2-{kind}"
-        export(ExportOptions(model=model, output=folder, to="ctranslate2", quantization=kind))
+        options = ExportOptions(model=model, output=folder, to="ctranslate2", quantization=kind)
+        export(options)
         changes = {"CTranslate2": _as_is}
         if (folder / VOCABULARY_MAP).is_file():
             changes["CTranslate2 with the list"] = _with_shortlist
@@ -131,7 +132,8 @@ def _all_at_once(engine: Engine, threads: int) -> Run:
     def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
         torch.set_num_threads(threads)
         start = time.perf_counter()
-        found = list(engine.search_all([SearchTask(batch) for batch in batches], options))
+        tasks = [SearchTask(batch) for batch in batches]
+        found = list(engine.search_all(tasks, options))
         seconds = time.perf_counter() - start
         results = chain.from_iterable(found)
         return seconds, [hypotheses[0].ids for hypotheses in results]
@@ -161,7 +163,9 @@ def hugging_face_contenders(
         yield []
         return
     write_for_hugging_face(bundle.model, place / "hugging-face")
-    kinds = ["float32", "bf16"] if has_fast_bf16(torch.device("cpu")) else ["float32"]
+    kinds = ["float32"]
+    if has_fast_bf16(torch.device("cpu")):
+        kinds.append("bf16")
     with ExitStack() as stack:
         contenders = []
         for kind in kinds:

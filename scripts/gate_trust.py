@@ -76,7 +76,8 @@ def add_noise(model: Transformer, clean: dict[str, torch.Tensor], scale: float, 
     with torch.no_grad():
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
-            weight.copy_(clean[name] + scale * clean[name].std(correction=0) * drawn)
+            spread = clean[name].std(correction=0)
+            weight.copy_(clean[name] + scale * spread * drawn)
 
 
 def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
@@ -186,7 +187,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="number of trials")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    source, reference = (read_lines(x)[: given.limit] for x in (given.source, given.reference))
+    source = read_lines(given.source)[: given.limit]
+    reference = read_lines(given.reference)[: given.limit]
     gate = Gate(reference, given.language)
     for name in given.only or EXPERIMENTS:
         experiment, count = EXPERIMENTS[name]

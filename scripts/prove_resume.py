@@ -97,7 +97,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=60, help="length of the training")
     options, flags = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        whole, killed = Path(folder) / "whole", Path(folder) / "killed"
+        whole = Path(folder) / "whole"
+        killed = Path(folder) / "killed"
         subprocess.run(command(options, flags, whole), check=True)
         steps = range(1, options.updates - options.updates // 8)
         targets = sorted(random.sample(steps, options.kills))

@@ -85,8 +85,10 @@ class Run:
 
     def fill(self, template: str, **values: object) -> str:
         """Replace the names of settings, paths and sizes by their values."""
-        own = {name: getattr(self, name) for name in ("work", "folder", "seed", "save_every")}
-        return Template(template).substitute({**asdict(self.settings), **SIZE, **own, **values})
+        names = {**asdict(self.settings), **SIZE}
+        for name in ("work", "folder", "seed", "save_every"):
+            names[name] = getattr(self, name)
+        return Template(template).substitute(names | values)
 
     def write(self, text: str) -> str:
         """Write a configuration; return its path."""
@@ -130,7 +132,8 @@ def _train_nmt(run: Run) -> list[str]:
 
 
 def _translate_nmt(run: Run, _: Path) -> list[str]:
-    command = [run.python, "-m", "nmt", "translate", run.folder / "run", "-q"]
+    model = run.folder / "run"
+    command = [run.python, "-m", "nmt", "translate", model, "-q"]
     options = ["--threads", run.threads, "-b", SIZE["beam_size"]]
     return run.output_of(*command, *options, form="text")
 
@@ -145,7 +148,8 @@ def _train_hugging_face(run: Run) -> list[str]:
         "threads": run.threads,
         "until": time.time() + run.seconds,
     }
-    return [str(run.python), HUGGING_FACE, run.write(json.dumps(values))]
+    job = run.write(json.dumps(values))
+    return [str(run.python), HUGGING_FACE, job]
 
 
 def _translate_hugging_face(run: Run, _: Path) -> list[str]:
@@ -168,14 +172,15 @@ def _train_fairseq(run: Run) -> list[str]:
     if not (data / "train.de-en.en.idx").exists():  # binarize, which does not count
         dictionary = run.work / "dictionary.txt"
         pieces = read_lines(run.work / "vocabulary.txt")
-        dictionary.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+        write_lines(dictionary, [f"{piece} 1" for piece in pieces])
         options = run.fill(
             "-s de -t en --joined-dictionary --trainpref $work/pieces/train "
             "--validpref $work/pieces/val"
         )
         run.output_of(run.program("fairseq-preprocess"), *options.split(), "--srcdict", dictionary,
                       "--destdir", data)  # fmt: skip
-    return [run.program("fairseq-train"), str(data), *run.fill(FAIRSEQ).split()]
+    arguments = run.fill(FAIRSEQ).split()
+    return [run.program("fairseq-train"), str(data), *arguments]
 
 
 def _translate_fairseq(run: Run, checkpoint: Path) -> list[str]:
@@ -206,7 +211,8 @@ share_decoder_embeddings: true}"""
 
 
 def _train_opennmt(run: Run) -> list[str]:
-    return [run.program("onmt_train"), "-config", run.write(run.fill(OPENNMT))]
+    config = run.write(run.fill(OPENNMT))
+    return [run.program("onmt_train"), "-config", config]
 
 
 def _translate_opennmt(run: Run, checkpoint: Path) -> list[str]:
@@ -246,8 +252,9 @@ runpy.run_module("joeynmt", run_name="__main__")"""
 
 
 def _joey(run: Run, command: str, **values: object) -> list[str]:
-    pieces = ["<unk>", "<pad>", "<s>", "</s>", *read_lines(run.work / "vocabulary.txt")]
-    (run.work / "joey.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    pieces = ["<unk>", "<pad>", "<s>", "</s>"]
+    pieces += read_lines(run.work / "vocabulary.txt")
+    write_lines(run.work / "joey.txt", pieces)
     config = run.fill(JOEY, stack=run.fill(JOEY_STACK), **values)
     return [str(run.python), "-c", JOEY_PROGRAM, command, run.write(config)]
 
@@ -258,7 +265,8 @@ def _train_joey(run: Run) -> list[str]:
 
 
 def _translate_joey(run: Run, checkpoint: Path) -> list[str]:
-    return run.output_of(*_joey(run, "translate", checkpoint=checkpoint, longest=100))
+    command = _joey(run, "translate", checkpoint=checkpoint, longest=100)
+    return run.output_of(*command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +334,12 @@ def read_lines(path: Path) -> list[str]:
     return _lines(gzip.decompress(compressed.read_bytes()))
 
 
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines of text."""
+    text = "".join(f"{line}\n" for line in lines)
+    path.write_text(text, encoding="utf-8")
+
+
 def _lines(text: bytes) -> list[str]:
     lines = text.decode().split("\n")  # str.splitlines also splits at other characters
     if not lines[-1]:
@@ -381,21 +395,21 @@ def prepare(data: Path, work: Path) -> Any:
         (work / folder).mkdir(parents=True, exist_ok=True)
     for name in names:
         lines = read_lines(data / name)
-        (work / "text" / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    subprocess.run(_nmt(work, "prepare", {}), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        write_lines(work / "text" / name, lines)
+    command = _nmt(work, "prepare", {})
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     model = str(work / "prepared" / "tokenizer" / "joint.model")
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=model)
     for name in names:
         rows = tokenizer.encode(read_lines(work / "text" / name), out_type=str)
-        text = "".join(f"{' '.join(row)}\n" for row in rows)
-        (work / "pieces" / name).write_text(text, encoding="utf-8")
+        write_lines(work / "pieces" / name, map(" ".join, rows))
 
     def is_special(number: int) -> bool:
         return tokenizer.is_control(number) or tokenizer.is_unknown(number)
 
     numbers = filterfalse(is_special, range(tokenizer.get_piece_size()))
     pieces = list(map(tokenizer.id_to_piece, numbers))
-    (work / "vocabulary.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    write_lines(work / "vocabulary.txt", pieces)
     shutil.rmtree(work / "fairseq", ignore_errors=True)  # has the pieces and vocabulary of before
     return tokenizer
 
@@ -469,7 +483,7 @@ def train_and_score(
         if name != "nmt":
             lines = [tokenizer.decode(line.split()) for line in lines]
         output = run.work / "outputs" / f"{name}.{run.seed}.{minutes:g}.en"
-        output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_lines(output, lines)
         bleu = sacrebleu.corpus_bleu(lines, [references]).score
         yield Result(
             name, version, minutes, run.seed, round(bleu, 2), round(seconds, 1), updates,
@@ -480,8 +494,10 @@ def train_and_score(
 def race(options: argparse.Namespace) -> None:
     """Train and score what the results file lacks."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends the training
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[: options.threads])
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    os.environ["MKL_NUM_THREADS"] = str(options.threads)
     os.environ |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # JoeyNMT loads its own checkpoints
     work = options.work.resolve()
