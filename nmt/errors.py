@@ -40,12 +40,12 @@ class ConfigError(NmtError):
     @classmethod
     def unknown(cls, kind: str, name: str, names: Iterable[str], *, near: bool = True) -> Self:
         """Return the error for an unknown name; the fix has all names, first a similar one."""
-        known = list(names)
+        names = list(names)
         fix = "No names are defined."
-        if known:
-            fix = f"Use one of {', '.join(known)}."
+        if names:
+            fix = f"Use one of {', '.join(names)}."
         if near:
-            fix = f"{did_you_mean(name.lower(), known)} {fix}".lstrip()
+            fix = f"{did_you_mean(name.lower(), names)} {fix}".lstrip()
         return cls(f"{name} is not a known {kind}.", fix=fix)
 
     @classmethod

@@ -79,7 +79,8 @@ def prefix_log_probs(model: Transformer, memory: Tensor, source: Packed, prefix:
     ends = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
     target = Packed(prefix.flatten(), ends, width)
     hidden = model.decode(target, memory, source)
-    return model.logits(hidden.view(rows, width, -1)[:, -1]).log_softmax(-1)
+    last = hidden.view(rows, width, -1)[:, -1]
+    return model.logits(last).log_softmax(-1)
 
 
 def plain_greedy(model: Transformer) -> Decoder:
@@ -97,11 +98,13 @@ def plain_greedy(model: Transformer) -> Decoder:
             forbid(scores, prefix.shape[1], shortest, longest)
             best, ids = scores[:, 0].max(-1)
             totals = totals + best
-            for row in (ids == EOS_ID).nonzero().flatten().tolist():
+            ended = (ids == EOS_ID).nonzero().flatten()
+            for row in ended.tolist():
                 if not results[row]:
                     total = float(totals[row])
-                    found = tuple(prefix[row, 1:].tolist())
-                    results[row] = [Hypothesis(found, total, total / penalty(len(found) + 1))]
+                    output = tuple(prefix[row, 1:].tolist())
+                    score = total / penalty(len(output) + 1)
+                    results[row] = [Hypothesis(output, total, score)]
             prefix = torch.cat((prefix, ids.unsqueeze(1)), dim=1)
         return results
 
@@ -112,11 +115,16 @@ def plain_beam(model: Transformer) -> Decoder:
     """Return beam search without a cache."""
 
     def decode(source: Packed, config: DecodingConfig) -> list[list[Hypothesis]]:
-        count, beams = len(source), config.beam_size
+        count = len(source)
+        beams = config.beam_size
         shortest, longest = length_limits(source.lengths, config)
         penalty = length_penalty(config)
-        packed = Packed.from_rows([row for row in source.rows() for _ in range(beams)])
-        memory = source.pad(model.encode(source)).repeat_interleave(beams, dim=0)[packed.mask()]
+        copies = []
+        for row_ids in source.rows():
+            copies += [row_ids] * beams
+        packed = Packed.from_rows(copies)
+        padded = source.pad(model.encode(source))
+        memory = padded.repeat_interleave(beams, dim=0)[packed.mask()]
         prefix = torch.full((count, beams, 1), BOS_ID)
         totals = torch.full((count, beams), -torch.inf)
         totals[:, 0] = 0.0
@@ -128,24 +136,31 @@ def plain_beam(model: Transformer) -> Decoder:
             scores = scores.view(count, beams, -1)
             forbid(scores, length, shortest, longest)
             vocab_size = scores.shape[-1]
-            best, flat = (totals.unsqueeze(-1) + scores).flatten(1).topk(2 * beams, dim=-1)
-            parents, ids = flat // vocab_size, flat % vocab_size
-            for row, rank in (ids[:, :beams] == EOS_ID).nonzero().tolist():
+            continued = totals.unsqueeze(-1) + scores
+            best, flat = continued.flatten(1).topk(2 * beams, dim=-1)
+            parents = flat // vocab_size
+            ids = flat % vocab_size
+            is_end = ids == EOS_ID
+            for row, rank in is_end[:, :beams].nonzero().tolist():
                 total = float(best[row, rank])
                 if not done[row] and total > -torch.inf:
-                    found = tuple(prefix[row, parents[row, rank], 1:].tolist())
-                    pools[row].append(Hypothesis(found, total, total / penalty(length)))
-            totals, order = best.masked_fill(ids == EOS_ID, -torch.inf).topk(beams, dim=-1)
-            parents, ids = parents.gather(1, order), ids.gather(1, order)
-            prefix = prefix.gather(1, parents.unsqueeze(-1).expand(-1, -1, length))
+                    parent = parents[row, rank]
+                    output = tuple(prefix[row, parent, 1:].tolist())
+                    hypothesis = Hypothesis(output, total, total / penalty(length))
+                    pools[row].append(hypothesis)
+            totals, order = best.masked_fill(is_end, -torch.inf).topk(beams, dim=-1)
+            parents = parents.gather(1, order)
+            ids = ids.gather(1, order)
+            indices = parents.unsqueeze(-1).expand(-1, -1, length)
+            prefix = prefix.gather(1, indices)
             prefix = torch.cat((prefix, ids.unsqueeze(-1)), dim=-1)
             for row, pool in enumerate(pools):
                 live = float(totals[row, 0])
                 reachable = live / penalty(int(longest[row]))
                 top = max((hypothesis.score for hypothesis in pool), default=-torch.inf)
-                done[row] = (
-                    done[row] or len(pool) >= beams or live == -torch.inf or top >= reachable
-                )
+                is_best = live == -torch.inf or top >= reachable
+                if len(pool) >= beams or is_best:
+                    done[row] = True
         return [sorted(pool, key=lambda h: -h.score)[:1] for pool in pools]
 
     return decode
@@ -170,15 +185,17 @@ def measure(
     start = time.perf_counter()
     for batch in batches:
         source = Packed.from_rows([rows[row] for row in batch])
-        for row, best in zip(batch, decode(source, config), strict=True):
-            outputs[row] = best[0].ids
+        results = decode(source, config)
+        for row, (best, *_) in zip(batch, results, strict=True):
+            outputs[row] = best.ids
     measured.seconds.append(time.perf_counter() - start)
     measured.outputs = outputs
 
 
 def in_batches(order: Sequence[int], size: int) -> list[list[int]]:
     """Split row numbers into batches of ``size``."""
-    return [list(order[start : start + size]) for start in range(0, len(order), size)]
+    starts = range(0, len(order), size)
+    return [list(order[start : start + size]) for start in starts]
 
 
 def load(
@@ -190,15 +207,17 @@ def load(
     """
     if folder.is_dir():
         bundle = load_model(folder)
-        rows = [[*ids, EOS_ID] for ids in bundle.tokenizers.source.encode_batch(lines)]
+        encoded = bundle.tokenizers.source.encode_batch(lines)
+        rows = [[*ids, EOS_ID] for ids in encoded]
         return bundle.model, rows, bundle.config.decoding, str(folder)
     torch.manual_seed(1)
     model = build_model(ModelConfig(preset="tiny"), RANDOM_VOCABULARY, RANDOM_VOCABULARY).eval()
 
-    def ids_of(line: str) -> list[int]:
-        return [4 + zlib.crc32(word.encode()) % (RANDOM_VOCABULARY - 4) for word in line.split()]
+    def id_of(word: str) -> int:
+        number = zlib.crc32(word.encode())
+        return 4 + number % (RANDOM_VOCABULARY - 4)
 
-    rows = [[*ids_of(line), EOS_ID] for line in lines]
+    rows = [[*map(id_of, line.split()), EOS_ID] for line in lines]
     return model, rows, RANDOM_LIMITS, f"random weights, preset tiny ({folder} does not exist)"
 
 
@@ -206,38 +225,47 @@ def compare(
     model: Transformer, rows: Rows, config: DecodingConfig, options: argparse.Namespace
 ) -> list[str]:
     """Run all rounds; return rows of the table, and a line on how many outputs are equal."""
-    plain = (plain_greedy if config.beam_size == 1 else plain_beam)(model)
-    ours, few = our_search(model), rows[: options.slow_sentences]
+    search_name = f"beam {config.beam_size}"
+    plain = plain_beam(model)
+    if config.beam_size == 1:
+        search_name = "greedy"
+        plain = plain_greedy(model)
+    ours = our_search(model)
+    few = rows[: options.slow_sentences]
 
     def by_length(some: Rows) -> list[list[int]]:
         order = sorted(range(len(some)), key=lambda row: len(some[row]))
         return in_batches(order, options.batch_size)
 
+    in_order = in_batches(range(len(few)), options.batch_size)
     loops: dict[str, tuple[Decoder, Rows, Rows]] = {
-        "plain": (plain, few, in_batches(range(len(few)), options.batch_size)),
+        "plain": (plain, few, in_order),
         "nmt": (ours, few, by_length(few)),
     }
     if len(rows) > len(few):
         loops["nmt, all"] = (ours, rows, by_length(rows))
     results = {name: Measured() for name in loops}
-    measure(Measured(), ours, few[:8], config, [list(range(min(8, len(few))))])
+    first = few[:8]  # not counted, because the first search is slower
+    measure(Measured(), ours, first, config, [list(range(len(first)))])
     for _ in range(options.rounds):
         for name, (decode, some, batches) in loops.items():
             measure(results[name], decode, some, config, batches)
-    baseline = results["plain"].rates(len(few))[0]
-    search = "greedy" if config.beam_size == 1 else f"beam {config.beam_size}"
+    baseline, _ = results["plain"].rates(len(few))
     table = []
     for name, (_, some, _) in loops.items():
-        sentences = results[name].rates(len(some))
-        tokens = results[name].rates(results[name].num_tokens)
-        ratio = "" if len(some) > len(few) else f"{sentences[0] / baseline:.2f}"
+        measured = results[name]
+        sentences, most_sentences = measured.rates(len(some))
+        tokens, most_tokens = measured.rates(measured.num_tokens)
+        ratio = ""
+        if len(some) == len(few):
+            ratio = f"{sentences / baseline:.2f}"
         table.append(
-            f"| {search} | {name} | {len(some)} | {sentences[0]:.1f} ({sentences[1]:.1f}) "
-            f"| {tokens[0]:.0f} ({tokens[1]:.0f}) | {ratio} |"
+            f"| {search_name} | {name} | {len(some)} | {sentences:.1f} ({most_sentences:.1f}) "
+            f"| {tokens:.0f} ({most_tokens:.0f}) | {ratio} |"
         )
     pairs = zip(results["plain"].outputs, results["nmt"].outputs, strict=True)
     equal = sum(first == second for first, second in pairs)
-    return [*table, f"{search}: {equal} of {len(few)} outputs are equal"]
+    return [*table, f"{search_name}: {equal} of {len(few)} outputs are equal"]
 
 
 def main() -> None:
@@ -252,8 +280,10 @@ def main() -> None:
     parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 5])
     options = parser.parse_args()
     prepare_process(options.threads)
-    has_model = options.model.is_dir()
-    lines = read_text(options)[0] if has_model else [s for s, _ in demo_pairs("test", "en", "de")]
+    if options.model.is_dir():
+        lines, *_ = read_text(options)
+    else:
+        lines = [source for source, _ in demo_pairs("test", "en", "de")]
     lines = [line for line in lines[: options.sentences] if line.strip()]
     model, rows, limits, name = load(options.model, lines)
     print(f"model: {name}\n{len(rows)} sentences")

@@ -87,7 +87,8 @@ class Work:
     @property
     def batches(self) -> list[Ids]:
         """The sentences in batches."""
-        cuts = [*range(0, len(self.rows), self.batch_size), len(self.rows)]
+        num_rows = len(self.rows)
+        cuts = [*range(0, num_rows, self.batch_size), num_rows]
         return [self.rows[start:stop] for start, stop in pairwise(cuts)]
 
     def bleu(self, outputs: Ids) -> float:
@@ -123,8 +124,12 @@ def work_of(bundle: ModelBundle, chosen: argparse.Namespace, cell: Cell) -> Work
     count = chosen.single_sentences if is_stream else chosen.sentences
     sources, references = (side[:count] for side in chosen.text)
     rows = bundle.tokenizers.source.encode_batch(sources)
-    order = range(len(rows)) if is_stream else sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    return Work(bundle, [rows[i] for i in order], [references[i] for i in order], cell.batch_size)
+    order = list(range(len(rows)))
+    if not is_stream:
+        order.sort(key=lambda row: len(rows[row]))
+    ordered = [rows[row] for row in order]
+    of_order = [references[row] for row in order]
+    return Work(bundle, ordered, of_order, cell.batch_size)
 
 
 def measure(contenders: Sequence[Contender], work: Work, cell: Cell, rounds: int) -> Results:
@@ -152,10 +157,12 @@ def best_rates(results: Results) -> Mapping[Family, float]:
 
 def table(cell: Cell, work: Work, results: Results) -> list[str]:
     """Return the rows of the table for a cell."""
-    best, expected = best_rates(results), results[0][1].outputs
+    best = best_rates(results)
+    expected = results[0][1].outputs
     lines = []
     for contender, measured in results:
-        same = sum(x == y for x, y in zip(measured.outputs, expected, strict=True))
+        pairs = zip(measured.outputs, expected, strict=True)
+        same = sum(output == wanted for output, wanted in pairs)
         lines.append(
             row_of(
                 *cell.names,
@@ -174,7 +181,8 @@ def table(cell: Cell, work: Work, results: Results) -> list[str]:
 def summary(name: str, cell: Cell, results: Results) -> str:
     """Return the row of the summary table for a cell: the best rate of each family."""
     best = best_rates(results)
-    theirs, listed = best.get("Hugging Face"), best.get("CTranslate2 with the list")
+    theirs = best.get("Hugging Face")
+    listed = best.get("CTranslate2 with the list")
     return row_of(
         name,
         *cell.names,

@@ -29,7 +29,9 @@ from torch import Tensor
 
 transformers: Any = import_module("transformers")  # not installed when types are checked
 
-PAD_ID, BOS_ID, EOS_ID = 0, 2, 3
+PAD_ID = 0
+BOS_ID = 2
+EOS_ID = 3
 _SPLIT = {
     "self_attention.query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention.output": ("self_attn.out_proj",),
@@ -143,7 +145,9 @@ def translate(model: Any, request: Request) -> Answer:
 
 
 def _until_end(ids: list[int]) -> list[int]:
-    return ids[: ids.index(EOS_ID)] if EOS_ID in ids else [i for i in ids if i != PAD_ID]
+    if EOS_ID in ids:
+        return ids[: ids.index(EOS_ID)]
+    return [index for index in ids if index != PAD_ID]
 
 
 def main() -> None:

@@ -47,7 +47,8 @@ def translate(
     model: Path, lines: Sequence[str], flags: Sequence[str]
 ) -> tuple[list[str], float, float]:
     """Run `nmt translate`; return its translations, wall-clock seconds and CPU seconds."""
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begin = time.perf_counter()
     command = [str(NMT), "translate", str(model), "-q", *flags]
     text = "".join(f"{line}\n" for line in lines)
     done = subprocess.run(command, input=text, text=True, stdout=subprocess.PIPE, check=True)
@@ -125,7 +126,8 @@ class Load:
 def percentiles(values: Sequence[float]) -> tuple[float, float]:
     """Return the median and the 95th percentile."""
     if len(values) < 2:
-        return (*values, 0.0, 0.0)[0], (*values, 0.0, 0.0)[0]
+        value, *_ = (*values, 0.0)
+        return value, value
     cuts = statistics.quantiles(values, n=20)
     return statistics.median(values), cuts[18]
 
@@ -134,7 +136,10 @@ def ask(
     port: int, known: Mapping[str, str], clients: int, texts: int, seconds: float, process: int
 ) -> Load:
     """Run clients that send requests one after another for ``seconds``; return the result."""
-    load, lock, numbers, lines = Load(), threading.Lock(), count(), list(known)
+    load = Load()
+    lock = threading.Lock()
+    numbers = count()
+    lines = list(known)
     end = time.perf_counter() + seconds
 
     def client() -> None:
@@ -142,7 +147,8 @@ def ask(
         while time.perf_counter() < end:
             with lock:
                 start = next(numbers) * texts
-            own = list(islice(cycle(lines), start % len(lines), start % len(lines) + texts))
+            first = start % len(lines)
+            own = list(islice(cycle(lines), first, first + texts))
             begin = time.perf_counter()
             values = post(connection, {"texts": own, "split": False})
             took = time.perf_counter() - begin
@@ -152,10 +158,12 @@ def ask(
                 if values is not None:
                     found = [each.get("translation") for each in values["translations"]]
                     load.texts += len(found)
-                    load.others += sum(known[a] != b for a, b in zip(own, found, strict=True))
+                    pairs = zip(own, found, strict=True)
+                    load.others += sum(known[text] != output for text, output in pairs)
         connection.close()
 
-    begin, before = time.perf_counter(), (time.process_time(), cpu_seconds(process))
+    begin = time.perf_counter()
+    before = (time.process_time(), cpu_seconds(process))
     threads = [threading.Thread(target=client) for _ in range(clients)]
     for thread in threads:
         thread.start()
@@ -181,7 +189,8 @@ def one_at_a_time(model: str, threads: str) -> None:
     """Run a simple server: one thread per request, one text translated at a time."""
     from nmt.inference.translator import Translator  # noqa: PLC0415 - in a process of its own
 
-    translator, lock = Translator.load(model, threads=int(threads)), threading.Lock()
+    translator = Translator.load(model, threads=int(threads))
+    lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -229,7 +238,8 @@ def small_requests(
     port: int, lines: Sequence[str], seconds: float, keys: Sequence[str], *, beside: bool
 ) -> list[float]:
     """Return the latencies of four clients that send one text per request, in seconds."""
-    end, found = time.perf_counter() + seconds, list[float]()
+    end = time.perf_counter() + seconds
+    found: list[float] = []
 
     def repeat(key: str, texts: int, own: list[float]) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
@@ -237,15 +247,19 @@ def small_requests(
             if time.perf_counter() > end:
                 break
             begin = time.perf_counter()
-            body = {"texts": list(islice(cycle(lines), number, number + texts))}
+            asked = list(islice(cycle(lines), number, number + texts))
+            body = {"texts": asked}
             assert post(connection, body, key) is not None
             own.append(time.perf_counter() - begin)
         connection.close()
 
     threads = [threading.Thread(target=repeat, args=(key, 1, found)) for key in keys[:4]]
     if beside:
-        threads += [threading.Thread(target=repeat, args=(keys[4], 100, [])) for _ in range(2)]
-        threads.append(threading.Thread(target=dribble, args=(port, lines[0], keys[5], end)))
+        unused: list[float] = []
+        huge = (keys[4], 100, unused)
+        threads += [threading.Thread(target=repeat, args=huge) for _ in range(2)]
+        slow = (port, lines[0], keys[5], end)
+        threads.append(threading.Thread(target=dribble, args=slow))
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -284,7 +298,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=own_cores(), help="CPU threads")
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
-    lines = list(dict.fromkeys(islice(filter(str.strip, read_lines(options.lines)), options.limit)))
+    not_empty = filter(str.strip, read_lines(options.lines))
+    lines = list(dict.fromkeys(islice(not_empty, options.limit)))
     flags = ["--threads", str(options.threads), "--dtype", options.dtype]
     translate(options.model, lines[:1], flags)  # the first start converts the model
     _, idle, idle_cpu = translate(options.model, lines[:1], flags)

@@ -113,7 +113,8 @@ def plain_step(config: ModelConfig, vocab_size: int, batches: Iterator[Batch]) -
 
     def step() -> int:
         batch = next(batches)
-        source, target = (side.pad(side.ids) for side in (batch.source, batch.target))
+        source = batch.source.pad(batch.source.ids)
+        target = batch.target.pad(batch.target.ids)
         learn(model, optimizer, model(source, target), batch.target.pad(batch.gold))
         return batch.num_target_tokens
 
@@ -187,7 +188,8 @@ def our_step(setup: TrainingSetup) -> Step:
 
 def batches_of(setup: TrainingSetup) -> Iterator[Batch]:
     """Yield the batches of training, one by one."""
-    return (batch for batches, _ in setup.loader.updates(Position()) for batch in batches)
+    for batches, _ in setup.loader.updates(Position()):
+        yield from batches
 
 
 def rate(step: Step, count: int, clock: Callable[[], float]) -> float:
@@ -208,7 +210,8 @@ def resident_mib() -> int:
 
 def distinct_sizes(setup: TrainingSetup, count: int) -> tuple[int, int]:
     """Return how many different token counts and padded shapes the first ``count`` updates have."""
-    tokens, rectangles = set(), set()
+    tokens = set()
+    rectangles = set()
     updates = setup.loader.updates(Position())
     for _ in range(count):
         for batch in next(updates)[0]:
@@ -227,7 +230,8 @@ def bare_seconds(products: Mapping[tuple[tuple[int, ...], ...], int], dtype: tor
     """
     seconds = 0.0
     for (left, right), count in products.items():
-        a, b = torch.randn(left).to(dtype), torch.randn(right[::-1]).to(dtype).T
+        a = torch.randn(left).to(dtype)
+        b = torch.randn(right[::-1]).to(dtype).T
         times = []
         for _ in range(5):
             begin = time.perf_counter()

@@ -90,7 +90,8 @@ def converse(
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
-        questions, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        questions = cast(IO[bytes], process.stdin)
+        answers = cast(IO[bytes], process.stdout)
         for line in lines:
             questions.write(f"{line}\n".encode())
             questions.flush()
@@ -158,11 +159,10 @@ def one_sentence(commands: Commands, line: str, rounds: int) -> Mapping[str, flo
 
 def slow_lines(commands: Commands, lines: Sequence[str], rounds: int, pause: float) -> None:
     """Print how long lines of slow input wait for their translation."""
-    variants = {
-        (name, flag or "none"): [*command, *([flag] if flag else [])]
-        for name, command in commands.items()
-        for flag in ("", "--stream")
-    }
+    variants = {}
+    for name, command in commands.items():
+        variants[name, "none"] = command
+        variants[name, "--stream"] = [*command, "--stream"]
     firsts: dict[tuple[str, str], list[float]] = {key: [] for key in variants}
     others: dict[tuple[str, str], list[float]] = {key: [] for key in variants}
     for _ in range(rounds):
@@ -172,7 +172,8 @@ def slow_lines(commands: Commands, lines: Sequence[str], rounds: int, pause: flo
             others[key] += later
     print_header("slow lines", "flag", "first answer, s", "later answers, ms")
     for key in variants:
-        first, later_ms = statistics.median(firsts[key]), 1000 * statistics.median(others[key])
+        first = statistics.median(firsts[key])
+        later_ms = 1000 * statistics.median(others[key])
         print_row(*key, f"{first:.2f}", f"{later_ms:.0f}")
 
 
@@ -203,9 +204,9 @@ def whole_text(
         for _ in range(rounds):
             for name, command in commands.items():
                 found[name].append(finish([*command, "--threads", str(count)], text))
-        medians = {
-            name: statistics.median(each.seconds for each in runs) for name, runs in found.items()
-        }
+        medians = {}
+        for name, runs in found.items():
+            medians[name] = statistics.median(run.seconds for run in runs)
         best = best_of_ctranslate2(medians)
         for name, runs in found.items():
             translating = max(medians[name] - starts[name], 1e-9)

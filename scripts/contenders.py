@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Literal, cast, get_args
 
@@ -132,7 +133,8 @@ def _all_at_once(engine: Engine, threads: int) -> Run:
         start = time.perf_counter()
         found = list(engine.search_all([SearchTask(batch) for batch in batches], options))
         seconds = time.perf_counter() - start
-        return seconds, [best[0].ids for results in found for best in results]
+        results = chain.from_iterable(found)
+        return seconds, [hypotheses[0].ids for hypotheses in results]
 
     return run
 
@@ -143,7 +145,8 @@ def _one_by_one(engine: Engine, threads: int) -> Run:
         start = time.perf_counter()
         found = [engine.search(batch, options) for batch in batches]
         seconds = time.perf_counter() - start
-        return seconds, [best[0].ids for results in found for best in results]
+        results = chain.from_iterable(found)
+        return seconds, [hypotheses[0].ids for hypotheses in results]
 
     return run
 

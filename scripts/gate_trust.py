@@ -34,7 +34,9 @@ METRICS = ("bleu", "chrf")
 ALPHA = 0.05
 PLAIN: dict[str, Any] = {"search": "auto", "beam_size": 1, "keep_special_mass": False}
 """Decoding settings that both engines support for every model."""
-_LOSS, _HALVINGS = 1.5, 5
+_LOSS = 1.5
+_TOKENS = (64, 200, 500, 1000, 3000, 9000)
+_HALVINGS = 5
 _BLOCK = 200
 """Lines of a trial of `null`. Trials use different parts of the test set, as far as possible."""
 
@@ -44,7 +46,8 @@ class Gate:
 
     def __init__(self, reference: Sequence[str], language: str) -> None:
         options = MetricOptions(target_language=language)
-        self._reference, self._language = reference, language
+        self._reference = reference
+        self._language = language
         self._scorers = [MetricScorer(metric, [reference], options) for metric in METRICS]
 
     def of(self, lines: slice) -> Gate:
@@ -92,15 +95,19 @@ def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
         return [result.text for result in translator.translate(source)]
 
     baseline = translated(0.0, 0)
-    before, caught, losses = gate.bleu(baseline), 0, []
+    before = gate.bleu(baseline)
+    caught = 0
+    losses = []
     for seed in range(1, count + 1):
-        low, high = 0.0, 0.4
+        low = 0.0
+        high = 0.4
         lines = translated(high, seed)
         for _ in range(_HALVINGS):  # search the smallest noise that loses enough
             middle = (low + high) / 2
             some = translated(middle, seed)
             if before - gate.bleu(some) >= _LOSS:
-                high, lines = middle, some
+                high = middle
+                lines = some
             else:
                 low = middle
         found = gate.alarms(lines, baseline, seed)
@@ -112,18 +119,22 @@ def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
 
 def settings(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     """Print how many changes of engine, batch size and threads fail the gate."""
-    drawn, alarms, changed = random.Random(1), 0, 0
+    drawn = random.Random(1)
+    alarms = 0
+    changed = 0
     baseline: list[str] = []
     for number in range(count + 1):
         engine = drawn.choice(["torch", "ctranslate2"])
-        threads, tokens = drawn.choice([1, 2]), drawn.choice([64, 200, 500, 1000, 3000, 9000])
+        threads = drawn.choice([1, 2])
+        tokens = drawn.choice(_TOKENS)
         options = PLAIN | {"batch_tokens": tokens}
         translator = Translator.load(folder, engine=engine, threads=threads, **options)
         lines = [result.text for result in translator.translate(source)]
         baseline = baseline or lines
         found = gate.alarms(lines, baseline, number)
         alarms += bool(found)
-        differing = sum(one != other for one, other in zip(lines, baseline, strict=True))
+        pairs = zip(lines, baseline, strict=True)
+        differing = sum(one != other for one, other in pairs)
         changed += bool(differing)
         name = f"{translator.engine.name}, {threads} threads, {tokens} tokens"
         print(f"settings {number}: {name}: {differing} lines differ, failed {found}", flush=True)
@@ -135,14 +146,18 @@ def null(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     options = PLAIN | {"sampling": True, "temperature": 0.5}
     translator = Translator.load(folder, engine="torch", guard=False, **options)
     by_metric = dict.fromkeys(METRICS, 0)
-    either, scores = 0, list[float]()
+    either = 0
+    scores: list[float] = []
+
+    def sampled(seed: int, lines: slice) -> list[str]:
+        results = translator.with_options(seed=seed).translate(source[lines])
+        return [result.text for result in results]
+
     for number in range(count):
         first = number % max(1, len(source) // _BLOCK) * _BLOCK
         lines = slice(first, first + _BLOCK)
-        one, other = (
-            [x.text for x in translator.with_options(seed=seed).translate(source[lines])]
-            for seed in (1 + 2 * number, 2 + 2 * number)
-        )
+        one = sampled(1 + 2 * number, lines)
+        other = sampled(2 + 2 * number, lines)
         own = gate.of(lines)
         found = own.alarms(one, other, seed=number + 1)
         either += bool(found)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,15 +36,19 @@ def lines_by_length(config: RunConfig, most: int) -> dict[str, list[SentencePair
     tokenizer = load_tokenizers(config.prepared_dir / "tokenizer").source
     options = ReadOptions(config.source_language, config.target_language)
     names = [f"{a + 1}-{b}" for a, b in itertools.pairwise((0, *BORDERS))]
-    classes: dict[str, list[SentencePair]] = {name: [] for name in [*names, f"{BORDERS[-1] + 1}-"]}
-    for is_test, corpora in ((True, config.data.test.values()), (False, config.data.train)):
-        for corpus in corpora:
-            pairs = [x for x in read_corpus(corpus, options) if isinstance(x, SentencePair)]
-            sources = tokenizer.encode_batch([pair.source for pair in pairs])
-            for pair, ids in zip(pairs, sources, strict=True):
-                own = classes[[*classes][sum(len(ids) > border for border in BORDERS)]]
-                if ids and len(own) < most and (is_test or len(ids) > BORDERS[0]):
-                    own.append(pair)
+    names.append(f"{BORDERS[-1] + 1}-")
+    classes: dict[str, list[SentencePair]] = {name: [] for name in names}
+    corpora = [(corpus, True) for corpus in config.data.test.values()]
+    corpora += [(corpus, False) for corpus in config.data.train]
+    for corpus, is_test in corpora:
+        rows = read_corpus(corpus, options)
+        pairs = [row for row in rows if isinstance(row, SentencePair)]
+        sources = tokenizer.encode_batch([pair.source for pair in pairs])
+        for pair, ids in zip(pairs, sources, strict=True):
+            is_unseen = is_test or len(ids) > BORDERS[0]
+            of_class = classes[names[bisect_left(BORDERS, len(ids))]]
+            if ids and is_unseen and len(of_class) < most:
+                of_class.append(pair)
     return classes
 
 
@@ -65,14 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = nmt.load_config(options.config, [*options.set, *own])
         fit(config)
         classes = lines_by_length(config, options.most)
-        for split in (True, False) if kind != "learned" else (True,):
+        ways = {"segments": True, "whole": False}
+        if kind == "learned":
+            del ways["whole"]
+        for way, split in ways.items():
             translator = nmt.Translator.load(config.run_dir, split=split, guard=False)
             for pairs in classes.values():
-                texts = [x.text for x in translator.translate([pair.source for pair in pairs])]
-                bleu = MetricScorer(
-                    "bleu", [[pair.target for pair in pairs]], MetricOptions()
-                ).score(texts)
-                rows[f"{kind}, {'segments' if split else 'whole'}"].append(f"{bleu.value:.1f}")
+                results = translator.translate([pair.source for pair in pairs])
+                references = [pair.target for pair in pairs]
+                scorer = MetricScorer("bleu", [references], MetricOptions())
+                bleu = scorer.score([result.text for result in results])
+                rows[f"{kind}, {way}"].append(f"{bleu.value:.1f}")
     print("| source tokens (lines) |", *(f"{x} ({len(y)}) |" for x, y in classes.items()))
     print("|---" * (1 + len(classes)) + "|")
     for name, scores in rows.items():

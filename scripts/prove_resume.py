@@ -40,15 +40,22 @@ def command(options: argparse.Namespace, flags: Sequence[str], run_dir: Path) ->
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Return the complete lines of ``metrics.jsonl``, without times."""
     path = run_dir / "metrics.jsonl"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = [json.loads(line) for line in text.split("\n")[:-1]]
-    return [{key: x for key, x in line.items() if "second" not in key} for line in lines]
+    if not path.exists():
+        return []
+    *complete, _ = path.read_text(encoding="utf-8").split("\n")
+    lines = []
+    for text in complete:
+        values = json.loads(text)
+        lines.append({key: value for key, value in values.items() if "second" not in key})
+    return lines
 
 
 def is_saving(run_dir: Path) -> bool:
     """Return whether a checkpoint is being written, which still has a temporary name."""
     folder = checkpoints_dir(run_dir)
-    return folder.is_dir() and any(path.name.startswith(".") for path in folder.iterdir())
+    if not folder.is_dir():
+        return False
+    return any(path.name.startswith(".") for path in folder.iterdir())
 
 
 def train_with_kills(words: Sequence[str], run_dir: Path, targets: Sequence[int]) -> list[int]:
@@ -61,12 +68,16 @@ def train_with_kills(words: Sequence[str], run_dir: Path, targets: Sequence[int]
     """
     killed_at = list[int]()
     for start in range(MOST_STARTS):
-        left, at_save, step = targets[len(killed_at) :], start % 2 == 1, 0
+        left = targets[len(killed_at) :]
+        at_save = start % 2 == 1
+        step = 0
         with subprocess.Popen(words) as process:
             # `metrics` also returns lines of earlier processes, until this one goes beyond them.
             while process.poll() is None:
-                step = max((line["step"] for line in metrics(run_dir)), default=0)
-                if left and step >= left[0] and (is_saving(run_dir) or not at_save):
+                steps = [line["step"] for line in metrics(run_dir)]
+                step = max(steps, default=0)
+                is_due = left and step >= left[0]
+                if is_due and (is_saving(run_dir) or not at_save):
                     time.sleep(random.uniform(0, 0.05))
                     process.kill()
                     break

@@ -40,6 +40,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import filterfalse, product
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -89,8 +90,9 @@ class Run:
 
     def write(self, text: str) -> str:
         """Write a configuration; return its path."""
-        (self.folder / "config.yaml").write_text(text, encoding="utf-8")
-        return str(self.folder / "config.yaml")
+        path = self.folder / "config.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
 
     def program(self, name: str) -> str:
         """Return the path of a program of the toolkit."""
@@ -121,8 +123,10 @@ def _train_nmt(run: Run) -> list[str]:
     minutes = max(run.seconds - START_SECONDS, 5) / 60
     training = {"max_steps": "null", "max_minutes": minutes, "threads": run.threads,
                 "seed": run.seed, "device": "cpu"}  # fmt: skip
-    options = {f"training.{key}": value for key, value in training.items()}
-    return [*_nmt(run.work, "train", {"run_dir": run.folder / "run", **options}), "--json", "-q"]
+    options: dict[str, object] = {"run_dir": run.folder / "run"}
+    for key, value in training.items():
+        options[f"training.{key}"] = value
+    return [*_nmt(run.work, "train", options), "--json", "-q"]
 
 
 def _translate_nmt(run: Run, _: Path) -> list[str]:
@@ -132,9 +136,15 @@ def _translate_nmt(run: Run, _: Path) -> list[str]:
 
 
 def _train_hugging_face(run: Run) -> list[str]:
-    values = {**asdict(run.settings), **SIZE, "work": str(run.work), "model": f"{run.folder}/model",
-              "seed": run.seed, "threads": run.threads,
-              "until": time.time() + run.seconds}  # fmt: skip
+    values = {
+        **asdict(run.settings),
+        **SIZE,
+        "work": str(run.work),
+        "model": f"{run.folder}/model",
+        "seed": run.seed,
+        "threads": run.threads,
+        "until": time.time() + run.seconds,
+    }
     return [str(run.python), HUGGING_FACE, run.write(json.dumps(values))]
 
 
@@ -171,8 +181,11 @@ def _train_fairseq(run: Run) -> list[str]:
 def _translate_fairseq(run: Run, checkpoint: Path) -> list[str]:
     options = run.fill("-s de -t en --cpu --beam $beam_size --batch-size 128 --buffer-size 1000")
     command = [run.program("fairseq-interactive"), run.work / "fairseq", "--path", checkpoint]
-    lines = [line.split("\t") for line in run.output_of(*command, *options.split())]
-    outputs = {int(line[0][2:]): line[2] for line in lines if line[0].startswith("H-")}
+    outputs = {}
+    for line in run.output_of(*command, *options.split()):
+        kind, *cells = line.split("\t")
+        if kind.startswith("H-"):
+            outputs[int(kind.removeprefix("H-"))] = cells[1]
     return [outputs[number] for number in sorted(outputs)]
 
 
@@ -307,26 +320,35 @@ class Result:
 
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text; of NAME.gz if there is no file NAME."""
+    if path.exists():
+        return _lines(path.read_bytes())
     compressed = path.with_name(f"{path.name}.gz")
-    return _lines(path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes()))
+    return _lines(gzip.decompress(compressed.read_bytes()))
 
 
 def _lines(text: bytes) -> list[str]:
     lines = text.decode().split("\n")  # str.splitlines also splits at other characters
-    return lines if lines[-1] else lines[:-1]
+    if not lines[-1]:
+        lines.pop()
+    return lines
 
 
 def read_results(path: Path) -> list[Result]:
     """Return the results of a file; an empty list if there is no file."""
-    return [Result(**json.loads(line)) for line in read_lines(path)] if path.exists() else []
+    if not path.exists():
+        return []
+    return [Result(**json.loads(line)) for line in read_lines(path)]
 
 
 def missing(
     results: Iterable[Result], name: str, seed: int, minutes: Iterable[float]
 ) -> list[float]:
     """Return the limits that have no result yet, in ascending order."""
-    done = {(result.toolkit, result.seed, result.minutes) for result in results}
-    return [limit for limit in sorted({*minutes}) if (name, seed, limit) not in done]
+    done = set()
+    for result in results:
+        if (result.toolkit, result.seed) == (name, seed):
+            done.add(result.minutes)
+    return sorted({*minutes} - done)
 
 
 def newest(checkpoints: Mapping[Path, float], limit: float) -> Path | None:
@@ -343,14 +365,18 @@ def newest(checkpoints: Mapping[Path, float], limit: float) -> Path | None:
 def cpu_name() -> str:
     """Return the name of the processor, with the numbers that tell its generation."""
     path = Path("/proc/cpuinfo")
-    facts = path.read_text(encoding="utf-8") if path.exists() else ""
-    found = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", facts, re.MULTILINE))
-    return "{model name}, family {cpu family}, model {model}".format_map(found) if found else "?"
+    facts = {}
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+        facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.MULTILINE))
+    if not facts:
+        return "?"
+    return "{model name}, family {cpu family}, model {model}".format_map(facts)
 
 
 def prepare(data: Path, work: Path) -> Any:
     """Write the texts, their pieces and the vocabulary to ``work``; return the tokenizer."""
-    names = [f"{part}.{side}" for part in PARTS for side in ("de", "en")]
+    names = [f"{part}.{side}" for part, side in product(PARTS, ("de", "en"))]
     for folder in ("text", "pieces", "outputs"):
         (work / folder).mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -363,9 +389,12 @@ def prepare(data: Path, work: Path) -> Any:
         rows = tokenizer.encode(read_lines(work / "text" / name), out_type=str)
         text = "".join(f"{' '.join(row)}\n" for row in rows)
         (work / "pieces" / name).write_text(text, encoding="utf-8")
-    numbers = range(tokenizer.get_piece_size())
-    pieces = [tokenizer.id_to_piece(number) for number in numbers
-              if not (tokenizer.is_control(number) or tokenizer.is_unknown(number))]  # fmt: skip
+
+    def is_special(number: int) -> bool:
+        return tokenizer.is_control(number) or tokenizer.is_unknown(number)
+
+    numbers = filterfalse(is_special, range(tokenizer.get_piece_size()))
+    pieces = list(map(tokenizer.id_to_piece, numbers))
     (work / "vocabulary.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
     shutil.rmtree(work / "fairseq", ignore_errors=True)  # has the pieces and vocabulary of before
     return tokenizer
@@ -392,7 +421,9 @@ def execute(command: Sequence[str], log: Path, most_seconds: float) -> float | N
     if code:
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise RuntimeError(f"{command[0]} ended with exit code {code}:\n{tail}")
-    return None if code is None else time.time() - start
+    if code is None:
+        return None
+    return time.time() - start
 
 
 def train_and_score(
@@ -406,15 +437,20 @@ def train_and_score(
     else:
         version = run.output_of("git", "rev-parse", "--short", "HEAD")[0]
     references = read_lines(run.work / "text" / "test_2016_flickr.en")
-    command, log, start = toolkit.train(run), run.folder / "log.txt", time.time()
-    most_seconds = run.seconds + GRACE_SECONDS if toolkit.checkpoints else 3 * run.seconds + 300
+    command = toolkit.train(run)
+    log = run.folder / "log.txt"
+    start = time.time()
+    most_seconds = 3 * run.seconds + 300
+    if toolkit.checkpoints:
+        most_seconds = run.seconds + GRACE_SECONDS
     seconds = execute(command, log, most_seconds) or 0.0
     if not (toolkit.checkpoints or seconds):
         raise RuntimeError(f"the training did not end within {most_seconds:.0f} seconds")
-    load = os.getloadavg()[0]
+    load, *_ = os.getloadavg()
     for minutes in limits:
         if toolkit.checkpoints:
-            files = {path: path.stat().st_mtime for path in run.folder.glob(toolkit.checkpoints)}
+            paths = run.folder.glob(toolkit.checkpoints)
+            files = {path: path.stat().st_mtime for path in paths}
             checkpoint = newest(files, start + minutes * 60)
             if checkpoint is None:
                 print(f"{name}: no checkpoint after {minutes:g} minutes; lower --save-every")
@@ -422,7 +458,9 @@ def train_and_score(
             seconds = files[checkpoint] - start
             updates = int(re.findall(r"\d+", checkpoint.stem)[-1])
         else:
-            checkpoint, updates = run.folder, json.loads(read_lines(log)[-1])["step"]
+            checkpoint = run.folder
+            *_, last_line = read_lines(log)
+            updates = json.loads(last_line)["step"]
         try:
             lines = toolkit.translate(run, checkpoint)
         except RuntimeError as error:  # another checkpoint may be better
@@ -446,27 +484,41 @@ def race(options: argparse.Namespace) -> None:
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
     os.environ |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # JoeyNMT loads its own checkpoints
-    work, home = options.work.resolve(), Path(os.environ.get("PEERS_HOME", "peers")).resolve()
+    work = options.work.resolve()
+    home = Path(os.environ.get("PEERS_HOME", "peers")).resolve()
     tokenizer = prepare(options.data, work)
-    for seed, name in ((seed, name) for seed in options.seed for name in options.toolkit):
+    for seed, name in product(options.seed, options.toolkit):
         toolkit = TOOLKITS[name]
-        python = home / toolkit.environment / "bin" / "python"
-        python = python if toolkit.environment else Path(sys.executable)
+        python = Path(sys.executable)
+        if toolkit.environment:
+            python = home / toolkit.environment / "bin" / "python"
         if not python.exists():
             print(f"{name}: skipped, because {python} does not exist")
             continue
         limits = missing(read_results(options.results), name, seed, options.minutes)
-        for group in [limits] if toolkit.checkpoints and limits else [[each] for each in limits]:
+        groups = [[limit] for limit in limits]
+        if toolkit.checkpoints and limits:
+            groups = [limits]
+        for group in groups:
             folder = work / "runs" / f"{name}.{seed}.{group[-1]:g}"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             # Smaller batches make more updates, but the disk has no room for more checkpoints.
             save_every = options.save_every * 4096 // toolkit.settings.max_tokens
-            run = Run(toolkit.settings, work, folder, python, seed, 60 * group[-1],
-                      options.threads, save_every)  # fmt: skip
+            run = Run(
+                settings=toolkit.settings,
+                work=work,
+                folder=folder,
+                python=python,
+                seed=seed,
+                seconds=60 * group[-1],
+                threads=options.threads,
+                save_every=save_every,
+            )
             try:
                 for result in train_and_score(run, name, group, tokenizer):
-                    print(line := json.dumps(asdict(result)), flush=True)
+                    line = json.dumps(asdict(result))
+                    print(line, flush=True)
                     with options.results.open("a", encoding="utf-8") as file:
                         file.write(f"{line}\n")
             except RuntimeError as error:  # the others can still race
@@ -483,7 +535,8 @@ def curves_of(results: Sequence[Result]) -> list[Curve]:
         for result in sorted(results, key=lambda result: result.minutes):
             if result.toolkit == name:
                 scores.setdefault(result.minutes, []).append(result.bleu)
-        curves += [Curve(toolkit.label, number, name == "nmt", scores)] if scores else []
+        if scores:
+            curves.append(Curve(toolkit.label, number, name == "nmt", scores))
     return curves
 
 
@@ -494,16 +547,25 @@ def table(results: Sequence[Result]) -> str:
     lines.append("|---" * (len(minutes) + 1) + "|")
     for curve in curves_of(results):
         cells = [curve.label]
-        for scores in (curve.scores.get(limit, ()) for limit in minutes):
-            half = f" ± {(max(scores) - min(scores)) / 2:.1f}" if len(scores) > 1 else ""
-            cells.append(f"{statistics.mean(scores):.1f}{half}" if scores else "")
+        for limit in minutes:
+            scores = curve.scores.get(limit, ())
+            cell = ""
+            if scores:
+                cell = f"{statistics.mean(scores):.1f}"
+            if len(scores) > 1:
+                cell += f" ± {(max(scores) - min(scores)) / 2:.1f}"
+            cells.append(cell)
         lines.append(f"| {' | '.join(cells)} |")
     facts = {f"{each.cpu}, {each.threads} threads, {each.date}" for each in results}
     facts |= {f"{each.toolkit}: version {each.version}" for each in results}
     loads = sorted(result.load for result in results)
     facts.add(f"load at the end of a training: {loads[0]:g} to {loads[-1]:g}")
-    late = [f"{each.toolkit}, seed {each.seed}: {each.seconds:.0f} seconds, limit {each.minutes:g} "
-            "minutes" for each in results if each.seconds > 60 * each.minutes]  # fmt: skip
+    late = [
+        f"{each.toolkit}, seed {each.seed}: {each.seconds:.0f} seconds, "
+        f"limit {each.minutes:g} minutes"
+        for each in results
+        if each.seconds > 60 * each.minutes
+    ]
     return "\n".join([*lines, "", *sorted(facts), *late])
 
 

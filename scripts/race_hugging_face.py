@@ -25,30 +25,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 transformers: Any = import_module("transformers")  # not installed when types are checked
 
 Pair = tuple[list[int], list[int]]
-PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
-BATCH_SIZE, BLOCK_SIZE = 64, 2000  # sentences of a search; pairs that are sorted by length
+PAD_ID = 0
+EOS_ID = 1
+UNK_ID = 2
+BATCH_SIZE = 64  # sentences of a search
+BLOCK_SIZE = 2000  # pairs that are sorted by length
 END_SECONDS = 3.0  # to save the model and to end the process
 
 
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text."""
-    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    text = path.read_text(encoding="utf-8")
+    return text.removesuffix("\n").split("\n")
 
 
 def to_ids(line: str, numbers: Mapping[str, int]) -> list[int]:
     """Return the ids of a line of pieces, with EOS."""
-    return [*(numbers.get(piece, UNK_ID) for piece in line.split()), EOS_ID]
+    ids = [numbers.get(piece, UNK_ID) for piece in line.split()]
+    return [*ids, EOS_ID]
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Tensor:
     """Return rows of ids as a matrix."""
     longest = max(map(len, rows))
-    return torch.tensor([[*row, *[PAD_ID] * (longest - len(row))] for row in rows])
+    matrix = torch.full((len(rows), longest), PAD_ID)
+    for number, row in enumerate(rows):
+        matrix[number, : len(row)] = torch.tensor(row)
+    return matrix
 
 
 def translate(job: Mapping[str, Any], pieces: Sequence[str], sources: Sequence[list[int]]) -> None:
@@ -64,7 +73,8 @@ def translate(job: Mapping[str, Any], pieces: Sequence[str], sources: Sequence[l
             bad_words_ids=[[PAD_ID]],  # as in the configurations of the OPUS models
         )
         for row in rows.tolist():
-            print(*(pieces[number] for number in row if number not in (PAD_ID, EOS_ID)))
+            words = [number for number in row if number not in (PAD_ID, EOS_ID)]
+            print(*(pieces[number] for number in words))
 
 
 def train(job: Mapping[str, Any], vocab_size: int, pairs: Sequence[Pair]) -> None:
@@ -84,23 +94,33 @@ def train(job: Mapping[str, Any], vocab_size: int, pairs: Sequence[Pair]) -> Non
     ).train()  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     cpu = Path("/proc/cpuinfo")
-    is_bfloat16 = cpu.exists() and bool(re.search("avx512_bf16|amx_bf16", cpu.read_text()))
-    updates, longest = 0, 0.0
-    for batch in batches(pairs, job["max_tokens"], random.Random(job["seed"])):
+    is_bfloat16 = False
+    if cpu.exists():
+        is_bfloat16 = bool(re.search("avx512_bf16|amx_bf16", cpu.read_text()))
+    updates = 0
+    longest = 0.0
+    rng = random.Random(job["seed"])
+    for batch in batches(pairs, job["max_tokens"], rng):
         begin = time.time()
         if begin + longest + END_SECONDS > job["until"]:
             break
         updates += 1
         share_left = (job["until"] - begin) / (job["until"] - start)
+        scale = min(updates / job["warmup"], share_left)
         for group in optimizer.param_groups:
-            group["lr"] = job["learning_rate"] * min(updates / job["warmup"], share_left)
-        source, target = (padded(side) for side in zip(*batch, strict=True))
-        inputs = torch.cat((torch.full_like(target[:, :1], PAD_ID), target[:, :-1]), 1)
+            group["lr"] = job["learning_rate"] * scale
+        source = padded([source_ids for source_ids, _ in batch])
+        target = padded([target_ids for _, target_ids in batch])
+        start_ids = torch.full_like(target[:, :1], PAD_ID)
+        inputs = torch.cat((start_ids, target[:, :-1]), 1)
         mask = (source != PAD_ID).long()
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
             logits = model(source, mask, inputs, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), target.flatten(), ignore_index=PAD_ID, label_smoothing=0.1
+        loss = F.cross_entropy(
+            logits.float().flatten(0, 1),
+            target.flatten(),
+            ignore_index=PAD_ID,
+            label_smoothing=0.1,
         )
         optimizer.zero_grad()
         loss.backward()
@@ -119,15 +139,24 @@ def batches(pairs: Sequence[Pair], max_tokens: int, rng: random.Random) -> Itera
         for first in range(0, len(pairs), BLOCK_SIZE):
             block = shuffled[first : first + BLOCK_SIZE]
             planned.append([])
-            sizes = (0, 0)
-            for pair in sorted(block, key=lambda pair: (len(pair[1]), len(pair[0]))):
-                sizes = (max(sizes[0], len(pair[0])), max(sizes[1], len(pair[1])))
-                if planned[-1] and (len(planned[-1]) + 1) * sum(sizes) > max_tokens:
+            longest_source = 0
+            longest_target = 0
+            for source, target in sorted(block, key=_lengths):
+                longest_source = max(longest_source, len(source))
+                longest_target = max(longest_target, len(target))
+                size = len(planned[-1]) + 1
+                if size > 1 and size * (longest_source + longest_target) > max_tokens:
                     planned.append([])
-                    sizes = (len(pair[0]), len(pair[1]))
-                planned[-1].append(pair)
+                    longest_source = len(source)
+                    longest_target = len(target)
+                planned[-1].append((source, target))
         rng.shuffle(planned)
         yield from planned
+
+
+def _lengths(pair: Pair) -> tuple[int, int]:
+    source, target = pair
+    return len(target), len(source)
 
 
 def main() -> None:
@@ -144,11 +173,12 @@ def main() -> None:
     if options.translate:
         translate(job, pieces, [to_ids(line, numbers) for line in sys.stdin])
         return
-    sides = [
-        [to_ids(line, numbers) for line in read_lines(work / "pieces" / f"train.{side}")]
-        for side in ("de", "en")
-    ]
-    train(job, len(pieces), [*zip(*sides, strict=True)])
+    sides = []
+    for side in ("de", "en"):
+        lines = read_lines(work / "pieces" / f"train.{side}")
+        sides.append([to_ids(line, numbers) for line in lines])
+    pairs = list(zip(*sides, strict=True))
+    train(job, len(pieces), pairs)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ def widen(model: Transformer, num_positions: int = 1024) -> Transformer:
 
 def _value(name: str, like: Tensor, model: Transformer) -> Tensor:
     """Return the parameter ``name`` of the widened model, with the shape of ``like``."""
-    scaled, known = model.config.scale_embeddings, model.state_dict()
+    scaled = model.config.scale_embeddings
+    known = model.state_dict()
     if name in _TOKEN_VECTORS:
         return known[name].repeat(1, 2) * (0.5**0.5 if scaled else 1)
     if name.endswith("positions.weight"):
@@ -122,7 +123,8 @@ def _doubled(value: Tensor, rows: Sequence[int]) -> Tensor:
 
 def _positions(name: str, num_positions: int, model: Transformer) -> Tensor:
     """Return the positions (P, D) of the encoder or decoder of the original model."""
-    config, known = model.config, model.state_dict()
+    config = model.config
+    known = model.state_dict()
     if name in known:
         return known[name]
     dim = config.model_dim if name.startswith("source") else config.decoder_dim

@@ -128,8 +128,8 @@ def save_checkpoint(
         folder.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder.parent).free
         if free < needed:
-            reason = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
-            raise OSError(errno.ENOSPC, reason)
+            problem = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
+            raise OSError(errno.ENOSPC, problem)
         with atomic.atomic_folder(folder, replace=True) as temporary:
             for name, group in groups.items():
                 # safetensors needs contiguous tensors. Views of one buffer are allowed, because
@@ -142,12 +142,10 @@ def save_checkpoint(
             text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
             (temporary / STATE).write_bytes(f"{text}\n".encode())
             Manifest.of(temporary, _FILES, step).write(temporary)
-    except (OSError, safetensors.SafetensorError) as error:
-        # safetensors reports an error of the system as text only
-        reason = getattr(error, "strerror", None) or str(error)
-        number = getattr(error, "errno", 0)
+    except OSError as error:
+        reason = error.strerror or error
         remedy = "Check that the folder can be written"
-        if number in _FULL or any(f"os error {full})" in reason for full in _FULL):
+        if error.errno in _FULL:
             remedy = "Free disk space or lower training.keep_last"
         fix = f"{remedy}, then run the same command again."
         raise CheckpointError(f"{folder} was not written: {reason}.", fix=fix) from error
@@ -222,12 +220,19 @@ def save_tensors(
         tensors: The tensors by name.
         path: The new file.
         adapter: Set if these are adapters only; see `adapter_record`.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
 
     # One entry, because safetensors writes several entries in random order.
     metadata = {ADAPTER: json.dumps(adapter)} if adapter else None
-    save_file(dict(tensors), path, metadata)
+    try:
+        save_file(dict(tensors), path, metadata)
+    except safetensors.SafetensorError as error:  # contains an error of the system as text
+        number = re.search(r"os error (\d+)\)", str(error))
+        raise OSError(int(number[1]) if number else 0, str(error)) from error
 
 
 def adapter_record(path: Path) -> AdapterRecord | None:

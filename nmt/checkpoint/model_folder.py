@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from nmt.checkpoint import files as stored
 from nmt.checkpoint.run import changed_settings
@@ -508,8 +508,8 @@ def write_model_folder(
                 shutil.copymode(temporary / CONFIG, path)
             names = [path.relative_to(temporary).as_posix() for path in paths]
             Manifest.of(temporary, names, step).write(temporary)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         fix = "Choose an empty, writable folder on a disk with enough free space."
         raise CheckpointError(f"{folder} was not written: {reason}.", fix=fix) from error
 

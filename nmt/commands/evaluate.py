@@ -346,7 +346,7 @@ class EvaluatedSet:
         paired_test = None
         if self.pairs or self.baseline:
             paired_test = self.resampling.paired_test
-        found = (limit_section(self), self.pairs, *sections)
+        all_sections = (limit_section(self), self.pairs, *sections)
         return Evaluation(
             test=self.test.name,
             references=self.test.references,
@@ -355,7 +355,7 @@ class EvaluatedSet:
             systems=tuple(self.systems),
             baseline=self.baseline,
             paired_test=paired_test,
-            sections=tuple(section for section in found if section),
+            sections=tuple(section for section in all_sections if section),
         )
 
 

@@ -88,9 +88,9 @@ def tag_symbol(tag: str, symbols: Iterable[str]) -> str | None:
     >>> tag_symbol("de", ["<2de>", "<2en>"]), tag_symbol("<bt>", ["<bt>"]), tag_symbol("fr", [])
     ('<2de>', '<bt>', None)
     """
-    known = set(symbols)
+    defined = set(symbols)
     for symbol in (tag, f"<2{tag}>", f"<{tag}>", f">>{tag}<<"):
-        if symbol in known:
+        if symbol in defined:
             return symbol
     return None
 

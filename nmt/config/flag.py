@@ -62,18 +62,18 @@ class Options:
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
-        for each in fields(self):
-            kind = without_none(kinds[each.name])
-            value = getattr(self, each.name)
+        for field in fields(self):
+            kind = without_none(kinds[field.name])
+            value = getattr(self, field.name)
             is_path = Path in (kind, *get_args(kind))
             if get_origin(kind) is tuple and isinstance(value, str | Path | Sequence):
                 if isinstance(value, str | Path):
                     value = [value]
                 if is_path:
                     value = map(Path, value)
-                object.__setattr__(self, each.name, tuple(value))
+                object.__setattr__(self, field.name, tuple(value))
             elif is_path and isinstance(value, str):
-                object.__setattr__(self, each.name, Path(value))
+                object.__setattr__(self, field.name, Path(value))
 
 
 def meanings_of(docstring: str | None) -> dict[str, str]:

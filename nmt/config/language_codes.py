@@ -57,9 +57,9 @@ def matching(code: str, codes: Iterable[str]) -> list[str]:
     unique = list(dict.fromkeys(codes))
     if code in unique:
         return [code]
-    related = [each for each in unique if _family(each) == _family(code)]
+    related = [other for other in unique if _family(other) == _family(code)]
     for is_nearer in (is_same_language, is_spelling):
-        nearer = [each for each in related if is_nearer(code, each)]
+        nearer = [other for other in related if is_nearer(code, other)]
         if len(related) > 1 and nearer:
             related = nearer
     return related
@@ -101,7 +101,7 @@ def first_spelling(code: str, codes: Iterable[str]) -> str:
     >>> first_spelling("deu", ["en", "de-AT", "de"]), first_spelling("deu", ["de-AT"])
     ('de', 'deu')
     """
-    return next((each for each in codes if is_spelling(code, each)), code)
+    return next((other for other in codes if is_spelling(code, other)), code)
 
 
 def is_spelling(one: str, other: str) -> bool:

@@ -18,31 +18,8 @@ _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 class Scale:
     """Hyperparameters for a corpus of up to ``max_characters``, both languages together."""
 
-    # Characters and not pairs, because training time depends on the amount of text.
     max_characters: float
-    model: Mapping[str, str]  # Model section.
-    dropout: float
-    vocab_size: int
-    max_tokens: int  # Per batch.
-    minutes: int  # Training time on two CPU cores; the last scale: on one GPU.
-    optimizer: Mapping[str, Mapping[str, Any]]  # Optimizer and schedule.
-    validate_every: int = 500  # Also the interval of checkpoints.
-    r_drop_weight: float = 0.0
-
-    def sections(self) -> dict[str, dict[str, Any]]:
-        """Return the values as sections of a configuration."""
-        return {
-            "tokenizer": {"vocab_size": self.vocab_size},
-            "batch": {"max_tokens": self.max_tokens},
-            "model": {**self.model, "dropout": self.dropout},
-            "training": {
-                "max_minutes": self.minutes,
-                "r_drop_weight": self.r_drop_weight,
-                **self.optimizer,
-                "validate_every": self.validate_every,
-                "save_every": self.validate_every,
-            },
-        }
+    sections: Mapping[str, Mapping[str, Any]]  # Of a configuration.
 
 
 _PRESETS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
@@ -59,7 +36,7 @@ def scale_of(num_characters: int) -> Scale:
 def with_scale(values: Mapping[str, Any], num_characters: int) -> dict[str, Any]:
     """Add values for a corpus of ``num_characters`` to a configuration."""
     recipe = RECIPES.get(str(values.get("recipe")), {})  # has its own dropout
-    sections = filled_in(recipe, scale_of(num_characters).sections())
+    sections = filled_in(recipe, scale_of(num_characters).sections)
     return filled_in(values, sections)
 
 

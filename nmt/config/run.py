@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from langcodes import Language
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from nmt.config.data import (
@@ -32,10 +33,7 @@ from nmt.config.training import TrainingConfig
 from nmt.errors import ConfigError
 
 # Country codes that are often mistaken for language codes.
-_COUNTRIES: Mapping[str, tuple[str, str]] = {
-    "cn": ("Chinese", "zh"), "cz": ("Czech", "cs"), "dk": ("Danish", "da"), "gr": ("Greek", "el"),
-    "jp": ("Japanese", "ja"), "ua": ("Ukrainian", "uk"), "vn": ("Vietnamese", "vi"),
-}  # fmt: skip
+_COUNTRIES = ("cn", "cz", "dk", "gr", "jp", "ua", "vn")
 _FLORES = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
 
 
@@ -138,10 +136,10 @@ class RunConfig(Section):
                 targets.append(f"<2{target}>")
         if self.tokenizer.joint:
             sources += targets
-        own = list(self.tokenizer.user_defined_symbols)
+        symbols = list(self.tokenizer.user_defined_symbols)
         tags = [corpus.symbol for corpus in self.data.training if corpus.symbol]
-        sources += own or tags
-        targets += own
+        sources += symbols or tags
+        targets += symbols
         return tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(targets))
 
     @field_validator("name")
@@ -243,8 +241,9 @@ def check_languages(codes: Mapping[str, str]) -> None:
     for where, code in codes.items():
         primary = re.split("[-_]", code)[0]
         if primary.lower() in _COUNTRIES:
-            language, meant = _COUNTRIES[primary.lower()]
-            problems.append(f"{where}: {primary} is a country; the code of {language} is {meant}")
+            language = Language.make(territory=primary.upper()).maximize()
+            meant = f"the code of {language.language_name()} is {language.language}"
+            problems.append(f"{where}: {primary} is a country; {meant}")
         elif "_" in code and not _FLORES.fullmatch(code):
             problems.append(f"{where}: {code} has an underscore; write {code.replace('_', '-')}")
     if problems:

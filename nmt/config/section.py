@@ -103,7 +103,7 @@ class Binds:
     """
 
     def __init__(self, *by: Bound) -> None:
-        self.by = frozenset(by)
+        self.by = by
 
 
 BindsData = Annotated[T, Binds("data")]
@@ -112,9 +112,9 @@ BindsBudget = Annotated[T, Binds("budget")]
 Free = Annotated[T, Binds()]
 
 
-def bound_values(section: Section, *by: Bound) -> dict[str, Any]:
-    """Return the values of fields with one of the marks ``by``, nested, as plain data."""
-    values = _bound(section, section.model_dump(mode="json"), frozenset(by), is_bound=False)
+def bound_values(section: Section, by: Bound) -> dict[str, Any]:
+    """Return the values of fields with the mark ``by``, nested, as plain data."""
+    values = _bound(section, section.model_dump(mode="json"), by, is_bound=False)
     return values or {}
 
 
@@ -123,15 +123,13 @@ def mark_of(field: FieldInfo) -> Binds | None:
     return next((note for note in field.metadata if isinstance(note, Binds)), None)
 
 
-def _bound(value: Any, plain: Any, by: frozenset[Bound], *, is_bound: bool) -> Any:
+def _bound(value: Any, plain: Any, by: Bound, *, is_bound: bool) -> Any:
     """Return the bound part of ``value``, whose plain data are ``plain``; `_FREE` without one."""
     if isinstance(value, Section):
         values = {}
         for name, field in type(value).model_fields.items():
             mark = mark_of(field)
-            inner_is_bound = is_bound
-            if mark is not None:
-                inner_is_bound = not mark.by.isdisjoint(by)
+            inner_is_bound = is_bound if mark is None else by in mark.by
             inner = _bound(getattr(value, name), plain[name], by, is_bound=inner_is_bound)
             if inner is not _FREE:
                 values[name] = inner

@@ -54,7 +54,8 @@ def _labels(lines: Iterable[str]) -> Counter[str]:
     """Count the first lines by the likeliest language; short lines are left out."""
     first = islice(lines, _LANGUAGE_LINES)
     texts = [line for line in first if len(line) >= _FEWEST_CHARACTERS]
-    return Counter(map(likeliest_label, texts))
+    labels = map(likeliest_label, texts)
+    return Counter(labels)
 
 
 def _share_in(code: str, lines: Sequence[str]) -> float | None:
@@ -85,7 +86,8 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
         return None
     num_similar = sum(map(labels.__getitem__, expected))
     likeliest, count = labels.most_common(1)[0]
-    is_clear = _is_clear(count / labels.total(), num_similar / labels.total())
+    total = labels.total()
+    is_clear = _is_clear(count / total, num_similar / total)
     if likeliest in expected or count < _FEWEST_SIGNS or not is_clear:
         return None
     return next((code for code in others if likeliest in similar_labels(code)), likeliest)
@@ -97,8 +99,9 @@ def likely_language(lines: Iterable[str]) -> str | None:
     if labels.total() < _FEWEST_OF_LANGUAGE:
         return None
     likeliest, count = labels.most_common(1)[0]
-    rest = labels.total() - count
-    is_clear = _is_clear(count / labels.total(), rest / labels.total())
+    total = labels.total()
+    rest = total - count
+    is_clear = _is_clear(count / total, rest / total)
     return likeliest if is_clear else None
 
 

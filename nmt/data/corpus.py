@@ -134,7 +134,7 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
         return
     # Item i of each list is the text of line i + 1.
     sources: list[str] = []
-    targets: list[str] = []
+    targets = []
     for pair in first_pairs(corpus, ReadOptions(*languages, "skip"), NUM_LINES):
         skipped = [""] * (pair.line - 1 - len(sources))
         sources += [*skipped, pair.source]
@@ -220,7 +220,8 @@ def read_blocks(
         if len(set(counts)) > 1:  # one file is shorter
             for side, column in enumerate(columns):
                 counts[side] += done + sum(1 for _ in column)
-            raise DataError.not_parallel(names[0], names[1], (counts[0], counts[1]))
+            source, target = counts
+            raise DataError.not_parallel(names[0], names[1], (source, target))
         if not counts[0]:
             break
         yield Block(parse, block, done + 1)

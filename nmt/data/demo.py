@@ -73,10 +73,11 @@ def number(value: int) -> Pair:
     if value < len(_NUMBERS):
         return _NUMBERS[value]
     tens = _TENS[value // 10 - 2]
-    if value % 10 == 0:
+    ones = value % 10
+    if ones == 0:
         return tens
-    english, german = _NUMBERS[value % 10]
-    if value % 10 == 1:
+    english, german = _NUMBERS[ones]
+    if ones == 1:
         german = "ein"
     return Pair(f"{tens.english}-{english}", f"{german}und{tens.german}")
 

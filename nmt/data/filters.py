@@ -18,13 +18,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
-import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import Action, CorpusConfig, FilterConfig, LanguageRule, Rule
 from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
-from nmt.data.store import ParallelStore
+from nmt.data.store import Mask, ParallelStore
 from nmt.data.workers import Workers
 from nmt.errors import ConfigError
 from nmt.registry import Registry
@@ -104,16 +103,13 @@ class Blank(Filter):
 
     def text_problem(self, source: str, target: str) -> PairProblem | None:
         """Return a problem with ``source``, ``target`` or ``both`` as the blank side, or None."""
-        has_source = bool(source.strip())
-        has_target = bool(target.strip())
-        if has_source and has_target:
-            return None
-        side = "both"
-        if has_source:
-            side = "target"
-        elif has_target:
-            side = "source"
-        return PairProblem("blank", side)
+        if source.strip():
+            if target.strip():
+                return None
+            return PairProblem("blank", "target")
+        if target.strip():
+            return PairProblem("blank", "source")
+        return PairProblem("blank", "both")
 
 
 class Length(Filter):
@@ -268,7 +264,7 @@ def training_filters(
     """
     actions = filter_actions(config)
     skipped = {name: "Off in the configuration." for name in REASONS if name not in actions}
-    warnings = list[str]()
+    warnings = []
     filters: list[Filter] = [Blank()]
     for name in REASON_FILTERS.names():
         if name not in actions:
@@ -374,7 +370,7 @@ class Diagnosis:
         """
 
     def of_block(
-        self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
+        self, corpus: str, start: int, is_kept: Mask
     ) -> Mapping[int, Sequence[PairProblem]]:
         """Return the problems of a block, by the position of the line in the block.
 

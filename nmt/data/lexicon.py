@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from nmt.data.store import IntArray, Lines, ParallelStore, Rows
+from nmt.data.store import IntArray, Lines, ParallelStore, Rows, Values
 from nmt.data.workers import HERE, Workers
 
-Values = npt.NDArray[np.float64]
+Probabilities = npt.NDArray[np.float32]
 
 _CELLS = 1 << 25  # 128 MiB per table; two tables are in memory
 _HASH = np.uint64(0x9E3779B97F4A7C15)
@@ -92,14 +92,15 @@ class _Table:
 
 
 def _table_of(path: Path, totals: tuple[Values, Values]) -> _Table:
-    return _Table(np.memmap(path, np.float32, "r"), totals, path)
+    cells = np.memmap(path, np.float32, "r")
+    return _Table(cells, totals, path)
 
 
 class _Links(NamedTuple):
     """The expected counts of a batch, to be added to a table."""
 
     keys: Rows  # Of each meeting. (n,).
-    values: npt.NDArray[np.float32]  # Probability of a link there. (n,).
+    values: Probabilities  # Probability of a link there. (n,).
     totals: tuple[Values, Values]  # Sums for each source and each target word. (V,) and (W,).
 
 
@@ -120,12 +121,12 @@ class Lexicon:
         source, target = (self._totals(joint, side, links) for side in (0, 1))
         return _Links(joint.keys, links, (source, target))
 
-    def _totals(self, joint: Cooccurrences, side: int, links: npt.NDArray[np.float32]) -> Values:
+    def _totals(self, joint: Cooccurrences, side: int, links: Probabilities) -> Values:
         sums = joint.sums(side, links)
         totals = np.bincount(joint.sides[side].ids, sums, self.sizes[side])
         return totals.astype(np.float64)
 
-    def posterior(self, joint: Cooccurrences, table: _Table | None) -> npt.NDArray[np.float32]:
+    def posterior(self, joint: Cooccurrences, table: _Table | None) -> Probabilities:
         """Return the probability of a link at each co-occurrence (both directions). (n,)."""
         result = np.ones(len(joint.keys), np.float32)
         # Before the first iteration, factors that are equal within a pair cancel out.

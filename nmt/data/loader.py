@@ -63,10 +63,11 @@ class Batch:
 
     def halves(self) -> tuple[Batch, Batch]:
         """Split the batch into two batches with half of the sentences each."""
-        middle = len(self.rows) // 2
+        num_pairs = len(self.rows)
+        middle = num_pairs // 2
         split = int(self.target.cu_seqlens[middle])
         first = self._part(0, middle, self.gold[:split])
-        last = self._part(middle, len(self.rows), self.gold[split:])
+        last = self._part(middle, num_pairs, self.gold[split:])
         return first, last
 
     def _part(self, start: int, stop: int, gold: Tensor) -> Batch:
@@ -301,8 +302,10 @@ class Loader:
         for corpus in np.unique(corpora):
             key = self.keys[corpus] if self.keys else f"data.train.{corpus}"
             of_corpus = np.sort(lines[corpora == corpus])
-            part = f"{key} lines " + ", ".join(f"{line:,}" for line in of_corpus[:_LINES_NAMED])
-            if len(of_corpus) > _LINES_NAMED:
-                part += f" and {len(of_corpus) - _LINES_NAMED:,} more"
+            shown = [f"{line:,}" for line in of_corpus[:_LINES_NAMED]]
+            part = f"{key} lines {', '.join(shown)}"
+            num_more = len(of_corpus) - len(shown)
+            if num_more:
+                part += f" and {num_more:,} more"
             parts.append(part)
         return "; ".join(parts)

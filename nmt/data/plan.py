@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from nmt.config.data import DataConfig
 from nmt.data.store import IntArray, Rows
@@ -124,9 +123,7 @@ def build_stages(data: DataConfig, sizes: Sequence[int]) -> list[Stage]:
     return stages
 
 
-def epoch_rows(
-    corpus: npt.NDArray[np.integer], weights: Sequence[float], *, seed: int, epoch: int
-) -> Rows | None:
+def epoch_rows(corpus: IntArray, weights: Sequence[float], *, seed: int, epoch: int) -> Rows | None:
     """Return the rows that one epoch reads, repeated according to the weights of their corpora.
 
     With a weight of 2.5, an epoch reads every row twice, and a random half of the rows a third

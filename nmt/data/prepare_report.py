@@ -117,7 +117,8 @@ class ProblemLog(ExitStack):
             is_dropped = not is_training or self._training.drops(problem.reason)
             table = self._dropped if is_dropped else self._reported
             cells = map(printable, problem[: len(_COLUMNS)])
-            table.write(("\t".join(cells) + "\n").encode())
+            line = "\t".join(cells)
+            table.write(f"{line}\n".encode())
             if is_training:
                 self._reasons[problem.reason][corpus] += 1
                 self._examples[problem.reason].append(problem)
@@ -147,23 +148,25 @@ class ProblemLog(ExitStack):
     def report(self) -> dict[str, Any]:
         """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
         actions = self._training.actions
-        report: dict[str, dict[str, Any]] = {"counts": {}, "findings": {}, "reasons": {}}
         always = {READ, KEPT}
-        for corpus, counts in self.counts.items():
-            shown = {key: count for key, count in counts.items() if count or key in always}
-            report["counts"][corpus] = shown
+        counts = {}
+        findings = {}
+        reasons = {}
+        for corpus, numbers in self.counts.items():
+            counts[corpus] = {key: n for key, n in numbers.items() if n or key in always}
         for corpus in self._corpora:
-            reported = report["findings"][corpus] = {}
+            reported = {}
             for reason, by_corpus in self._reasons.items():
                 if by_corpus[corpus] and actions.get(reason) == "report":
                     reported[reason] = by_corpus[corpus]
+            findings[corpus] = reported
         for reason in dict.fromkeys((*actions, *self._reasons)):
-            report["reasons"][reason] = {
+            reasons[reason] = {
                 "count": self._reasons[reason].total(),
                 "action": actions.get(reason, "drop"),
                 "examples": list(map(_example, self._examples[reason])),
             }
-        return report
+        return {"counts": counts, "findings": findings, "reasons": reasons}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.checks import CorpusCheck, name_of_test
@@ -30,14 +29,13 @@ from nmt.data.filters import Arrays, Diagnosis, FilterChain, ListedProblem, Pair
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
-from nmt.data.store import ParallelStore, Rows
+from nmt.data.store import IntArray, Mask, ParallelStore, Rows, Values
 from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
 from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
-Mask = npt.NDArray[np.bool_]
 # Another version of a library may filter or encode a block in another way.
 _LIBRARIES = ("fasttext-predict", "ftfy", "langcodes", "py3langid", "regex", "sentencepiece")
 
@@ -175,8 +173,8 @@ class EncodedCorpora:
 class LineFeatures(NamedTuple):
     """The inputs of `LengthPass` for the lines of a block, in addition to the texts."""
 
-    lengths: npt.NDArray[np.int64]  # subwords of source and target, tags included. (2, lines)
-    usual_lengths: npt.NDArray[np.float64]  # see `FilterChain.length_problems`. (2, lines)
+    lengths: IntArray  # subwords of source and target, tags included. (2, lines)
+    usual_lengths: Values  # see `FilterChain.length_problems`. (2, lines)
     is_kept: Mask  # whether the first pass has kept each line
     problems: Mapping[int, Sequence[PairProblem]]  # found by the diagnosis, by place in the block
 

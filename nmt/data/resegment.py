@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from nmt.data.store import Rows
+from nmt.data.store import Mask, Rows, Values
 from nmt.text import UNK_ID
 from nmt.text.flat import FlatIds
 from nmt.text.noise import Noise, spacing, title_case, typos, upper_case, without_punctuation
@@ -96,7 +95,7 @@ class NoiseAdder:
     seed: int  # Seed of the run.
     longest: int  # Maximum subwords of a side.
 
-    def drawn(self, epoch: int, rows: Rows) -> dict[str, npt.NDArray[np.bool_]]:
+    def drawn(self, epoch: int, rows: Rows) -> dict[str, Mask]:
         """Return, for each kind of noise, which ``rows`` receive it in an epoch. (len(rows),)."""
         corpus = np.searchsorted(self.ends, rows, side="right")
         drawn = {}
@@ -170,7 +169,7 @@ def _with_noise(texts: tuple[str, str], kinds: Iterable[str], random: Random) ->
     return texts
 
 
-def _uniform(stream: str, rows: Rows) -> npt.NDArray[np.float64]:
+def _uniform(stream: str, rows: Rows) -> Values:
     """Return a random number in [0, 1) for each row, by SplitMix64 (Steele et al. 2014)."""
     start = hashlib.sha256(stream.encode()).digest()[:8]
     z = rows.astype(np.uint64) * _GOLDEN + np.frombuffer(start, "<u8")

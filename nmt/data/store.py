@@ -26,6 +26,8 @@ from nmt.text.flat import FlatIds
 
 IntArray = npt.NDArray[np.integer]
 Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Values = npt.NDArray[np.float64]
 _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
 
@@ -36,7 +38,7 @@ class Lengths(Protocol):
     def __len__(self) -> int:
         """Return the number of pairs."""
 
-    def __getitem__(self, rows: slice | Rows, /) -> npt.NDArray[np.integer]:
+    def __getitem__(self, rows: slice | Rows, /) -> IntArray:
         """Return the lengths of ``rows``, in tokens."""
 
 
@@ -77,7 +79,7 @@ class _StoredSide:
         places = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
         return FlatIds(self._ids[places], lengths)
 
-    def counts(self, vocab_size: int, rows: slice) -> npt.NDArray[np.int64]:
+    def counts(self, vocab_size: int, rows: slice) -> IntArray:
         """Return the number of occurrences of each id. (vocab_size,)."""
         start, stop, _ = rows.indices(len(self.lengths))
         end = int(self._offsets[stop])
@@ -137,7 +139,7 @@ class ParallelStore:
 
     def token_counts(
         self, side: Literal["source", "target"], vocab_size: int, rows: slice = slice(None)
-    ) -> npt.NDArray[np.int64]:
+    ) -> IntArray:
         """Return the number of occurrences of each id on a side of the rows. (vocab_size,)."""
         return self._sides[side].counts(vocab_size, rows)
 
@@ -147,7 +149,7 @@ def _opened(folder: Path) -> ParallelStore:
     return ParallelStore.open(folder)
 
 
-def _mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[np.integer]:
+def _mapped(path: Path, dtype: npt.DTypeLike) -> IntArray:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r")

@@ -108,19 +108,19 @@ class TextSample:
         if rates:
             source, target = noisy_texts((source, target), rates, self._noise_random)
         reservoir = self._reservoirs[corpus]
-        num_pairs = len(reservoir.pairs)
-        num_characters = reservoir.num_characters
+        self._add_sizes(reservoir, -1)
         reservoir.add(source, target)
-        self._num_pairs += len(reservoir.pairs) - num_pairs
-        self._num_characters += reservoir.num_characters - num_characters
+        self._add_sizes(reservoir, 1)
         while self._num_pairs > 1 and self._is_full():
             reservoirs = self._reservoirs.values()
             largest = max(reservoirs, key=lambda reservoir: len(reservoir.pairs))
-            self._num_pairs -= len(largest.pairs)
-            self._num_characters -= largest.num_characters
+            self._add_sizes(largest, -1)
             largest.halve()
-            self._num_pairs += len(largest.pairs)
-            self._num_characters += largest.num_characters
+            self._add_sizes(largest, 1)
+
+    def _add_sizes(self, reservoir: Reservoir, sign: int) -> None:
+        self._num_pairs += sign * len(reservoir.pairs)
+        self._num_characters += sign * reservoir.num_characters
 
     def _is_full(self) -> bool:
         return self._num_pairs > self._max_pairs or self._num_characters > self._max_characters
@@ -230,8 +230,8 @@ def _learn(sample: TextSample, path: Path, recipe: Recipe, sides: Sequence[int])
         clean = tuple(map(clean_source, symbols))
         symbols = tuple(dict.fromkeys(symbols + clean)) if len(sides) > 1 else clean
     config = recipe.config.tokenizer.model_copy(update={"user_defined_symbols": symbols})
-    characters: frozenset[str] | None = None
-    warnings = list[str]()
+    characters = None
+    warnings = []
     if config.kind != "word":  # a word with one character less would be another word
         fixed, most = _room(config, is_target=is_target)
         covered = cover(sample.characters(sides), config.character_coverage, most)

@@ -29,7 +29,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -39,7 +39,8 @@ from nmt.errors import CheckpointError, ConfigError, DataError, NmtError
 from nmt.files.lines import is_standard
 
 _FIX = "Choose a folder with write permission and enough free disk space."
-_TEMPORARY, _LOCK = ".tmp-", ".lock"
+_TEMPORARY = ".tmp-"
+_LOCK = ".lock"
 _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] = {
     # No file name and no time in the header: the same text always gives the same bytes.
     ".gz": lambda raw: gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0),
@@ -66,11 +67,13 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             remains.
     """
     place = path.resolve()
-    mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
+    is_old = place.exists()
+    mode = 0o666
+    if is_old:
+        mode = stat.S_IMODE(place.stat().st_mode)
     with _beside(place) as temporary:
-        at_first = 0o666 if mode is None else mode
-        with open(temporary, "xb", opener=lambda name, how: os.open(name, how, at_first)) as file:
-            if mode is not None:
+        with open(temporary, "xb", opener=lambda name, how: os.open(name, how, mode)) as file:
+            if is_old:
                 temporary.chmod(mode)  # `os.open` applied the umask
             yield file
             file.flush()
@@ -149,7 +152,9 @@ def remove_folder(folder: Path) -> None:
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove temporary files and folders of dead writers, of all names or only of ``name``."""
-    start = "." if name is None else f".{name}{_TEMPORARY}"
+    start = "."
+    if name is not None:
+        start = f".{name}{_TEMPORARY}"
     with suppress(OSError):  # the next write reports the problem
         for found in list(folder.iterdir()):
             if not found.name.startswith(start) or _TEMPORARY not in found.name:
@@ -166,7 +171,10 @@ def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk (fsync)."""
     with suppress(PermissionError):  # a folder on Windows, or one that cannot be read
         # Windows syncs only files that are open for writing.
-        descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+        flags = os.O_RDONLY
+        if path.is_file():
+            flags = os.O_RDWR
+        descriptor = os.open(path, flags)
         try:
             os.fsync(descriptor)
         finally:
@@ -207,16 +215,19 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
         raise ConfigError(f"The folder of {output} does not exist.", fix="Create it first.")
     for path in inputs:
         if path is not None and _would_overwrite(output, path):
-            what = f"a file of the input folder {path}" if path.is_dir() else "also an input file"
-            raise ConfigError(f"{output} is {what}.", fix="Choose another output file.")
+            role = "also an input file"
+            if path.is_dir():
+                role = f"a file of the input folder {path}"
+            raise ConfigError(f"{output} is {role}.", fix="Choose another output file.")
 
 
 def _would_overwrite(output: Path, path: Path) -> bool:
     with suppress(OSError):  # opening the file reports the problem
         if output.is_file():  # a device may be both input and output
             # Translations may be written into the run folder, but not over its own files.
-            is_part = path.is_dir() and output.resolve().suffix in _PART_SUFFIXES
-            parts = path.rglob("*.*") if is_part else [path]
+            parts: Iterable[Path] = [path]
+            if path.is_dir() and output.resolve().suffix in _PART_SUFFIXES:
+                parts = path.rglob("*.*")
             return any(part.is_file() and part.samefile(output) for part in parts)
     return False
 
@@ -272,16 +283,18 @@ def _new_lock(path: Path) -> Any:
 @contextmanager
 def _unwound_by_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise SystemExit, so that contexts clean up as after SIGINT."""
-    is_main = threading.current_thread() is threading.main_thread()
-    names = ("SIGTERM", "SIGHUP", "SIGBREAK") if is_main else ()  # some systems lack some
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ours:
+    unhandled: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
+            number = getattr(signal, name, None)  # some systems lack some
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                unhandled.append(number)
+    for number in unhandled:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         yield
     finally:
-        for number in ours:
+        for number in unhandled:
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -302,7 +315,8 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
             the process.
         OSError: The file cannot be written.
     """
-    lock, has_waited = _new_lock(path), False
+    lock = _new_lock(path)
+    has_waited = False
     try:
         lock.acquire(blocking=False)
     except TimeoutError as error:
@@ -316,11 +330,12 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
         lock.acquire()
         has_waited = True
     try:
-        place, started = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S%z")
+        host = socket.gethostname()
+        started = time.strftime("%Y-%m-%d %H:%M:%S%z")
         with suppress(OSError):  # a full disk, or Windows: the lock works without this text
             # On a file system without locks, a `SoftFileLock` depends on its own text.
             if "Soft" not in type(lock).__name__:
-                path.write_text(f"process {os.getpid()} on {place} since {started}\n", "utf-8")
+                path.write_text(f"process {os.getpid()} on {host} since {started}\n", "utf-8")
         yield has_waited
     finally:
         if remove:  # before the release: waiting processes notice, and create a new file

@@ -157,15 +157,20 @@ class FileRecord:
 def damage(folder: Path, files: Mapping[str, FileRecord], names: Iterable[str]) -> Iterator[str]:
     """Compare the named files of ``folder`` with their records; yield one message per problem."""
     for name in names:
-        path, expected = folder / name, files.get(name)
+        path = folder / name
+        expected = files.get(name)
         try:
             if expected is None or not path.is_file():
                 yield f"{path} is missing."
-            elif (size := path.stat().st_size) != expected.size:
+                continue
+            size = path.stat().st_size
+            if size != expected.size:
                 yield f"{path} has {size:,} bytes; expected {expected.size:,}."
-            elif (found := sha256_of_file(path)) != expected.sha256:
-                was = f"expected {expected.sha256[:12]}...: its content has changed"
-                yield f"{path} has sha256 {found[:12]}...; {was}."
+                continue
+            sha256 = sha256_of_file(path)
+            if sha256 != expected.sha256:
+                problem = f"expected {expected.sha256[:12]}...: its content has changed"
+                yield f"{path} has sha256 {sha256[:12]}...; {problem}."
         except OSError as error:
             yield f"{path} cannot be read: {error.strerror or error}."
 

@@ -97,7 +97,9 @@ def open_binary(path: Path) -> IO[bytes]:
         if opener is None and start and path.suffix in _COMPRESSIONS:
             fix = "Download the file again; if it is plain text, rename it."
             raise DataError(f"{path} is not a {path.suffix} file.", fix=fix)
-        opened: IO[bytes] = path.open("rb") if opener is None else opener(path)
+        if opener is None:
+            return path.open("rb")
+        opened: IO[bytes] = opener(path)
         return opened
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist.{near_file(path)}", fix=CHECK_PATH) from error
@@ -108,8 +110,10 @@ def open_binary(path: Path) -> IO[bytes]:
 
 def near_file(path: Path) -> str:
     """Return " Did you mean PATH?" with the most similar name in the folder, or an empty string."""
-    near = nearest_word(path.name, [each.name for each in path.parent.glob("*")])
-    return f" Did you mean {path.with_name(near)}?" if near else ""
+    near = nearest_word(path.name, [other.name for other in path.parent.glob("*")])
+    if not near:
+        return ""
+    return f" Did you mean {path.with_name(near)}?"
 
 
 def is_standard(path: Path | None) -> bool:
@@ -144,7 +148,9 @@ def open_input(path: Path | None) -> Iterator[IO[bytes]]:
     except OSError as error:
         problem = f"Standard input cannot be read: {error.strerror or error}."
         raise DataError(problem, fix="Pass a file as `input`.") from error
-    yield stream if opener is None else opener(stream)
+    if opener is not None:
+        stream = opener(stream)
+    yield stream
 
 
 def read_pieces(
@@ -161,7 +167,9 @@ def read_pieces(
     Raises:
         DataError: The stream is damaged, for example a truncated gzip file.
     """
-    read = getattr(stream, "read1", stream.read) if at_once else stream.read
+    read = stream.read
+    if at_once:
+        read = getattr(stream, "read1", read)
     try:
         while piece := read(size):
             yield piece
@@ -181,22 +189,29 @@ def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Itera
         max_bytes: Longer lines are cut to ``max_bytes + 1`` bytes, which bounds memory. None for no
             limit.
     """
-    most = sys.maxsize - 1 if max_bytes is None else max_bytes + 1
+    most = sys.maxsize - 1
+    if max_bytes is not None:
+        most = max_bytes + 1
 
     def cut(line: bytes) -> bytes:
-        return line[:most] if len(line) > most else line.removesuffix(b"\r")
+        if len(line) > most:
+            return line[:most]
+        return line.removesuffix(b"\r")
 
-    held, mark = bytearray(), _BOM
+    mark = _BOM  # Until the first line has ended.
+    rest = bytearray()  # The line that has not ended yet.
     for piece in pieces:
         start, *others = piece.split(b"\n")
-        held += start[: most + 1 - len(held)]
+        rest += start[: most + 1 - len(rest)]
         lines = []
         if others:
-            lines = [cut(bytes(held)).removeprefix(mark), *map(cut, others[:-1])]
-            held, mark = bytearray(others[-1][: most + 1]), b""
+            lines.append(cut(bytes(rest)).removeprefix(mark))
+            lines += map(cut, others[:-1])
+            rest = bytearray(others[-1][: most + 1])
+            mark = b""
         yield lines
-    if held and held != mark:
-        yield [cut(bytes(held)).removeprefix(mark)]
+    if rest and rest != mark:
+        yield [cut(bytes(rest)).removeprefix(mark)]
 
 
 def split_lines(
@@ -209,7 +224,8 @@ def split_lines(
     """
     for lines in split_pieces(read_pieces(stream, name, _CHUNK_BYTES), max_bytes):
         for line in lines:
-            yield None if max_bytes is not None and len(line) > max_bytes else line
+            is_too_long = max_bytes is not None and len(line) > max_bytes
+            yield None if is_too_long else line
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
@@ -231,9 +247,12 @@ def decode_line(line: bytes, name: str, number: int) -> str:
 
 def _reject_other_encodings(start: bytes, name: str) -> None:
     """Raise a DataError if ``start`` looks like UTF-16, UTF-32 or a binary file."""
-    if mark := _WIDE_MARKS.match(start):
+    mark = _WIDE_MARKS.match(start)
+    if mark:
         encoding = str(mark.lastgroup).replace("_", "-")
-        file = join_words([name]) if Path(name).is_file() else "FILE"
+        file = "FILE"
+        if Path(name).is_file():
+            file = join_words([name])
         fix = f"Convert the file: iconv -f {encoding} -t UTF-8 {file} > NEW"
         raise DataError(f"{name} is {encoding}, not UTF-8.", fix=fix)
     # A line of text may contain a NUL or a few bad bytes. Programs, images and weights have many.
@@ -281,11 +300,15 @@ def count_lines(path: Path) -> int:
     Raises:
         DataError: The file is missing or damaged.
     """
-    count, last = 0, b"\n"
+    count = 0
+    last = b"\n"
     with open_binary(path) as stream:
         for piece in read_pieces(stream, str(path), _CHUNK_BYTES):
-            count, last = count + piece.count(b"\n"), piece[-1:]
-    return count + (last != b"\n")
+            count += piece.count(b"\n")
+            last = piece[-1:]
+    if last != b"\n":
+        count += 1
+    return count
 
 
 def read_chunks(
@@ -312,23 +335,28 @@ def read_chunks(
             is binary.
     """
     pieces = read_pieces(stream, name, _READ_BYTES, at_once=True)
-    if not (first := next(pieces, b"")):
+    first = next(pieces, b"")
+    if not first:
         return
     _reject_other_encodings(first, name)
     chunk: list[bytes] = []
-    size, since = 0, 0.0
+    size = 0
+    since = 0.0
     for lines in split_pieces(chain([first], pieces), max_bytes):
         for line in lines:
-            since = since if chunk else time.monotonic()
+            if not chunk:
+                since = time.monotonic()
             chunk.append(line)
             size += len(line)
             if len(chunk) >= lines_at_once or size >= _MAX_CHUNK_BYTES:
                 yield chunk
-                chunk, size = [], 0
+                chunk = []
+                size = 0
         is_old = bool(chunk) and time.monotonic() - since > _PATIENCE_SECONDS
         if (chunk or not lines) and (is_old or not has_input(stream)):
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
     if chunk:
         yield chunk
 
@@ -356,7 +384,8 @@ class LineDecoder:
 
     def decode(self, lines: Sequence[bytes], first_number: int, name: str = "") -> list[str]:
         """Decode lines. ``name`` and ``first_number`` locate a line in warnings."""
-        return [self._decode(x, f"{name}line {n:,}") for n, x in enumerate(lines, first_number)]
+        numbered = enumerate(lines, first_number)
+        return [self._decode(line, f"{name}line {number:,}") for number, line in numbered]
 
     def _decode(self, line: bytes, shown: str) -> str:
         if len(line) > self._max_bytes:

@@ -38,11 +38,16 @@ def progress_bar(
     with suppress(OSError):  # a replaced stderr may have no file descriptor
         has_size = not _is_watched() or get_terminal_size(sys.stderr.fileno()).columns > 0
     # Some consoles and containers report a width of 0.
-    size = {"dynamic_ncols": True} if has_size else {"ncols": 80, "nrows": 24}
+    size: dict[str, Any] = {"dynamic_ncols": True}
+    if not has_size:
+        size = {"ncols": 80, "nrows": 24}
+    bar_format = None
+    if not unit:
+        bar_format = "{desc}: {elapsed}"
     bar: tqdm[Any] = tqdm(
         desc=description,
         unit=f" {unit}",
-        bar_format=None if unit else "{desc}: {elapsed}",
+        bar_format=bar_format,
         disable=not (shown and _is_watched()),
         file=sys.stderr,
         mininterval=_LEAST_SECONDS,
@@ -76,8 +81,10 @@ def _is_watched() -> bool:
 
 def file_bar(description: str, path: Path | None, *, unit: str, shown: bool = True) -> tqdm[Any]:
     """Return a bar that counts the lines of a file; disabled for standard input."""
-    shown, total = shown and not is_standard(path), None
-    if shown and _is_watched() and path is not None and path.is_file():
-        # Counting the lines of a gigabyte takes about a second.
-        total = count_lines(path) if path.stat().st_size <= 1 << 30 else None
+    if path is None or is_standard(path):
+        return progress_bar(description, unit=unit, shown=False)
+    total = None
+    # Counting the lines of a gigabyte takes about a second.
+    if shown and _is_watched() and path.is_file() and path.stat().st_size <= 1 << 30:
+        total = count_lines(path)
     return progress_bar(description, unit=unit, total=total, shown=shown)

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from nmt.device import is_one_of_torchrun
 from nmt.device.distributed import Processes, join, report_one_failure
 from nmt.errors import DataError
-from nmt.inference.request import Request, Result
-from nmt.inference.translator import Translator
+from nmt.inference.request import Request
+from nmt.inference.translator import LineResults, Translator
 
+Chunk = tuple[int, Sequence[Request | DataError]]  # Number of the first line, and lines.
 T = TypeVar("T")
 P = TypeVar("P")
 
@@ -43,10 +44,10 @@ def joined_processes() -> Iterator[Processes]:
 
 def translated(
     translator: Translator,
-    chunks: Iterator[tuple[int, Sequence[Request | DataError]]],
+    chunks: Iterator[Chunk],
     processes: Processes,
     is_ready: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[tuple[int, Sequence[Request | DataError]], list[Result | DataError]]]:
+) -> Iterator[tuple[Chunk, LineResults]]:
     """Translate chunks together with the other processes, and yield each with its results.
 
     Every process yields the same chunks and results.
@@ -59,7 +60,7 @@ def translated(
             If not, pending results are yielded first.
     """
 
-    def prepare(chunk: tuple[int, Sequence[Request | DataError]]) -> Any:
+    def prepare(chunk: Chunk) -> Any:
         first, lines = chunk
         begin, part = part_of(lines, processes.rank, processes.size)
         return chunk, translator.segment(part, first + begin)

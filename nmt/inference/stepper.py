@@ -14,10 +14,10 @@ V' tokens in the shortlist of a batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf, log
 from pathlib import Path
 from typing import Self
 
@@ -67,12 +67,12 @@ class Mixture:
             for share, values in others:
                 total.add_(values, alpha=share)
             return total.log_softmax(dim=-1)
-        total.add_(math.log(first_share))
+        total.add_(log(first_share))
         for share, values in others:
             impossible = total.isneginf() | values.isneginf()
-            values.add_(math.log(share))
+            values.add_(log(share))
             torch.logaddexp(total, values, out=total)
-            total.masked_fill_(impossible, -torch.inf)
+            total.masked_fill_(impossible, -inf)
         return total
 
 
@@ -168,7 +168,7 @@ class Shortlist:
             return BatchVocabulary(tokens, None)
         missing = ~marks.index_select(1, tokens)
         allowed = torch.zeros(missing.shape, device=missing.device)
-        allowed.masked_fill_(missing, -torch.inf)
+        allowed.masked_fill_(missing, -inf)
         return BatchVocabulary(tokens, allowed.unsqueeze(1))
 
 
@@ -242,7 +242,7 @@ class ModelStepper:
             logits = project(hidden)
             # Masked before the softmax, as in CTranslate2: other tokens share their probability.
             if not self._keep_special_mass:
-                logits.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
+                logits.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)
             if after.allowed is not None:
                 logits.add_(after.allowed)
             log_probs.append(logits.float().log_softmax(dim=-1))

@@ -103,6 +103,8 @@ class TranslationOptions:
 
 _OF_ENGINE = {each.name for each in fields(EngineOptions)}
 _OF_TRANSLATION = {each.name for each in fields(TranslationOptions)} - {"decoding"}
+Line = Request | str | DataError  # An error stands for a line that could not be read.
+LineResults = list[Result | DataError]  # An error stands for a line without a translation.
 # Takes the segments of a finished batch. It may raise to interrupt.
 OnBatch = Callable[[Sequence[Segment]], object]
 
@@ -211,18 +213,14 @@ class Translator:
             results.append(result)
         return results
 
-    def try_translate(
-        self, lines: Iterable[Request | str | DataError], first_line: int = 1
-    ) -> list[Result | DataError]:
+    def try_translate(self, lines: Iterable[Line], first_line: int = 1) -> LineResults:
         """Translate lines as `translate` does, but return errors instead of raising them.
 
         A line that could not be read may be passed as its `DataError`, which is then returned.
         """
         return self.finish(self.segment(lines, first_line))
 
-    def segment(
-        self, lines: Iterable[Request | str | DataError], first_line: int = 1
-    ) -> SegmentedLines:
+    def segment(self, lines: Iterable[Line], first_line: int = 1) -> SegmentedLines:
         """Split and encode lines for `finish`. Does not use the model: see `try_translate`."""
         if isinstance(lines, str):
             raise TypeError(_NOT_LINES)
@@ -264,7 +262,7 @@ class Translator:
         chosen = LanguageOptions(source, target, tag)
         return options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)
 
-    def finish(self, lines: SegmentedLines) -> list[Result | DataError]:
+    def finish(self, lines: SegmentedLines) -> LineResults:
         """Translate lines that `segment` returned."""
         options = self.options
         report = _line_counter(lines, options.progress)
@@ -347,14 +345,14 @@ class Translator:
         """Decode ids. Line breaks, which byte subwords may spell, become spaces."""
         return _LINE_BREAKS.sub(" ", self.tokenizers.target.decode(ids)).strip()
 
-    def _join(self, lines: SegmentedLines, outputs: Sequence[Output]) -> list[Result | DataError]:
+    def _join(self, lines: SegmentedLines, outputs: Sequence[Output]) -> LineResults:
         """Join the outputs of segments to one result for each line."""
         parts = [list[Output]() for _ in lines.requests]
         languages = {}
         for part, output in zip(lines.segments, outputs, strict=True):
             parts[part.line].append(output)
             languages[part.line] = part.target_language
-        results: list[Result | DataError] = []
+        results: LineResults = []
         for line, request in enumerate(lines.requests):
             if line in lines.failures:
                 results.append(lines.failures[line])

@@ -9,10 +9,10 @@ Shapes: B active sentences, K beams in G groups of k, V vocabulary, t tokens gen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, zip_longest
+from math import inf, isfinite
 from typing import NamedTuple
 
 import torch
@@ -56,7 +56,7 @@ class Candidates(NamedTuple):
             return Candidates(*(column[:, :beam_size] for column in self))
         order = ends.int().argsort(dim=1, stable=True)
         order = order[:, :beam_size]
-        log_probs = self.log_probs.masked_fill(ends, -math.inf)
+        log_probs = self.log_probs.masked_fill(ends, -inf)
         columns = (self.parents, self.tokens, log_probs)
         return Candidates(*(column.gather(1, order) for column in columns))
 
@@ -91,7 +91,7 @@ def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Candidates:
         padding = (0, missing)
         parents = F.pad(parents, padding)
         tokens = F.pad(tokens, padding)
-        sums = F.pad(sums, padding, value=-math.inf)
+        sums = F.pad(sums, padding, value=-inf)
     return Candidates(parents, tokens, sums)
 
 
@@ -197,7 +197,7 @@ class DiverseSelector(BeamSelector):
             of_group = slice(first, first + size)
             # A full group continues with empty beams, so that all groups keep the same width.
             totals = beams.totals[:, of_group]
-            totals = totals.masked_fill(full[:, group], -torch.inf)
+            totals = totals.masked_fill(full[:, group], -inf)
             values = log_probs[:, of_group]  # (B, k, V)
             # The penalty only affects the ranking: the totals below are sums of `values`.
             penalty = self._strength * num_chosen.unsqueeze(1)
@@ -259,8 +259,9 @@ class RequiredPhrases:
         """Return the progress after one more token."""
         after = []
         for phrase, matched in zip(self.phrases, progress, strict=True):
-            is_complete = matched == len(phrase)
-            after.append(matched if is_complete else _advance(phrase, matched, token))
+            if matched < len(phrase):
+                matched = _advance(phrase, matched, token)
+            after.append(matched)
         return tuple(after)
 
     def wanted(self, progress: PhraseProgress) -> set[int]:
@@ -402,14 +403,14 @@ class ConstrainedSelector(BeamSelector):
             if best_tokens[beam] == EOS_ID and not is_complete:
                 cost = _PAST_END
             after = phrases.advance(progress[beam], token)
-            if math.isfinite(log_prob):
+            if isfinite(log_prob):
                 allowed.append(_Continuation(cost - log_prob, beam, token, after, cost))
         allowed.sort()
         active = [candidate for candidate in allowed if candidate.token != EOS_ID]
         active = self._within_banks(phrases, active)
         ending = self._within_banks(phrases, allowed)
         ending = [candidate for candidate in ending if candidate.token == EOS_ID]
-        nothing = _Continuation(math.inf, 0, PAD_ID, phrases.start, 0.0)
+        nothing = _Continuation(inf, 0, PAD_ID, phrases.start, 0.0)
         active += [nothing] * (self._beam_size - len(active))
         self._progress[sentence] = [candidate.progress for candidate in active]
         costs = [candidate.past_end for candidate in active]

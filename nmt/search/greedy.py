@@ -10,10 +10,10 @@ candidate tokens.
 from __future__ import annotations
 
 import hashlib
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import chain
+from math import inf, isfinite
 
 import torch
 import torch.nn.functional as F
@@ -94,10 +94,10 @@ class IndependentSelector(Selector):
         totals = beams.totals + best
         # No hypothesis ends in most steps. Lists detect this much faster than tensor operations.
         has_end = EOS_ID in ids.flatten().tolist()
-        is_finite = math.isfinite(sum(best.flatten().tolist()))
+        is_finite = isfinite(sum(best.flatten().tolist()))
         if is_finite and not (is_copied or has_end):
             return Selection(ids, totals)
-        ends = (ids == EOS_ID) | ~(best > -torch.inf)
+        ends = (ids == EOS_ID) | ~(best > -inf)
         ends &= self._is_open
         rows, slots = (ends & totals.isfinite()).nonzero(as_tuple=True)
         if len(rows):
@@ -162,7 +162,7 @@ class AlternativesSelector(GreedySelector):
         if len(rows):  # before this step all hypotheses of a sentence are equal
             values, tokens = largest(log_probs[rows, 0], self._num_hypotheses)
             padding = (0, self._num_hypotheses - values.shape[1])
-            best[rows] = F.pad(values, padding, value=-torch.inf)
+            best[rows] = F.pad(values, padding, value=-inf)
             ids[rows] = F.pad(tokens, padding)
         return best, ids
 
@@ -198,7 +198,7 @@ def greedy_without_waiting(
     new: list[Tensor] = []
     while len(sentences):
         log_probs, state = stepper.step(state, tokens)
-        log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
+        log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)
         length += 1
         # Limits are compared on the host, because reading them from the device would wait for it.
         shortest, longest = limits.tolist()
@@ -213,7 +213,7 @@ def greedy_without_waiting(
         # Ended sentences stay in the batch until the next check; their totals must not change.
         totals = totals.where(is_done, totals + best)
         is_done |= tokens == EOS_ID
-        is_done |= ~(best > -torch.inf)  # not `best == -inf`: NaN also ends a sentence
+        is_done |= ~(best > -inf)  # not `best == -inf`: NaN also ends a sentence
         new.append(tokens)
         if len(new) < _STEPS_BETWEEN_LOOKS and length < max(longest):
             continue
@@ -224,7 +224,7 @@ def greedy_without_waiting(
             continue
         columns = [x.cpu()[ended].tolist() for x in (sentences, history, totals)]
         for sentence, ids, (total,) in zip(*columns, strict=True):
-            if total > -torch.inf:
+            if total > -inf:
                 ids = ids[: ids.index(EOS_ID)]
                 score = total / penalty(len(ids) + 1)
                 results[sentence].append(Hypothesis(tuple(ids), total, score))

@@ -13,10 +13,10 @@ Shapes: B active sentences, K beams, V vocabulary, t tokens generated so far, P 
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from itertools import chain
+from math import inf, log, log1p
 
 import torch
 import torch.nn.functional as F
@@ -95,8 +95,8 @@ class Rules:
         if beta:
             # The probability p of a token becomes (1 - beta) p, plus beta for the next token of the
             # prefix (Arivazhagan et al. 2020).
-            log_probs[rows, beams] += math.log1p(-beta)
-            gain = torch.tensor(math.log(beta), device=log_probs.device)
+            log_probs[rows, beams] += log1p(-beta)
+            gain = torch.tensor(log(beta), device=log_probs.device)
             chosen = log_probs[rows, beams, tokens]
             log_probs[rows, beams, tokens] = chosen.logaddexp(gain)
             self._apply_others(log_probs, sentences, history)
@@ -105,7 +105,7 @@ class Rules:
         # An unknown token of a forced prefix does not change the score.
         forced = log_probs[rows, beams, tokens].where(is_known, 0.0)
         self._apply_others(log_probs, sentences, history)
-        log_probs[rows, beams] = -torch.inf
+        log_probs[rows, beams] = -inf
         if history.shape[-1] + 1 != self._max_positions:  # else the prefix does not fit
             log_probs[rows, beams, tokens] = forced
 
@@ -133,7 +133,7 @@ class Rules:
     def _apply_others(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
         """Apply the rules that do not apply to forced prefixes."""
         config = self._config
-        log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
+        log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)
         length = history.shape[-1] + 1
         early = last = torch.zeros_like(sentences, dtype=torch.bool)
         if length not in self._free_lengths:
@@ -189,7 +189,7 @@ def renormalize(log_probs: Tensor, sentences: Tensor | None) -> None:
 def delay_end(log_probs: Tensor, early: Tensor) -> None:
     """Forbid EOS in the sentences ``early``, (B,), bool, whose outputs are too short."""
     is_early = early.to(log_probs.device).unsqueeze(1)
-    log_probs[..., EOS_ID].masked_fill_(is_early, -torch.inf)
+    log_probs[..., EOS_ID].masked_fill_(is_early, -inf)
 
 
 def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
@@ -200,7 +200,7 @@ def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
     is_last = last.to(log_probs.device).view(len(last), -1, 1)
     ends = log_probs[..., EOS_ID]  # (B, K), a view
     kept = ends.clone()
-    log_probs.masked_fill_(is_last, -torch.inf)
+    log_probs.masked_fill_(is_last, -inf)
     ends.copy_(kept)
 
 
@@ -256,7 +256,7 @@ def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> Non
     matches = ngrams[..., :-1] == last_ids
     rows, beams, places = matches.all(-1).nonzero(as_tuple=True)
     tokens = ngrams[rows, beams, places, -1]
-    log_probs[rows, beams, tokens] = -torch.inf
+    log_probs[rows, beams, tokens] = -inf
 
 
 def _phrase_table(phrases: Sequence[Sequence[Ids]]) -> Tensor:
@@ -291,4 +291,4 @@ def forbid_phrases(log_probs: Tensor, phrases: Tensor, history: Tensor) -> None:
     matches = (starts == last_ids) | (starts == _ANY)
     rows, beams, places = matches.all(-1).nonzero(as_tuple=True)
     tokens = phrases[rows, places, -1]
-    log_probs[rows, beams, tokens] = -torch.inf
+    log_probs[rows, beams, tokens] = -inf

@@ -9,12 +9,11 @@ Shapes: B active sentences, K beams of each sentence, V vocabulary, t tokens gen
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from math import inf
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -222,7 +221,7 @@ class FinishedHypotheses:
         per_sentence = torch.tensor(penalties, dtype=torch.float64)
         self._largest_penalty = per_sentence.repeat_interleave(pools_per_sentence)
         # Score of the last hypothesis of each n-best list; minus infinity if the list is not full.
-        self._to_beat = torch.full_like(self._largest_penalty, -torch.inf)
+        self._to_beat = torch.full_like(self._largest_penalty, -inf)
         self._counts = torch.zeros_like(self._to_beat, dtype=torch.int64)
         self._pools_per_sentence = pools_per_sentence
         # Each best first.
@@ -295,21 +294,16 @@ _SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
 _FEW = 1 << 12  # fewer values are searched faster without blocks
 
 
-@cache
-def _block_size(width: int) -> int:
-    """Return a block size that divides ``width``; ``width`` itself if there is none."""
-    return next((size for size in _SIZES if width % size == 0), width)
-
-
 def _blocks(values: Tensor) -> Tensor:
     """Split rows into blocks: (..., V) -> (..., n, size). Small tensors become one block.
 
     Torch searches a row sequentially. It is several times faster to compute the maximum of each
     block, and then to search only the best blocks.
     """
-    size = values.shape[-1]
-    if values.numel() >= _FEW:
-        size = _block_size(size)
+    width = values.shape[-1]
+    if values.numel() < _FEW:
+        return values.unsqueeze(-2)
+    size = next((size for size in _SIZES if width % size == 0), width)
     return values.unflatten(-1, (-1, size))
 
 
@@ -360,7 +354,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     best = best[..., :count]
     index = index[..., :count]
     # Rows in which a value equal to the last one was left out: its index may be lower.
-    is_cut = (last == following) & (last > -math.inf)
+    is_cut = (last == following) & (last > -inf)
     is_cut = is_cut.any(-1)
     if is_cut.any():
         last = last[is_cut]  # (N, 1)

@@ -45,8 +45,8 @@ def cover(counts: Mapping[str, Counter[str]], share: float, room: int | None) ->
     for language, characters in wanted.items():
         total = counts[language].total()
         for character in characters:
-            own = counts[language][character] / total
-            shares[character] = max(own, shares.get(character, 0.0))
+            share_here = counts[language][character] / total
+            shares[character] = max(share_here, shares.get(character, 0.0))
     # Of equal shares, the character with the lowest code point comes first.
     ranked = sorted(shares, key=lambda character: (-shares[character], character))
     chosen = frozenset(ranked[:room])

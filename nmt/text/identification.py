@@ -72,10 +72,10 @@ def similar_codes(code: str, codes: tuple[str, ...]) -> frozenset[str]:
     Empty if no code matches the language.
     """
     similar = set(matching(code, codes))
-    for own in matching(code, codes):
+    for match in matching(code, codes):
         for other in codes:
-            there = tag_distance(own, other, ignore_script=True)
-            back = tag_distance(other, own, ignore_script=True)
+            there = tag_distance(match, other, ignore_script=True)
+            back = tag_distance(other, match, ignore_script=True)
             if min(there, back) <= _NEAR_ONE_WAY or max(there, back) <= _NEAR_BOTH_WAYS:
                 similar.add(other)
     return frozenset(similar)

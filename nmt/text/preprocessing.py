@@ -82,19 +82,19 @@ def check_plain(lines: Iterable[str], name: str) -> None:
     Raises:
         DataError: A tool has changed the text.
     """
-    found = find_preprocessing(lines)
-    if found is not None:
-        kind, description = found
+    preprocessing = find_preprocessing(lines)
+    if preprocessing is not None:
+        kind, description = preprocessing
         raise DataError(f"{name} {description}", fix=_way_out(kind, name))
 
 
 def tokenized_text(lines: Iterable[str], language: str) -> str | None:
     """Return a warning if a text in a language looks tokenized, else None."""
     kinds = [TOKENIZED] if writes_spaces(language) else [SPACED, TOKENIZED]
-    found = find_preprocessing(lines, kinds)
-    if found is None:
+    preprocessing = find_preprocessing(lines, kinds)
+    if preprocessing is None:
         return None
-    kind, description = found
+    kind, description = preprocessing
     command = kind.command.replace("LANGUAGE", primary_code(language))
     text = f"the text in {language} {description}\n  "
     text += "A model of tokenized text also writes tokenized text, and its BLEU is comparable only "

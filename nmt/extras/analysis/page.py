@@ -112,8 +112,8 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
     order = sorted(range(len(lines)), key=scores[0].__getitem__)
     worst = [row for row in order if lines[row] != reference[row]]
     worst = worst[:_SHOWN]
-    best = order[: -_SHOWN - 1 : -1]
-    chosen = {f"Worst of {name}": worst, f"Best of {name}": best}
+    best = order[::-1]
+    chosen = {f"Worst of {name}": worst, f"Best of {name}": best[:_SHOWN]}
     if len(systems) > 1:
         other = systems[1]
         differing = [row for row in order if lines[row] != other.lines[row]]
@@ -123,7 +123,8 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
     if models and source:  # word alignments of the worst sentences
         pairs = [(source[row], lines[row]) for row in worst]
         languages = LanguageOptions(*evaluation.languages, models[0].tag)
-        aligned = load_scorer(models[0]).align(pairs, languages)
+        model_scorer = load_scorer(models[0])
+        aligned = model_scorer.align(pairs, languages)
         links = dict(zip(worst, aligned, strict=True))
 
     def sentence(row: int) -> dict[str, Any]:
@@ -140,7 +141,8 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
                     label += f", confidence {result.confidence:.0f}"
                 if result.alarms:
                     label += f", suspicious: {', '.join(result.alarms)}"
-            differences = word_differences(system.lines[row], reference[row])
+            line = system.lines[row]
+            differences = word_differences(line, reference[row])
             parts.append((label, differences))
         return {"line": row + 1, "parts": parts, "gloss": glosses}
 
@@ -160,8 +162,10 @@ def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:
     output_words = output.split()
     aligned: list[list[str]] = [[] for _ in words]
     for place, target in links:
-        if place < len(words) and target < len(output_words):
-            aligned[place].append(output_words[target])
+        is_inside = place < len(words) and target < len(output_words)
+        if is_inside:
+            word = output_words[target]
+            aligned[place].append(word)
     return list(zip(words, map(" ".join, aligned), strict=True))
 
 

@@ -56,7 +56,8 @@ def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()
 def change_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     """Return a table of the changes against the baseline, with their intervals."""
     alphas = [gate.alpha for gate in gates_of(*evaluations) if gate.alpha is not None]
-    alpha, *_ = [*alphas, _USUAL_ALPHA]
+    alphas.append(_USUAL_ALPHA)
+    alpha = alphas[0]
     rows = [["system", "metric", "before", "now", "change", "95% interval", "significant?"]]
     for evaluation, prefix in prefixed(evaluations):
         for system in evaluation.systems:
@@ -75,8 +76,9 @@ def _change(name: str, score: Score, alpha: float) -> list[str]:
         return [*row, "", "not tested"]
     word = "no significant difference"
     if change.p_value < alpha:
-        is_worse = as_quality(score.metric, change.delta) < 0
-        word = "worse" if is_worse else "better"
+        word = "better"
+        if as_quality(score.metric, change.delta) < 0:
+            word = "worse"
     interval = f"{shown(change.low, '+')} to {shown(change.high, '+')}"
     return [*row, interval, f"{word} ({show_p_value(change.p_value)})"]
 

@@ -84,7 +84,9 @@ class NoisySource:
 
     def scored(self, lines: _Lines, joiner: str) -> _Lines:
         """Return clean translations or references; for ``joined``, every two lines as one."""
-        return _joined(lines, joiner) if self.noise == JOINED else lines
+        if self.noise == JOINED:
+            return _joined(lines, joiner)
+        return lines
 
 
 def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySource]:
@@ -102,9 +104,10 @@ def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySourc
             lines.append(noise(line, random))
         yield NoisySource(name, lines)
     yield NoisySource(JOINED, _joined(source, joiner))
-    halves = [_halves(line) for line in source]
+    halves = list(map(_halves, source))
     lines = list(chain.from_iterable(halves))
-    yield NoisySource(SPLIT, lines, list(map(len, halves)))
+    counts = list(map(len, halves))
+    yield NoisySource(SPLIT, lines, counts)
 
 
 def noise_losses(
@@ -221,7 +224,8 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
     pairs = []
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
-        if len(cells) not in (3, 4) or not all(cells[:3]):
+        has_texts = all(cells[:3])
+        if len(cells) not in (3, 4) or not has_texts:
             problem = f"expected 3 or 4 non-empty columns, found {len(cells)}"
             columns = "source, right translation, wrong translation and optionally a category"
             fix = f"Write {columns}, separated by tabs."

@@ -151,13 +151,15 @@ def groups_of_system(
             kind = _kept(_numbers(line), _numbers(output))
             numbers.append(kind)
             copied = _tokens(line) & _tokens(" ".join(translations))
-            kept_names = set(filter(_is_name, copied))
-            names.append(_kept(kept_names, _tokens(output)))
+            copied_names = set(filter(_is_name, copied))
+            kind = _kept(copied_names, _tokens(output))
+            names.append(kind)
         yield Group("numbers", numbers, _KEPT)
         yield Group("names and copied tokens", names, _KEPT)
     ratios = []
     for output, reference in zip(system.lines, references[0], strict=True):
-        ratios.append((len(output) + 1) / (len(reference) + 1))
+        ratio = (len(output) + 1) / (len(reference) + 1)
+        ratios.append(ratio)
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
     if system.results:
         labels = ["suspicious" if result.alarms else "not suspicious" for result in system.results]

@@ -128,8 +128,11 @@ def align_corpora(
         cuts = range(start, max(end - _PART // 2, start + 1), _PART)
         for low, high in pairwise([*cuts, end]):
             parts.append(_Part(name, start, low, high))
-        scores[name] = Column(folder / f"score-{number}.bin", np.float32, end - start)
-        z_scores[name] = Column(folder / f"z-{number}.bin", np.float32, end - start)
+        size = end - start
+        path = folder / f"score-{number}.bin"
+        scores[name] = Column(path, np.float32, size)
+        path = folder / f"z-{number}.bin"
+        z_scores[name] = Column(path, np.float32, size)
     for name, _, low, high in parts:
         if name not in held_out:
             offsets[low:high] = first_offsets(lines, low, high)
@@ -149,20 +152,25 @@ def align_corpora(
                 pairs = Pairs(rows, rows)
                 learned = offsets[low:high]
                 in_place = scorer.score(pairs)
-                tokens = PairMeasures.of_pairs(in_place, lines, pairs).tokens
+                measures = PairMeasures.of_pairs(in_place, lines, pairs)
+                tokens = measures.tokens
                 per_token = in_place / np.maximum(tokens, 1)
-                per_token[tokens == 0] = np.nan
+                is_blank = tokens == 0
+                per_token[is_blank] = np.nan
                 diagnosis = _diagnose(scorer, rows, learned, in_place)
-                place = slice(low - start, high - start)
+                before = low - start
+                place = slice(before, high - start)
                 scores[name][place] = per_token
                 z_scores[name][place] = diagnosis.z_scores
                 for part in diagnosis.ranges:
-                    ranges[name].append(part.moved(low - start))
+                    moved = part.moved(before)
+                    ranges[name].append(moved)
                 if name not in held_out:
                     new_offsets, teaches = _next_sample(diagnosis, learned)
                     is_moved = new_offsets != learned
                     is_switched = teaches != to_learn[low:high]
-                    num_changed += int((is_moved | is_switched).sum())
+                    is_changed = is_moved | is_switched
+                    num_changed += int(is_changed.sum())
                     offsets[low:high] = new_offsets
                     to_learn[low:high] = teaches
             if num_changed <= _AGREED * num:
@@ -179,17 +187,20 @@ def _sample(
 ) -> Pairs:
     """Return the pairs to learn the lexicon from: of a large corpus, an evenly spaced sample."""
     num = len(offsets)
-    step = max(sample_step(lines, num), math.ceil(num / _MOST_SAMPLED))
+    least = math.ceil(num / _MOST_SAMPLED)
+    step = max(sample_step(lines, num), least)
     pairs = [np.empty((2, 0), np.int64)]
     for low, high in spans.values():
         rows = np.arange(low, high, step)
         targets = rows + offsets[rows]
-        is_inside = (targets >= low) & (targets < high)
-        is_sampled = is_inside & to_learn[rows]
+        is_sampled = to_learn[rows]
+        is_sampled &= targets >= low
+        is_sampled &= targets < high
         is_sampled &= ~_is_held_out(rows)
         sampled = rows[is_sampled], targets[is_sampled]
         pairs.append(np.stack(sampled))
-    return Pairs(*np.concatenate(pairs, axis=1))
+    sources, targets = np.concatenate(pairs, axis=1)
+    return Pairs(sources, targets)
 
 
 def _is_held_out(rows: Rows) -> Mask:
@@ -214,13 +225,15 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values
     random_pairs = _random_pairs(rows)
     random_totals = scorer.score(random_pairs)
     at_random = PairMeasures.of_pairs(random_totals, lines, random_pairs)
-    unshifted = PairMeasures.of_pairs(in_place, lines, Pairs(rows, rows))
+    pairs = Pairs(rows, rows)
+    unshifted = PairMeasures.of_pairs(in_place, lines, pairs)
     targets = (rows + learned).clip(rows[0], rows[-1])
     totals = in_place.copy()
     is_moved = targets != rows
     moved = Pairs(rows[is_moved], targets[is_moved])
     totals[is_moved] = scorer.score(moved)
-    shifted = PairMeasures.of_pairs(totals, lines, Pairs(rows, targets))
+    pairs = Pairs(rows, targets)
+    shifted = PairMeasures.of_pairs(totals, lines, pairs)
     has_words = shifted.tokens > 0
     unseen = _is_held_out(rows) & has_words
     if unseen.sum() < _FEWEST_UNSEEN:
@@ -232,21 +245,25 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values
         unrelated = Range(1, num, None)
         return nothing._replace(ranges=[unrelated])
     there = evidence(shifted)
-    here = np.where(learned == 0, there, evidence(unshifted))
+    here = evidence(unshifted)
+    here = np.where(learned == 0, there, here)
     ranges = list(find_ranges(scorer, evidence, rows, learned, here, there))
     if num < _FEWEST_UNRELATED:  # too few lines to decide that lines are unrelated
         ranges = [part for part in ranges if part.offset is not None]
     if num < FEWEST_SCORED or not evidence.slope:
         return nothing._replace(ranges=ranges)
     # Pairs that the lexicon has learned from score better, so the share comes from unseen pairs.
-    share_right = share_above(shifted.scores[unseen], at_random.scores)
-    usual, spread = usual_scores(shifted.scores[has_words], share_right)
+    scores = shifted.scores
+    share_right = share_above(scores[unseen], at_random.scores)
+    usual, spread = usual_scores(scores[has_words], share_right)
     z_scores = (unshifted.scores - usual) / spread
-    z_scores[unshifted.tokens == 0] = np.nan
+    is_blank = unshifted.tokens == 0
+    z_scores[is_blank] = np.nan
     if num < _FEWEST_UNRELATED:
         return nothing._replace(ranges=ranges, z_scores=z_scores)
-    is_low = shifted.scores < usual + _DOUBTFUL * spread
-    is_doubtful = has_words & (is_low | is_odd(there))
+    is_doubtful = scores < usual + _DOUBTFUL * spread
+    is_doubtful |= is_odd(there)
+    is_doubtful &= has_words
     return _Diagnosis(ranges, z_scores, is_doubtful)
 
 
@@ -299,20 +316,24 @@ class CutLines:
 
 class _CutLengths:
     def __init__(self, lengths: npt.NDArray[np.integer]) -> None:
-        self._values = np.minimum(lengths, MOST_TOKENS).astype(np.uint8)
+        cut = np.minimum(lengths, MOST_TOKENS)
+        self._values = cut.astype(np.uint8)
 
     def __len__(self) -> int:
         return len(self._values)
 
     def __getitem__(self, rows: Any, /) -> npt.NDArray[np.int32]:
-        return self._values[rows].astype(np.int32)
+        values = self._values[rows]
+        return values.astype(np.int32)
 
 
 def _cut(flat: FlatIds) -> FlatIds:
     """Truncate each sentence to `MOST_TOKENS` tokens."""
-    if flat.lengths.max(initial=0) <= MOST_TOKENS:
+    longest = flat.lengths.max(initial=0)
+    if longest <= MOST_TOKENS:
         return flat
     starts = flat.offsets[flat.sentences]
     positions = np.arange(len(flat.ids)) - starts
-    ids = flat.ids[positions < MOST_TOKENS]
-    return FlatIds(ids, np.minimum(flat.lengths, MOST_TOKENS))
+    is_kept = positions < MOST_TOKENS
+    lengths = np.minimum(flat.lengths, MOST_TOKENS)
+    return FlatIds(flat.ids[is_kept], lengths)

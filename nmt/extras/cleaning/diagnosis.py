@@ -17,15 +17,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data import filters
-from nmt.data.filters import Arrays, ListedProblem
+from nmt.data.filters import (
+    Arrays,
+    Diagnosis,
+    DiagnosisReport,
+    ListedProblem,
+    Material,
+    PairProblem,
+    filter_actions,
+)
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
 from nmt.extras.cleaning.alignment import FEWEST_SCORED, SMALLEST, CutLines, align_corpora
 from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
 from nmt.extras.cleaning.ranges import Range
 from nmt.extras.cleaning.repeats import RepeatFinder, Repeats, pair_hashes
-from nmt.extras.cleaning.scores import DUAL, LEXICAL, Scores, dual_scorer, read_scores, write_scores
+from nmt.extras.cleaning.scores import (
+    DUAL,
+    LEXICAL,
+    ScorePairs,
+    Scores,
+    dual_scorer,
+    read_scores,
+    write_scores,
+)
 
 _HASHES = "hashes"
 _LEAKS = "leaks"
@@ -44,10 +59,12 @@ def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: boo
     Returns:
         ``hashes`` (see `pair_hashes`) and ``leaks`` (see `Leaks.update`).
     """
-    found = index.find([pair.source for pair in pairs])
-    leaks = [(leak.row, leak.held_out, leak.kind == "exact") for leak in found]
-    rows = np.array(leaks, np.int64).reshape(-1, 3)
-    hashes = pair_hashes([pair[:2] for pair in pairs], sketches=sketches)
+    texts = [pair[:2] for pair in pairs]
+    hashes = pair_hashes(texts, sketches=sketches)
+    leaks = index.find([pair.source for pair in pairs])
+    rows = np.empty((len(leaks), 3), np.int64)
+    for row, leak in zip(rows, leaks, strict=True):
+        row[:] = leak.row, leak.held_out, leak.kind == "exact"
     return {_HASHES: hashes, _LEAKS: rows}
 
 
@@ -59,12 +76,12 @@ class _Detected:
     first: list[dict[str, Any]] = field(default_factory=list)  # Places of the first ones.
 
 
-class CorpusDiagnosis(filters.Diagnosis):
+class CorpusDiagnosis(Diagnosis):
     """Runs all checks that compare whole corpora."""
 
-    def __init__(self, material: filters.Material) -> None:
+    def __init__(self, material: Material) -> None:
         super().__init__(material)
-        self._actions = filters.filter_actions(material.filters)
+        self._actions = filter_actions(material.filters)
         self._leaks = Leaks(material.held_out, material.directions)
         self._repeat_finder = RepeatFinder(material.scratch)
         self._repeats: Future[Repeats] | None = None
@@ -74,7 +91,9 @@ class CorpusDiagnosis(filters.Diagnosis):
         # Learning a lexicon takes the most time after reading.
         self.compares_words = "lexical" in self._actions or "misaligned" in self._actions
         runs = material.score_with
-        self._dual = dual_scorer(runs, material.languages) if runs else None
+        self._dual: ScorePairs | None = None
+        if runs:
+            self._dual = dual_scorer(runs, material.languages)
         # Line number and score (by the two models) of every kept pair of all corpora, in order.
         self._dual_lines = array("q")
         self._dual_scores = array("f")
@@ -132,7 +151,8 @@ class CorpusDiagnosis(filters.Diagnosis):
     ) -> None:
         """Learn a lexicon from the lines, compute lexical scores, and find misaligned ranges."""
         material = self.material
-        held_out = spans.keys() - material.corpora.keys()
+        corpora = material.corpora
+        held_out = spans.keys() - corpora.keys()
         alignment = align_corpora(
             CutLines(lines), sizes, spans, material.scratch, held_out, material.workers.near
         )
@@ -145,7 +165,7 @@ class CorpusDiagnosis(filters.Diagnosis):
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
-    ) -> Mapping[int, Sequence[filters.PairProblem]]:
+    ) -> Mapping[int, Sequence[PairProblem]]:
         """Return the findings of the next block, by the index of the line in the block."""
         assert self._repeats is not None
         num_lines = len(is_kept)
@@ -154,7 +174,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         first = self._num_asked
         last = first + len(places)
         self._num_asked = last
-        problems = defaultdict[int, list[filters.PairProblem]](list)
+        problems = defaultdict[int, list[PairProblem]](list)
         repeats = self._repeats.result()
         for row, repeated in repeats.between(first, last).items():
             problems[places[row - first]] += repeated
@@ -164,34 +184,37 @@ class CorpusDiagnosis(filters.Diagnosis):
             if reason in self._actions:
                 is_low = scores < limit
                 for row in np.flatnonzero(is_low).tolist():
-                    problem = filters.PairProblem(reason, float(scores[row]), limit)
+                    problem = PairProblem(reason, float(scores[row]), limit)
                     problems[where[row]].append(problem)
 
         for reason, scores in self._scores.items():
             if corpus in scores:
-                of_block = scores[corpus][start:stop]
-                add(reason, range(num_lines), of_block)
+                column = scores[corpus]
+                add(reason, range(num_lines), column[start:stop])
         if self._dual is not None:
-            of_kept = np.array(self._dual_scores[first:last], np.float32)
-            add("dual_cross_entropy", places, of_kept)
+            of_kept = self._dual_scores[first:last]
+            add("dual_cross_entropy", places, np.array(of_kept, np.float32))
         for misaligned in self._ranges.get(corpus, ()):
-            value = "unrelated" if misaligned.offset is None else float(misaligned.offset)
-            problem = filters.PairProblem("misaligned", value)
+            problem = PairProblem("misaligned", "unrelated")
+            if misaligned.offset is not None:
+                problem = PairProblem("misaligned", float(misaligned.offset))
             first_line = max(misaligned.start - 1, start)
             end = min(misaligned.end, stop)
             for line in range(first_line, end):
                 problems[line - start].append(problem)
         return problems
 
-    def report(self) -> filters.DiagnosisReport:
+    def report(self) -> DiagnosisReport:
         """Return the results of all checks, and finish writing the score files."""
         if self._dual is not None:
             scores = {}
             lines = {}
             for name, (start, end) in self._spans.items():
                 lines[name] = self._dual_lines[start:end]
-                scores[name] = np.array(self._dual_scores[start:end], np.float32)
-            write_scores(self.material.folder / DUAL, scores, lines)
+                of_corpus = self._dual_scores[start:end]
+                scores[name] = np.array(of_corpus, np.float32)
+            path = self.material.folder / DUAL
+            write_scores(path, scores, lines)
         if self._writing is not None:
             self._writing.result()
         shifts = []
@@ -203,7 +226,7 @@ class CorpusDiagnosis(filters.Diagnosis):
                     unrelated.append(place)
                 else:
                     shifts.append(place | {"offset": misaligned.offset})
-        return filters.DiagnosisReport(
+        return DiagnosisReport(
             shifts=shifts,
             unrelated=unrelated,
             leakage=self._leaks.found,
@@ -217,9 +240,10 @@ class CorpusDiagnosis(filters.Diagnosis):
     def _skipped(self) -> dict[str, str]:
         """Return the checks that could not run, or not in all corpora, each with the reason."""
         skipped = {}
+        filters = self.material.filters
         if not self._scores["scores"]:
             skipped["scores"] = "No corpus has a score file: set data.train.*.scores."
-        elif self.material.filters.scores.limit is None:
+        elif filters.scores.limit is None:
             skipped["scores"] = "filters.scores.limit is not set."
         if self._dual is None:
             skipped["dual_cross_entropy"] = "To score pairs with two models, use `score_with`."
@@ -240,7 +264,8 @@ class CorpusDiagnosis(filters.Diagnosis):
         return {"values": dict(values.most_common()), "sides": dict(sides)}
 
     def _warnings(self) -> Iterator[str]:
-        if self.material.filters.scores.limit is None:
+        filters = self.material.filters
+        if filters.scores.limit is None:
             for name, scores in self._scores["scores"].items():
                 low, usual = np.nanquantile(scores[:], (0.01, 0.5))
                 spread = f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
@@ -255,8 +280,9 @@ def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         offset = place.get("offset")
         if offset:
             direction = "below" if offset > 0 else "above"
-            unit = "line" if abs(offset) == 1 else "lines"
-            yield f"shifted: {lines}: the translations are {abs(offset)} {unit} {direction}"
+            distance = abs(offset)
+            unit = "line" if distance == 1 else "lines"
+            yield f"shifted: {lines}: the translations are {distance} {unit} {direction}"
         else:
             yield f"unrelated: {lines}: the target is not a translation of the source"
     if len(ranges) > _MOST_RANGES:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,10 +62,12 @@ class PairScorer:
         """
         lines = self.lexicon.lines
         parts = ((batch, self._has_taught(batch)) for batch in batches(lines, pairs))
-        scores = self.workers.map(partial(_scores, self.lexicon), parts)
+        score = partial(_scores, self.lexicon)
+        scores = self.workers.map(score, parts)
         totals = np.concatenate([np.zeros(0), *scores])
-        source_lengths = lines.source_lengths[pairs.sources]
-        target_lengths = lines.target_lengths[pairs.targets]
+        sources, targets = pairs
+        source_lengths = lines.source_lengths[sources]
+        target_lengths = lines.target_lengths[targets]
         is_blank = np.minimum(source_lengths, target_lengths) == 0
         return np.where(is_blank, 0.0, totals)
 
@@ -83,10 +85,12 @@ class PairScorer:
         lines = lexicon.lines
         source = _Bags.of(lines.source_ids(sources))
         target = _Bags.of(lines.target_ids(targets))
-        rows = source.words.astype(np.int64) * lexicon.sizes[1]
+        _, num_targets = lexicon.sizes
+        rows = source.words.astype(np.int64) * num_targets
         keys = rows[:, None] + target.words
         assert lexicon.table is not None
-        links = lexicon.table.cells[cells_of(keys)]  # (source words, target words)
+        cells = cells_of(keys)
+        links = lexicon.table.cells[cells]  # (source words, target words)
         backward = self._scores_given(0, source, target, links)
         forward = self._scores_given(1, target, source, links.T)
         return backward + forward.T
@@ -103,9 +107,10 @@ class PairScorer:
         Returns:
             Scores in nats. (given lines, other lines).
         """
-        assert self.lexicon.table is not None
-        totals = self.lexicon.table.totals[side]
-        frequencies = self.lexicon.frequencies[1 - side]
+        lexicon = self.lexicon
+        assert lexicon.table is not None
+        totals = lexicon.table.totals[side]
+        frequencies = lexicon.frequencies[1 - side]
         given_totals = totals[given.words] + _PRIOR
         scale = (1 / given_totals).astype(np.float32)
         table = links * scale[:, None]
@@ -113,19 +118,20 @@ class PairScorer:
         sizes = given.counts.sum(1, keepdims=True)
         mean = given.counts / np.maximum(sizes, 1)
         ratios = mean @ table
-        logs = np.log(_FLOOR + (1 - _FLOOR) * ratios)
+        logs = _smoothed_log(ratios)
         scores: Floats = logs @ other.counts.T
         return scores
 
     def _has_taught(self, pairs: Pairs) -> Mask:
         learned = self.learned
-        if not len(learned.sources):
-            return np.zeros(len(pairs.sources), bool)
-        last = len(learned.sources) - 1
-        places = np.searchsorted(learned.sources, pairs.sources)
-        places = places.clip(max=last)
-        is_same_source = learned.sources[places] == pairs.sources
-        is_same_target = learned.targets[places] == pairs.targets
+        sources, targets = pairs
+        num_learned = len(learned.sources)
+        if num_learned == 0:
+            return np.zeros(len(sources), bool)
+        places = np.searchsorted(learned.sources, sources)
+        places = places.clip(max=num_learned - 1)
+        is_same_source = learned.sources[places] == sources
+        is_same_target = learned.targets[places] == targets
         return is_same_source & is_same_target
 
 
@@ -141,35 +147,48 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
     table = lexicon.table
     pairs, was_learned = batch
     joint = Cooccurrences(lexicon.lines, pairs, lexicon.sizes[1])
+    source, target = joint.sides
     source_places, target_places = joint.places
     # Counts that each pair has added: 0 for unseen pairs, more for words that a line repeats.
     learned = lexicon.posterior(joint, lexicon.before)
-    pair_of = joint.sides[0].sentences[source_places]
+    pair_of = source.sentences[source_places]
     learned *= was_learned[pair_of]
-    repeats = list(map(_repeats, joint.sides))
-    again = repeats[0][source_places] * repeats[1][target_places]
-    counts = table.cells[cells_of(joint.keys)]
-    links = np.maximum(counts - learned * again, 0)
+    source_repeats = _repeats(source)
+    target_repeats = _repeats(target)
+    repeats = source_repeats, target_repeats
+    again = source_repeats[source_places]
+    again = again * target_repeats[target_places]
+    cells = cells_of(joint.keys)
+    counts = table.cells[cells] - learned * again
+    links = np.maximum(counts, 0)
     total = np.zeros(len(was_learned))
     for side, given in enumerate(joint.sides):
         other_side = 1 - side
         other = joint.sides[other_side]
         added = joint.sums(side, learned) * repeats[side]
-        totals = table.totals[side][given.ids]
-        known = np.maximum(totals - added, 0)
+        totals = table.totals[side]
+        known = totals[given.ids] - added
+        known = np.maximum(known, 0)
         lengths = given.lengths[given.sentences]
         scale = 1 / ((known + _PRIOR) * lengths)
-        scale_of_links = scale.astype(np.float32)[joint.places[side]]
-        likely = joint.sums(other_side, links * scale_of_links)
-        ratio = likely / lexicon.frequencies[other_side][other.ids]
-        logs = np.log(_FLOOR + (1 - _FLOOR) * ratio)
+        scale = scale.astype(np.float32)
+        places = joint.places[side]
+        likely = joint.sums(other_side, links * scale[places])
+        frequencies = lexicon.frequencies[other_side]
+        ratio = likely / frequencies[other.ids]
+        logs = _smoothed_log(ratio)
         total += np.bincount(other.sentences, logs, len(total))
     return total
 
 
+def _smoothed_log(ratios: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.log(_FLOOR + (1 - _FLOOR) * ratios)
+
+
 def _repeats(lines: FlatIds) -> Floats:
     """Return for each token how often the same token occurs in the same line."""
-    width = int(lines.ids.max(initial=0)) + 1
+    largest = int(lines.ids.max(initial=0))
+    width = largest + 1
     keys = lines.sentences * width + lines.ids
     _, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
     return counts[places].astype(np.float32)
@@ -213,8 +232,9 @@ class PairMeasures(NamedTuple):
     @classmethod
     def of_pairs(cls, totals: Values, lines: Lines, pairs: Pairs) -> PairMeasures:
         """Compute the measurements of ``pairs`` of ``lines`` from the scores in nats. (P,)."""
-        source_lengths = lines.source_lengths[pairs.sources]
-        target_lengths = lines.target_lengths[pairs.targets]
+        sources, targets = pairs
+        source_lengths = lines.source_lengths[sources]
+        target_lengths = lines.target_lengths[targets]
         return cls.of(totals, source_lengths, target_lengths)
 
     def part(self, rows: Mask) -> PairMeasures:
@@ -247,15 +267,18 @@ class Evidence:
         share = share_above(pairs.scores, at_random.scores)
         if share > _LEAST_SHARE:
             is_above = pairs.scores > low + _LEAST_POWER * spread
-            high = float(pairs.scores[is_above].mean())
-        usual = float(np.median(pairs.ratios))
-        own = _median_deviation(pairs.ratios, usual)
+            above = pairs.scores[is_above]
+            high = float(above.mean())
+        ratios = pairs.ratios
+        usual = float(np.median(ratios))
+        own = _median_deviation(ratios, usual)
         own = max(own, 0.05)
         other = _median_deviation(at_random.ratios, usual)
         other = max(other, 0.05)
         middle = (low + high) / 2
         slope = (high - low) / spread**2
-        return cls(middle, slope, usual, (min(own, other), other))
+        spreads = min(own, other), other
+        return cls(middle, slope, usual, spreads)
 
     def is_missing(self) -> bool:
         """Whether neither words nor lengths distinguish translations from random pairs."""
@@ -264,27 +287,30 @@ class Evidence:
 
     def __call__(self, measured: PairMeasures) -> Values:
         """Return nats: positive for translations, negative for unrelated, 0 for blank lines."""
-        of_words = self.slope * (measured.scores - self.middle)
+        distances = measured.scores - self.middle
+        of_words = self.slope * distances
         own, other = self.spreads
-        squares = (measured.ratios - self.ratio) ** 2 / 2
+        deviations = measured.ratios - self.ratio
+        squares = deviations**2 / 2
         of_lengths = np.log(other / own) - squares / own**2 + squares / other**2
         of_words = of_words.clip(-MOST_AGAINST, _MOST_FOR)
         of_lengths = of_lengths.clip(-_MOST_OF_LENGTH, _MOST_OF_LENGTH)
-        has_words = measured.tokens > 0
-        return np.where(has_words, of_words + of_lengths, 0.0)
+        nats = of_words + of_lengths
+        return np.where(measured.tokens > 0, nats, 0.0)
 
 
 def share_above(scores: Values, at_random: Values) -> float:
     """Estimate the share of translations, which score clearly above random pairs."""
     spread = _spread(at_random)
     limit = at_random.mean() + _LEAST_POWER * spread
-    share = (scores > limit).mean()
-    share_at_random = (at_random > limit).mean()
+    share = np.mean(scores > limit)
+    share_at_random = np.mean(at_random > limit)
     return float(share - share_at_random)
 
 
 def _spread(values: Values) -> float:
-    return max(float(values.std()), 1e-3)
+    spread = float(values.std())
+    return max(spread, 1e-3)
 
 
 def _median_deviation(values: Values, middle: float) -> float:
@@ -304,7 +330,8 @@ def usual_scores(scores: Values, share_right: float) -> tuple[float, float]:
         share_right: `share_above` of pairs that the lexicon has not learned from.
     """
     share = min(share_right / _USUALLY_ABOVE, 1.0)
-    num = max(round(share * len(scores)), 1)
+    num = round(share * len(scores))
+    num = max(num, 1)
     best = np.sort(scores)[-num:]
     usual = float(np.median(best))
     spread = _median_deviation(best, usual)

@@ -189,7 +189,8 @@ def _mojibake(text: str) -> PairProblem | None:
     if text.isascii() and "?" not in text:
         return None
     lost = _LOST.search(text)
-    if lost and (lost[0] == "\ufffd" or "://" not in text):
+    is_sure = lost and lost[0] == "\ufffd"
+    if lost and (is_sure or "://" not in text):
         return PairProblem("mojibake", lost[0])
     if not _BROKEN.search(text):
         return None
@@ -215,14 +216,17 @@ def copy_of_source(config: FilterConfig, *_: str) -> Filter:
     >>> find("1984", "1984") is None  # a number is not translated
     True
     """
-    return TextFilter(partial(_copy, config.copy_of_source.bound))
+    find = partial(_copy, config.copy_of_source.bound)
+    return TextFilter(find)
 
 
 def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
     left = _WORD.findall(source.lower())
     right = _WORD.findall(target.lower())
-    if left == right and any(map(str.isalpha, "".join(left))):
-        return PairProblem("copy_of_source", 1.0, max_share)
+    if left == right:
+        has_letters = any(map(str.isalpha, "".join(left)))
+        if has_letters:
+            return PairProblem("copy_of_source", 1.0, max_share)
     if len(right) < _MIN_COPIED_WORDS:
         return None
     words = set(left)
@@ -240,8 +244,9 @@ def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
 def _address_share(text: str) -> float:
     if not _ADDRESS_SIGNS.search(text):
         return 0.0
+    num_characters = len(text.strip())
     addresses = _ADDRESS.findall(text)
-    return sum(map(len, addresses)) / len(text.strip())
+    return sum(map(len, addresses)) / num_characters
 
 
 def url(config: FilterConfig, *_: object) -> Filter:
@@ -250,9 +255,10 @@ def url(config: FilterConfig, *_: object) -> Filter:
 
 
 def _symbol_share(text: str) -> float:
-    visible = len(text) - text.count(" ")
+    num_visible = len(text) - text.count(" ")
     symbols = _SYMBOLS.findall(text)
-    return sum(map(len, symbols)) / max(visible, 1)
+    num_symbols = sum(map(len, symbols))
+    return num_symbols / max(num_visible, 1)
 
 
 def punctuation(config: FilterConfig, *_: object) -> Filter:
@@ -275,7 +281,8 @@ def repeated_share(text: str) -> float:
         num_words = len(words)
     if num_words < 2 * _MIN_REPEATED - 2:
         return 0.0
-    if len(set(words)) > 0.85 * num_words:
+    num_distinct = len(set(words))
+    if num_distinct > 0.85 * num_words:
         return 0.0
     repeated = longest_loop(words)
     # A short repetition may be rhetoric, so fewer than four words do not count.
@@ -304,7 +311,7 @@ def numbers(*_: object) -> Filter:
 
 
 def _numbers(source: str, target: str) -> PairProblem | None:
-    if not (_DIGIT.search(source) or _DIGIT.search(target)):
+    if not _DIGIT.search(source + target):
         return None
     left = numbers_of(source)
     right = numbers_of(target)
@@ -341,8 +348,9 @@ def _is_round(number: str) -> bool:
 
 
 def _digits(text: str) -> str:
-    digits = map(int, _DIGIT.findall(text))
-    return "".join(map(str, digits))
+    digits = _DIGIT.findall(text)
+    values = map(int, digits)
+    return "".join(map(str, values))
 
 
 def _are_related(one: str, other: str) -> bool:
@@ -350,11 +358,13 @@ def _are_related(one: str, other: str) -> bool:
     shorter, longer = sorted((one, other), key=len)
     if one.rstrip("0") == other.rstrip("0"):  # 2.5 million
         return True
-    if longer.endswith(shorter) and len(longer) > len(shorter):  # the 90s of the 1990s
+    is_longer = len(longer) > len(shorter)
+    if is_longer and longer.endswith(shorter):  # the 90s of the 1990s
         return True
     hour = int(shorter)
     other_hour = int(longer)
-    if max(hour, other_hour) > 2 * _HALF_DAY:
+    latest = max(hour, other_hour)
+    if latest > 2 * _HALF_DAY:
         return False
     return abs(hour - other_hour) == _HALF_DAY
 
@@ -380,13 +390,15 @@ def swapped(
     if left and right and left != right and not (left.match(_HAN) and right.match(_HAN)):
         return TextFilter(partial(_swapped_scripts, left, right))
     if profiles.cover((source, target)):
-        return TextFilter(partial(_swapped, profiles.likeliest, {source}, {target}))
+        find = partial(_swapped, profiles.likeliest, {source}, {target})
+        return TextFilter(find)
     of_source = similar_labels(source) - similar_labels(target)
     of_target = similar_labels(target) - similar_labels(source)
     note = ""
     if not (of_source and of_target):
         note = f"filters.swapped cannot distinguish {source} and {target}"
-    return TextFilter(partial(_swapped, likeliest_label, of_source, of_target), note)
+    find = partial(_swapped, likeliest_label, of_source, of_target)
+    return TextFilter(find, note)
 
 
 def _swapped_scripts(
@@ -432,7 +444,8 @@ def language(
         else:
             check = _no_other
             unknown.append(code)
-        finds.append(partial(_language, check, code, config.language.bound))
+        find = partial(_language, check, code, config.language.bound)
+        finds.append(find)
     note = ""
     if unknown:
         note = f"filters.language does not check {' and '.join(unknown)}: py3langid does not "
@@ -494,12 +507,16 @@ def _fasttext_model(path: Path) -> Any:
 def _other_of_model(
     path: Path, expected: frozenset[str], text: str, _: str, min_odds: float
 ) -> str | None:
-    labels, probabilities = _fasttext_model(path).predict(text, _ALL_LABELS)
+    model = _fasttext_model(path)
+    labels, probabilities = model.predict(text, _ALL_LABELS)
     if not labels:  # no known words
         return None
     codes = [label.removeprefix("__label__") for label in labels]
     ranked = zip(codes, probabilities, strict=True)
     of_expected = max(probability for code, probability in ranked if code in expected)
-    if codes[0] in expected or probabilities[0] < min_odds * of_expected:
+    likeliest = codes[0]
+    if likeliest in expected:
         return None
-    return codes[0]
+    if probabilities[0] < min_odds * of_expected:
+        return None
+    return likeliest

@@ -76,8 +76,8 @@ def are_near(left: Sequence[str], right: Sequence[str]) -> bool:
 
     The limit is that of the shorter text.
     """
-    num_words = min(len(left), len(right))
-    return _is_within(left, right, max_edits(num_words))
+    edits = max_edits(min(len(left), len(right)))
+    return _is_within(left, right, edits)
 
 
 def _is_within(left: Sequence[str], right: Sequence[str], edits: int) -> bool:
@@ -158,22 +158,26 @@ class LeakageIndex:
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._given = tuple(lines)
-        self._lines = [" ".join(line.split()) for line in lines]
+        words_of_lines = map(str.split, lines)
+        self._lines = list(map(" ".join, words_of_lines))
         self._passages = _passages(lines)
         words = _hash_words(self._passages)
         self._lengths = words.lengths
-        self._rests = _HashTable(*_rests(words))
+        hashes, owners = _rests(words)
+        self._rests = _HashTable(hashes, owners)
         runs = _runs(words)
         places = runs.places
         lengths = words.lengths[runs.passages]
         thirds = lengths // 3
-        is_third = (places == thirds) | (places == 2 * thirds)
+        is_third = places == thirds
+        is_third |= places == 2 * thirds
         is_last = places == lengths - _RUN
         is_short = lengths < 3 * _RUN
         is_seed = np.where(is_short, is_last, is_third)
         is_seed |= places == 0
+        hashes = runs.hashes[is_seed]
         seeds = np.stack([runs.passages, places], 1)
-        self._seeds = _HashTable(runs.hashes[is_seed], seeds[is_seed])
+        self._seeds = _HashTable(hashes, seeds[is_seed])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the sentences. The receiving process builds and caches the index."""
@@ -189,8 +193,9 @@ class LeakageIndex:
             held_out = self._passages[held_out_number]
             place = passage.line, held_out.line
             are_whole = passage.is_whole and held_out.is_whole
-            words = lines[passage.line].split()
-            if are_whole and " ".join(words) == self._lines[held_out.line]:
+            line = " ".join(lines[passage.line].split())
+            is_same = line == self._lines[held_out.line]
+            if are_whole and is_same:
                 kinds[place] = "exact"
             elif place not in kinds and _holds(passage, held_out):
                 kinds[place] = "near"
@@ -263,7 +268,8 @@ class Leaks:
         """
         for row, held_out, is_exact in leaks.tolist():
             name, line = self._places[held_out]
-            if self._directions.get(corpus) != self._directions.get(name):
+            direction = self._directions.get(corpus)
+            if direction != self._directions.get(name):
                 continue
             is_first = held_out not in self._has_exact
             had_exact = self._has_exact.setdefault(held_out, False)
@@ -271,11 +277,13 @@ class Leaks:
                 is_first = True
                 self._has_exact[held_out] = True
             self._num_listed[held_out] += 1
-            if not is_first and self._num_listed[held_out] > _MAX_LISTED:
+            num_listed = self._num_listed[held_out]
+            if num_listed > _MAX_LISTED and not is_first:
                 continue
             pair = pairs[row]
-            leak = {"set": name, "line": line, "corpus": corpus, "train_line": pair.line}
-            leak["kind"] = "exact" if is_exact else "near"
+            kind = "exact" if is_exact else "near"
+            leak = {"set": name, "line": line, "corpus": corpus}
+            leak |= {"train_line": pair.line, "kind": kind}
             if is_first:
                 leak |= {"sentence": self.sources[held_out], "train_text": pair.source}
             self.found.append(leak)
@@ -308,15 +316,18 @@ def _holds(passage: _Passage, held_out: _Passage) -> bool:
         return True
     if not is_long or len(words) < count + 3:
         return False
-    return sought in (words[:count], words[-count:])
+    start = words[:count]
+    end = words[-count:]
+    return sought in (start, end)
 
 
 def _hash_words(passages: Sequence[_Passage]) -> FlatIds:
     """Return the hashes of the words of each passage."""
     words = chain.from_iterable(passage.words for passage in passages)
     hashes = np.fromiter(map(word_hash, words), np.uint64)
-    lengths = [len(passage.words) for passage in passages]
-    return FlatIds(hashes, np.array(lengths, np.int64))
+    num_words = [len(passage.words) for passage in passages]
+    lengths = np.array(num_words, np.int64)
+    return FlatIds(hashes, lengths)
 
 
 def _powers(count: int) -> Hashes:
@@ -339,15 +350,18 @@ def _rests(words: FlatIds) -> tuple[Hashes, Ints]:
         starts = words.offsets[passages]
         places = starts[:, None] + np.arange(length)
         rests = word_hashes[places] @ _weights(length)
+        _, num_rests = rests.shape
         hashes.append(rests.ravel())
-        owners.append(np.repeat(passages, rests.shape[1]))
+        owners.append(np.repeat(passages, num_rests))
     return np.concatenate(hashes), np.concatenate(owners)
 
 
 @lru_cache(maxsize=512)
 def _weights(length: int) -> Hashes:
     """Return the hash factor of each word (row) for each choice of omitted words (column)."""
-    most = max_edits(length) if length <= _MAX_DELETED_FROM else 0
+    most = 0
+    if length <= _MAX_DELETED_FROM:
+        most = max_edits(length)
     deleted: list[tuple[int, ...]] = []
     for count in range(most + 1):
         deleted += combinations(range(length), count)
@@ -355,7 +369,8 @@ def _weights(length: int) -> Hashes:
     weights = np.zeros(shape, np.uint64)
     for column, gone in enumerate(deleted):
         left = [place for place in range(length) if place not in gone]
-        weights[left, column] = _powers(len(left))
+        powers = _powers(len(left))
+        weights[left, column] = powers
     return weights
 
 
@@ -372,9 +387,11 @@ def _runs(words: FlatIds) -> _Runs:
     first = words.offsets[passages]
     places = np.arange(len(passages)) - first
     lengths = words.lengths[passages]
-    is_inside = (places + _RUN <= lengths) & (lengths >= _MIN_RUNS_FROM)
+    is_inside = places + _RUN <= lengths
+    is_inside &= lengths >= _MIN_RUNS_FROM
     starts = np.flatnonzero(is_inside)
-    runs = words.ids[starts[:, None] + np.arange(_RUN)]
+    run_places = starts[:, None] + np.arange(_RUN)
+    runs = words.ids[run_places]
     hashes = runs @ _powers(_RUN)
     return _Runs(hashes, passages[is_inside], places[is_inside])
 
@@ -391,5 +408,6 @@ def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Ite
     start = 0
     for block in training:
         for leak in index.find(block):
-            yield leak._replace(row=start + leak.row)
+            row = start + leak.row
+            yield leak._replace(row=row)
         start += len(block)

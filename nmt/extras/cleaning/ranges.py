@@ -115,14 +115,16 @@ def find_ranges(
 def is_odd(nats: Values) -> Mask:
     """Return a mask of the lines around which evidence is low, compared with most lines. (n,)."""
     num = len(nats)
-    sums = np.concatenate(([0.0], np.cumsum(nats)))
+    sums = _prefix_sums(nats)
     places = np.arange(num)
-    first = (places - _NEAR // 2).clip(0)
-    last = (places + _NEAR // 2).clip(max=num)
+    reach = _NEAR // 2
+    first = (places - reach).clip(0)
+    last = (places + reach).clip(max=num)
     totals = sums[last] - sums[first]
     means = totals / (last - first)
     usual = float(np.quantile(means, 0.9))
-    return means < 0.5 * max(usual, 0.0)
+    limit = 0.5 * max(usual, 0.0)
+    return means < limit
 
 
 def _evidence_table(
@@ -139,12 +141,14 @@ def _evidence_table(
         scores = scorer.score_all(sources, targets)
         source_lengths = lines.source_lengths[sources]
         target_lengths = lines.target_lengths[targets]
-        nats = evidence(PairMeasures.of(scores, source_lengths[:, None], target_lengths))
+        measures = PairMeasures.of(scores, source_lengths[:, None], target_lengths)
+        nats = evidence(measures)
         columns = targets - sources[:, None] + MOST_OFFSET
         is_inside = abs(columns - MOST_OFFSET) <= MOST_OFFSET
         line, _ = np.nonzero(is_inside)
         line += first - start
-        table[line, columns[is_inside]] = nats[is_inside]
+        column = columns[is_inside]
+        table[line, column] = nats[is_inside]
     return table
 
 
@@ -190,7 +194,8 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
         path: Chosen column (target offset) of each source line. (L,).
         start: Number of lines of the corpus before the first line of the path.
     """
-    changes = np.flatnonzero(np.diff(path)) + 1
+    is_change = np.diff(path) != 0
+    changes = np.flatnonzero(is_change) + 1
     cuts = [0, *changes.tolist(), len(path)]
     stretches = []
     for first, last in pairwise(cuts):
@@ -244,7 +249,8 @@ def first_offsets(lines: Lines, low: int, high: int) -> Rows:
     source_lengths = lines.source_lengths[low:high]
     target_lengths = lines.target_lengths[low:high]
     offsets, agreement = likely_offsets(source_lengths, target_lengths)
-    is_unknown = (offsets == 0) & (agreement < _LEAST_AGREEMENT)
+    is_unknown = agreement < _LEAST_AGREEMENT
+    is_unknown &= offsets == 0
     if not is_unknown.any():
         return offsets
     offset = alike_offset(lines, low, high)
@@ -265,7 +271,8 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
     """
     num = len(source_lengths)
     if num < _WINDOW:
-        return np.zeros(num, np.int64), np.ones(num)
+        offsets = np.zeros(num, np.int64)
+        return offsets, np.ones(num)
     starts = np.arange(0, num - _WINDOW + 1, _HOP)
     source = np.log1p(source_lengths)
     target = np.log1p(target_lengths)
@@ -285,9 +292,10 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
         means = _window_means(products)[own - first]
         covariance = means - source_means[own] * target_means[other]
         spread = source_variances[own] * target_variances[other]
-        root = np.sqrt(np.maximum(spread, 1e-12))
-        correlation = (covariance / root).clip(-0.999, 0.999)
-        fisher = np.arctanh(correlation)
+        squared = np.maximum(spread, 1e-12)
+        correlation = covariance / np.sqrt(squared)
+        clipped = correlation.clip(-0.999, 0.999)
+        fisher = np.arctanh(clipped)
         fisher[spread <= 1e-9] = 0.0
         agreement[is_inside] = fisher
         return agreement
@@ -317,9 +325,13 @@ def _moments(values: Values) -> tuple[Values, Values]:
 
 
 def _window_means(values: Values) -> Values:
-    sums = np.concatenate(([0.0], np.cumsum(values)))
+    sums = _prefix_sums(values)
     differences = sums[_WINDOW:] - sums[:-_WINDOW]
     return differences / _WINDOW
+
+
+def _prefix_sums(values: Values) -> Values:
+    return np.concatenate(([0.0], np.cumsum(values)))
 
 
 def alike_offset(lines: Lines, low: int, high: int) -> int:
@@ -337,7 +349,8 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
     num = min(_LIKE_LINES, high - low)
     if num <= 4 * _LIKE_OFFSET:
         return 0
-    start = low + (high - low - num) // 2
+    before = (high - low - num) // 2
+    start = low + before
     rows = np.arange(start, start + num)
     source = _likeness(lines.source_ids(rows))
     target = _likeness(lines.target_ids(rows))
@@ -349,11 +362,13 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
         own = slice(first, last)
         other = slice(first + offset, last + offset)
         products = source[own, own] * target[other, other]
+        total = products.sum()
         size = last - first
-        sums[place] = products.sum() / size**2
+        sums[place] = total / size**2
     best = int(sums.argmax())
     others = np.delete(sums, best)
-    least = others.mean() + _LIKE_GAIN * others.std()
+    spread = others.std()
+    least = others.mean() + _LIKE_GAIN * spread
     if sums[best] <= least:
         return 0
     return int(offsets[best])
@@ -364,7 +379,8 @@ def _likeness(flat: FlatIds) -> Floats:
     _, places, counts = np.unique(flat.ids, return_inverse=True, return_counts=True)
     num = len(flat.lengths)
     most = max(num // 20, 3)
-    is_rare = (counts > 1) & (counts < most)
+    is_rare = counts > 1
+    is_rare &= counts < most
     column = np.cumsum(is_rare) - 1
     is_used = is_rare[places]
     rows = flat.sentences[is_used]

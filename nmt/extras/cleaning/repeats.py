@@ -48,10 +48,11 @@ def normalized(text: str) -> str:
     'nein sagte er'
     """
     if text.isascii():
-        return _NOT_WORDS.sub(" ", text.lower()).strip()
+        words = _NOT_WORDS.sub(" ", text.lower())
+        return words.strip()
     folded = unicodedata.normalize("NFKC", text).casefold()
-    words = _NOT_MARKS.sub(" ", folded).split()
-    return " ".join(words)
+    without_marks = _NOT_MARKS.sub(" ", folded)
+    return " ".join(without_marks.split())
 
 
 def stable_hash(text: str) -> int:
@@ -107,13 +108,15 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
     shape = len(texts), _NUM_VALUES
     sketch = np.empty(shape, np.uint8)
     for column in range(_NUM_VALUES):
-        permuted = values * _FACTORS[column] + _SHIFTS[column]
+        permuted = values * _FACTORS[column]
+        permuted += _SHIFTS[column]
         permuted >>= np.uint64(16)
         # The low bits of a minimum are nearly uniform.
         least = np.minimum.reduceat(permuted, starts)
         sketch[:, column] = least.astype(np.uint8)
     bands = sketch.view(np.uint64)
-    bands[np.array(lengths) < _MIN_SKETCHED] = 0
+    is_short = np.array(lengths) < _MIN_SKETCHED
+    bands[is_short] = 0
     return bands
 
 
@@ -143,7 +146,8 @@ class RepeatFinder:
     def add(self, rows: Hashes) -> None:
         """Append the hashes of further pairs. Rows are numbered from 0 in the order of calls."""
         for column in range(ROW_WORDS):
-            with self._path(column).open("ab") as file:
+            path = self._path(column)
+            with path.open("ab") as file:
                 file.write(rows[:, column].tobytes())
         self.count += len(rows)
 
@@ -160,7 +164,8 @@ class RepeatFinder:
         for name, column in {"duplicate": _PAIR, "normalized_duplicate": _NORMALIZED}.items():
             if name in found:
                 for later, _ in self._later(column):
-                    found[name].raise_to(later, np.ones_like(later))
+                    ones = np.ones_like(later)
+                    found[name].raise_to(later, ones)
         if "near_duplicate" in found:
             limit = filters.near_duplicate.bound
             for column in range(_NUM_KEYS, ROW_WORDS):
@@ -177,7 +182,8 @@ class RepeatFinder:
         """Map the file of a column into memory. (count,)."""
         if not self.count:  # an empty file cannot be mapped
             return np.empty(0, np.uint64)
-        return np.memmap(self._path(column), np.uint64, "r")
+        path = self._path(column)
+        return np.memmap(path, np.uint64, "r")
 
     def _parts(self, *columns: int) -> Iterator[tuple[Rows, list[Hashes]]]:
         """Yield rows and their hashes in the given columns, in parts that fit into memory.
@@ -186,7 +192,8 @@ class RepeatFinder:
         no sketch and are left out.
         """
         mapped = [self._column(column) for column in columns]
-        num_parts = max(math.ceil(self.count / self._held_at_once), 1)
+        num_parts = math.ceil(self.count / self._held_at_once)
+        num_parts = max(num_parts, 1)
         for part in range(num_parts):
             rows = [np.zeros(0, np.int64)]
             for start in range(0, self.count, self._held_at_once):
@@ -208,7 +215,8 @@ class RepeatFinder:
 
     def _near(self, rows: Rows, leaders: Rows, least: float) -> tuple[Rows, npt.NDArray[Any]]:
         """Return the ``rows`` similar to their ``leaders``, and the Jaccard similarities."""
-        is_same = self._sketches(rows) == self._sketches(leaders)
+        sketches = self._sketches(rows)
+        is_same = sketches == self._sketches(leaders)
         same = is_same.mean(1)
         jaccard = (same - 1 / 256) / (1 - 1 / 256)  # 8 random bits are equal once in 256
         is_near = jaccard >= least
@@ -231,7 +239,8 @@ class RepeatFinder:
             _, source_of = np.unique(sources, return_inverse=True)
             width = max(len(rows), 1)
             distinct = np.unique(target_of * width + source_of)
-            counts = np.bincount(distinct // width)[target_of]
+            num_sources = np.bincount(distinct // width)
+            counts = num_sources[target_of]
             is_frequent = counts >= least
             yield rows[is_frequent], counts[is_frequent]
 
@@ -259,6 +268,7 @@ class Repeats:
             for row in np.flatnonzero(values).tolist():
                 problem = PairProblem(name)
                 if limit is not None:
-                    problem = PairProblem(name, float(values[row]), limit)
+                    value = float(values[row])
+                    problem = PairProblem(name, value, limit)
                 problems[start + row].append(problem)
         return problems

@@ -58,9 +58,10 @@ class Column:
     def __setitem__(self, rows: slice, values: npt.NDArray[Any]) -> None:
         """Write the values of a range of rows."""
         start, _, _ = rows.indices(self._size)
+        content = values.astype(self._dtype).tobytes()
         with self._path.open("r+b") as file:
             file.seek(start * self._dtype.itemsize)
-            file.write(values.astype(self._dtype).tobytes())
+            file.write(content)
 
     def raise_to(self, rows: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
         """Set rows to ``values`` where ``values`` are larger. Pass rows in rising order."""
@@ -70,8 +71,8 @@ class Column:
             if low < high:
                 window = self[start:stop]
                 places = rows[low:high] - start
-                higher = np.maximum(window[places], values[low:high])
-                window[places] = higher
+                largest = np.maximum(window[places], values[low:high])
+                window[places] = largest
                 self[start:] = window
 
 
@@ -103,8 +104,8 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
             try:
                 values.append(float(content))
             except ValueError as error:
-                shown = content.decode("utf-8", "replace")[:40]
-                problem = f"{path}, line {number:,}: {shown!r} is not a number."
+                shown = content.decode("utf-8", "replace")
+                problem = f"{path}, line {number:,}: {shown[:40]!r} is not a number."
                 fix = "Write one number per line, higher for better pairs, or nan for no score."
                 raise DataError(problem, fix=fix) from error
     has_more = len(values) > num_lines
@@ -131,7 +132,8 @@ def write_scores(
                 numbers = lines[corpus]
             for start in range(0, len(values), _WRITTEN_AT_ONCE):
                 part = slice(start, start + _WRITTEN_AT_ONCE)
-                rows = zip(numbers[part], values[part].tolist(), strict=True)
+                in_part = values[part].tolist()
+                rows = zip(numbers[part], in_part, strict=True)
                 texts = [f"{corpus}\t{line}\t{value:.4f}\n" for line, value in rows]
                 file.write("".join(texts).encode())
 
@@ -162,8 +164,10 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
 
     def score(pairs: Sequence[tuple[str, str]]) -> list[float]:
         swapped = [(target, source) for source, target in pairs]
-        forward_entropies = map(_entropy, forward.score(pairs))
-        backward_entropies = map(_entropy, backward.score(swapped))
+        forward_scores = forward.score(pairs)
+        backward_scores = backward.score(swapped)
+        forward_entropies = map(_entropy, forward_scores)
+        backward_entropies = map(_entropy, backward_scores)
         return list(map(dual_score, forward_entropies, backward_entropies))
 
     return score
@@ -182,11 +186,13 @@ def dual_score(forward: float, backward: float) -> float:
     (1.0, True)
     """
     mean = (forward + backward) / 2
-    return math.exp(-(abs(forward - backward) + mean))
+    difference = abs(forward - backward)
+    return math.exp(-(difference + mean))
 
 
 def _entropy(pair: Any) -> float:
     """Return nats per token; NaN for an empty pair, or a pair that is too long for the model."""
     if not pair.tokens:
         return math.nan
-    return -pair.log_prob / len(pair.tokens)
+    num_tokens = len(pair.tokens)
+    return -pair.log_prob / num_tokens

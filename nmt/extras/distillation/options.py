@@ -18,7 +18,9 @@ from nmt.commands.options import (
 )
 from nmt.config.flag import Flag, Options
 
-_Pair = tuple[Path, Path] | None
+_Pair = Annotated[
+    tuple[Path, Path] | None, Flag(metavar="SOURCE TARGET", shown="that of the teacher")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class DistillOptions(Options):
     beam_size: BeamSize = None
     config: Annotated[File, Flag(metavar="CONFIG", shown="values for the size of the text")] = None
     set_: Overrides = ()
-    valid: Annotated[_Pair, Flag(metavar="SOURCE TARGET", shown="that of the teacher")] = None
-    test: Annotated[_Pair, Flag(metavar="SOURCE TARGET", shown="that of the teacher")] = None
+    valid: _Pair = None
+    test: _Pair = None
     threads: Threads = None
     json: Json = False

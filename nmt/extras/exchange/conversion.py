@@ -39,12 +39,12 @@ from nmt.extras.exchange import vocabulary
 from nmt.extras.exchange.export import ImportSummary, write_card
 from nmt.extras.exchange.hugging_face import read_hugging_face
 from nmt.extras.exchange.imported import (
-    COPY_AGAIN,
     HF_CONFIG,
     Imported,
     Vocabulary,
     Weights,
     check_sizes,
+    damaged,
     piece_texts,
     read_sentencepiece,
     reading,
@@ -79,11 +79,12 @@ def convert(options: ImportOptions, origin: str) -> ImportSummary:
         ConfigError: The languages are unknown or not valid codes, or a side has no text.
         DataError: A text file is missing, damaged or not UTF-8.
     """
-    if is_resized(options) and (options.source / CONFIG).is_file():
+    source = options.source
+    if is_resized(options) and (source / CONFIG).is_file():
         summary = _resize_folder(options)
     else:
-        with _unpacked(options.source) as place:
-            model = _read(place, options.source)
+        with _unpacked(source) as place:
+            model = _read(place, source)
             # A file that is mapped into memory must exist until the model is written.
             summary = _write_imported(model, options, origin)
     if summary.before and summary.after:
@@ -95,10 +96,11 @@ def convert(options: ImportOptions, origin: str) -> ImportSummary:
 def _write_imported(model: Imported, options: ImportOptions, origin: str) -> ImportSummary:
     """Write a model folder: vocabularies and weights in the order of nmt."""
     output = options.output
-    shared = model.model.shares_inputs
+    shape = model.model
+    shared = shape.shares_inputs
     if shared and model.source.tokens != model.target.tokens:
         problem = "The model has one embedding matrix for two different vocabularies."
-        raise CheckpointError(problem, fix=COPY_AGAIN)
+        raise damaged(problem)
     sides = []
     for side in (model.source, model.target):
         readers = (model.source, model.target) if shared else (side,)
@@ -108,20 +110,21 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
         codes = _codes(options.languages, model.languages, ())
     new_sides = _resized(sides, codes, options, shared=shared)
     models = [side.model for side in new_sides]
-    tags: list[str] = []
+    tags = list[str]()
     if model.language_tags is not None:
         tags = [*vocabulary.language_tags(models[0])]
         codes = _codes(options.languages, model.languages, tags)
     weights = _reordered(model.weights, new_sides)
+    sizes = [len(each.pieces) for each in models]
     with torch.device("meta"):
-        expected = build_model(model.model, *(len(each.pieces) for each in models)).state_dict()
-    problems = tensor_differences(weights, expected)
+        expected = build_model(shape, *sizes)
+    problems = tensor_differences(weights, expected.state_dict())
     if problems:
         problem = f"The weights do not match the configuration of the model:\n  {problems}"
-        raise CheckpointError(problem, fix=COPY_AGAIN)
+        raise damaged(problem)
     for name, value in weights.items():
         if not np.isfinite(value).all():
-            raise CheckpointError(f"{name} contains NaN or infinity.", fix=COPY_AGAIN)
+            raise damaged(f"{name} contains NaN or infinity.")
     spec = model.target.sentencepiece.trainer_spec
     values = {
         "name": name_of_folder(output),
@@ -137,7 +140,7 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
             "user_defined_symbols": tags,
         },
         "max_length": model.max_length,
-        "model": model.model,
+        "model": shape,
         "decoding": model.decoding,
     }
     config = InferenceConfig.model_validate(values)
@@ -164,9 +167,11 @@ def _resize_folder(options: ImportOptions) -> ImportSummary:
         model = read_sentencepiece(folder / name)
         rows = np.arange(len(model.pieces))
         sides.append(_Side(model, rows, rows))
-    new_sides = _resized(sides, config.languages, options, shared=config.model.shares_inputs)
+    shared = config.model.shares_inputs
+    new_sides = _resized(sides, config.languages, options, shared=shared)
     models = [side.model for side in new_sides]
-    old_weights = {name: tensor.numpy() for name, tensor in bundle.model.state_dict().items()}
+    tensors = bundle.model.state_dict()
+    old_weights = {name: tensor.numpy() for name, tensor in tensors.items()}
     weights = _reordered(old_weights, new_sides)
     vocab_size = _vocab_size(models, joint=config.tokenizer.joint)
     tokenizer = {"vocab_size": vocab_size, "pad_vocab_by": 0}
@@ -193,7 +198,8 @@ def _read(place: Path, source: Path) -> Imported:
     """Read the model in ``place``, which is ``source`` or its unpacked contents."""
     if (place / HF_CONFIG).is_file():
         return read_hugging_face(place)
-    if place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
+    is_folder = (place / DECODER).is_file() or any(place.glob("*.npz"))
+    if is_folder or place.suffix == ".npz":
         return read_marian(place)
     # The cache of huggingface_hub has the files of a model in ``snapshots/COMMIT``.
     around = [place.parent / HF_CONFIG, *place.glob(f"*/*/{HF_CONFIG}")]
@@ -240,7 +246,8 @@ def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) 
     codes.sort(key=lambda code: ([primary_code(code) != usual for usual in _USUAL], code))
     named = named or codes[:2]
     if given is None and len(named) == 2:
-        return named[0], named[1]
+        source, target = named
+        return source, target
     source, _, target = (given or "").partition("-")
     are_codes = re.fullmatch(LANGUAGE_CODE, source) and re.fullmatch(LANGUAGE_CODE, target)
     if not are_codes or is_spelling(source, target):
@@ -258,7 +265,8 @@ def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) 
             problem = f"`languages`: the model has no language {code}.{did_you_mean(code, codes)}"
             raise ConfigError(problem, fix=f"Use codes of the model, such as {named[0]}.")
         symbols.append(symbol[2:-1])
-    return symbols[0], symbols[1]
+    source, target = symbols
+    return source, target
 
 
 @dataclass(frozen=True)
@@ -280,18 +288,21 @@ class _Side:
         """
         rows = {token: row for row, token in enumerate(side.tokens)}
         if missing := [token for token in (_UNK, _EOS) if token not in rows]:
-            raise CheckpointError(f"The vocabulary lacks {' and '.join(missing)}.", fix=COPY_AGAIN)
+            raise damaged(f"The vocabulary lacks {' and '.join(missing)}.")
         tokens = [token for token in side.tokens if token not in _SPECIAL]
         tokens.sort(key=lambda token: token not in side.symbols)  # first, as in vocabularies of nmt
-        unused: dict[str, None] = {}
+        unused = dict[str, None]()
         for reader in readers:
             for text in piece_texts(reader.sentencepiece):
                 if text not in rows and text not in _SPECIAL:
                     unused[text] = None
         # PAD is part of the softmax, but never chosen.
-        known = [rows.get(_PAD, _NO_ROW), rows[_UNK], rows.get(start or "", _NO_ROW), rows[_EOS]]
+        pad = rows.get(_PAD, _NO_ROW)
+        bos = rows.get(start or "", _NO_ROW)
+        unk = rows[_UNK]
+        known = [pad, unk, bos, rows[_EOS]]
         known += [rows[token] for token in tokens]
-        inputs = np.array(known + [rows[_UNK]] * len(unused))
+        inputs = np.array(known + [unk] * len(unused))
         outputs = np.array(known + [_NO_ROW] * len(unused))
         outputs[BOS_ID] = _NO_ROW
         return cls(_sentencepiece(side, [*tokens, *unused]), inputs, outputs)
@@ -326,7 +337,7 @@ def _reordered(theirs: Weights, sides: Sequence[_Side]) -> dict[str, Any]:
             missing = _NEVER
         if rows.max() >= len(table):
             problem = f"{name} has {len(table):,} rows, fewer than the size of the vocabulary."
-            raise CheckpointError(problem, fix=COPY_AGAIN)
+            raise damaged(problem)
         # One copy only: the matrix of a multilingual model takes a gigabyte.
         table = table[np.maximum(rows, 0)]
         table[rows == _NO_ROW] = missing
@@ -389,7 +400,8 @@ def _write(
         (folder / TOKENIZER).mkdir()
         for name, content in contents.items():
             (folder / TOKENIZER / name).write_bytes(content)
-        save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
+        arrays = {name: np.ascontiguousarray(x) for name, x in weights.items()}
+        save_file(arrays, folder / MODEL)
         write_card(
             folder,
             config,

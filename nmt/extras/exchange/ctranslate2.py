@@ -109,12 +109,8 @@ def not_followed(options: DecodingConfig) -> list[str]:
 
 
 def _differing(section: str, values: ModelConfig | DecodingConfig, names: Set[str]) -> list[str]:
-    defaults = type(values).model_fields
-    return [
-        f"{section}.{name} {json.dumps(value)}"
-        for name, value in values.model_dump(include=set(names)).items()
-        if value != defaults[name].default
-    ]
+    changed = values.model_dump(include=set(names), exclude_defaults=True)
+    return [f"{section}.{name} {json.dumps(value)}" for name, value in changed.items()]
 
 
 def positions_needed(longest: int, config: InferenceConfig, decoding: DecodingConfig) -> int:
@@ -127,10 +123,11 @@ def num_positions(config: InferenceConfig) -> int | None:
 
     A converted model stores sinusoids for all positions of the longest line and output.
     """
-    if config.model.positions in ("rotary", "relative"):
+    model = config.model
+    if model.positions in ("rotary", "relative"):
         return None
-    if config.model.positions == "learned":
-        return config.model.position_limit
+    if model.positions == "learned":
+        return model.position_limit
     needed = positions_needed(config.max_length, config, config.decoding)
     return max(_LEAST_POSITIONS, needed)
 
@@ -167,12 +164,14 @@ class CTranslate2Target(ExportTarget):
         spec = _specification(bundle, positions or _LEAST_POSITIONS)
         spec.register_source_vocabulary(source)
         spec.register_target_vocabulary(target)
-        spec.config.unk_token = target[UNK_ID]
-        spec.config.bos_token = spec.config.decoder_start_token = target[BOS_ID]
-        spec.config.eos_token = target[EOS_ID]
-        spec.config.add_source_bos = model.source_bos
-        spec.config.add_source_eos = True
-        spec.config.layer_norm_epsilon = model.norm_epsilon
+        config = spec.config
+        config.unk_token = target[UNK_ID]
+        config.bos_token = target[BOS_ID]
+        config.decoder_start_token = target[BOS_ID]
+        config.eos_token = target[EOS_ID]
+        config.add_source_bos = model.source_bos
+        config.add_source_eos = True
+        config.layer_norm_epsilon = model.norm_epsilon
         spec.validate()
         spec.optimize(quantization=dtype)
         spec.save(str(folder))
@@ -306,11 +305,12 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
     """
     sizes = files.tokenizers.vocab_sizes
     shortlist = require_shortlist(folder, sizes) if with_shortlist else None
+    config = files.config
     made_of = {  # everything that affects the conversion
         "converter": [sha256_of_file(path) for path in _CONVERTER],
         "weights": files.sha256,
-        "model": files.config.model.model_dump(mode="json"),
-        "positions": num_positions(files.config),
+        "model": config.model.model_dump(mode="json"),
+        "positions": num_positions(config),
         "shortlist": sha256_of_file(folder / SHORTLIST) if with_shortlist else None,
     }
     name = f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"

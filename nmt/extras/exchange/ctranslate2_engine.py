@@ -22,7 +22,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,8 @@ class CTranslate2Engine(Engine):
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
         fixed = constraints or [NONE] * len(sources)
-        if any(replace(each, start=None) != NONE for each in fixed):
+        others = [replace(each, start=None) for each in fixed]
+        if any(each != NONE for each in others):
             raise EngineLacksError.of(self.name, [_CONSTRAINTS])
         texts = _tokens_of(self._source_tokens, sources)
         starts = _tokens_of(self._target_tokens, [each.first_ids for each in fixed])
@@ -173,12 +173,16 @@ class CTranslate2Engine(Engine):
         for to_the_limit in (False, True):
             groups = defaultdict[Any, list[int]](list)
             for row in rows:
-                groups[limits[row] if to_the_limit else limits[row].shortest].append(row)
+                limit = limits[row]
+                key = limit if to_the_limit else limit.shortest
+                groups[key].append(row)
             for _, batch in sorted(groups.items()):
+                shortest = limits[batch[0]].shortest
+                longest = max(limits[row].longest for row in batch)
                 outputs = self._run(
                     [texts[row] for row in batch],
                     [starts[row] for row in batch],
-                    Limits(limits[batch[0]].shortest, max(limits[row].longest for row in batch)),
+                    Limits(shortest, longest),
                     options,
                     to_the_limit=to_the_limit,
                 )
@@ -186,8 +190,8 @@ class CTranslate2Engine(Engine):
                     hypotheses[row] = output
             rows = []
             for row, limit in enumerate(limits):
-                longest = max((len(each.ids) for each in hypotheses[row]), default=-inf)
-                if len(starts[row]) + longest >= limit.longest - 1:
+                lengths = [len(each.ids) for each in hypotheses[row]]
+                if lengths and len(starts[row]) + max(lengths) >= limit.longest - 1:
                     rows.append(row)
         return [each[: options.n_best] for each in hypotheses]
 
@@ -236,19 +240,15 @@ class CTranslate2Engine(Engine):
                 if tokens[-1] != end:
                     cut_sources.append(text)
                     cut_targets.append(tokens)
-        # Add the cost of EOS to hypotheses that were cut off at the limit.
-        end_log_probs = [0.0] * len(cut_targets)
-        if to_the_limit:
-            end_log_probs = [scores[-1] for scores in self._score(cut_sources, cut_targets)]
-        remaining = iter(end_log_probs)
+        cut_scores = iter(self._score(cut_sources, cut_targets) if to_the_limit else ())
         penalty = length_penalty(options)
         hypotheses = []
         for start, result in zip(starts, results, strict=True):
             finished = []
             for tokens, score in zip(result.hypotheses, result.scores, strict=True):
                 log_prob = score * len(tokens) ** options.length_penalty
-                if tokens[-1] != end:
-                    log_prob += next(remaining)
+                if to_the_limit and tokens[-1] != end:
+                    log_prob += next(cut_scores)[-1]  # the cost of EOS
                 ids = tuple(self._ids[token] for token in tokens if token != end)
                 if log_prob > _IMPOSSIBLE:  # excludes NaN, too
                     own_score = log_prob / penalty(len(ids) + 1)

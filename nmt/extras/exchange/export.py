@@ -146,7 +146,7 @@ def export(options: ExportOptions) -> ExportSummary:
     files = find_model(source, options.checkpoint)
     merged = files.config.model_copy(update={"base_model": None})
     config = target.adapt(merged)
-    corpora: list[str] = []
+    corpora = list[str]()
     if files.step:  # imported models of older versions have placeholders for their corpora
         data = recorded_data(files.record, source)
         if data:
@@ -184,7 +184,8 @@ def export(options: ExportOptions) -> ExportSummary:
         bar.update()
     kept = config.decoding.model_dump()
     lost = []
-    for name, value in files.config.decoding.model_dump().items():
+    decoding = files.config.decoding
+    for name, value in decoding.model_dump().items():
         if value != kept[name]:
             lost.append(f"{name} {value}")
     if lost:
@@ -233,7 +234,7 @@ def front_matter(config: InferenceConfig, **values: Any) -> str:
 
 def _scores(bundle: ModelBundle, source: Path, metric: str) -> dict[str, float]:
     """Return the validation scores of these weights."""
-    scores: dict[str, float | None] = {}
+    scores = dict[str, float | None]()
     if (bundle.folder / RECORD).is_file():
         scores[metric] = read_object(bundle.folder / RECORD).get("score")
     else:

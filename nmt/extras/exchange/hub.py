@@ -62,27 +62,33 @@ def push(options: PushOptions) -> PushResult:
     if revision is not None:
         raise ConfigError(f"Cannot push to the revision @{revision}.", fix=f"Pass {repository}.")
     export = shell_command("export", folder, output="FOLDER")
-    if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
+    has_manifest = (folder / MANIFEST).is_file()
+    if not has_manifest and (folder / "checkpoints").is_dir():
         raise ConfigError(f"{folder} is a run folder.", fix=f"Export the model first: {export}")
     model = find_model(folder)
     model.manifest.verify(folder)
     if adapter_record(folder / MODEL):
         problem = f"{folder} contains adapters only, which need the base model."
         raise ConfigError(problem, fix=f"Export the merged model first: {export}")
-    results: list[dict[str, Any]] = []
+    results = list[dict[str, Any]]()
     for path in options.scores:
         results += _results(path)
     index = None
     if results:
-        index = [{"name": repository.partition("/")[2], "results": results}]
-    header = front_matter(model.config, license=options.license, **{"model-index": index})
+        name = repository.partition("/")[2]
+        index = [{"name": name, "results": results}]
+    config = model.config
+    header = front_matter(config, license=options.license, **{"model-index": index})
     card = header + _card_text(folder).replace(HUB_NAME, repository)
-    record = FileRecord(len(card.encode()), hashlib.sha256(card.encode()).hexdigest())
-    manifest = replace(model.manifest, files={**model.manifest.files, CARD: record})
+    content = card.encode()
+    record = FileRecord(len(content), hashlib.sha256(content).hexdigest())
+    files = {**model.manifest.files, CARD: record}
+    manifest = replace(model.manifest, files=files)
     seal = manifest.text().encode()
-    contents: dict[str, Path | bytes] = {name: folder / name for name in manifest.files}
-    contents |= {CARD: card.encode(), MANIFEST: seal}  # other files in the folder stay private
-    sizes = {name: file.size for name, file in manifest.files.items()}
+    # Other files in the folder stay private.
+    contents: dict[str, Path | bytes] = {name: folder / name for name in files}
+    contents |= {CARD: content, MANIFEST: seal}
+    sizes = {name: file.size for name, file in files.items()}
     sizes[MANIFEST] = len(seal)
     address = None
     if not options.dry_run:
@@ -91,9 +97,9 @@ def push(options: PushOptions) -> PushResult:
             api.create_repo(repository, private=options.private, exist_ok=True)
             old = {*api.list_repo_files(repository)} - {".gitattributes", *contents}
             operations = [library.CommitOperationDelete(name) for name in sorted(old)]
-            for name, content in sorted(contents.items()):
-                operations.append(library.CommitOperationAdd(name, content))
-            title = f"Push {model.config.name}"
+            for name, source in sorted(contents.items()):
+                operations.append(library.CommitOperationAdd(name, source))
+            title = f"Push {config.name}"
             commit = api.create_commit(repository, operations, commit_message=title)
             address = str(commit.commit_url)
     return PushResult(repository, sizes, card, address)
@@ -167,6 +173,7 @@ def connection(repository: str, what: str) -> Iterator[Any]:
     except NmtError:
         raise
     except Exception as error:  # huggingface_hub passes on errors of its dependencies
-        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        first_line = str(error).strip().split("\n")[0]
+        reason = first_line.rstrip(".") or type(error).__name__
         fix = "Check the name, the network and the permissions of the token in HF_TOKEN."
         raise CheckpointError(f"{repository} was not {what}: {reason[:300]}.", fix=fix) from error

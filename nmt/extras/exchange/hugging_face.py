@@ -26,15 +26,14 @@ from safetensors import safe_open
 
 from nmt.config.data import LANGUAGE_CODE
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.errors import CheckpointError
 from nmt.extras.exchange.imported import (
     ACTIVATIONS,
-    COPY_AGAIN,
     EMBEDDINGS,
     HUGGING_FACE,
     FloatArray,
     Imported,
     Vocabulary,
+    damaged,
     load_json,
     piece_texts,
     read_sentencepiece,
@@ -114,7 +113,11 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
         bias = tensors.read("final_logits_bias")
         weights = weights_of(config, HUGGING_FACE, tensors.read, vectors, bias)
         decoding = _decoding_of(settings)
-    codes = (_code_of(tokenizer.get("source_lang")), _code_of(tokenizer.get("target_lang")))
+    source_code = _code_of(tokenizer.get("source_lang"))
+    target_code = _code_of(tokenizer.get("target_lang"))
+    languages = None
+    if source_code and target_code and source_code != target_code:
+        languages = (source_code, target_code)
     return Imported(
         config,
         weights,
@@ -122,7 +125,7 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
         target_side,
         decoding,
         start=target_tokens[start],
-        languages=codes if all(codes) and codes[0] != codes[1] else None,
+        languages=languages,
     )
 
 
@@ -166,8 +169,12 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
         # be used. In a trained model their probability is almost 0.
         decoding = _decoding_of({"renormalize_logits": True, **settings})
         start = vocabulary.tokens[settings.get("decoder_start_token_id", 2)]
-    codes = (str(tokenizer.get("src_lang")), str(tokenizer.get("tgt_lang")))
-    have_tags = vocabulary.symbols >= {f"<2{code}>" for code in codes}
+    source_code = str(tokenizer.get("src_lang"))
+    target_code = str(tokenizer.get("tgt_lang"))
+    tags = {f"<2{source_code}>", f"<2{target_code}>"}
+    languages = None
+    if len(tags) == 2 and tags <= vocabulary.symbols:
+        languages = (source_code, target_code)
     return Imported(
         config,
         weights,
@@ -175,7 +182,7 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
         vocabulary,
         decoding,
         start=start,
-        languages=codes if have_tags and codes[0] != codes[1] else None,
+        languages=languages,
         language_tags="both",
     )
 
@@ -186,7 +193,7 @@ def _read_m2m_vocabulary(source: Path, tokenizer: _Json, size: int) -> Vocabular
     Rows without a token get a name that no text contains.
     """
     model = read_sentencepiece(source / _SENTENCEPIECE)
-    names: dict[int, str] = {}
+    names = dict[int, str]()
     if (source / "vocab.json").is_file():
         tokens = _read_tokens(source / "vocab.json")
         codes = _LANGUAGES[tokenizer.get("language_codes", "m2m100")].split()
@@ -209,18 +216,21 @@ def _read_m2m_vocabulary(source: Path, tokenizer: _Json, size: int) -> Vocabular
     for index in range(len(tokens), size):
         tokens.append(symbols.get(index) or names.get(index) or f"madeupword{index}")
     if not symbols:
-        raise CheckpointError(f"{source} does not name the language tokens.", fix=COPY_AGAIN)
+        raise damaged(f"{source} does not name the language tokens.")
     return Vocabulary(model, tokens, frozenset(symbols.values()))
 
 
 def _added_tokens(source: Path, tokenizer: _Json) -> dict[int, str]:
     """Return the tokens that are not subwords, by their ids, from the files that list ids."""
     tokens = {}
-    for token in load_json(source / "tokenizer.json", optional=True).get("added_tokens", []):
+    fast = load_json(source / "tokenizer.json", optional=True)
+    for token in fast.get("added_tokens", []):
         tokens[int(token["id"])] = _content(token)
-    for index, token in tokenizer.get("added_tokens_decoder", {}).items():
+    decoder = tokenizer.get("added_tokens_decoder", {})
+    for index, token in decoder.items():
         tokens[int(index)] = _content(token)
-    for token, index in load_json(source / "added_tokens.json", optional=True).items():
+    added = load_json(source / "added_tokens.json", optional=True)
+    for token, index in added.items():
         tokens[int(index)] = _content(token)
     return tokens
 
@@ -256,7 +266,8 @@ class TensorFiles:
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, Any] = {}  # By the names of their tensors.
-        for name in weight_files(folder, [path.name for path in folder.iterdir()]):
+        names = [path.name for path in folder.iterdir()]
+        for name in weight_files(folder, names):
             path = folder / name
             with reading(path):
                 if path.suffix == ".safetensors":
@@ -272,7 +283,8 @@ class TensorFiles:
         Raises:
             KeyError: There is no such tensor.
         """
-        name = next((name for name in names if name in self._files), names[0])
+        stored = [name for name in names if name in self._files]
+        name = stored[0] if stored else names[0]
         file = self._files[name]
         tensor = file[name] if isinstance(file, dict) else file.get_tensor(name)
         return tensor.float().numpy()
@@ -282,8 +294,9 @@ def _decoding_of(settings: _Json) -> DecodingConfig:
     """Convert search options, from `read_settings`, to a decoding section."""
     options: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1}
     for key in _SEARCH_KEYS:
-        if settings.get(key) is not None:
-            options[key] = settings[key]
+        value = settings.get(key)
+        if value is not None:
+            options[key] = value
     longest = settings.get("max_length")  # counts the start token and EOS
     if longest:
         options["max_length_factor"] = 0

@@ -103,9 +103,10 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
     with connection(repository, "pulled") as library:
         api = library.HfApi()
         info = api.model_info(repository, revision=revision)
-        commit = f"{repository}@{info.sha}"
+        sha = info.sha
+        commit = f"{repository}@{sha}"
         names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
-        download = partial(api.snapshot_download, repository, revision=info.sha)
+        download = partial(api.snapshot_download, repository, revision=sha)
         if MANIFEST in names:
             check_names(repository, names)
         if MANIFEST in names and not is_resized(options):
@@ -130,5 +131,5 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
         source = Path(download(allow_patterns=needed))
         terms = getattr(info.card_data, "license", None) or "unknown"
         page = f"{hub_address()}/{repository}"
-        origin = f"Imported from {page}, commit {info.sha}, license: {terms}."
+        origin = f"Imported from {page}, commit {sha}, license: {terms}."
         return commit, _convert(replace(options, source=source), origin)

@@ -28,7 +28,6 @@ from nmt.text.tokenizer import is_tag
 
 FloatArray = npt.NDArray[np.floating[Any]]
 Weights = Mapping[str, FloatArray]
-COPY_AGAIN = "Download or copy the model again."
 DEFAULT_MAX_LENGTH = 256
 # Do both sides share the embedding matrix? Is the output projection tied to that of the target?
 EMBEDDINGS: Mapping[tuple[bool, bool], Any] = {
@@ -143,6 +142,11 @@ def piece_texts(model: Any) -> list[str]:
     return [piece.piece for piece in model.pieces]
 
 
+def damaged(problem: str) -> CheckpointError:
+    """Return the error for files that are not as their own toolkit wrote them."""
+    return CheckpointError(problem, fix="Download or copy the model again.")
+
+
 def refused(what: str) -> CheckpointError:
     """Return the error for a model with an unsupported feature, such as "an ensemble"."""
     problem = f"The model uses {what}, which nmt does not support."
@@ -166,7 +170,7 @@ def reading(path: Path) -> Iterator[None]:
             faults = [f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in error.errors()]
             problem = "; ".join(faults)
         problem = problem.split("\n")[0].rstrip(".")
-        raise CheckpointError(f"{path} is damaged: {problem}.", fix=COPY_AGAIN) from error
+        raise damaged(f"{path} is damaged: {problem}.") from error
 
 
 def read_settings(source: Path) -> dict[str, Any]:
@@ -245,11 +249,12 @@ def weights_of(
         vectors: Embedding matrices of source and target, and the output projection.
         output_bias: Bias of the output projection.
     """
-    weights = {"source_vectors": vectors[0], "output_bias": output_bias.reshape(-1)}
+    source, target, output = vectors
+    weights = {"source_vectors": source, "output_bias": output_bias.reshape(-1)}
     if not config.shares_inputs:
-        weights["target_vectors"] = vectors[1]
+        weights["target_vectors"] = target
     if not config.ties_output:
-        weights["output_vectors"] = vectors[2]
+        weights["output_vectors"] = output
     prefix_form, norm_form = _STACKS[system]
     parts_of: dict[str, list[str]] = {}  # Our layers -> the original layers in them.
     depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}

@@ -88,8 +88,9 @@ def read_marian(source: Path) -> Imported:
         max_length = min(int(settings.get("max-length", DEFAULT_MAX_LENGTH)), _LONGEST)
     arrays = read_npz(path)
     with reading(path):
-        options = arrays[_OPTIONS].astype(np.uint8).tobytes().rstrip(b"\0").decode()
-        config = _config_of_marian(_yaml(options, path))
+        encoded = arrays[_OPTIONS].astype(np.uint8).tobytes()
+        text = encoded.rstrip(b"\0").decode()
+        config = _config_of_marian(_yaml(text, path))
         weights = _weights_of_marian(arrays, config)
     return Imported(config, weights, source_side, target_side, decoding, max_length=max_length)
 
@@ -101,7 +102,9 @@ def _archive(source: Path, folder: Path, settings: Mapping[str, Any]) -> Path:
         raise refused(f"an ensemble of {len(named)} models")
     if source.is_file():
         return source
-    paths = [folder / Path(name).name for name in named] or list(folder.glob("*.npz"))
+    paths = [folder / Path(name).name for name in named]
+    if not paths:
+        paths = [*folder.glob("*.npz")]
     if len(paths) != 1:
         raise ValueError(f"the folder contains {len(paths)} .npz files instead of 1")
     return paths[0]
@@ -121,7 +124,8 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:
-    return field(parse_document(text, name=str(path)).values, kind=dict)
+    document = parse_document(text, name=str(path))
+    return field(document.values, kind=dict)
 
 
 def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
@@ -173,11 +177,13 @@ def _weights_of_marian(
     names = ["encoder_Wemb", "decoder_Wemb"]
     if config.shares_inputs:
         names = ["Wemb", "Wemb"]
-    vectors = [np.asarray(arrays[name], np.float32) for name in names]
+    source, target = (np.asarray(arrays[name], np.float32) for name in names)
+    output = target
     if not config.ties_output:
-        vectors.append(read("decoder_ff_logit_out_{}.weight"))
-    bias = arrays.get("decoder_ff_logit_out_b", np.zeros(len(vectors[1]), np.float32))
-    return weights_of(config, MARIAN, read, vectors, bias)
+        output = read("decoder_ff_logit_out_{}.weight")
+    no_bias = np.zeros(len(target), np.float32)
+    bias = arrays.get("decoder_ff_logit_out_b", no_bias)
+    return weights_of(config, MARIAN, read, (source, target, output), bias)
 
 
 def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary, Vocabulary]:
@@ -223,6 +229,7 @@ def read_vocabulary(path: Path) -> list[str]:
     with reading(path):
         text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".vocab":
-            return [line.partition("\t")[0] for line in text.removesuffix("\n").split("\n")]
+            lines = text.removesuffix("\n").split("\n")
+            return [line.partition("\t")[0] for line in lines]
         ids = yaml.load(text, loader)
     return tokens_by_id(ids, path)

@@ -21,12 +21,12 @@ Source: Sennrich et al. (2016), "Neural Machine Translation of Rare Words with S
 
 from __future__ import annotations
 
-import heapq
 import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import compress, islice, pairwise
 from math import inf, log, prod
 from pathlib import Path
@@ -133,11 +133,11 @@ def kept_pieces(model: Any, used: Mask, dropped: Collection[str] = ()) -> Mask:
     """
     texts = piece_texts(model)
     kinds = _kinds_of(model)
-    scores = np.array([piece.score for piece in model.pieces])
     is_plain = np.isin(kinds, (_KINDS.NORMAL, _KINDS.UNUSED))
     ids = {texts[row]: row for row in np.flatnonzero(is_plain)}
     kept = used | np.isin(kinds, (_KINDS.USER_DEFINED, _KINDS.BYTE))
     kept[:NUM_SPECIAL] = True
+    scores = np.array([piece.score for piece in model.pieces])
     if is_bpe(model):
         scores_by_text = {text: scores[row] for text, row in ids.items()}
         for row in np.flatnonzero(used & is_plain):
@@ -178,8 +178,8 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
         Pieces in the order in which they were learned, and the logarithm of their share of all
         pieces.
     """
-    known: set[str] = set()
-    barred: set[str] = set()
+    known = set[str]()
+    barred = set[str]()
     for model in models:
         known.update(piece_texts(model))
         if is_bpe(model):
@@ -187,7 +187,7 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
     characters = Counter[str]()
     for word, count in words.items():
         characters.update(dict.fromkeys(word, count))
-    new: dict[str, int] = {}
+    new = dict[str, int]()
     for character, count in characters.most_common():
         if len(new) == num or count < _FEWEST:
             break
@@ -195,7 +195,8 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
             new[character] = count
 
     def is_possible(text: str) -> bool:
-        classes = {_CLASSES.get(category(char)[0]) for char in text.lstrip(_SPACE)}
+        characters = text.lstrip(_SPACE)
+        classes = {_CLASSES.get(category(each)[0]) for each in characters}
         is_new = text not in known and text not in barred
         return len(classes) <= 1 and len(text) <= _LONGEST and is_new
 
@@ -208,7 +209,9 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
         if len(new) >= num:
             break
         new.setdefault(text, count)
-    total = sum(n * len(parts) for n, parts in zip(words.values(), segmented, strict=True))
+    total = 0
+    for count, parts in zip(words.values(), segmented, strict=True):
+        total += count * len(parts)
     return {text: log(count / max(total, count)) for text, count in new.items()}
 
 
@@ -241,7 +244,7 @@ def _frequent_pairs(
     frequency = Counter[_Pair]()
     places = defaultdict[_Pair, set[int]](set)  # Words with the pair.
     touched = set[_Pair]()
-    heap: list[tuple[int, _Pair]] = []
+    heap = list[tuple[int, _Pair]]()
 
     def add(place: int, sign: int) -> None:
         for pair in filter(all, pairwise(words[place])):
@@ -253,11 +256,11 @@ def _frequent_pairs(
         add(place, 1)
     while True:
         for pair in touched:
-            heapq.heappush(heap, (-frequency[pair], pair))
+            heappush(heap, (-frequency[pair], pair))
         touched.clear()
         if not heap:
             return
-        count, pair = heapq.heappop(heap)
+        count, pair = heappop(heap)
         if -count < _FEWEST:
             return
         text = "".join(pair)
@@ -271,7 +274,7 @@ def _frequent_pairs(
 
 
 def _joined(symbols: Sequence[str], pair: _Pair) -> list[str]:
-    joined: list[str] = []
+    joined = list[str]()
     for symbol in symbols:
         if joined and (joined[-1], symbol) == pair:
             joined[-1] += symbol
@@ -300,8 +303,10 @@ def grown(model: Any, tags: Sequence[str], pieces: Mapping[str, float]) -> Any:
         scores = [min(max(score, low), high) for score in pieces.values()]
     place = tags_end(model)
     old = list(model.pieces)
-    old[place:place] = [_KINDS(piece=tag, score=0.0, type=_KINDS.USER_DEFINED) for tag in tags]
-    new = [_KINDS(piece=text, score=score) for text, score in zip(pieces, scores, strict=True)]
+    kind = _KINDS.USER_DEFINED
+    old[place:place] = [_KINDS(piece=tag, score=0.0, type=kind) for tag in tags]
+    scored = zip(pieces, scores, strict=True)
+    new = [_KINDS(piece=text, score=score) for text, score in scored]
     return with_pieces(model, old + new)
 
 
@@ -328,7 +333,12 @@ class Resized:
         if not self.starts:
             return table
         rest = table[self.otherwise].mean(0)
-        rows = [table[[*ids]].mean(0) if ids else rest for ids in self.starts]
+        rows = []
+        for ids in self.starts:
+            row = rest
+            if ids:
+                row = table[[*ids]].mean(0)
+            rows.append(row)
         return np.insert(table, self.places, rows, axis=0)
 
 
@@ -378,7 +388,8 @@ def resize(
     """
     is_joint = models[0] == models[1]
     tags = language_tags(models[0]) | language_tags(models[1])
-    for code in filter(None, (*options.keep_language, options.like)):
+    related = [options.like] if options.like else []
+    for code in [*options.keep_language, *related]:
         if language_symbol(code, tags) is None:  # the message names the tags of one side
             tokenizer_of(models[0]).language_id(code)
     for code in options.add_language:
@@ -407,10 +418,11 @@ def resize(
         groups = [[0]]
     elif shared:
         groups = [[0, 1]]
-    sides: list[Resized] = []
+    sides = list[Resized]()
     for group in groups:
         kept_texts = [texts("keep_vocabulary", side) for side in group]
-        trimmed, kept = _trim([models[side] for side in group], options, kept_texts)
+        members = [models[side] for side in group]
+        trimmed, kept = _trim(members, options, kept_texts)
         new_texts = [texts("add_vocabulary", side) for side in group]
         sides += _grow(trimmed, kept, options, new_texts)
     return sides * 2 if is_joint else sides
@@ -431,15 +443,15 @@ def _blocks(texts: _Texts, what: str) -> Iterator[tuple[int, str, list[str]]]:
                     lines = decoded_lines(stream, str(path))
                     first = 1
                     while block := list(islice(lines, _LINES_AT_ONCE)):
-                        last = first + len(block) - 1
-                        yield index, f"{path}, lines {first:,} to {last:,}", block
-                        first = last + 1
+                        end = first + len(block)
+                        yield index, f"{path}, lines {first:,} to {end - 1:,}", block
+                        first = end
                         bar.update(len(block))
 
 
 def _ids(tokenizer: Tokenizer, lines: Sequence[str]) -> IdArray:
     """Return the ids of some lines; -1 after each line."""
-    ids: list[int] = []
+    ids = list[int]()
     for row in tokenizer.encode_batch(lines, usable_cores()):
         ids += row
         ids.append(-1)
@@ -455,8 +467,9 @@ def _trim(
 
     Memory holds one block of lines.
     """
-    tags = language_tags(models[0])
-    dropped: set[str] = set()
+    first = models[0]
+    tags = language_tags(first)
+    dropped = set[str]()
     if options.keep_language:
         dropped = {*tags}.difference(language_symbol(x, tags) for x in options.keep_language)
     before = [tokenizer_of(model) for model in models]
@@ -465,7 +478,8 @@ def _trim(
         if tokenizers[0].is_imported and is_bpe(model):
             tokenizers.append(tokenizer_of(model, shows_unused=True))
     # The last entry is for -1. Without text, all entries stay.
-    used = np.full(len(models[0].pieces) + 1, not options.keep_vocabulary)
+    num_pieces = len(first.pieces)
+    used = np.full(num_pieces + 1, not options.keep_vocabulary)
     for index, _, lines in _blocks(texts, "counting subwords"):
         for tokenizer in readers[index]:
             used[_ids(tokenizer, lines)] = True
@@ -494,7 +508,7 @@ def _grow(
     new_tags = [form.format(code) for code in options.add_language]
     if options.like and not like:
         new_tags = []  # Of separate vocabularies, only those with the related language get tags.
-    learned: dict[str, float] = {}
+    learned = dict[str, float]()
     if options.add_vocabulary:
         spec = model.trainer_spec
         if spec.model_type not in (spec.BPE, spec.UNIGRAM):
@@ -507,11 +521,13 @@ def _grow(
         learned = learned_pieces(models, words, options.add_pieces or ADD_PIECES)
     related = [tags[like]] if like else [*tags.values()]
     kinds = _kinds_of(model)
-    known = {*np.flatnonzero(np.isin(kinds, (_KINDS.NORMAL, _KINDS.BYTE)))}
+    is_known = np.isin(kinds, (_KINDS.NORMAL, _KINDS.BYTE))
+    known = {*np.flatnonzero(is_known)}
     rows = tokenizer_of(model, is_raw=True).encode_batch([*learned])
     starts = [related] * len(new_tags)
     starts += [list(filter(known.__contains__, ids)) for ids in rows]
-    places = [tags_end(model)] * len(new_tags) + [len(kept)] * len(learned)
+    places = [tags_end(model)] * len(new_tags)
+    places += [len(kept)] * len(learned)
     return [
         Resized(
             model=grown(each, new_tags, learned),

@@ -66,7 +66,7 @@ class Start:
         values = {
             "run": f"runs/{self.config.parent.resolve().name}",
             "check": shell_command("prepare", self.config, report_only=True),
-            "minutes": scale_of(self.num_characters).minutes,
+            "minutes": scale_of(self.num_characters).sections["training"]["max_minutes"],
             "is_toy": self.counts["train"] < _TOY_PAIRS,
         }
         return str(render("start.txt.j2", start=self, **values))
@@ -142,7 +142,7 @@ def init(options: InitOptions) -> Start:
                 raise DataError(f"No pair is left for training: {why}.", fix=fix)
             size = count_characters([CorpusConfig(source=files[0], target=files[1])], codes)
             start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])
-            vocab_size = _vocab_size(files, scale_of(size).vocab_size)
+            vocab_size = _vocab_size(files, scale_of(size).sections["tokenizer"]["vocab_size"])
             text = _config_text(start, codes, given, vocab_size)
             (place / _CONFIG_NAME).write_text(text, encoding="utf-8", newline="\n")
             load_config(place / _CONFIG_NAME)  # the name of the folder may be invalid as ``name``
@@ -233,7 +233,8 @@ def _config_text(
         full = [str(path.parent.resolve() / path.name) for path in given.get(part, ())]
         names = full or [f"@config/{part}.{code}" for code in codes]
         files[f"{part}_files"] = [json.dumps(name, ensure_ascii=False) for name in names]
-    scale, name = scale_of(start.num_characters), start.config.parent.resolve().name
+    scale = scale_of(start.num_characters).sections
+    name = start.config.parent.resolve().name
     return str(
         render(
             "start.yaml.j2", name=name, source=codes[0], target=codes[1], scale=scale,

@@ -9,7 +9,7 @@ from typing import Annotated
 from nmt.commands.options import Json
 from nmt.config.flag import Flag, Options
 
-Pair = tuple[Path, Path] | None
+_Pair = Annotated[tuple[Path, Path] | None, Flag(metavar="SOURCE TARGET")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,6 @@ class InitOptions(Options):
         str | None, Flag(short="l", metavar="PAIR", shown="from the file extensions")
     ] = None
     seed: Annotated[int, Flag(min=0)] = 1
-    valid: Annotated[Pair, Flag(metavar="SOURCE TARGET")] = None
-    test: Annotated[Pair, Flag(metavar="SOURCE TARGET")] = None
+    valid: _Pair = None
+    test: _Pair = None
     json: Json = False

@@ -136,7 +136,7 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
     size = written.tokenizer.vocab_size  # fits the small text
     assert load_config(path, [f"tokenizer.vocab_size={size}"]) == written
     assert "training" not in RunConfig.model_json_schema()["required"]
-    assert written.training.max_minutes == SCALES[0].minutes
+    assert written.training.max_minutes == SCALES[0].sections["training"]["max_minutes"]
     assert written.training.schedule.warmup_ratio == 0.06
 
 
@@ -154,7 +154,7 @@ def test_explicit_values_override_those_for_the_size() -> None:
     model, training = config.model, config.training
     assert (model.preset, model.norm, model.dropout) == ("modern", "rms", 0.3)
     assert (training.seed, config.batch.max_tokens) == (7, 1000)
-    assert training.max_minutes == SCALES[0].minutes
+    assert training.max_minutes == SCALES[0].sections["training"]["max_minutes"]
     text = path.read_text("utf-8").partition("model:")[0]
     path.write_text(text + "training: {seed: 7}\n", "utf-8")
     with pytest.raises(ConfigError, match="set max_steps, max_minutes"):
@@ -182,7 +182,8 @@ def test_size_is_text_not_lines(tmp_path: Path) -> None:
     sizes = [count_characters([each], ("de", "ar")) for each in (files, some, columns)]
     assert sizes == [13, round(3 * 13 / 2), 8]
     assert count_characters([CorpusConfig(demo="train")], ("en", "de")) > 10_000
-    assert [scale_of(size).max_tokens for size in (1, 6_500_001, 10**9)] == [2048, 4096, 16_384]
+    batches = [scale_of(size).sections["batch"] for size in (1, 6_500_001, 10**9)]
+    assert [batch["max_tokens"] for batch in batches] == [2048, 4096, 16_384]
 
 
 def test_wrong_input_is_an_error() -> None:

@@ -268,7 +268,8 @@ def test_a_batch_that_is_a_large_part_of_the_corpus_is_a_warning(
 @pytest.mark.parametrize("num_pairs", [5000, 50_000, 160_000, 4_500_000])
 def test_the_values_for_a_corpus_size_cause_no_warning(num_pairs: int) -> None:
     scale = scale_of(72 * num_pairs)  # as long as those of Tatoeba
-    sections = scale.sections()
-    assert usual_vocab_size(num_pairs) == scale.vocab_size
-    assert TrainingConfig.model_validate(sections["training"]).max_minutes == scale.minutes
+    sections = scale.sections
+    assert usual_vocab_size(num_pairs) == sections["tokenizer"]["vocab_size"]
+    training = sections["training"]
+    assert TrainingConfig.model_validate(training).max_minutes == training["max_minutes"]
     assert tuple(sorted(SCALES, key=lambda each: each.max_characters)) == SCALES
