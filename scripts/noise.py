@@ -15,7 +15,7 @@ import random
 import re
 import tempfile
 from collections.abc import Callable
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 from nmt.config.data import CorpusConfig, FilterConfig
@@ -31,7 +31,10 @@ _FOREIGN = [
     "No sé por qué se fue tan temprano esta mañana.", "Nie wiem, dlaczego wyszedł tak wcześnie.",
     "Non so perché se ne sia andato così presto stamattina.", "Я не знаю, почему он так рано ушёл.",
 ]  # fmt: skip
-_LATIN = [each for each in _FOREIGN if "e" in each]
+_LATIN = [sentence for sentence in _FOREIGN if "e" in sentence]
+_HIDDEN = "\x07\xad\u200b\x90\u202e\ufeff"
+_MARKUP = ["<b>{}</b>", "{}<br/>", "&quot;{}&quot;", "[[{}]]", "{{\\i1}}{}", "[b]{}[/b]"]
+_PUNCTUATION = ["--- *** ---", "... | |", "@@", "()"]
 
 
 def changed_number(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
@@ -39,51 +42,121 @@ def changed_number(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
     source, target = pairs[row]
     if not re.search(r"\d", target):
         number = rng.randrange(13, 3000)
-        source, target = f"{source} ({number})", f"{target} ({number})"
-    place = rng.choice([match.start() for match in re.finditer(r"\d", target)])
-    other = str((int(target[place]) + rng.randrange(1, 9)) % 10)
-    return source, target[:place] + other + target[place + 1 :]
+        source += f" ({number})"
+        target += f" ({number})"
+    places = [match.start() for match in re.finditer(r"\d", target)]
+    place = rng.choice(places)
+    digit = int(target[place]) + rng.randrange(1, 9)
+    return source, f"{target[:place]}{digit % 10}{target[place + 1 :]}"
 
 
 def replaced_word(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
     """Repeat an earlier long pair with one word of the target replaced."""
-    earlier = [pair for pair in pairs[:row] if sum(len(side.split()) for side in pair) >= 16]
+    earlier = []
+    for source, target in pairs[:row]:
+        if len(source.split()) + len(target.split()) >= 16:
+            earlier.append((source, target))
     source, target = rng.choice(earlier or pairs[:1])
     words = target.split()
-    words[rng.randrange(len(words))] = rng.choice(pairs)[1].split()[0]
+    _, other = rng.choice(pairs)
+    place = rng.randrange(len(words))
+    words[place] = other.split()[0]
     return source, " ".join(words)
 
 
+def earlier_pair(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
+    """Repeat an earlier pair."""
+    return pairs[rng.randrange(max(row, 1))]
+
+
+def other_case(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
+    """Repeat an earlier pair with a source in other case and more punctuation in the target."""
+    source, target = earlier_pair(rng, pairs, row)
+    return source.swapcase(), f"{target} !"
+
+
+def in_pair(change: Callable[[random.Random, str, str], Pair]) -> Damage:
+    """Return a damage that depends on the pair only."""
+    return lambda rng, pairs, row: change(rng, *pairs[row])
+
+
+def in_source(change: Callable[[random.Random, str], str]) -> Damage:
+    """Return a damage of the source."""
+    return in_pair(lambda rng, source, target: (change(rng, source), target))
+
+
+def in_target(change: Callable[[random.Random, str], str]) -> Damage:
+    """Return a damage of the target."""
+    return in_pair(lambda rng, source, target: (source, change(rng, target)))
+
+
+def cyrillic(_: random.Random, text: str) -> str:
+    """Replace each letter by a Cyrillic letter."""
+    changed = ""
+    for character in text:
+        if character.isalpha():
+            changed += chr(0x430 + ord(character) % 32)
+        else:
+            changed += character
+    return changed
+
+
+def wrong_encoding(_: random.Random, text: str) -> str:
+    """Append words in UTF-8 that were read as Windows-1252."""
+    return text + " für \u201cx".encode().decode("cp1252", "replace")
+
+
+def hidden_character(rng: random.Random, text: str) -> str:
+    """Insert a control character or an invisible character."""
+    return text[:3] + rng.choice(_HIDDEN) + text[3:]
+
+
+def repeated_end(_: random.Random, text: str) -> str:
+    """Repeat the last word nine times."""
+    last = text.split()[-1:]
+    return f"{text} {' '.join(last * 9)}"
+
+
+def repeated_start(_: random.Random, text: str) -> str:
+    """Repeat the first three words only."""
+    first = text.split()[:3]
+    return " ".join(first * 4)
+
+
 DAMAGES: dict[str, list[Damage]] = {
-    "copy_of_source": [lambda _r, p, i: (p[i][0], p[i][0]), lambda _r, p, i: (p[i][1], p[i][1])],
-    "duplicate": [lambda r, p, i: p[r.randrange(max(i, 1))]],
-    "normalized_duplicate": [
-        lambda r, p, i: (lambda q: (q[0].swapcase(), q[1] + " !"))(p[r.randrange(max(i, 1))])
+    "copy_of_source": [
+        in_pair(lambda _, source, _target: (source, source)),
+        in_pair(lambda _, _source, target: (target, target)),
     ],
+    "duplicate": [earlier_pair],
+    "normalized_duplicate": [other_case],
     "near_duplicate": [replaced_word],
-    "script": [lambda _r, p, i: (p[i][0], "".join(chr(0x430 + ord(c) % 32) if c.isalpha() else c
-                                                 for c in p[i][1]))],
-    "language": [lambda r, p, i: (p[i][0], r.choice(_LATIN)),
-                 lambda r, p, i: (r.choice(_LATIN), p[i][1])],
-    "swapped": [lambda _r, p, i: (p[i][1], p[i][0])],
-    "mojibake": [lambda _r, p, i: (p[i][0] + " für \u201cx".encode().decode("cp1252", "replace"),
-                                   p[i][1]),
-                 lambda _r, p, i: (p[i][0], p[i][1] + " Gr\ufffd\ufffde"),
-                 lambda _r, p, i: (p[i][0], p[i][1] + " cafÃ©")],
-    "control": [lambda r, p, i: (p[i][0], p[i][1][:3] + r.choice("\x07\xad\u200b\x90\u202e\ufeff")
-                                 + p[i][1][3:])],
-    "markup": [lambda r, p, i: (p[i][0], r.choice(["<b>{}</b>", "{}<br/>", "&quot;{}&quot;",
-                                                   "[[{}]]", "{{\\i1}}{}", "[b]{}[/b]"]
-                                                  ).format(p[i][1]))],
+    "script": [in_target(cyrillic)],
+    "language": [
+        in_target(lambda rng, _: rng.choice(_LATIN)),
+        in_source(lambda rng, _: rng.choice(_LATIN)),
+    ],
+    "swapped": [in_pair(lambda _, source, target: (target, source))],
+    "mojibake": [
+        in_source(wrong_encoding),
+        in_target(lambda _, text: f"{text} Gr\ufffd\ufffde"),
+        in_target(lambda _, text: f"{text} cafÃ©"),
+    ],
+    "control": [in_target(hidden_character)],
+    "markup": [in_target(lambda rng, text: rng.choice(_MARKUP).format(text))],
     "numbers": [changed_number],
-    "url": [lambda r, p, i: (f"http://www.example.com/{r.random()}", p[i][1]),
-            lambda r, p, i: (p[i][0], f"{p[i][1][:9]} www.example.org/{r.random()}/index.html")],
-    "punctuation": [lambda r, p, i: (p[i][0], r.choice(["--- *** ---", "... | |", "@@", "()"]))],
-    "repetition": [lambda _r, p, i: (p[i][0], f"{p[i][1]} {' '.join(p[i][1].split()[-1:] * 9)}"),
-                   lambda _r, p, i: (p[i][0], f"{p[i][1]} {p[i][1]}"),
-                   lambda _r, p, i: (p[i][0], " ".join(p[i][1].split()[:3] * 4))],
-    "boilerplate": [lambda _r, p, i: (p[i][0], "Click here to read the whole page.")],
-}  # fmt: skip
+    "url": [
+        in_source(lambda rng, _: f"http://www.example.com/{rng.random()}"),
+        in_target(lambda rng, text: f"{text[:9]} www.example.org/{rng.random()}/index.html"),
+    ],
+    "punctuation": [in_target(lambda rng, _: rng.choice(_PUNCTUATION))],
+    "repetition": [
+        in_target(repeated_end),
+        in_target(lambda _, text: f"{text} {text}"),
+        in_target(repeated_start),
+    ],
+    "boilerplate": [in_target(lambda *_: "Click here to read the whole page.")],
+}
 
 
 def found_rows(pairs: list[Pair], languages: tuple[str, str]) -> dict[str, set[int]]:
@@ -119,9 +192,10 @@ def main() -> None:
     print("| reason | recall | precision | clean |\n|---|---|---|---|")
     for name, damages in DAMAGES.items():
         rng = random.Random(7)
-        damaged, rows = list(pairs), sorted(rng.sample(range(len(pairs)), len(pairs) // 50))
-        for number, row in enumerate(rows):
-            damaged[row] = damages[number % len(damages)](rng, damaged, row)
+        damaged = list(pairs)
+        rows = sorted(rng.sample(range(len(pairs)), len(pairs) // 50))
+        for row, damage in zip(rows, cycle(damages), strict=False):
+            damaged[row] = damage(rng, damaged, row)
         found = found_rows(damaged, languages)[name]
         hits = len(found & {*rows})
         share = len(clean[name]) / len(pairs)
