@@ -189,7 +189,8 @@ class MbrOptions(Options):
 
 def given(options: Any, *names: str) -> dict[str, Any]:
     """Return the options that the user has set, that is, that are not None."""
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,9 +297,11 @@ class AverageOptions(Options):
         if len(names) > 1:
             problem = f"`{'` and `'.join(names)}` cannot be combined."
             raise ConfigError(problem, fix="Pass only one.")
-        if twice := sorted({step for step in self.step if self.step.count(step) > 1}):
+        repeated = {step for step in self.step if self.step.count(step) > 1}
+        if repeated:
+            listed = ", ".join(map(str, sorted(repeated)))
             fix = "Pass each checkpoint once; all checkpoints have the same weight."
-            raise ConfigError(f"`step` {', '.join(map(str, twice))} is repeated.", fix=fix)
+            raise ConfigError(f"`step` {listed} is repeated.", fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,14 +435,16 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
         Raises:
             ConfigError: Plain text cannot show them.
         """
-        several, problem = n_best > 1, ""
         if self.format == "json":
             return
-        if self.min_confidence is not None and (self.alignments or several):
+        is_several = n_best > 1
+        names = [f"`{name}`" for name in _OUTPUTS[1:] if getattr(self, name)]
+        problem = ""
+        if self.min_confidence is not None and (self.alignments or is_several):
             problem = "`min_confidence` together with alignments or several translations"
-        elif names := [f"`{name}`" for name in _OUTPUTS[1:] if getattr(self, name)]:
+        elif names:
             problem = " and ".join(names)
-        elif self.alignments and several:
+        elif self.alignments and is_several:
             problem = f"the alignments of {n_best} translations"
         if problem:
             fix = "Add `format` json, or remove these options."
@@ -453,8 +458,10 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
     @property
     def search(self) -> dict[str, Any]:
         """Return the decoding options that the user has set."""
-        names = ("temperature", "top_p", "top_k", "seed", "n_best")
-        return self.decoding() | given(self, *names) | ({"sampling": True} if self.sample else {})
+        changes = given(self, "temperature", "top_p", "top_k", "seed", "n_best")
+        if self.sample:
+            changes["sampling"] = True
+        return self.decoding() | changes
 
 
 @dataclass(frozen=True, kw_only=True)

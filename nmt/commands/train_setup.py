@@ -287,7 +287,8 @@ def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request]
 
 def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) -> dict[str, Any]:
     """Return the data that checkpoints store, to be compared when training resumes."""
-    manifest, updater = setup.data.manifest, setup.updater
+    manifest = setup.data.manifest
+    updater = setup.updater
     hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
     arithmetic = {"precision": updater.precision.name, "compiled": is_compiled}
     return {

@@ -212,7 +212,8 @@ def parse_request(line: str, number: int) -> Request:
     if not isinstance(values, dict):
         raise refused("is not a JSON object")
     others = {x: values[x] for x in values if x not in _RESERVED or x == "source"}
-    texts: dict[str, Any] = {"source": None, **dict.fromkeys(_TEXTS, "")}
+    texts: dict[str, Any] = {"source": None}
+    texts.update(dict.fromkeys(_TEXTS, ""))
     for name in texts:
         text = values.get(name, texts[name])
         if not isinstance(text, str):

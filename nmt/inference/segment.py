@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import regex
@@ -71,7 +71,7 @@ class SegmentedLines:
     requests: Sequence[Request]
     # Segments of all lines, in order. Blank and failed lines do not have segments.
     segments: Sequence[Segment]
-    failures: Mapping[int, DataError]  # Errors by line index, from 0.
+    failures: dict[int, DataError]  # Errors by line index, from 0.
 
 
 def joiner_for(language: str) -> str:

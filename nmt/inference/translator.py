@@ -247,7 +247,7 @@ class Translator:
             lambda request, has_tag: self._choose_tags(request.languages, has_tag),
             first_line,
         )
-        return replace(segmented, failures={**segmented.failures, **unread})
+        return replace(segmented, failures=segmented.failures | unread)
 
     def _tags_of(self, languages: LanguageOptions, has_tag: bool) -> Tags:
         """Return the languages and tags of a request; see `Languages.choose`."""

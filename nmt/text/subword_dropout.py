@@ -7,11 +7,12 @@ Source: Provilkov, Emelianenko and Voita (2020), BPE-Dropout, section 3, algorit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
 from math import inf, log, log1p
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+_Ids: TypeAlias = tuple[int, ...]
 _SPACE = "\u2581"
 # Size of the cache of words, about 1 KB each. The first words of a corpus are mostly frequent ones.
 _MAX_WORDS = 1 << 16
@@ -51,20 +52,28 @@ class SubwordDropout:
             raise ValueError(f"rate is {rate}, not between 0 and 1")
         if not len(pieces) == len(scores) == len(is_normal):
             raise ValueError("the lists have different lengths")
-        ids = {piece: index for index, piece in enumerate(pieces) if is_normal[index]}
-        spelled = {piece: index for piece, index in ids.items() if ids.keys() >= set(piece)}
+        ids = {}
+        for index in compress(range(len(pieces)), is_normal):
+            ids[pieces[index]] = index
+        spelled = {piece: ids[piece] for piece in ids if ids.keys() >= set(piece)}
         self._rate = rate
-        self._log_drop = log(rate) if rate else -inf
-        self._log_keep = log1p(-rate) if rate < 1 else -inf
+        self._log_drop = -inf
+        if rate > 0:
+            self._log_drop = log(rate)
+        self._log_keep = -inf
+        if rate < 1:
+            self._log_keep = log1p(-rate)
         # Subwords without merges begin a word too; this changes neither result nor random numbers.
         self._begins = [piece.startswith(_SPACE) or piece not in spelled for piece in pieces]
-        self._characters: list[tuple[int, ...]] = [(index,) for index in range(len(pieces))]
+        self._characters: list[_Ids] = []
         for index, piece in enumerate(pieces):
+            characters: _Ids = (index,)
             if piece in spelled:
-                self._characters[index] = tuple(map(ids.__getitem__, piece))
+                characters = tuple(map(ids.__getitem__, piece))
+            self._characters.append(characters)
         self._merged = dict(_merges(spelled))
         self._ranks = {pair: -scores[index] for pair, index in self._merged.items()}
-        self._words: dict[tuple[int, ...], _Word] = {}
+        self._words: dict[_Ids, _Word] = {}
 
     def resegment(self, ids: Sequence[int], generator: Random) -> list[int]:
         """Return ids that spell the same text, segmented with dropout.
@@ -94,7 +103,7 @@ class SubwordDropout:
         """Yield the ids of the characters of subwords."""
         return chain.from_iterable(map(self._characters.__getitem__, ids))
 
-    def _split(self, ids: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    def _split(self, ids: _Ids) -> Iterator[_Ids]:
         """Yield the ids of each word."""
         begin = 0
         for end, index in enumerate(ids):
@@ -104,7 +113,7 @@ class SubwordDropout:
         if ids:
             yield ids[begin:]
 
-    def _analyse(self, pieces: tuple[int, ...]) -> _Word:
+    def _analyse(self, pieces: _Ids) -> _Word:
         """Return the deterministic data of a word, from a cache of at most `_MAX_WORDS` words."""
         characters = tuple(self._spell(pieces))
         ranks = [self._ranks.get(pair, inf) for pair in pairwise(characters)]
@@ -113,7 +122,8 @@ class SubwordDropout:
         remaining = list(ranks)
         while (best := min(remaining)) < inf:
             self._merge(symbols, remaining, remaining.index(best))
-        word = _Word(characters, tuple(ranks), tuple(symbols), len(characters) - len(symbols))
+        num_merges = len(characters) - len(symbols)
+        word = _Word(characters, tuple(ranks), tuple(symbols), num_merges)
         if len(self._words) < _MAX_WORDS:
             self._words[pieces] = word
         return word
@@ -148,9 +158,11 @@ class SubwordDropout:
         del symbols[place + 1]
         del ranks[place]
         if place:
-            ranks[place - 1] = self._ranks.get((symbols[place - 1], merged), inf)
+            pair = symbols[place - 1], merged
+            ranks[place - 1] = self._ranks.get(pair, inf)
         if place + 1 < len(symbols):
-            ranks[place] = self._ranks.get((merged, symbols[place + 1]), inf)
+            pair = merged, symbols[place + 1]
+            ranks[place] = self._ranks.get(pair, inf)
 
 
 def _num_in_a_row(log_probability: float, generator: Random) -> int:
@@ -174,9 +186,9 @@ def sentence_generator(seed: int, epoch: int, row: int, side: int) -> Random:
 
 
 class _Word(NamedTuple):
-    characters: tuple[int, ...]
+    characters: _Ids
     ranks: tuple[float, ...]
-    undropped: tuple[int, ...]
+    undropped: _Ids
     num_merges: int
 
 

@@ -92,8 +92,10 @@ class RDrop:
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
         """Return the summed loss of two passes over ``batch``."""
         passes = [model(batch.source, batch.target) for _ in range(2)]
-        compiler: Compiler = _as_it_is if batch.gold.device.type == "cpu" else model.compiled
-        step = partial(compiler(_r_drop_step), smoothing=self.smoothing, strength=self.strength)
+        run: Callable[..., Any] = _r_drop_step
+        if batch.gold.device.type != "cpu":
+            run = model.compiled(run)
+        step = partial(run, smoothing=self.smoothing, strength=self.strength)
         hidden = _for_products(torch.stack(passes, dim=1))
         loss = _chunked(hidden, model.output_weight, model.output_bias, batch.gold, step)
         return LossSum(loss, batch.num_target_tokens)
@@ -240,17 +242,19 @@ def _r_drop_step(
     of_gold = log_probs.gather(-1, rows).sum()
     loss = -((1 - smoothing) * of_gold + smoothing / vocab_size * log_probs.sum()) / 2
     difference = log_probs[:, 0] - log_probs[:, 1]
-    loss += strength / 4 * ((probs[:, 0] - probs[:, 1]) * difference).sum()
+    divergence = (probs[:, 0] - probs[:, 1]) * difference
+    loss += strength / 4 * divergence.sum()
 
     gradient = probs - smoothing / vocab_size
     shift = torch.full_like(rows, -(1 - smoothing), dtype=probs.dtype)
     gradient.scatter_add_(-1, rows, shift)
     gradient /= 2
     for own, other, sign in ((0, 1, 1.0), (1, 0, -1.0)):
-        mean = (probs[:, own] * difference).sum(-1, keepdim=True)
+        of_pass = probs[:, own]
+        mean = (of_pass * difference).sum(-1, keepdim=True)
         centred = difference - mean
-        divergence = probs[:, own] * centred * sign + probs[:, own] - probs[:, other]
-        gradient[:, own].add_(divergence, alpha=strength / 4)
+        of_divergence = of_pass * centred * sign + of_pass - probs[:, other]
+        gradient[:, own].add_(of_divergence, alpha=strength / 4)
     return loss, gradient
 
 

@@ -109,7 +109,8 @@ class FlatParameters:
                 is_vector = parameter.ndim == 1  # small, and norms need the dtype of their input
                 parameter.data = parameter.data.to(dtype if is_vector else frozen_dtype)
         named = self._trained + self._frozen
-        self._master = torch.cat([p.detach().float().flatten() for _, p in named])
+        flat = [parameter.detach().float().flatten() for _, parameter in named]
+        self._master = torch.cat(flat)
         self.trained_size = sum(p.numel() for _, p in self._trained)
         # Master copy of the trained parameters. (trained_size,), float32.
         self.weights = self._master[: self.trained_size]

@@ -30,8 +30,9 @@ class ScheduleFreeAdamW(Optimizer):
     def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
         super().__init__(parameters, config)
         dtype = precise_dtype(self._weights.device)
-        self.step_count = self._keep("step", self._weights.new_zeros((), dtype=dtype))
-        self._weight_sum = self._keep("weight_sum", self._weights.new_zeros((), dtype=dtype))
+        zero = self._weights.new_zeros((), dtype=dtype)
+        self.step_count = self._keep("step", zero)
+        self._weight_sum = self._keep("weight_sum", zero.clone())
         self._z = self._keep("z", self._weights.clone())
         self._square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
         self._num_decayed = parameters.matrix_size
@@ -57,7 +58,8 @@ class ScheduleFreeAdamW(Optimizer):
         change[: self._num_decayed].add_(decayed, alpha=self._config.weight_decay)
         rate = -learning_rate * not_skipped
         self._weights.lerp_(self._z, share.to(dtype))
-        self._weights.addcmul_(change, (rate * (1 - beta1 * (1 - share))).to(dtype))
+        rate_of_y = rate * (1 - beta1 * (1 - share))
+        self._weights.addcmul_(change, rate_of_y.to(dtype))
         self._z.addcmul_(change, rate.to(dtype))
 
     @override
@@ -99,7 +101,8 @@ def orthogonalise(
     x = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
     for _ in range(num_iterations):
         gram = torch.bmm(x, x.mT)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x
 
 
@@ -118,9 +121,9 @@ class Muon(Optimizer):
         self._adamw = AdamW(parameters, config, slice(size, None))
         self.step_count = self._adamw.step_count
         self._change = torch.empty_like(self._weights)
-        in_16_bits = parameters.working_dtype == torch.bfloat16
-        on_gpu = self._weights.device.type == "cuda"
-        self._iteration_dtype = torch.bfloat16 if on_gpu or in_16_bits else None
+        self._iteration_dtype = None
+        if self._weights.is_cuda or parameters.working_dtype == torch.bfloat16:
+            self._iteration_dtype = torch.bfloat16
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for change in parameters.matrices(self._change):
             wide = change if change.shape[0] <= change.shape[1] else change.mT

@@ -144,7 +144,8 @@ class GradientReduction:
             self._send()
 
     def _send(self) -> None:
-        self._sent.append(self._processes.begin_sum(self._slices[len(self._sent)]))
+        part = self._slices[len(self._sent)]
+        self._sent.append(self._processes.begin_sum(part))
 
     def keep(self) -> None:
         """Copy the slices summed so far: backward runs again and overwrites them."""
@@ -195,7 +196,9 @@ class Updater:
         # How many updates the device may queue.
         self.pace = devices.choose_device_queue(self.device)
         # Keeps float16 gradients in range.
-        self.loss_scale = LossScale(self.device) if precision.name == "float16" else None
+        self.loss_scale = None
+        if precision.name == "float16":
+            self.loss_scale = LossScale(self.device)
         self.objective = objective
         self._clip_norm = clip_norm
         self._cross_entropy = CrossEntropy(smoothing=0.0)
@@ -252,7 +255,9 @@ class Updater:
         self.processes.begin_sum(counts).wait()
         source_tokens, target_tokens, padded_tokens, num_stopping = counts.tolist()
         parameters = self.optimizer.parameters
-        factor = 1.0 if self.loss_scale is None else self.loss_scale.factor
+        factor: Tensor | float = 1.0
+        if self.loss_scale is not None:
+            factor = self.loss_scale.factor
         # The only division by the number of tokens. Therefore accumulation, halved batches and
         # several processes all give the gradient of one large batch.
         splits = self._sum_gradients(batches, factor / target_tokens, self._reduction)

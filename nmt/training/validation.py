@@ -127,7 +127,10 @@ def combine(
         if any(map(math.isnan, values)):
             return math.nan
         qualities = [as_quality(metric, value) for value in values]
-        return as_quality(metric, fmean(qualities) if choose_by == "mean" else min(qualities))
+        combined = min(qualities)
+        if choose_by == "mean":
+            combined = fmean(qualities)
+        return as_quality(metric, combined)
 
     text = {}
     for name in first.text:
@@ -197,15 +200,18 @@ class HeldOutText:
     def score(self, hypotheses: Sequence[str]) -> dict[str, Any]:
         """Return fields of `Scores`. BLEU uses the same tokenizer as `nmt evaluate`."""
         tables = {name: scorer.statistics(hypotheses) for name, scorer in self.scorers.items()}
-        scores = {name: self.scorers[name].total(table).value for name, table in tables.items()}
+        scores = {}
+        for name, table in tables.items():
+            scores[name] = self.scorers[name].total(table).value
         if self.command:
             scores[COMMAND] = self.run_command(hypotheses)
         of_sentences = self.scorers["chrf"].sentence_scores(tables["chrf"])
         rows = choose_samples(of_sentences)
+        samples = list(zip(self.sources, hypotheses, self.references, strict=True))
         return {
             "text": scores,
             "bleu_tokenizer": self._bleu_tokenizer,
-            "samples": tuple((self.sources[x], hypotheses[x], self.references[x]) for x in rows),
+            "samples": tuple(samples[row] for row in rows),
             "sample_chrf": tuple(of_sentences[row] for row in rows),
         }
 
@@ -390,4 +396,5 @@ def fixed_batches(loader: Loader, processes: Processes, among: Rows | None = Non
         noise=0,
         random=epoch_random(0, 0),
     )
-    return [loader.batch(among[rows]) for rows in plan[processes.rank :: processes.size]]
+    own = plan[processes.rank :: processes.size]
+    return [loader.batch(among[rows]) for rows in own]

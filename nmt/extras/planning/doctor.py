@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from nmt.commands.train import fit
+from nmt.config.flag import Options
 from nmt.config.loader import load_config
 from nmt.device import usable_cores
 from nmt.errors import NmtError, install_command
-from nmt.extras.planning.options import DoctorOptions
 from nmt.files.lines import read_lines
 from nmt.inference.translator import Translator
 from nmt.installation import CONFIGS
@@ -92,7 +92,7 @@ class DoctorReport:
         return {"findings": [asdict(finding) for finding in self.findings]}
 
 
-def doctor(options: DoctorOptions | None = None) -> DoctorReport:
+def doctor(options: Options | None = None) -> DoctorReport:
     """Check the installation and the machine, then train and translate for a few seconds."""
     del options
     return DoctorReport(tuple(_findings()))

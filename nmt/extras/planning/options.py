@@ -1,4 +1,4 @@
-"""Options of `nmt.init` and `nmt.doctor`."""
+"""Options of `nmt.init`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from nmt.commands.options import Json
 from nmt.config.flag import Flag, Options
 
 _Pair = Annotated[tuple[Path, Path] | None, Flag(metavar="SOURCE TARGET")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions(Options):
-    """`nmt doctor` has only general options."""
 
 
 @dataclass(frozen=True, kw_only=True)
