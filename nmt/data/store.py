@@ -11,7 +11,7 @@ A folder contains these little-endian arrays:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +30,7 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float64]
 _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 10_000
 
 
 class Lengths(Protocol):
@@ -131,6 +132,12 @@ class ParallelStore:
     def target_ids(self, rows: IntArray) -> FlatIds:
         """Return the target ids of ``rows``."""
         return self._sides["target"].gather(rows)
+
+    def source_blocks(self) -> Iterator[FlatIds]:
+        """Yield all source lines in blocks."""
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            stop = min(start + _ROWS_AT_ONCE, len(self))
+            yield self.source_ids(np.arange(start, stop))
 
     def rows_of(self, corpus: int) -> slice:
         """Return the rows of a corpus; a store contains one corpus after the other."""
