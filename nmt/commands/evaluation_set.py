@@ -454,7 +454,7 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
         seen = set[tuple[int, ...]]()
         for first in range(0, len(store), _ROWS_AT_ONCE):
             last = min(first + _ROWS_AT_ONCE, len(store))
-            stored = store.source_ids(np.arange(first, last))
+            stored = store.source.ids(np.arange(first, last))
             ids = stored.ids.astype(np.int64)
             starts = stored.offsets[:-1]
             ends = stored.offsets[1:]

@@ -122,7 +122,7 @@ def _source_blocks(store: ParallelStore) -> Iterator[FlatIds]:
     for start in range(0, len(store), _ROWS_AT_ONCE):
         stop = min(start + _ROWS_AT_ONCE, len(store))
         rows = np.arange(start, stop)
-        yield store.source_ids(rows)
+        yield store.source.ids(rows)
 
 
 def groups_of_source(
