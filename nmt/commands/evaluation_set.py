@@ -450,7 +450,7 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
         encoded = [tuple(tokenizer.without_tags(ids)) for ids in tokenizer.encode_batch(lines)]
         wanted = [_key(len(ids), ids[0], ids[-1]) for ids in set(encoded) if ids]
         seen = set[tuple[int, ...]]()
-        for stored in data.train.source_blocks():
+        for stored in data.train.source.blocks():
             ids = stored.ids.astype(np.int64)
             starts = stored.offsets[:-1]
             ends = stored.offsets[1:]

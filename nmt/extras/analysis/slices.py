@@ -110,7 +110,7 @@ def _training_lines(
 ) -> Iterator[list[str]]:
     for prepared in data:
         tokenizer = load_tokenizers(prepared.tokenizer_dir).source
-        for block in prepared.train.source_blocks():
+        for block in prepared.train.source.blocks():
             untagged = map(tokenizer.without_tags, block.rows())
             yield list(map(tokenizer.decode, untagged))
             progress(len(block.lengths))
@@ -314,7 +314,7 @@ def count_in_training(
     of_words = _Counts(words)
     of_pairs = _Counts(words.pairs())
     for store in stores:
-        for block in store.source_blocks():
+        for block in store.source.blocks():
             words = hasher.words(block)
             of_words.add(words)
             of_pairs.add(words.pairs())

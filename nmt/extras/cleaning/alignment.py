@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Lexicon, Pairs, learn_lexicon, sample_step
-from nmt.data.store import Lines, ParallelStore, Rows
+from nmt.data.store import Lines, ParallelStore, Rows, StoredSide
 from nmt.data.workers import HERE, Workers
 from nmt.extras.cleaning.evidence import (
     Evidence,
@@ -109,7 +109,7 @@ def align_corpora(
         held_out: Names of corpora that are scored, but not used to learn the lexicon.
         workers: Processes that score batches of lines.
     """
-    num = len(lines.source_lengths)
+    num = len(lines.source.lengths)
     offsets = np.zeros(num, np.int16)
     to_learn = np.zeros(num, bool)
     scores = {}
@@ -285,19 +285,29 @@ class CutLines:
 
     def __init__(self, store: ParallelStore) -> None:
         self._store = store
-        self.source_lengths = _CutLengths(store.source_lengths)
-        self.target_lengths = _CutLengths(store.target_lengths)
+        self.source = _CutSide(store.source)
+        self.target = _CutSide(store.target)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CutLines, (self._store,)
 
-    def source_ids(self, rows: Rows) -> FlatIds:
-        """Return the source ids of ``rows``."""
-        return _cut(self._store.source_ids(rows))
 
-    def target_ids(self, rows: Rows) -> FlatIds:
-        """Return the target ids of ``rows``."""
-        return _cut(self._store.target_ids(rows))
+class _CutSide:
+    def __init__(self, side: StoredSide) -> None:
+        self._side = side
+        self.lengths = _CutLengths(side.lengths)
+
+    def ids(self, rows: Rows) -> FlatIds:
+        """Return the ids of ``rows``, of each sentence at most `MOST_TOKENS`."""
+        flat = self._side.ids(rows)
+        longest = flat.lengths.max(initial=0)
+        if longest <= MOST_TOKENS:
+            return flat
+        starts = flat.offsets[flat.sentences]
+        positions = np.arange(len(flat.ids)) - starts
+        is_kept = positions < MOST_TOKENS
+        lengths = np.minimum(flat.lengths, MOST_TOKENS)
+        return FlatIds(flat.ids[is_kept], lengths)
 
 
 class _CutLengths:
@@ -311,15 +321,3 @@ class _CutLengths:
     def __getitem__(self, rows: Any, /) -> npt.NDArray[np.int32]:
         values = self._values[rows]
         return values.astype(np.int32)
-
-
-def _cut(flat: FlatIds) -> FlatIds:
-    """Truncate each sentence to `MOST_TOKENS` tokens."""
-    longest = flat.lengths.max(initial=0)
-    if longest <= MOST_TOKENS:
-        return flat
-    starts = flat.offsets[flat.sentences]
-    positions = np.arange(len(flat.ids)) - starts
-    is_kept = positions < MOST_TOKENS
-    lengths = np.minimum(flat.lengths, MOST_TOKENS)
-    return FlatIds(flat.ids[is_kept], lengths)

@@ -88,7 +88,7 @@ def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
     columns: dict[str, Sequence[Cell]] = {"subword": subwords, "id": ids}
     if inspected.prepared is not None:
         train = inspected.prepared.train
-        counts = train.token_counts(side, size)
+        counts = getattr(train, side).counts(size)
         counts[EOS_ID] = len(train)  # not stored, but part of each sentence
         columns["count in training data"] = counts[ids].tolist()
     title = f"Subwords, {side}"
@@ -207,8 +207,8 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
         valid = inspected.prepared.valid
         num_rows = min(_NUM_PAIRS, len(valid))
         for row in np.arange(num_rows)[:, None]:
-            source = valid.source_ids(row).ids.tolist()
-            target = valid.target_ids(row).ids.tolist()
+            source = valid.source.ids(row).ids.tolist()
+            target = valid.target.ids(row).ids.tolist()
             is_short = max(len(source), len(target)) <= MAX_TOKENS
             if is_short and (source, target) not in pairs:
                 pairs.append((source, target))
