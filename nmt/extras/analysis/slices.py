@@ -39,7 +39,6 @@ _MEANING = f"slices: (few) marks fewer than {SMALL_SLICE} sentences, whose score
 _LEAKS_MEAN = (
     '\nsource in training data: near means one or two different words; "not found" is new text.'
 )
-_ROWS_AT_ONCE = 10_000
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(f"[{_EAST_ASIAN}]|[^\\W{_EAST_ASIAN}]+")
 _LENGTHS = {10.0: "below 10", 20.0: "10-19", 30.0: "20-29", 40.0: "30-39"}
@@ -111,18 +110,10 @@ def _training_lines(
 ) -> Iterator[list[str]]:
     for prepared in data:
         tokenizer = load_tokenizers(prepared.tokenizer_dir).source
-        for block in _source_blocks(prepared.train):
+        for block in prepared.train.source.blocks():
             untagged = map(tokenizer.without_tags, block.rows())
             yield list(map(tokenizer.decode, untagged))
             progress(len(block.lengths))
-
-
-def _source_blocks(store: ParallelStore) -> Iterator[FlatIds]:
-    """Yield the source lines in blocks."""
-    for start in range(0, len(store), _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, len(store))
-        rows = np.arange(start, stop)
-        yield store.source_ids(rows)
 
 
 def groups_of_source(
@@ -323,7 +314,7 @@ def count_in_training(
     of_words = _Counts(words)
     of_pairs = _Counts(words.pairs())
     for store in stores:
-        for block in _source_blocks(store):
+        for block in store.source.blocks():
             words = hasher.words(block)
             of_words.add(words)
             of_pairs.add(words.pairs())

@@ -139,8 +139,8 @@ def _evidence_table(
         sources = rows[first:last]
         targets = rows[max(first - MOST_OFFSET, 0) : last + MOST_OFFSET]
         scores = scorer.score_all(sources, targets)
-        source_lengths = lines.source_lengths[sources]
-        target_lengths = lines.target_lengths[targets]
+        source_lengths = lines.source.lengths[sources]
+        target_lengths = lines.target.lengths[targets]
         measures = PairMeasures.of(scores, source_lengths[:, None], target_lengths)
         nats = evidence(measures)
         columns = targets - sources[:, None] + MOST_OFFSET
@@ -246,8 +246,8 @@ def first_offsets(lines: Lines, low: int, high: int) -> Rows:
         low: First row of the corpus.
         high: Row after its last row.
     """
-    source_lengths = lines.source_lengths[low:high]
-    target_lengths = lines.target_lengths[low:high]
+    source_lengths = lines.source.lengths[low:high]
+    target_lengths = lines.target.lengths[low:high]
     offsets, agreement = likely_offsets(source_lengths, target_lengths)
     is_unknown = agreement < _LEAST_AGREEMENT
     is_unknown &= offsets == 0
@@ -352,8 +352,8 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
     before = (high - low - num) // 2
     start = low + before
     rows = np.arange(start, start + num)
-    source = _likeness(lines.source_ids(rows))
-    target = _likeness(lines.target_ids(rows))
+    source = _likeness(lines.source.ids(rows))
+    target = _likeness(lines.target.ids(rows))
     offsets = np.arange(-_LIKE_OFFSET, _LIKE_OFFSET + 1)
     sums = np.empty(len(offsets))
     for place, offset in enumerate(offsets.tolist()):

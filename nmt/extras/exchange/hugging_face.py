@@ -29,7 +29,6 @@ from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.extras.exchange.imported import (
     ACTIVATIONS,
     EMBEDDINGS,
-    HUGGING_FACE,
     FloatArray,
     Imported,
     Vocabulary,
@@ -111,7 +110,7 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
         )
         vectors = (encoder, decoder, output)
         bias = tensors.read("final_logits_bias")
-        weights = weights_of(config, HUGGING_FACE, tensors.read, vectors, bias)
+        weights = weights_of(config, "hugging_face", tensors.read, vectors, bias)
         decoding = _decoding_of(settings)
     source_code = _code_of(tokenizer.get("source_lang"))
     target_code = _code_of(tokenizer.get("target_lang"))
@@ -164,7 +163,7 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
         vocabulary = _read_m2m_vocabulary(source, tokenizer, len(vectors))
         bias = np.zeros(len(vectors), np.float32)
         tables = (vectors, vectors, output)
-        weights = weights_of(config, HUGGING_FACE, tensors.read, tables, bias)
+        weights = weights_of(config, "hugging_face", tensors.read, tables, bias)
         # PAD and UNK are never chosen, and do not share the probability, so that both engines can
         # be used. In a trained model their probability is almost 0.
         decoding = _decoding_of({"renormalize_logits": True, **settings})
