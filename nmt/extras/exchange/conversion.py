@@ -107,20 +107,18 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
     if model.language_tags is None:
         codes = _codes(options.languages, model.languages, ())
     new_sides = _resized(sides, codes, options, shared=shared)
-    models = [side.model for side in new_sides]
     tags = list[str]()
     if model.language_tags is not None:
-        tags = [*vocabulary.language_tags(models[0])]
+        tags = [*vocabulary.language_tags(new_sides[0].model)]
         codes = _codes(options.languages, model.languages, tags)
-    weights = _reordered(model.weights, new_sides)
-    new = _Contents(models, weights)
+    new = _reordered(model.weights, new_sides)
     with torch.device("meta"):
         expected = build_model(shape, *new.vocab_sizes)
-    problems = tensor_differences(weights, expected.state_dict())
+    problems = tensor_differences(new.weights, expected.state_dict())
     if problems:
         problem = f"The weights do not match the configuration of the model:\n  {problems}"
         raise damaged(problem)
-    for name, value in weights.items():
+    for name, value in new.weights.items():
         if not np.isfinite(value).all():
             raise damaged(f"{name} contains NaN or infinity.")
     spec = model.target.sentencepiece.trainer_spec
@@ -142,7 +140,7 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
         "decoding": model.decoding,
     }
     config = InferenceConfig.model_validate(values)
-    old = _Contents([side.model for side in sides], model.weights)
+    old = _Contents(sides, model.weights)
     return _write(options, config, old, new, origin=origin)
 
 
@@ -164,11 +162,9 @@ def _resize_folder(options: ImportOptions) -> ImportSummary:
         sides.append(_Side(model, rows, rows))
     shared = config.model.shares_inputs
     new_sides = _resized(sides, config.languages, options, shared=shared)
-    models = [side.model for side in new_sides]
     tensors = bundle.model.state_dict()
-    old_weights = {name: tensor.numpy() for name, tensor in tensors.items()}
-    weights = _reordered(old_weights, new_sides)
-    new = _Contents(models, weights)
+    old = _Contents(sides, {name: tensor.numpy() for name, tensor in tensors.items()})
+    new = _reordered(old.weights, new_sides)
     vocab_size = _vocab_size(new, joint=config.tokenizer.joint)
     tokenizer = {"vocab_size": vocab_size, "pad_vocab_by": 0}
     changes = {
@@ -176,7 +172,6 @@ def _resize_folder(options: ImportOptions) -> ImportSummary:
         "decoding": config.decoding.model_copy(update={"shortlist": False}),
     }
     new_config = config.model_copy(update=changes)
-    old = _Contents([side.model for side in sides], old_weights)
     step = bundle.step
     return _write(options, new_config, old, new, origin=_RESIZED, step=step, record=bundle.record)
 
@@ -260,12 +255,12 @@ def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) 
 class _Contents:
     """What changes with the vocabularies."""
 
-    models: Sequence[Any]  # SentencePiece models of source and target.
+    sides: Sequence[_Side]  # Source and target.
     weights: Weights
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
-        source, target = (len(model.pieces) for model in self.models)
+        source, target = (len(side.model.pieces) for side in self.sides)
         return source, target
 
     def sizes(self) -> dict[str, float]:
@@ -339,8 +334,8 @@ def _resized(
     ]
 
 
-def _reordered(theirs: Weights, sides: Sequence[_Side]) -> dict[str, Any]:
-    """Return the weights in float32, with embedding matrices and output bias in the new order."""
+def _reordered(theirs: Weights, sides: Sequence[_Side]) -> _Contents:
+    """Convert weights to float32, with embedding matrices and output bias in the new order."""
     weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
     for name, index in VOCABULARY_SIDES.items():
         if name not in weights:
@@ -361,7 +356,7 @@ def _reordered(theirs: Weights, sides: Sequence[_Side]) -> dict[str, Any]:
         if side.growth is not None:
             table = side.growth.grow(table)
         weights[name] = table
-    return weights
+    return _Contents(sides, weights)
 
 
 def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
@@ -407,7 +402,7 @@ def _write(
     record: Mapping[str, Any] = MappingProxyType({}),
 ) -> ImportSummary:
     """Write a model folder; one SentencePiece model if both sides have the same."""
-    source, target = (model.SerializeToString(deterministic=True) for model in new.models)
+    source, target = (side.model.SerializeToString(deterministic=True) for side in new.sides)
     contents = {SOURCE: source, TARGET: target}
     if source == target:
         contents = {JOINT: source}
