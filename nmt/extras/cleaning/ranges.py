@@ -315,8 +315,9 @@ def _prefix_sums(values: Values) -> Values:
 
 
 def alike_offset(lines: Lines, low: int, high: int) -> int:
-    """Guess an offset of at most 50 lines for the whole corpus; 0 if no offset is clearly best.
+    """Guess the offset of the whole corpus: source line i belongs to target line i + offset.
 
+    The offset is at most 50 lines, and 0 if none is clearly best.
     Source lines that share rare words should have target lines that share rare words. The two
     similarity matrices are compared at each offset (as in Gretton et al. 2005), for 1,000 lines
     from the middle of the corpus. Neither lengths nor a lexicon are needed.
@@ -329,27 +330,24 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
     num = min(_LIKE_LINES, high - low)
     if num <= 4 * _LIKE_OFFSET:
         return 0
-    before = (high - low - num) // 2
-    start = low + before
+    start = low + (high - low - num) // 2  # of `num` lines in the middle
     rows = np.arange(start, start + num)
     source = _likeness(lines.source.ids(rows))
     target = _likeness(lines.target.ids(rows))
     offsets = np.arange(-_LIKE_OFFSET, _LIKE_OFFSET + 1)
-    sums = np.empty(len(offsets))
-    for place, offset in enumerate(offsets.tolist()):
-        first = max(-offset, 0)  # lines with a target
-        last = num - max(offset, 0)
-        own = slice(first, last)
-        other = slice(first + offset, last + offset)
-        products = source[own, own] * target[other, other]
-        total = products.sum()
-        size = last - first
-        sums[place] = total / size**2
-    best = int(sums.argmax())
-    others = np.delete(sums, best)
-    spread = others.std()
-    least = others.mean() + _LIKE_GAIN * spread
-    if sums[best] <= least:
+    means = np.empty(len(offsets))
+    for index, offset in enumerate(offsets.tolist()):
+        # Source lines whose target line is among the `num` lines, too.
+        first = max(-offset, 0)
+        stop = num - max(offset, 0)
+        of_source = slice(first, stop)
+        of_target = slice(first + offset, stop + offset)
+        products = source[of_source, of_source] * target[of_target, of_target]
+        means[index] = products.sum() / (stop - first) ** 2
+    best = int(means.argmax())
+    others = np.delete(means, best)
+    threshold = others.mean() + _LIKE_GAIN * others.std()
+    if means[best] <= threshold:
         return 0
     return int(offsets[best])
 
