@@ -25,8 +25,15 @@ from nmt.cli.app import app
 from nmt.commands.evaluate import evaluate
 from nmt.commands.options import EvaluateOptions
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.extras.exchange.hub import PushResult, check_names, parse_name, push
-from nmt.extras.exchange.import_model import PullResult, import_model, pull
+from nmt.extras.exchange.hub import (
+    PullResult,
+    PushResult,
+    check_names,
+    import_model,
+    parse_name,
+    pull,
+    push,
+)
 from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
 from nmt.metrics.result import read_report
 from tests.extras.exchange.m2m_files import write_nllb

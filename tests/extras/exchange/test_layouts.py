@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from nmt.checkpoint.model_folder import load_model
-from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.imported import LAYERS
 from nmt.extras.exchange.marian import read_marian
 from nmt.extras.exchange.options import ImportOptions

@@ -16,7 +16,7 @@ import sentencepiece
 import torch
 
 from nmt.checkpoint.model_folder import load_model
-from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.options import ImportOptions
 from nmt.inference.translator import Translator
 from nmt.packed import Packed
