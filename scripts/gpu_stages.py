@@ -183,26 +183,20 @@ class DrawnPairs:
     """
 
     def __init__(self, vocab_size: int, lengths: tuple[Any, Any], seed: int) -> None:
-        self.source_lengths, self.target_lengths = lengths
+        self._lengths = lengths
         self._random = np.random.default_rng(seed)
         weights = 1.0 / np.arange(1, vocab_size - 3)
         self._law = weights.cumsum() / weights.sum()
 
-    def _ids(self, lengths: Any) -> FlatIds:
+    def ids(self, side: int, rows: Any) -> FlatIds:
+        """Draw the ids of ``rows`` on a side: 0 for sources, 1 for targets."""
+        lengths = self._lengths[side][rows]
         ids = 4 + np.searchsorted(self._law, self._random.random(int(lengths.sum())))
         return FlatIds(ids.astype(np.int64), lengths)
 
-    def source_ids(self, rows: Any) -> FlatIds:
-        """Same as `nmt.data.store.ParallelStore.source_ids`."""
-        return self._ids(self.source_lengths[rows])
-
-    def target_ids(self, rows: Any) -> FlatIds:
-        """Same as `nmt.data.store.ParallelStore.target_ids`."""
-        return self._ids(self.target_lengths[rows])
-
 
 def _batch(pairs: DrawnPairs, rows: Any) -> Batch:
-    return collate(pairs.source_ids(rows), pairs.target_ids(rows), rows)
+    return collate(pairs.ids(0, rows), pairs.ids(1, rows), rows)
 
 
 def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> list[Batch]:
