@@ -334,13 +334,9 @@ class _WordHasher:
     """Splits token ids into words, and hashes each word."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        follows_space = []
-        has_letters = []
-        for piece, _, _ in tokenizer.pieces():
-            follows_space.append(piece.startswith(_SPACE))
-            has_letters.append(any(map(str.isalnum, piece)))
-        self._follows_space = np.array(follows_space)
-        self._has_letters = np.array(has_letters)
+        pieces = [piece for piece, _, _ in tokenizer.pieces()]
+        self._follows_space = np.array([piece.startswith(_SPACE) for piece in pieces])
+        self._has_letters = np.array([any(map(str.isalnum, piece)) for piece in pieces])
 
     def words(self, lines: FlatIds) -> _HashedWords:
         """Return the words of lines."""

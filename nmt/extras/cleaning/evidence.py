@@ -57,19 +57,13 @@ class PairScorer:
         to the lexicon are subtracted.
 
         Returns:
-            The sum over the tokens of both sides, in nats. (P,). 0 if a side is blank.
+            The sum over the tokens of both sides, in nats. (P,). Ignore the values of blank lines.
         """
         lexicon = self.lexicon
-        lines = lexicon.lines
-        parts = ((batch, self._has_taught(batch)) for batch in batches(lines, pairs))
+        parts = ((batch, self._has_taught(batch)) for batch in batches(lexicon.lines, pairs))
         score = partial(_scores, lexicon)
         scores = self.workers.map(score, parts)
-        totals = np.concatenate([np.zeros(0), *scores])
-        sources, targets = pairs
-        source_lengths = lines.source.lengths[sources]
-        target_lengths = lines.target.lengths[targets]
-        is_blank = np.minimum(source_lengths, target_lengths) == 0
-        return np.where(is_blank, 0.0, totals)
+        return np.concatenate([np.zeros(0), *scores])
 
     def score_all(self, sources: Rows, targets: Rows) -> Floats:
         """Return the score of every combination of source and target lines, without leave-one-out.
@@ -215,7 +209,8 @@ class _Bags(NamedTuple):
 class PairMeasures(NamedTuple):
     """The measurements of pairs of lines from which `Evidence` is computed."""
 
-    scores: Values  # Score of the lexicon divided by sqrt(tokens), comparable across lengths.
+    # Score of the lexicon divided by sqrt(tokens), comparable across lengths; 0 for blank lines.
+    scores: Values
     ratios: Values  # Log of target length / source length.
     tokens: npt.NDArray[np.integer]  # Tokens of both lines joint; 0 if one is blank.
 
@@ -226,7 +221,7 @@ class PairMeasures(NamedTuple):
         tokens = np.where(is_blank, 0, sources + targets)
         ratios = np.log1p(targets) - np.log1p(sources)
         roots = np.sqrt(np.maximum(tokens, 1))
-        scores = totals / roots
+        scores = np.where(is_blank, 0.0, totals / roots)
         return cls(scores, ratios, tokens)
 
     @classmethod
