@@ -14,7 +14,7 @@ from nmt.config.filling import filled_in
 _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scale:
     """Hyperparameters for a corpus of up to ``max_characters``, both languages together."""
 

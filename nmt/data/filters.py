@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy.typing as npt
 
@@ -28,6 +28,9 @@ from nmt.data.workers import Workers
 from nmt.errors import ConfigError
 from nmt.registry import Registry
 from nmt.text.identification import NO_PROFILES, LanguageProfiles
+
+if TYPE_CHECKING:
+    from nmt.data.prepare_report import PrepareReport
 
 ALWAYS: Mapping[str, Action] = MappingProxyType({
     "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop", "bytes": "drop",
@@ -304,7 +307,7 @@ def held_out_filters(config: FilterConfig) -> FilterChain:
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Material:
     """The inputs of a `Diagnosis`."""
 
@@ -317,20 +320,6 @@ class Material:
     folder: Path  # the new prepared folder, for lists of scores
     scratch: Path  # a temporary folder for large arrays
     workers: Workers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagnosisReport:
-    """The results of a `Diagnosis`, which become part of the `PrepareReport`."""
-
-    shifts: Sequence[Mapping[str, Any]] = ()
-    unrelated: Sequence[Mapping[str, Any]] = ()
-    leakage: Sequence[Mapping[str, Any]] = ()
-    near: Mapping[str, int] = field(default_factory=dict)  # near copies, by held-out set
-    languages: Mapping[str, Any] = field(default_factory=dict)  # details of the reason ``language``
-    skipped: Mapping[str, str] = field(default_factory=dict)  # check that did not run -> reason
-    warnings: Sequence[str] = ()
-    notes: Sequence[str] = ()  # further lines of the text report
 
 
 class Diagnosis:
@@ -384,9 +373,9 @@ class Diagnosis:
         del corpus, start, is_kept
         return {}
 
-    def report(self) -> DiagnosisReport:
-        """Return the results, after completing all files in `Material.folder`."""
-        return DiagnosisReport()
+    def complete(self, report: PrepareReport) -> PrepareReport:
+        """Add the results to a report, after completing all files in `Material.folder`."""
+        return report
 
 
 DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry("diagnosis of corpora")

@@ -31,7 +31,7 @@ from nmt.text.flat import FlatIds
 _LINES_NAMED = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """Packed sentence pairs, without padding.
 
@@ -125,7 +125,7 @@ def _packed(flat: FlatIds, special: int, *, is_last: bool) -> Packed:
     return Packed(torch.from_numpy(ids), cu_seqlens, longest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Position:
     """The position of the next batch in the stream."""
 
@@ -140,7 +140,7 @@ class Position:
         return Position(self.epoch + (self.batch > 0), 0, self.stage + 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _PlannedUpdate:
     """The batches of one optimizer update."""
 
@@ -149,7 +149,7 @@ class _PlannedUpdate:
     after: Position  # position after the update
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loader:
     """Reads the training batches of one process."""
 

@@ -44,7 +44,7 @@ _WEIGHTS: Any = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedManifest(SealedManifest):
     """The inputs and the files of a prepared folder."""
 
@@ -159,7 +159,7 @@ class PreparedData:
         return read_lines(self.folder / VALID / "target.txt")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The parts of a configuration that determine the prepared data."""
 

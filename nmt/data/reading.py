@@ -54,7 +54,7 @@ def _texts(pair: SentencePair | BadPair) -> tuple[str, str]:
     return pair.source, pair.target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _FilterPass:
     filters: FilterChain
     corpus: str
@@ -86,7 +86,7 @@ class _FilterPass:
         return listed, counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TextPass(_FilterPass):
     """The first pass: applies the filters of texts.
 
@@ -125,7 +125,7 @@ def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
     return [pair for pair in kept if isinstance(pair, SentencePair)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EncodingPass:
     """Encodes every line of a block. A line that `BadPair` replaces has no tokens."""
 
@@ -149,7 +149,7 @@ class EncodingPass:
         return BlockResult(arrays)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EncodedCorpora:
     """The token ids of every line of all corpora."""
 
@@ -179,7 +179,7 @@ class LineFeatures(NamedTuple):
     problems: Mapping[int, Sequence[PairProblem]]  # found by the diagnosis, by place in the block
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LengthPass(_FilterPass):
     """The last pass: applies the filters of lengths and the problems that the diagnosis has found.
 
@@ -204,7 +204,7 @@ class LengthPass(_FilterPass):
         return BlockResult({"is_kept": is_kept}, [listed, counts])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CorpusReader:
     """Reads all corpora, and keeps the results of the first pass for the last pass."""
 

@@ -48,7 +48,7 @@ _NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resegmenter:
     """Segments sentences into other subwords in each epoch (BPE-dropout, Provilkov et al. 2020).
 
@@ -81,7 +81,7 @@ class Resegmenter:
         return FlatIds.of(sentences)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NoiseAdder:
     """Adds noise to a random share of the pairs in each epoch.
 

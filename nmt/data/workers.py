@@ -234,7 +234,7 @@ def has_changed(corpus: str) -> DataError:
     return DataError(f"The corpus {corpus} changed during `nmt prepare`.", fix=fix)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredResults:
     """Wraps a function of a block, and caches its results in files."""
 

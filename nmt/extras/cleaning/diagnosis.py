@@ -10,7 +10,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,13 @@ import numpy.typing as npt
 from nmt.data.filters import (
     Arrays,
     Diagnosis,
-    DiagnosisReport,
     ListedProblem,
     Material,
     PairProblem,
     filter_actions,
 )
 from nmt.data.pairs import SentencePair
+from nmt.data.prepare_report import PrepareReport
 from nmt.data.store import ParallelStore
 from nmt.extras.cleaning.alignment import FEWEST_SCORED, SMALLEST, CutLines, align_corpora
 from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
@@ -204,8 +204,8 @@ class CorpusDiagnosis(Diagnosis):
                 problems[line - start].append(problem)
         return problems
 
-    def report(self) -> DiagnosisReport:
-        """Return the results of all checks, and finish writing the score files."""
+    def complete(self, report: PrepareReport) -> PrepareReport:
+        """Add the results of all checks to a report, and finish writing the score files."""
         if self._dual is not None:
             scores = {}
             lines = {}
@@ -226,15 +226,23 @@ class CorpusDiagnosis(Diagnosis):
                     unrelated.append(place)
                 else:
                     shifts.append(place | {"offset": misaligned.offset})
-        return DiagnosisReport(
+        overlap = {}
+        num_near = self._leaks.num_near()
+        for name, counts in report.overlap.items():
+            overlap[name] = {**counts, "near_sources_in_train": num_near.get(name, 0)}
+        reasons = dict(report.reasons)
+        if "language" in reasons:
+            reasons["language"] = {**reasons["language"], **self._report_languages()}
+        return replace(
+            report,
+            reasons=reasons,
             shifts=shifts,
             unrelated=unrelated,
             leakage=self._leaks.found,
-            near=self._leaks.num_near(),
-            languages=self._report_languages(),
-            skipped=self._skipped(),
-            warnings=[*self._warnings()],
-            notes=[*_notes([*shifts, *unrelated])],
+            overlap=overlap,
+            skipped={**report.skipped, **self._skipped()},
+            notes=[*report.notes, *_notes([*shifts, *unrelated])],
+            warnings=[*report.warnings, *self._warnings()],
         )
 
     def _skipped(self) -> dict[str, str]:
