@@ -29,8 +29,11 @@ from nmt.checkpoint.model_folder import SHORTLIST, ModelBundle
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.device.precision import has_fast_bf16
 from nmt.errors import NmtError
-from nmt.extras.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
-from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
+from nmt.extras.exchange.ctranslate2 import (
+    VOCABULARY_MAP,
+    CTranslate2Engine,
+    import_ctranslate2,
+)
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
 from nmt.inference.engine import Dtype, Engine, EngineOptions, Needs, SearchTask

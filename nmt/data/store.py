@@ -11,7 +11,7 @@ A folder contains these little-endian arrays:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +30,7 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float64]
 _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 10_000
 
 
 class Lengths(Protocol):
@@ -84,6 +85,13 @@ class StoredSide:
         shifts = self._offsets[rows] - (ends - lengths)
         places = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
         return FlatIds(self._ids[places], lengths)
+
+    def blocks(self) -> Iterator[FlatIds]:
+        """Yield the ids of all rows in blocks."""
+        num = len(self.lengths)
+        for start in range(0, num, _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, num))
+            yield self.ids(rows)
 
     def counts(self, vocab_size: int, rows: slice = slice(None)) -> IntArray:
         """Return the number of occurrences of each id in the rows. (vocab_size,)."""

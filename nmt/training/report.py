@@ -21,7 +21,7 @@ from nmt.files.json_file import parse_json
 from nmt.metrics.metric import METRICS, format_score, label_of, lower_is_better
 from nmt.metrics.selection import REPORTED_METRICS
 from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
-from nmt.training.events import Event
+from nmt.training.events import TrainingEvent
 
 Line = Mapping[str, Any]  # A parsed line of one of the files of a run.
 Lines = Sequence[Line]
@@ -45,7 +45,7 @@ class HtmlReport:
         # Files that earlier reporters write: see `nmt.training.events.FileReader`.
         self.reads = (run_dir / _METRICS, run_dir / _STARTS)
 
-    def report(self, event: Event) -> None:
+    def report(self, event: TrainingEvent) -> None:
         """Write the page after a validation."""
         if event.kind == "validation":
             self.close()

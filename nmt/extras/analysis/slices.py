@@ -39,7 +39,6 @@ _MEANING = f"slices: (few) marks fewer than {SMALL_SLICE} sentences, whose score
 _LEAKS_MEAN = (
     '\nsource in training data: near means one or two different words; "not found" is new text.'
 )
-_ROWS_AT_ONCE = 10_000
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(f"[{_EAST_ASIAN}]|[^\\W{_EAST_ASIAN}]+")
 _LENGTHS = {10.0: "below 10", 20.0: "10-19", 30.0: "20-29", 40.0: "30-39"}
@@ -111,18 +110,10 @@ def _training_lines(
 ) -> Iterator[list[str]]:
     for prepared in data:
         tokenizer = load_tokenizers(prepared.tokenizer_dir).source
-        for block in _source_blocks(prepared.train):
+        for block in prepared.train.source.blocks():
             untagged = map(tokenizer.without_tags, block.rows())
             yield list(map(tokenizer.decode, untagged))
             progress(len(block.lengths))
-
-
-def _source_blocks(store: ParallelStore) -> Iterator[FlatIds]:
-    """Yield the source lines in blocks."""
-    for start in range(0, len(store), _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, len(store))
-        rows = np.arange(start, stop)
-        yield store.source.ids(rows)
 
 
 def groups_of_source(
@@ -166,32 +157,6 @@ def groups_of_system(
         yield Group("guard", labels, ["not suspicious", "suspicious"])
 
 
-@dataclass(frozen=True)
-class _SliceScores:
-    """The scores of one system on one slice."""
-
-    num_sentences: int
-    scores: Sequence[Score]  # Empty if the slice is empty.
-
-    def cells(self, num_metrics: int) -> list[str]:
-        """Return the number of sentences and the scores for a table."""
-        if not self.num_sentences:
-            return ["0", *["-"] * num_metrics]
-        count = f"{self.num_sentences:,}"
-        if self.num_sentences < SMALL_SLICE:
-            count += " (few)"
-        return [count, *map(show_score, self.scores)]
-
-    def as_dict(self, system: str) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "name": system,
-            "num_sentences": self.num_sentences,
-            "is_small": self.num_sentences < SMALL_SLICE,
-            "scores": [score.as_dict() for score in self.scores],
-        }
-
-
 def score_slices(
     systems: Sequence[System],
     scorers: Sequence[MetricScorer],
@@ -206,20 +171,32 @@ def score_slices(
         resampling: Options of the confidence intervals.
         groups: Groups of each system, by name of the system.
     """
-    # By group and slice, then by system.
-    by_slice = defaultdict[tuple[str, str], dict[str, _SliceScores]](dict)
+    # By group and slice, then by system: plain values for JSON, and the cells of the table.
+    by_slice = defaultdict[tuple[str, str], dict[str, dict[str, Any]]](dict)
+    cells = defaultdict[tuple[str, str], dict[str, list[str]]](dict)
+    no_scores = ["-"] * len(scorers)
     for system in systems:
         for group in groups[system.name]:
             labels = np.array(group.labels, dtype=object)
             for name in group.slices:
                 (rows,) = np.nonzero(labels == name)
-                scores = []
-                if len(rows):
+                num = len(rows)
+                is_small = num < SMALL_SLICE
+                scores = list[Score]()
+                shown = ["0", *no_scores]
+                if num:
                     tables = [table[rows] for table in system.tables]
                     (measured,) = measure([tables], scorers, resampling)
                     scores = [each.score for each in measured]
-                by_system = by_slice[group.name, name]
-                by_system[system.name] = _SliceScores(len(rows), scores)
+                    count = f"{num:,} (few)" if is_small else f"{num:,}"
+                    shown = [count, *map(show_score, scores)]
+                cells[group.name, name][system.name] = shown
+                by_slice[group.name, name][system.name] = {
+                    "name": system.name,
+                    "num_sentences": num,
+                    "is_small": is_small,
+                    "scores": [score.as_dict() for score in scores],
+                }
     head = ["slice", ""]
     for system in systems:
         prefix = ""
@@ -232,15 +209,11 @@ def score_slices(
     for (group_name, name), by_system in by_slice.items():
         row = [group_name, name]
         for system in systems:
-            if system.name in by_system:
-                row += by_system[system.name].cells(len(scorers))
-            else:
-                row += ["-"] * (1 + len(scorers))
-        if any(part.num_sentences for part in by_system.values()):
+            row += cells[group_name, name].get(system.name, ["-", *no_scores])
+        of_systems = list(by_system.values())
+        if any(part["num_sentences"] for part in of_systems):
             table.append(row)  # empty slices are only in the values
-        of_systems = [part.as_dict(system) for system, part in by_system.items()]
-        value = {"group": group_name, "name": name, "systems": of_systems}
-        values.append(value)
+        values.append({"group": group_name, "name": name, "systems": of_systems})
     meaning = _MEANING
     if any(group == SEEN for group, _ in by_slice):
         meaning += _LEAKS_MEAN
@@ -323,7 +296,7 @@ def count_in_training(
     of_words = _Counts(words)
     of_pairs = _Counts(words.pairs())
     for store in stores:
-        for block in _source_blocks(store):
+        for block in store.source.blocks():
             words = hasher.words(block)
             of_words.add(words)
             of_pairs.add(words.pairs())

@@ -10,7 +10,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -68,14 +68,6 @@ def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: boo
     return {_HASHES: hashes, _LEAKS: rows}
 
 
-@dataclass
-class _Detected:
-    """Pairs with a side in another language."""
-
-    count: int = 0
-    first: list[dict[str, Any]] = field(default_factory=list)  # Places of the first ones.
-
-
 class CorpusDiagnosis(Diagnosis):
     """Runs all checks that compare whole corpora."""
 
@@ -98,8 +90,9 @@ class CorpusDiagnosis(Diagnosis):
         self._dual_lines = array("q")
         self._dual_scores = array("f")
         self._spans: dict[str, tuple[int, int]] = {}  # range of kept pairs of each corpus
-        # By side and detected language.
-        self._languages = defaultdict[tuple[str, str], _Detected](_Detected)
+        # By side and detected language: the number of pairs, and the places of the first ones.
+        self._num_detected = Counter[tuple[str, str]]()
+        self._first_detected = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
         self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
         self._ranges: Mapping[str, Sequence[Range]] = {}
         self._num_asked = 0
@@ -121,12 +114,11 @@ class CorpusDiagnosis(Diagnosis):
         self._leaks.update(corpus, pairs, looked[_LEAKS])
         for problem in found:
             if problem.reason == "language":
-                side = str(problem.limit)
-                detected = self._languages[side, str(problem.value)]
-                detected.count += 1
-                if detected.count <= _NUM_FIRST:
+                detected = str(problem.limit), str(problem.value)
+                self._num_detected[detected] += 1
+                if self._num_detected[detected] <= _NUM_FIRST:
                     place = {"corpus": problem.corpus, "line": problem.line}
-                    detected.first.append(place)
+                    self._first_detected[detected].append(place)
         if self._dual is not None:
             self._dual_lines.extend(pair.line for pair in pairs)
             texts = [pair[:2] for pair in pairs]
@@ -263,12 +255,11 @@ class CorpusDiagnosis(Diagnosis):
 
     def _report_languages(self) -> dict[str, Any]:
         """Return the number of pairs by detected language: in all, and by side with first lines."""
-        by_count = sorted(self._languages.items(), key=lambda item: -item[1].count)
         values = Counter[str]()
         sides = defaultdict[str, dict[str, dict[str, Any]]](dict)
-        for (side, value), detected in by_count:
-            values[value] += detected.count
-            sides[side][value] = asdict(detected)
+        for (side, value), count in self._num_detected.most_common():
+            values[value] += count
+            sides[side][value] = {"count": count, "first": self._first_detected[side, value]}
         return {"values": dict(values.most_common()), "sides": dict(sides)}
 
     def _warnings(self) -> Iterator[str]:

@@ -23,7 +23,7 @@ from nmt.extras.inspection.figure import (
     Figure,
     Heatmap,
     Table,
-    Text,
+    TextFigure,
     isolated,
     number_text,
     vector_text,
@@ -118,7 +118,7 @@ def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
         if inspected.config.model.scale_embeddings:
             lines.append(f"x W {ROOT}{dim:,} = {vector_text(row * dim**0.5)}")
         title = f"From one-hot to vector, {side}"
-        yield Text(title, lines)
+        yield TextFigure(title, lines)
         nearest = []
         for index, subword in dict(zip(ids, subwords, strict=True)).items():
             cosines = dict(neighbours(matrix, index, _NUM_NEIGHBOURS))
@@ -341,7 +341,7 @@ def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") 
 def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
     """Yield the calculation of one position vector, and the matrix M from `shift_matrix`."""
     title = f"Vector of position {_POSITION}, width {dim:,}, sines and cosines {LAYOUTS[layout]}"
-    yield Text(title, written_out(dim, layout, _POSITION))
+    yield TextFigure(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
     matrix = shift_matrix(dim, layout, _SHIFT)
     later = table[:-_SHIFT] @ matrix.T
@@ -374,7 +374,7 @@ def positions(inspected: Inspected) -> Iterator[Figure]:
     if name in LAYOUTS:
         meaning = _MEANINGS["sinusoidal"]
     line = f"model.positions: {name}"
-    yield Text("Encoding of this model", [line], note=meaning)
+    yield TextFigure("Encoding of this model", [line], note=meaning)
     scheme = POSITIONS[name]
     if scheme.absolute is not None:
         first = config.first_position
