@@ -33,7 +33,7 @@ _SHARDS = "shards"
 _EMPTY = "empty"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AugmentReport:
     """Counts of lines read, written and dropped."""
 
@@ -204,7 +204,7 @@ def _count(text: Path) -> int:
     return sum(1 for _ in _lines(text))
 
 
-@dataclass(slots=True)
+@dataclass
 class _Translate:
     """Translates a block of lines. Returns pairs as TSV, and counts of lines read and dropped."""
 

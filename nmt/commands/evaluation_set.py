@@ -49,7 +49,7 @@ _UNBOUNDED_CHARACTERS = 1 << 30
 _KEEPS_ALL = "Use `report` FILE.json; it contains all translations."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
     """Sentences with their references."""
 
@@ -73,7 +73,7 @@ class EvaluationSet:
         return replace(self, source=source, references=references)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConfiguredSets:
     """The languages of a model, and the validation and test sets in its configuration."""
 

@@ -664,7 +664,7 @@ class CommandResult(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TextResult:
     """A text; ``values`` are its plain data."""
 

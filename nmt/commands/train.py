@@ -175,7 +175,7 @@ def _open(
     return data, checkpoints.load_newest(config.run_dir, processes, strict=strict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Start:
     """Where training starts or resumes."""
 

@@ -286,10 +286,15 @@ def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) ->
     """Return the data that checkpoints store, to be compared when training resumes."""
     manifest = setup.data.manifest
     updater = setup.updater
-    hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
+    of_run = identity(
+        config,
+        data_hash=manifest.data_hash,
+        vocab_hash=manifest.vocab_hash,
+        num_processes=updater.processes.size,
+    )
     arithmetic = {"precision": updater.precision.name, "compiled": is_compiled}
     return {
-        "identity": identity(config, num_processes=updater.processes.size, **hashes),
+        "identity": of_run,
         "machine": machine(updater.device) | arithmetic,
         "batch": setup.loader.config.model_dump(mode="json"),
         ADAPTER: setup.adapter,

@@ -21,7 +21,7 @@ from nmt.files.json_file import field, read_json
 from nmt.metrics.metric import Floats, Score, format_score, label_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SystemRecord:
     """The translations of one system and their scores, as in the JSON of ``nmt evaluate``.
 
@@ -48,7 +48,7 @@ class SystemRecord:
         return values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class System(SystemRecord):
     """A system, with what its scores are computed from."""
 
@@ -60,7 +60,7 @@ class System(SystemRecord):
     sentence_scores: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReportSection:
     """The result of an analysis: a table to read, and the same values as data."""
 
@@ -72,7 +72,7 @@ class ReportSection:
     missed: Sequence[str] = ()  # Descriptions of missed gates, which make the command fail.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
     """What `read_report` reads of the JSON of an `Evaluation`."""
 
@@ -81,7 +81,7 @@ class EvaluationRecord:
     references_sha256: str = ""  # Identifies the test set: `hash_references`.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The scores of one or more systems on one test set."""
 
@@ -149,7 +149,7 @@ class Evaluation:
                 yield values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationReport:
     """The result of ``nmt evaluate``: one evaluation for each test set."""
 
