@@ -47,7 +47,8 @@ from nmt.data import filters as pair_filters
 from nmt.data import prepare_report, prepared
 from nmt.data.checks import Overlap, held_out_sets, learn_profiles, name_of_test
 from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources, is_piped
-from nmt.data.filters import Diagnosis, FilterChain, Material
+from nmt.data.diagnosis import Diagnosis, Material, make_diagnosis
+from nmt.data.filters import FilterChain
 from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
@@ -232,7 +233,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
             corpora=recipe.corpora, held_out=held_out, score_with=score_with, folder=folder,
             scratch=scratch, workers=reading.workers,
         )  # fmt: skip
-        diagnosis = pair_filters.make_diagnosis(material, filters)
+        diagnosis = make_diagnosis(material, filters)
 
         with reading.stage("reading"):
             # Each pair has two sentences.

@@ -25,12 +25,13 @@ import numpy as np
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.checks import CorpusCheck, name_of_test
 from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
-from nmt.data.filters import Arrays, Diagnosis, FilterChain, ListedProblem, PairProblem
+from nmt.data.diagnosis import Diagnosis
+from nmt.data.filters import FilterChain, ListedProblem, PairProblem
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
 from nmt.data.store import IntArray, Mask, ParallelStore, Rows, Values
-from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, map_blocks
+from nmt.data.workers import Arrays, BlockResult, StoredResults, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
 from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers

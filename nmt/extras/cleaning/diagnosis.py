@@ -17,17 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.filters import (
-    Arrays,
-    Diagnosis,
-    ListedProblem,
-    Material,
-    PairProblem,
-    filter_actions,
-)
+from nmt.data.diagnosis import Diagnosis, Material
+from nmt.data.filters import ListedProblem, PairProblem, filter_actions
 from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import PrepareReport
 from nmt.data.store import ParallelStore
+from nmt.data.workers import Arrays
 from nmt.extras.cleaning.alignment import FEWEST_SCORED, SMALLEST, CutLines, align_corpora
 from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
 from nmt.extras.cleaning.ranges import Range
