@@ -17,7 +17,7 @@ from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
 from nmt.commands.config import with_metric
 from nmt.config.data import BatchConfig, CorpusConfig
 from nmt.config.run import RunConfig
-from nmt.data.corpus import corpus_names, valid_names
+from nmt.data.corpus import corpus_names, valid_sets
 from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, epoch_weights
 from nmt.data.prepare_report import KEPT, READ
@@ -214,9 +214,8 @@ def _build_validation_sets(
     """Return the validation sets. ``loader`` reads all of them; their corpora have numbers."""
     validation = config.training.validation
     has_text = any((data.valid_source, data.valid_target))
-    names = valid_names(config.data)
     sets = []
-    for number, corpus in enumerate(config.data.validation):
+    for number, (name, corpus) in enumerate(valid_sets(config.data).items()):
         rows = np.flatnonzero(data.valid.corpus == number)
         direction = config.direction(corpus)
         text = None
@@ -246,7 +245,7 @@ def _build_validation_sets(
                 if text.metric == COMMAND:
                     text.run_command(text.references, is_trial=True)
         validation_set = ValidationSet(
-            name=names[number],
+            name=name,
             direction=direction,
             num_pairs=len(rows),
             batches=fixed_batches(loader, updater.processes, rows),

@@ -57,10 +57,8 @@ def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: boo
     texts = [pair[:2] for pair in pairs]
     hashes = pair_hashes(texts, sketches=sketches)
     leaks = index.find([pair.source for pair in pairs])
-    rows = np.empty((len(leaks), 3), np.int64)
-    for row, leak in zip(rows, leaks, strict=True):
-        row[:] = leak.row, leak.held_out, leak.kind == "exact"
-    return {_HASHES: hashes, _LEAKS: rows}
+    rows = np.array(leaks, np.int64)
+    return {_HASHES: hashes, _LEAKS: rows.reshape(-1, 3)}
 
 
 class CorpusDiagnosis(Diagnosis):
@@ -213,13 +211,27 @@ class CorpusDiagnosis(Diagnosis):
                     unrelated.append(place)
                 else:
                     shifts.append(place | {"offset": misaligned.offset})
+        # The number of pairs by detected language: in all, and by side with the first lines.
+        values = Counter[str]()
+        sides = defaultdict[str, dict[str, dict[str, Any]]](dict)
+        for (side, value), count in self._num_detected.most_common():
+            values[value] += count
+            sides[side][value] = {"count": count, "first": self._first_detected[side, value]}
+        reasons = dict(report.reasons)
+        if "language" in reasons:
+            languages = {"values": dict(values.most_common()), "sides": dict(sides)}
+            reasons["language"] = {**reasons["language"], **languages}
         overlap = {}
         num_near = self._leaks.num_near()
         for name, counts in report.overlap.items():
             overlap[name] = {**counts, "near_sources_in_train": num_near.get(name, 0)}
-        reasons = dict(report.reasons)
-        if "language" in reasons:
-            reasons["language"] = {**reasons["language"], **self._report_languages()}
+        warnings = list(report.warnings)
+        if self.material.filters.scores.limit is None:
+            for name, of_lines in self._scores["scores"].items():
+                low, usual = np.nanquantile(of_lines[:], (0.01, 0.5))
+                spread = f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
+                text = f"{name}: to use the score file, set filters.scores.limit; {spread}"
+                warnings.append(text)
         return replace(
             report,
             reasons=reasons,
@@ -229,7 +241,7 @@ class CorpusDiagnosis(Diagnosis):
             overlap=overlap,
             skipped={**report.skipped, **self._skipped()},
             notes=[*report.notes, *_notes([*shifts, *unrelated])],
-            warnings=[*report.warnings, *self._warnings()],
+            warnings=warnings,
         )
 
     def _skipped(self) -> dict[str, str]:
@@ -247,23 +259,6 @@ class CorpusDiagnosis(Diagnosis):
             if small:
                 skipped[reason] = f"{', '.join(small)}: fewer than {least} lines."
         return {name: why for name, why in skipped.items() if name in self._actions}
-
-    def _report_languages(self) -> dict[str, Any]:
-        """Return the number of pairs by detected language: in all, and by side with first lines."""
-        values = Counter[str]()
-        sides = defaultdict[str, dict[str, dict[str, Any]]](dict)
-        for (side, value), count in self._num_detected.most_common():
-            values[value] += count
-            sides[side][value] = {"count": count, "first": self._first_detected[side, value]}
-        return {"values": dict(values.most_common()), "sides": dict(sides)}
-
-    def _warnings(self) -> Iterator[str]:
-        filters = self.material.filters
-        if filters.scores.limit is None:
-            for name, scores in self._scores["scores"].items():
-                low, usual = np.nanquantile(scores[:], (0.01, 0.5))
-                spread = f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
-                yield f"{name}: to use the score file, set filters.scores.limit; {spread}"
 
 
 def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
