@@ -100,7 +100,7 @@ def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
         training = _training_lines(data, bar.update)
         for leak in LEAKAGE["near"](source, training):
             if kinds.get(leak.held_out) != "exact":
-                kinds[leak.held_out] = leak.kind
+                kinds[leak.held_out] = "exact" if leak.is_exact else "near"
     labels = [kinds.get(number, NOT_SEEN) for number in range(len(source))]
     return Group(SEEN, labels, [NOT_SEEN, "near", "exact"])
 
@@ -293,15 +293,20 @@ def count_in_training(
     hasher = _WordHasher(tokenizer)
     encoded = FlatIds.of(tokenizer.encode_batch(lines))
     words = hasher.words(encoded)
-    of_words = _Counts(words)
-    of_pairs = _Counts(words.pairs())
+    pairs = words.pairs()
+    both = np.concatenate([words.hashes, pairs.hashes])
+    distinct, places = np.unique(both, return_inverse=True)
+    counts = np.zeros(len(distinct), np.int64)
     for store in stores:
         for block in store.source.blocks():
-            words = hasher.words(block)
-            of_words.add(words)
-            of_pairs.add(words.pairs())
-    word_counts = of_words.by_line(len(lines))
-    pair_counts = of_pairs.by_line(len(lines))
+            seen = hasher.words(block)
+            for hashes in (seen.hashes, seen.pairs().hashes):
+                is_wanted = np.isin(hashes, distinct)
+                wanted = np.searchsorted(distinct, hashes[is_wanted])
+                counts += np.bincount(wanted, minlength=len(counts))
+    of_words, of_pairs = np.split(counts[places], [len(words.hashes)])
+    word_counts = words.by_line(of_words, len(lines))
+    pair_counts = pairs.by_line(of_pairs, len(lines))
     return list(map(LineCounts, word_counts, pair_counts))
 
 
@@ -319,29 +324,10 @@ class _HashedWords(NamedTuple):
         is_same_line = lines == self.lines[:-1]
         return _HashedWords(hashes[is_same_line], lines[is_same_line])
 
-
-class _Counts:
-    """Counts how often the given words occur in other text."""
-
-    def __init__(self, words: _HashedWords) -> None:
-        self._lines = words.lines
-        self._distinct, self._places = np.unique(words.hashes, return_inverse=True)
-        self._counts = np.zeros(len(self._distinct), np.int64)
-
-    def add(self, words: _HashedWords) -> None:
-        """Count the words of the next lines."""
-        is_wanted = np.isin(words.hashes, self._distinct)
-        wanted = words.hashes[is_wanted]
-        places = np.searchsorted(self._distinct, wanted)
-        self._counts += np.bincount(places, minlength=len(self._counts))
-
-    def by_line(self, num_lines: int) -> Iterator[list[int]]:
+    def by_line(self, counts: npt.NDArray[np.int64], num_lines: int) -> Iterator[list[int]]:
         """Yield for each line the counts of its words."""
-        line_numbers = np.arange(1, num_lines)
-        borders = np.searchsorted(self._lines, line_numbers)
-        counts = self._counts[self._places]
-        by_line = np.split(counts, borders)
-        return map(np.ndarray.tolist, by_line)
+        borders = np.searchsorted(self.lines, np.arange(1, num_lines))
+        return map(np.ndarray.tolist, np.split(counts, borders))
 
 
 class _WordHasher:

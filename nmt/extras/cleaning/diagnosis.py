@@ -61,10 +61,8 @@ def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: boo
     texts = [pair[:2] for pair in pairs]
     hashes = pair_hashes(texts, sketches=sketches)
     leaks = index.find([pair.source for pair in pairs])
-    rows = np.empty((len(leaks), 3), np.int64)
-    for row, leak in zip(rows, leaks, strict=True):
-        row[:] = leak.row, leak.held_out, leak.kind == "exact"
-    return {_HASHES: hashes, _LEAKS: rows}
+    rows = np.array(leaks, np.int64)
+    return {_HASHES: hashes, _LEAKS: rows.reshape(-1, 3)}
 
 
 class CorpusDiagnosis(Diagnosis):
@@ -217,14 +215,27 @@ class CorpusDiagnosis(Diagnosis):
                     unrelated.append(place)
                 else:
                     shifts.append(place | {"offset": misaligned.offset})
+        # The number of pairs by detected language: in all, and by side with the first lines.
+        values = Counter[str]()
+        sides = defaultdict[str, dict[str, dict[str, Any]]](dict)
+        for (side, value), count in self._num_detected.most_common():
+            values[value] += count
+            sides[side][value] = {"count": count, "first": self._first_detected[side, value]}
+        warnings = []
+        if self.material.filters.scores.limit is None:
+            for name, of_lines in self._scores["scores"].items():
+                low, usual = np.nanquantile(of_lines[:], (0.01, 0.5))
+                spread = f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
+                text = f"{name}: to use the score file, set filters.scores.limit; {spread}"
+                warnings.append(text)
         return DiagnosisReport(
             shifts=shifts,
             unrelated=unrelated,
             leakage=self._leaks.found,
             near=self._leaks.num_near(),
-            languages=self._report_languages(),
+            languages={"values": dict(values.most_common()), "sides": dict(sides)},
             skipped=self._skipped(),
-            warnings=[*self._warnings()],
+            warnings=warnings,
             notes=[*_notes([*shifts, *unrelated])],
         )
 
@@ -243,23 +254,6 @@ class CorpusDiagnosis(Diagnosis):
             if small:
                 skipped[reason] = f"{', '.join(small)}: fewer than {least} lines."
         return {name: why for name, why in skipped.items() if name in self._actions}
-
-    def _report_languages(self) -> dict[str, Any]:
-        """Return the number of pairs by detected language: in all, and by side with first lines."""
-        values = Counter[str]()
-        sides = defaultdict[str, dict[str, dict[str, Any]]](dict)
-        for (side, value), count in self._num_detected.most_common():
-            values[value] += count
-            sides[side][value] = {"count": count, "first": self._first_detected[side, value]}
-        return {"values": dict(values.most_common()), "sides": dict(sides)}
-
-    def _warnings(self) -> Iterator[str]:
-        filters = self.material.filters
-        if filters.scores.limit is None:
-            for name, scores in self._scores["scores"].items():
-                low, usual = np.nanquantile(scores[:], (0.01, 0.5))
-                spread = f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
-                yield f"{name}: to use the score file, set filters.scores.limit; {spread}"
 
 
 def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
