@@ -361,7 +361,7 @@ def gradients_of(updater: Updater, batch: Batch) -> tuple[float, dict[str, Tenso
     updater.model.train()
     updater._sum_gradients([batch], 1.0)
     loss = float(flat.sums[0])
-    found = {name: view.double().cpu().clone() for name, view in flat.views(flat.gradient)}
+    found = {name: view.double().cpu().clone() for name, view in flat.views(flat.gradient).items()}
     flat.clear()
     return loss, found
 

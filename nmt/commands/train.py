@@ -308,33 +308,22 @@ class Trainer:
                 keys = [f"training.{key}" for key in limits if getattr(self._training, key)]
                 outcome = f"training is complete at step {step:,}; to continue, raise "
                 outcome += " and ".join(keys)
-            while reason is None:
-                reason = self._run_stage()
+            with (
+                closing(self._loader.updates(progress.position)) as batches,
+                self._updater.pace.stream(batches) as updates,
+            ):
+                while reason is None:
+                    stage = progress.position.stage  # an entry of data.stages
+                    self._update(updates)
+                    reason = self._reason_to_end()
+                    if progress.position.stage != stage:
+                        note = f"starting stage {progress.position.stage + 1} of data.stages"
+                        self._report(Event(progress.step, note))
             self._read()
             self._writer.save_the_end(progress)
         if reason == "signal":
             outcome = f"stopped at step {progress.step:,}; run the same command again to resume"
         self._report(Event(progress.step, outcome, "end", {"reason": reason}))
-        return reason
-
-    def _run_stage(self) -> str | None:
-        """Make updates until training or the stage ends; return why training ends, if it does.
-
-        A stage is an entry of data.stages, which ends after its number of updates.
-        """
-        progress = self.progress
-        stage = progress.position.stage
-        reason = None
-        with (
-            closing(self._loader.updates(progress.position)) as batches,
-            self._updater.pace.stream(batches) as updates,
-        ):
-            while reason is None and progress.position.stage == stage:
-                self._update(updates)
-                reason = self._reason_to_end()
-        if progress.position.stage != stage:
-            note = f"starting stage {progress.position.stage + 1} of data.stages"
-            self._report(Event(progress.step, note))
         return reason
 
     def _reason_to_end(self) -> str | None:

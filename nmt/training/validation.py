@@ -27,6 +27,7 @@ from nmt.metrics.metric import MetricOptions, MetricScorer, as_quality, format_s
 from nmt.metrics.program import score_by_program
 from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.metrics.selection import REPORTED_METRICS, default_metrics
+from nmt.model.transformer import evaluating
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.events import Event
 from nmt.training.processes import StopSignal
@@ -291,13 +292,12 @@ class Validator:
         Raises:
             StoppedBySignal: A signal interrupted the validation, in all processes.
         """
-        model = self.updater.model
-        was_training = model.training
-        with self.updater.optimizer.eval_weights():
-            model.eval()
-            with torch.inference_mode():
-                sets = {held_out.name: self._scores(held_out) for held_out in self.sets}
-            model.train(was_training)
+        with (
+            self.updater.optimizer.eval_weights(),
+            evaluating(self.updater.model),
+            torch.inference_mode(),
+        ):
+            sets = {held_out.name: self._scores(held_out) for held_out in self.sets}
         choosing = [held_out.name for held_out in self.sets if held_out.is_choosing]
         return combine(sets, choosing, self.choose_by)
 
