@@ -350,8 +350,7 @@ class Trainer:
         self.seconds += time.perf_counter() - begin
         self._all_stop |= stats.stop
         self._unread.append(stats)
-        if self._writer.writing is not None:
-            self._writer.look()
+        self._writer.look()
         # A GPU has not finished the update yet, and reading its loss would wait for it. Therefore
         # the loss is read later, when it is needed or when many updates are queued.
         if len(self._unread) == self._updater.pace.max_inflight_updates:

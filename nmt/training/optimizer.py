@@ -477,12 +477,12 @@ class ModelOptimizer:
         Raises:
             CheckpointError: A tensor is missing or has a different shape.
         """
-        copy_tensors(weights, self.parameters.views(self.parameters.weights))
-        copy_tensors(weights, self.parameters.frozen())
-        self.parameters.sync_from_master()
+        parameters = self.parameters
+        copy_tensors(weights, parameters.views(parameters.weights) | parameters.frozen())
+        parameters.sync_from_master()
         self._optimizer.reset()
         if self._ema is not None:
-            self._ema.copy_(self.parameters.weights)
+            self._ema.copy_(parameters.weights)
 
 
 def _kinds(state: Iterable[str]) -> list[str]:

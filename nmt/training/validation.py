@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 
 from nmt.config.data import Direction
@@ -376,13 +375,11 @@ def choose_samples(scores: Sequence[float]) -> list[int]:
     return list(dict.fromkeys([ranked[0], median, ranked[-1]]))
 
 
-def fixed_batches(loader: Loader, processes: Processes, among: Rows | None = None) -> list[Batch]:
+def fixed_batches(loader: Loader, processes: Processes, among: Rows) -> list[Batch]:
     """Return this process's share of a fixed set of batches.
 
-    The shares of all processes together cover the rows ``among``, by default the whole store.
+    The shares of all processes together cover the rows ``among`` of the store.
     """
-    if among is None:
-        among = np.arange(len(loader.store))
     source_lengths, target_lengths = loader.lengths(among)
     max_tokens = loader.config.max_tokens
     if max_tokens is not None:  # the limit must not drop the longest pair
