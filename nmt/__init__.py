@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from nmt.extras.distillation.distill import distill
     from nmt.extras.distillation.options import DistillOptions
     from nmt.extras.exchange.export import export
-    from nmt.extras.exchange.hub import push
-    from nmt.extras.exchange.import_model import import_model, pull
+    from nmt.extras.exchange.hub import import_model, pull, push
     from nmt.extras.exchange.options import ExportOptions, ImportOptions, PullOptions, PushOptions
     from nmt.extras.inspection.command import inspect
     from nmt.extras.inspection.options import InspectOptions

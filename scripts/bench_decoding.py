@@ -19,11 +19,11 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from bench_text import add_text_options, read_text
@@ -76,11 +76,13 @@ class Measured:
 def prefix_log_probs(model: Transformer, memory: Tensor, source: Packed, prefix: Tensor) -> Tensor:
     """Return log probabilities (R, V) of the next token; decodes the whole ``prefix`` (R, T)."""
     rows, width = prefix.shape
-    ends = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
+    num_tokens = rows * width
+    ends = torch.arange(0, num_tokens + 1, width, dtype=torch.int32)
     target = Packed(prefix.flatten(), ends, width)
     hidden = model.decode(target, memory, source)
-    last = hidden.view(rows, width, -1)[:, -1]
-    return model.logits(last).log_softmax(-1)
+    states = hidden.view(rows, width, -1)  # (R, T, D)
+    logits = model.logits(states[:, -1])
+    return logits.log_softmax(-1)
 
 
 def plain_greedy(model: Transformer) -> Decoder:
@@ -98,14 +100,16 @@ def plain_greedy(model: Transformer) -> Decoder:
             forbid(scores, prefix.shape[1], shortest, longest)
             best, ids = scores[:, 0].max(-1)
             totals = totals + best
-            ended = (ids == EOS_ID).nonzero().flatten()
+            is_end = ids == EOS_ID
+            ended = is_end.nonzero().flatten()
             for row in ended.tolist():
                 if not results[row]:
                     total = float(totals[row])
                     output = tuple(prefix[row, 1:].tolist())
                     score = total / penalty(len(output) + 1)
                     results[row] = [Hypothesis(output, total, score)]
-            prefix = torch.cat((prefix, ids.unsqueeze(1)), dim=1)
+            tokens = ids.unsqueeze(1)
+            prefix = torch.cat((prefix, tokens), dim=1)
         return results
 
     return decode
@@ -124,7 +128,8 @@ def plain_beam(model: Transformer) -> Decoder:
             copies += [row_ids] * beams
         packed = Packed.from_rows(copies)
         padded = source.pad(model.encode(source))
-        memory = padded.repeat_interleave(beams, dim=0)[packed.mask()]
+        repeated = padded.repeat_interleave(beams, dim=0)
+        memory = repeated[packed.mask()]
         prefix = torch.full((count, beams, 1), BOS_ID)
         totals = torch.full((count, beams), -torch.inf)
         totals[:, 0] = 0.0
@@ -132,7 +137,8 @@ def plain_beam(model: Transformer) -> Decoder:
         done = [False] * count
         while not all(done):
             length = prefix.shape[2]
-            scores = prefix_log_probs(model, memory, packed, prefix.flatten(0, 1))
+            rows = prefix.flatten(0, 1)
+            scores = prefix_log_probs(model, memory, packed, rows)
             scores = scores.view(count, beams, -1)
             forbid(scores, length, shortest, longest)
             vocab_size = scores.shape[-1]
@@ -142,7 +148,8 @@ def plain_beam(model: Transformer) -> Decoder:
             parents = flat // vocab_size
             ids = flat % vocab_size
             is_end = ids == EOS_ID
-            for row, rank in is_end[:, :beams].nonzero().tolist():
+            ended = is_end[:, :beams].nonzero()
+            for row, rank in ended.tolist():
                 total = float(best[row, rank])
                 if not done[row] and total > -torch.inf:
                     parent = parents[row, rank]
@@ -153,9 +160,11 @@ def plain_beam(model: Transformer) -> Decoder:
             totals, order = open_ended.topk(beams, dim=-1)
             parents = parents.gather(1, order)
             ids = ids.gather(1, order)
-            indices = parents.unsqueeze(-1).expand(-1, -1, length)
+            parents = parents.unsqueeze(-1)
+            indices = parents.expand(-1, -1, length)
             prefix = prefix.gather(1, indices)
-            prefix = torch.cat((prefix, ids.unsqueeze(-1)), dim=-1)
+            tokens = ids.unsqueeze(-1)
+            prefix = torch.cat((prefix, tokens), dim=-1)
             for row, pool in enumerate(pools):
                 live = float(totals[row, 0])
                 reachable = live / penalty(int(longest[row]))
@@ -181,22 +190,6 @@ def our_search(model: Transformer) -> Decoder:
     return decode
 
 
-@torch.inference_mode()
-def measure(
-    measured: Measured, decode: Decoder, rows: Rows, config: DecodingConfig, batches: Rows
-) -> None:
-    """Translate ``rows`` in ``batches`` of row numbers, and record outputs and seconds."""
-    outputs: list[tuple[int, ...]] = [()] * len(rows)
-    start = time.perf_counter()
-    for batch in batches:
-        source = Packed.from_rows([rows[row] for row in batch])
-        results = decode(source, config)
-        for row, (best, *_) in zip(batch, results, strict=True):
-            outputs[row] = best.ids
-    measured.seconds.append(time.perf_counter() - start)
-    measured.outputs = outputs
-
-
 def in_batches(order: Sequence[int], size: int) -> list[list[int]]:
     """Split row numbers into batches of ``size``."""
     starts = range(0, len(order), size)
@@ -216,14 +209,51 @@ def load(
         rows = [[*ids, EOS_ID] for ids in encoded]
         return bundle.model, rows, bundle.config.decoding, str(folder)
     torch.manual_seed(1)
-    model = build_model(ModelConfig(preset="tiny"), RANDOM_VOCABULARY, RANDOM_VOCABULARY).eval()
+    tiny = ModelConfig(preset="tiny")
+    model = build_model(tiny, RANDOM_VOCABULARY, RANDOM_VOCABULARY)
 
     def id_of(word: str) -> int:
         number = zlib.crc32(word.encode())
         return 4 + number % (RANDOM_VOCABULARY - 4)
 
-    rows = [[*map(id_of, line.split()), EOS_ID] for line in lines]
-    return model, rows, RANDOM_LIMITS, f"random weights, preset tiny ({folder} does not exist)"
+    rows = []
+    for line in lines:
+        ids = map(id_of, line.split())
+        rows.append([*ids, EOS_ID])
+    return (
+        model.eval(),
+        rows,
+        RANDOM_LIMITS,
+        f"random weights, preset tiny ({folder} does not exist)",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A search that takes turns with others."""
+
+    decode: Decoder
+    rows: Rows
+    batches: Rows
+    """Row numbers."""
+    measured: Measured = field(default_factory=Measured)
+
+
+@torch.inference_mode()
+def measure(loop: Loop, config: DecodingConfig) -> None:
+    """Translate all rows once, and record outputs and seconds."""
+    outputs: list[tuple[int, ...]]
+    outputs = [()] * len(loop.rows)
+    start = perf_counter()
+    for batch in loop.batches:
+        source = Packed.from_rows([loop.rows[row] for row in batch])
+        results = loop.decode(source, config)
+        for row, hypotheses in zip(batch, results, strict=True):
+            best, *_ = hypotheses
+            outputs[row] = best.ids
+    seconds = perf_counter() - start
+    loop.measured.seconds.append(seconds)
+    loop.measured.outputs = outputs
 
 
 def compare(
@@ -243,34 +273,34 @@ def compare(
         return in_batches(order, options.batch_size)
 
     in_order = in_batches(range(len(few)), options.batch_size)
-    loops: dict[str, tuple[Decoder, Rows, Rows]] = {
-        "plain": (plain, few, in_order),
-        "nmt": (ours, few, by_length(few)),
-    }
+    plain_loop = Loop(plain, few, in_order)
+    nmt_loop = Loop(ours, few, by_length(few))
+    loops = {"plain": plain_loop, "nmt": nmt_loop}
     if len(rows) > len(few):
-        loops["nmt, all"] = (ours, rows, by_length(rows))
-    results = {name: Measured() for name in loops}
-    first = few[:8]  # not counted, because the first search is slower
-    batch = list(range(len(first)))
-    measure(Measured(), ours, first, config, [batch])
+        loops["nmt, all"] = Loop(ours, rows, by_length(rows))
+    first = few[:8]
+    all_at_once = [list(range(len(first)))]
+    warm_up = Loop(ours, first, all_at_once)
+    measure(warm_up, config)  # not counted, because the first search is slower
     for _ in range(options.rounds):
-        for name, (decode, some, batches) in loops.items():
-            measure(results[name], decode, some, config, batches)
-    baseline, _ = results["plain"].rates(len(few))
+        for loop in loops.values():
+            measure(loop, config)
+    baseline, _ = plain_loop.measured.rates(len(few))
     table = []
-    for name, (_, some, _) in loops.items():
-        measured = results[name]
-        sentences, most_sentences = measured.rates(len(some))
+    for name, loop in loops.items():
+        count = len(loop.rows)
+        measured = loop.measured
+        sentences, most_sentences = measured.rates(count)
         tokens, most_tokens = measured.rates(measured.num_tokens)
         ratio = ""
-        if len(some) == len(few):
+        if count == len(few):
             ratio = f"{sentences / baseline:.2f}"
         table.append(
-            f"| {search_name} | {name} | {len(some)} | {sentences:.1f} ({most_sentences:.1f}) "
+            f"| {search_name} | {name} | {count} | {sentences:.1f} ({most_sentences:.1f}) "
             f"| {tokens:.0f} ({most_tokens:.0f}) | {ratio} |"
         )
-    plain_outputs = results["plain"].outputs
-    pairs = zip(plain_outputs, results["nmt"].outputs, strict=True)
+    outputs = nmt_loop.measured.outputs
+    pairs = zip(plain_loop.measured.outputs, outputs, strict=True)
     equal = sum(first == second for first, second in pairs)
     return [*table, f"{search_name}: {equal} of {len(few)} outputs are equal"]
 
@@ -291,7 +321,8 @@ def main() -> None:
         lines, *_ = read_text(options)
     else:
         lines = [source for source, _ in demo_pairs("test", "en", "de")]
-    lines = list(filter(str.strip, lines[: options.sentences]))
+    lines = lines[: options.sentences]
+    lines = list(filter(str.strip, lines))
     model, rows, limits, name = load(options.model, lines)
     print(f"model: {name}\n{len(rows)} sentences")
     print(

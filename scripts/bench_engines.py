@@ -22,13 +22,13 @@ import argparse
 import os
 import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import sacrebleu
 import torch
@@ -70,7 +70,10 @@ class Cell:
     @property
     def names(self) -> tuple[str, str]:
         """Search and batch size, as cells of a table."""
-        return "greedy" if self.beam_size == 1 else f"beam {self.beam_size}", str(self.batch_size)
+        search = f"beam {self.beam_size}"
+        if self.beam_size == 1:
+            search = "greedy"
+        return search, str(self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,10 @@ class Work:
 
     def bleu(self, outputs: Ids) -> float:
         """Return BLEU of ``outputs``, which are target ids."""
-        texts = [self.bundle.tokenizers.target.decode(ids) for ids in outputs]
-        return sacrebleu.corpus_bleu(texts, [self.references]).score
+        tokenizer = self.bundle.tokenizers.target
+        texts = [tokenizer.decode(ids) for ids in outputs]
+        bleu = sacrebleu.corpus_bleu(texts, [self.references])
+        return bleu.score
 
 
 @dataclass(slots=True)
@@ -121,9 +126,11 @@ Results = Sequence[tuple[Contender, Measured]]
 def work_of(bundle: ModelBundle, chosen: argparse.Namespace, cell: Cell) -> Work:
     """Return the first sentences, sorted by length unless the batch size is 1."""
     is_stream = cell.batch_size == 1
-    count = chosen.single_sentences if is_stream else chosen.sentences
-    sources, references = (side[:count] for side in chosen.text)
-    rows = bundle.tokenizers.source.encode_batch(sources)
+    count = chosen.sentences
+    if is_stream:
+        count = chosen.single_sentences
+    sources, references = chosen.text
+    rows = bundle.tokenizers.source.encode_batch(sources[:count])
     order = list(range(len(rows)))
     if not is_stream:
         order.sort(key=lambda row: len(rows[row]))
@@ -142,7 +149,8 @@ def measure(contenders: Sequence[Contender], work: Work, cell: Cell, rounds: int
     for _ in range(rounds):
         for contender, measured in results:
             time.sleep(SETTLING_SECONDS)
-            seconds, measured.outputs = contender.run(work.batches, options)
+            seconds, outputs = contender.run(work.batches, options)
+            measured.outputs = outputs
             measured.seconds.append(seconds)
     return results
 
@@ -151,52 +159,61 @@ def best_rates(results: Results) -> Mapping[Family, float]:
     """Return the best median rate of each family of engines."""
     best: dict[Family, float] = {}
     for contender, measured in results:
-        best[contender.family] = max(best.get(contender.family, 0.0), measured.rate)
+        before = best.get(contender.family, 0.0)
+        best[contender.family] = max(before, measured.rate)
     return best
 
 
 def table(cell: Cell, work: Work, results: Results) -> list[str]:
     """Return the rows of the table for a cell."""
     best = best_rates(results)
-    expected = results[0][1].outputs
+    _, first = results[0]
+    expected = first.outputs
     lines = []
     for contender, measured in results:
         pairs = zip(measured.outputs, expected, strict=True)
         same = sum(output == wanted for output, wanted in pairs)
-        lines.append(
-            row_of(
-                *cell.names,
-                f"{contender.family} {contender.kind}",
-                str(contender.threads),
-                f"{measured.rate:.1f} ({measured.best_rate:.1f})",
-                f"{1000 / measured.rate:.1f}" if contender.is_stream else "",
-                f"{measured.rate / best['CTranslate2']:.2f}",
-                f"{work.bleu(measured.outputs):.2f}",
-                f"{same} of {len(expected)}",
-            )
-        )
+        milliseconds = ""
+        if contender.is_stream:
+            milliseconds = f"{1000 / measured.rate:.1f}"
+        cells = [*cell.names, f"{contender.family} {contender.kind}"]
+        cells.append(str(contender.threads))
+        cells.append(f"{measured.rate:.1f} ({measured.best_rate:.1f})")
+        cells.append(milliseconds)
+        cells.append(f"{measured.rate / best['CTranslate2']:.2f}")
+        cells.append(f"{work.bleu(measured.outputs):.2f}")
+        cells.append(f"{same} of {len(expected)}")
+        lines.append(row_of(*cells))
     return lines
 
 
 def summary(name: str, cell: Cell, results: Results) -> str:
     """Return the row of the summary table for a cell: the best rate of each family."""
     best = best_rates(results)
-    theirs = best.get("Hugging Face")
+    ours = best["nmt"]
+    cells = [name, *cell.names, f"{ours:.1f}"]
+    cells.append(f"{best['CTranslate2']:.1f}")
+    cells.append(f"{ours / best['CTranslate2']:.2f}")
     listed = best.get("CTranslate2 with the list")
-    return row_of(
-        name,
-        *cell.names,
-        f"{best['nmt']:.1f}",
-        f"{best['CTranslate2']:.1f}",
-        f"{best['nmt'] / best['CTranslate2']:.2f}",
-        f"{listed:.1f} ({best['nmt'] / listed:.2f})" if listed else "",
-        f"{theirs:.1f} ({best['nmt'] / theirs:.1f})" if theirs else "",
-    )
+    with_list = ""
+    if listed:
+        with_list = f"{listed:.1f} ({ours / listed:.2f})"
+    theirs = best.get("Hugging Face")
+    hugging_face = ""
+    if theirs:
+        hugging_face = f"{theirs:.1f} ({ours / theirs:.1f})"
+    return row_of(*cells, with_list, hugging_face)
 
 
 def row_of(*cells: str) -> str:
     """Return a row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
+
+
+def print_header(columns: Sequence[str]) -> None:
+    """Print the header of a Markdown table."""
+    rule = ["---"] * len(columns)
+    print(row_of(*columns), row_of(*rule), sep="\n", flush=True)
 
 
 def shape(config: ModelConfig) -> str:
@@ -211,16 +228,15 @@ def compare(model: Path, place: Path, chosen: argparse.Namespace) -> list[str]:
     print(f"\n{chosen.model}: {name}\n", flush=True)
     lines = []
     with ExitStack() as stack:
-        contenders = [
-            *our_contenders(model, chosen.threads),
-            *ctranslate2_contenders(model, place, chosen.threads),
-        ]
+        contenders = list(our_contenders(model, chosen.threads))
+        contenders += ctranslate2_contenders(model, place, chosen.threads)
         if chosen.hugging_face:
             theirs = hugging_face_contenders(chosen.hugging_face, bundle, place, chosen.threads)
             contenders += stack.enter_context(theirs)
-        print(row_of(*COLUMNS), row_of(*["---"] * len(COLUMNS)), sep="\n", flush=True)
+        print_header(COLUMNS)
         for size in (chosen.batch_size, 1):
-            able = [each for each in contenders if each.is_stream == (size == 1)]
+            is_stream = size == 1
+            able = [each for each in contenders if each.is_stream == is_stream]
             for beam_size in chosen.beam_sizes:
                 cell = Cell(beam_size, size)
                 work = work_of(bundle, chosen, cell)
@@ -249,14 +265,15 @@ def main() -> None:
         f"{torch.__version__}, CTranslate2 {import_ctranslate2().__version__} "
         f"(CT2_USE_MKL={os.environ.get('CT2_USE_MKL', '')}), Python {platform.python_version()}"
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         place = Path(folder)
         lines = compare(chosen.model, place / "small", chosen)
         if chosen.base:
             write_widened(chosen.model, place / "base")
             lines += compare(place / "base", place / "exports", chosen)
     print("\nBest rates in sentences/s. In brackets: how many times faster nmt is.\n")
-    print(row_of(*SUMMARY_COLUMNS), row_of(*["---"] * len(SUMMARY_COLUMNS)), *lines, sep="\n")
+    print_header(SUMMARY_COLUMNS)
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypedDict
 
 import torch
@@ -85,7 +85,8 @@ def renamed(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
             continue
         layer, *part = inner
         names = _SPLIT[".".join(part)]
-        for there, rows in zip(names, value.chunk(len(names)), strict=True):
+        parts = value.chunk(len(names))
+        for there, rows in zip(names, parts, strict=True):
             yield f"model.{side}.layers.{layer}.{there}.{kind}", rows
 
 
@@ -116,7 +117,8 @@ def load(folder: Path) -> Any:
     for side, table in tables.items():
         # M2M100 numbers positions from PAD_ID + 1, so rows up to PAD_ID are unused.
         padding = torch.zeros(PAD_ID + 1, table.shape[1])
-        getattr(model.model, side).embed_positions.weights = torch.cat((padding, table))
+        stack = getattr(model.model, side)
+        stack.embed_positions.weights = torch.cat((padding, table))
     return model
 
 
@@ -125,12 +127,13 @@ def translate(model: Any, request: Request) -> Answer:
     """Translate the batches of a request."""
     torch.set_num_threads(request["threads"])
     outputs: list[list[int]] = []
-    start = time.perf_counter()
+    start = perf_counter()
     for batch, longest in zip(request["batches"], request["longest"], strict=True):
-        width = max(len(ids) for ids in batch) + 1
-        source = torch.tensor([
-            [*ids, EOS_ID, *[PAD_ID] * (width - 1 - len(ids))] for ids in batch
-        ])  # fmt: skip
+        width = max(map(len, batch)) + 1
+        source = torch.full((len(batch), width), PAD_ID)
+        for row, ids in enumerate(batch):
+            with_end = torch.tensor([*ids, EOS_ID])
+            source[row, : len(with_end)] = with_end
         found = model.generate(
             input_ids=source,
             attention_mask=(source != PAD_ID).long(),
@@ -141,7 +144,7 @@ def translate(model: Any, request: Request) -> Answer:
             early_stopping=request["beam_size"] > 1,  # stop as nmt does
         )
         outputs += [_until_end(ids[1:]) for ids in found.tolist()]
-    return {"seconds": time.perf_counter() - start, "outputs": outputs}
+    return {"seconds": perf_counter() - start, "outputs": outputs}
 
 
 def _until_end(ids: list[int]) -> list[int]:
@@ -161,7 +164,9 @@ def main() -> None:
         model = model.bfloat16()
     print(json.dumps({"version": transformers.__version__}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(translate(model, json.loads(line))), flush=True)
+        request = json.loads(line)
+        answer = translate(model, request)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count, cycle, islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from nmt.device import own_cores
@@ -48,27 +49,32 @@ def translate(
 ) -> tuple[list[str], float, float]:
     """Run `nmt translate`; return its translations, wall-clock seconds and CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    begin = time.perf_counter()
+    begin = perf_counter()
     command = [str(NMT), "translate", str(model), "-q", *flags]
     text = "".join(f"{line}\n" for line in lines)
     done = subprocess.run(command, input=text, text=True, stdout=subprocess.PIPE, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall = perf_counter() - begin
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return done.stdout.split("\n")[:-1], time.perf_counter() - begin, cpu
+    *translations, _ = done.stdout.split("\n")
+    return translations, wall, cpu
 
 
 @contextmanager
 def serving(command: Sequence[object]) -> Iterator[tuple[int, int]]:
     """Run a server that prints its address and ``ready``; yield its port and process id."""
-    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
+    words = list(map(str, command))
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     port = 0
     for line in process.stderr:
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
-            port = int(found[1])
+        address = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        if address:
+            port = int(address[1])
         if line.rstrip().endswith("ready"):
             break
-    threading.Thread(target=process.stderr.read, daemon=True).start()
+    reader = threading.Thread(target=process.stderr.read, daemon=True)
+    reader.start()
     try:
         yield port, process.pid
     finally:
@@ -87,7 +93,9 @@ def cpu_seconds(process: int) -> float:
     text = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
     _, _, numbers = text.rpartition(")")
     fields = numbers.split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    user = int(fields[11])
+    system = int(fields[12])
+    return (user + system) / _TICKS
 
 
 @dataclass
@@ -128,9 +136,10 @@ class Load:
 
 def percentiles(values: Sequence[float]) -> tuple[float, float]:
     """Return the median and the 95th percentile."""
-    if len(values) < 2:
-        value, *_ = (*values, 0.0)
-        return value, value
+    if not values:
+        return 0.0, 0.0
+    if len(values) == 1:
+        return values[0], values[0]
     cuts = statistics.quantiles(values, n=20)
     return statistics.median(values), cuts[18]
 
@@ -143,49 +152,55 @@ def ask(
     lock = threading.Lock()
     numbers = count()
     lines = list(known)
-    end = time.perf_counter() + seconds
+    end = perf_counter() + seconds
 
     def client() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        while time.perf_counter() < end:
+        while perf_counter() < end:
             with lock:
                 start = next(numbers) * texts
             first = start % len(lines)
             own = list(islice(cycle(lines), first, first + texts))
-            begin = time.perf_counter()
+            begin = perf_counter()
             values = post(connection, {"texts": own, "split": False})
-            took = time.perf_counter() - begin
+            took = perf_counter() - begin
             with lock:
                 load.latencies.append(took)
-                load.errors += values is None
-                if values is not None:
-                    found = [each.get("translation") for each in values["translations"]]
-                    load.texts += len(found)
-                    pairs = zip(own, found, strict=True)
-                    load.others += sum(known[text] != output for text, output in pairs)
+                if values is None:
+                    load.errors += 1
+                    continue
+                outputs = [each.get("translation") for each in values["translations"]]
+                load.texts += len(outputs)
+                for text, output in zip(own, outputs, strict=True):
+                    if known[text] != output:
+                        load.others += 1
         connection.close()
 
-    begin = time.perf_counter()
-    before = (time.process_time(), cpu_seconds(process))
+    begin = perf_counter()
+    client_before = time.process_time()
+    server_before = cpu_seconds(process)
     threads = [threading.Thread(target=client) for _ in range(clients)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         load.memory.append(memory_mib(process))
         time.sleep(_MEMORY_SECONDS)
-    load.seconds = time.perf_counter() - begin
-    load.client_cpu = time.process_time() - before[0]
-    load.server_cpu = cpu_seconds(process) - before[1]
+    load.seconds = perf_counter() - begin
+    load.client_cpu = time.process_time() - client_before
+    load.server_cpu = cpu_seconds(process) - server_before
     return load
 
 
 def post(connection: http.client.HTTPConnection, body: Any, key: str = "") -> Any:
     """Return the JSON answer to a request; None if the status is not 200."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    connection.request("POST", "/v1/translate", json.dumps(body).encode(), headers)
+    text = json.dumps(body)
+    connection.request("POST", "/v1/translate", text.encode(), headers)
     response = connection.getresponse()
     content = response.read()
-    return json.loads(content) if response.status == 200 else None
+    if response.status != 200:
+        return None
+    return json.loads(content)
 
 
 def one_at_a_time(model: str, threads: str) -> None:
@@ -227,37 +242,42 @@ def fairness(start: Callable[..., list[object]], lines: Sequence[str], seconds: 
     """Print the latency of small requests, alone and together with a huge and a slow client."""
     names = [f"client{number}" for number in range(6)]
     keys = {name: f"{name}-0123456789abcdef" for name in names}
+    secrets = list(keys.values())
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.writelines(f"{name} {key}\n" for name, key in keys.items())
         file.flush()
-        with serving(start("--api-keys", file.name)) as (port, _):
-            for beside in (False, True):
-                found = small_requests(port, lines, seconds, list(keys.values()), beside=beside)
-                p50, p95 = percentiles(found)
-                name = "together with a huge and a slow client" if beside else "alone"
-                print(f"small requests {name}: {len(found)}, p50 {p50:.2f} s, p95 {p95:.2f} s")
+        command = start("--api-keys", file.name)
+        with serving(command) as (port, _):
+            ways = {"alone": False, "together with a huge and a slow client": True}
+            for name, beside in ways.items():
+                latencies = small_requests(port, lines, seconds, secrets, beside=beside)
+                p50, p95 = percentiles(latencies)
+                print(f"small requests {name}: {len(latencies)}, p50 {p50:.2f} s, p95 {p95:.2f} s")
 
 
 def small_requests(
     port: int, lines: Sequence[str], seconds: float, keys: Sequence[str], *, beside: bool
 ) -> list[float]:
     """Return the latencies of four clients that send one text per request, in seconds."""
-    end = time.perf_counter() + seconds
-    found: list[float] = []
+    end = perf_counter() + seconds
+    latencies: list[float] = []
 
     def repeat(key: str, texts: int, own: list[float]) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         for number in count():
-            if time.perf_counter() > end:
+            if perf_counter() > end:
                 break
-            begin = time.perf_counter()
+            begin = perf_counter()
             asked = list(islice(cycle(lines), number, number + texts))
             body = {"texts": asked}
             assert post(connection, body, key) is not None
-            own.append(time.perf_counter() - begin)
+            own.append(perf_counter() - begin)
         connection.close()
 
-    threads = [threading.Thread(target=repeat, args=(key, 1, found)) for key in keys[:4]]
+    threads = []
+    for key in keys[:4]:
+        small = (key, 1, latencies)
+        threads.append(threading.Thread(target=repeat, args=small))
     if beside:
         unused: list[float] = []
         huge = (keys[4], 100, unused)
@@ -268,7 +288,7 @@ def small_requests(
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return latencies
 
 
 def dribble(port: int, text: str, key: str, end: float) -> None:
@@ -276,10 +296,11 @@ def dribble(port: int, text: str, key: str, end: float) -> None:
     content = json.dumps({"texts": [text]}).encode()
     head = f"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    while time.perf_counter() < end:
-        with socket.create_connection(("127.0.0.1", port)) as connection, suppress(OSError):
+    while perf_counter() < end:
+        connection = socket.create_connection(("127.0.0.1", port))
+        with connection, suppress(OSError):
             for byte in head.encode() + content:
-                if time.perf_counter() > end:
+                if perf_counter() > end:
                     break
                 connection.sendall(bytes([byte]))
                 time.sleep(0.02)
@@ -308,10 +329,12 @@ def main() -> None:
     translate(options.model, lines[:1], flags)  # the first start converts the model
     _, idle, idle_cpu = translate(options.model, lines[:1], flags)
     texts, wall, cpu = translate(options.model, lines, flags)
-    rate = (len(lines) - 1) / (wall - idle)
+    num_lines = len(lines)
+    rate = (num_lines - 1) / (wall - idle)
+    cpu_ms = 1000 * (cpu - idle_cpu) / num_lines
     print(
-        f"nmt translate: {len(lines):,} lines in {wall:.1f} s, {idle:.1f} of them for one line; "
-        f"{rate:.1f} a second; {1000 * (cpu - idle_cpu) / len(lines):.1f} CPU ms a line"
+        f"nmt translate: {num_lines:,} lines in {wall:.1f} s, {idle:.1f} of them for one line; "
+        f"{rate:.1f} a second; {cpu_ms:.1f} CPU ms a line"
     )
     known = dict(zip(lines, texts, strict=True))
 
@@ -319,16 +342,17 @@ def main() -> None:
         bounds = ["--rate", "1000000/s", "--deadline", "600", "--port", "0"]
         return [NMT, "serve", options.model, *flags, *bounds, *more]
 
-    asked = options.clients, options.texts
+    clients = options.clients
+    num_texts = options.texts
     with serving(start()) as (port, process):
-        load = ask(port, known, *asked, options.seconds, process)
+        load = ask(port, known, clients, num_texts, options.seconds, process)
     load.report("nmt serve", options.threads)
     ratio = load.texts_a_second(options.threads) / rate
     print(f"nmt serve reaches {ratio:.2f} times the throughput of nmt translate")
     if options.simple_seconds:
         simple = [sys.executable, __file__, "--one-at-a-time", options.model, options.threads]
         with serving(simple) as (port, process):
-            load = ask(port, known, *asked, options.simple_seconds, process)
+            load = ask(port, known, clients, num_texts, options.simple_seconds, process)
         load.report("one text at a time", options.threads)
         fairness(start, lines, options.simple_seconds / 2)
 

@@ -23,10 +23,18 @@ def read_text(chosen: argparse.Namespace) -> tuple[Sequence[str], Sequence[str]]
     """Return the sources and the references, read as `nmt evaluate` reads them."""
     config, record = load_folder_document(chosen.model)
     configured = ConfiguredSets.of(config, record, chosen.model)
-    files = [path for path in (chosen.reference,) if path is not None]
-    test = [chosen.test or next(iter(configured.tests), "valid")] * (chosen.source is None)
+    test: tuple[str, ...] = ()
+    if chosen.source is None:
+        first = next(iter(configured.tests), "valid")
+        test = (chosen.test or first,)
+    reference: tuple[Path, ...] = ()
+    if chosen.reference is not None:
+        reference = (chosen.reference,)
     options = EvaluateOptions(
-        models=(chosen.model,), test=tuple(test), source=chosen.source, reference=tuple(files)
+        models=(chosen.model,),
+        test=test,
+        source=chosen.source,
+        reference=reference,
     )
     (text,) = load_test_sets(options, configured)
     return text.source or (), text.references[0]

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ KINDS = {
 }
 """Kind of work -> torch operators. The rest is mostly Python."""
 _PROFILED = 8
+Shapes = tuple[tuple[int, ...], ...]
+"""Shapes of the two inputs of a matrix product."""
 Step = Callable[[], int]
 """Makes an update with the next batch; returns its target tokens."""
 
@@ -76,31 +79,29 @@ class PlainTransformer(nn.Module):
         self.register_buffer("positions", sinusoids(512, config.model_dim, "sinusoidal"))
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = nn.Transformer(
-            config.model_dim,
-            config.num_heads,
-            config.encoder_layers,
-            config.decoder_layers,
-            config.ff_dim,
-            config.dropout,
-            batch_first=True,
-        )
+            config.model_dim, config.num_heads, config.encoder_layers, config.decoder_layers,
+            config.ff_dim, config.dropout, batch_first=True,
+        )  # fmt: skip
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings (B, S, D) of ``ids`` (B, S)."""
-        vectors = self.embedding(ids) * self.embedding.embedding_dim**0.5
-        return self.dropout(vectors + self.positions[: ids.shape[1]])
+        vectors = self.embedding(ids)
+        vectors = vectors * self.embedding.embedding_dim**0.5
+        positions = self.positions[: ids.shape[1]]
+        return self.dropout(vectors + positions)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Return logits (B, T, V)."""
+        length = target.shape[1]
+        causal = nn.Transformer.generate_square_subsequent_mask(length, dtype=torch.bool)
+        is_padding = source == 0
         hidden = self.transformer(
             self.embed(source),
             self.embed(target),
-            tgt_mask=nn.Transformer.generate_square_subsequent_mask(
-                target.shape[1], dtype=torch.bool
-            ),
-            src_key_padding_mask=source == 0,
+            tgt_mask=causal,
+            src_key_padding_mask=is_padding,
             tgt_key_padding_mask=target == 0,
-            memory_key_padding_mask=source == 0,
+            memory_key_padding_mask=is_padding,
             tgt_is_causal=True,
         )
         return F.linear(hidden, self.embedding.weight)
@@ -116,17 +117,17 @@ def plain_step(config: ModelConfig, vocab_size: int, batches: Iterator[Batch]) -
         source = batch.source.pad(batch.source.ids)
         target = batch.target.pad(batch.target.ids)
         logits = model(source, target)
-        learn(model, optimizer, logits, batch.target.pad(batch.gold))
+        learn(model, optimizer, logits, batch)
         return batch.num_target_tokens
 
     return step
 
 
-def learn(model: nn.Module, optimizer: torch.optim.Optimizer, logits: Tensor, gold: Tensor) -> None:
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, logits: Tensor, batch: Batch) -> None:
     """Compute the loss of ``logits`` (B, T, V) without padding, and make the update."""
-    loss = F.cross_entropy(
-        logits.float().flatten(0, 1), gold.flatten(), ignore_index=0, label_smoothing=0.1
-    )
+    gold = batch.target.pad(batch.gold).flatten()
+    logits = logits.float().flatten(0, 1)
+    loss = F.cross_entropy(logits, gold, ignore_index=0, label_smoothing=0.1)
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -160,22 +161,17 @@ def hugging_face_step(
 
     def step() -> int:
         batch = next(batches)
-        source, target, gold = (
-            side.pad(ids)
-            for side, ids in (
-                (batch.source, batch.source.ids),
-                (batch.target, batch.target.ids),
-                (batch.target, batch.gold),
-            )
-        )
+        source = batch.source.pad(batch.source.ids)
+        target = batch.target.pad(batch.target.ids)
+        mask = source != 0
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-            logits = model(
+            output = model(
                 input_ids=source,
-                attention_mask=(source != 0).long(),
+                attention_mask=mask.long(),
                 decoder_input_ids=target,
                 use_cache=False,
-            ).logits
-        learn(model, optimizer, logits, gold)
+            )
+        learn(model, optimizer, output.logits, batch)
         return batch.num_target_tokens
 
     return step
@@ -184,7 +180,13 @@ def hugging_face_step(
 def our_step(setup: TrainingSetup) -> Step:
     """Return a function that makes an update of `nmt train`."""
     updates = setup.loader.updates(Position())
-    return lambda: setup.updater(next(updates)[0], 1e-4).target_tokens
+
+    def step() -> int:
+        batches, _ = next(updates)
+        stats = setup.updater(batches, 1e-4)
+        return stats.target_tokens
+
+    return step
 
 
 def batches_of(setup: TrainingSetup) -> Iterator[Batch]:
@@ -204,10 +206,10 @@ def resident_mib() -> int:
     """Return the resident memory of this process in MiB; 0 if the system does not report it."""
     try:
         text = Path("/proc/self/statm").read_text(encoding="utf-8")
-        _, pages, *_ = map(int, text.split())
     except OSError:
         return 0
-    return pages * resource.getpagesize() >> 20
+    _, pages, *_ = text.split()
+    return int(pages) * resource.getpagesize() >> 20
 
 
 def distinct_sizes(setup: TrainingSetup, count: int) -> tuple[int, int]:
@@ -216,14 +218,15 @@ def distinct_sizes(setup: TrainingSetup, count: int) -> tuple[int, int]:
     rectangles = set()
     updates = setup.loader.updates(Position())
     for _ in range(count):
-        for batch in next(updates)[0]:
+        batches, _ = next(updates)
+        for batch in batches:
             for side in (batch.source, batch.target):
                 tokens.add(side.num_tokens)
                 rectangles.add((len(side), side.max_length))
     return len(tokens), len(rectangles)
 
 
-def bare_seconds(products: Mapping[tuple[tuple[int, ...], ...], int], dtype: torch.dtype) -> float:
+def bare_seconds(products: Mapping[Shapes, int], dtype: torch.dtype) -> float:
     """Return the seconds of matrix products.
 
     Args:
@@ -233,32 +236,36 @@ def bare_seconds(products: Mapping[tuple[tuple[int, ...], ...], int], dtype: tor
     seconds = 0.0
     for (left, right), count in products.items():
         a = torch.randn(left).to(dtype)
-        b = torch.randn(right[::-1]).to(dtype).T
+        transposed = torch.randn(right[::-1]).to(dtype)
+        b = transposed.T
         times = []
         for _ in range(5):
-            begin = time.perf_counter()
+            begin = perf_counter()
             torch.mm(a, b)
-            times.append(time.perf_counter() - begin)
+            times.append(perf_counter() - begin)
         seconds += count * min(times)
     return seconds
 
 
 def print_kinds(setup: TrainingSetup, step: Step) -> None:
     """Print the time of an update by kind of work, and the time of its matrix products alone."""
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
-        begin = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        begin = perf_counter()
         for _ in range(_PROFILED):
             step()
-        whole = (time.perf_counter() - begin) / _PROFILED
+        whole = perf_counter() - begin
+    whole /= _PROFILED
     own: Counter[str] = Counter()
-    products: Counter[tuple[tuple[int, ...], ...]] = Counter()
-    for event in found.key_averages(group_by_input_shape=True):
+    products: Counter[Shapes] = Counter()
+    for event in profiled.key_averages(group_by_input_shape=True):
         name = event.key.removeprefix("aten::")
         own[name] += event.self_cpu_time_total / 1e6 / _PROFILED
         if name in KINDS["products of layers and loss"]:
-            first = int(name != "mm")  # the first input of addmm is the summand
-            sizes = event.input_shapes[first : first + 2]
-            products[tuple(map(tuple, sizes))] += event.count
+            sizes = event.input_shapes
+            if name != "mm":  # the first input of addmm is the summand
+                sizes = sizes[1:]
+            shapes = tuple(map(tuple, sizes[:2]))
+            products[shapes] += event.count
     print("| kind | ms an update | share |\n| --- | --- | --- |")
     rest = whole
     for kind, names in KINDS.items():
@@ -301,32 +308,40 @@ def main() -> None:
     prepare_process(config.training.threads)
     use_huge_pages()
     setups = {name: setup_in(config, name) for name in options.precision}
-    steps = {f"nmt {name}": our_step(setup) for name, setup in setups.items()}
     setup = setup_in(config, "float32")
     vocab_size = len(setup.updater.model.output_weight)
-    if options.hugging_face:
-        for name in ("bfloat16", "float32"):
-            step = hugging_face_step(config.model, vocab_size, batches_of(setup), name)
-            steps = {f"Hugging Face {name}": step, **steps}
+    steps = {}
     if not options.without_plain:
-        plain = plain_step(config.model, vocab_size, batches_of(setup))
-        steps = {"torch.nn.Transformer float32": plain, **steps}
-    clock = time.process_time if options.cpu_time else time.perf_counter
+        batches = batches_of(setup)
+        steps["torch.nn.Transformer float32"] = plain_step(config.model, vocab_size, batches)
+    if options.hugging_face:
+        for name in ("float32", "bfloat16"):
+            batches = batches_of(setup)
+            step = hugging_face_step(config.model, vocab_size, batches, name)
+            steps[f"Hugging Face {name}"] = step
+    for name, of_nmt in setups.items():
+        steps[f"nmt {name}"] = our_step(of_nmt)
+    clock = perf_counter
+    if options.cpu_time:
+        clock = time.process_time
     measured: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(options.rounds + 1):
         for name, step in steps.items():
-            found = rate(step, options.updates, clock)
+            tokens_a_second = rate(step, options.updates, clock)
             if number > 0:
-                measured[name].append(found)
-                print(f"{name}: {found:.0f}", file=sys.stderr, flush=True)
-    baseline = statistics.median(next(iter(measured.values())))
+                measured[name].append(tokens_a_second)
+                print(f"{name}: {tokens_a_second:.0f}", file=sys.stderr, flush=True)
+    first, *_ = measured.values()
+    baseline = statistics.median(first)
+    has_bf16 = "no (bf16 is emulated)"
+    if has_fast_bf16(torch.device("cpu")):
+        has_bf16 = "yes"
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
         f"{options.config}, {config.batch.max_tokens} tokens a batch, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, bf16 instructions: "
-        f"{'yes' if has_fast_bf16(torch.device('cpu')) else 'no (bf16 is emulated)'}; "
-        f"memory {resident_mib()} MiB, at its peak "
-        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB, of all loops together\n"
+        f"{platform.python_version()}, bf16 instructions: {has_bf16}; memory {resident_mib()} MiB, "
+        f"at its peak {peak_kib >> 10} MiB, of all loops together\n"
     )
     print("| loop | target tokens/s, median (best) | ratio |\n| --- | --- | --- |")
     for name, rates in measured.items():

@@ -17,11 +17,13 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from time import perf_counter
 from typing import IO, cast, get_args
 
 import sacrebleu
@@ -59,14 +61,15 @@ def finish(command: Sequence[str], text: str) -> Finished:
     Raises:
         subprocess.CalledProcessError: The command failed; ``stderr`` has its message.
     """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+    with TemporaryFile() as given, TemporaryFile() as said:
         given.write(text.encode())
         given.seek(0)
-        start = time.perf_counter()
+        start = perf_counter()
         with subprocess.Popen(command, stdin=given, stdout=said, stderr=subprocess.PIPE) as process:
-            notes = cast(IO[bytes], process.stderr).read().decode()
+            messages = cast(IO[bytes], process.stderr)
+            notes = messages.read().decode()
             _, status, usage = os.wait4(process.pid, 0)
-            seconds = time.perf_counter() - start
+            seconds = perf_counter() - start
             process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command, stderr=notes)
@@ -85,11 +88,10 @@ def converse(
         Seconds from the start of the command to the first answer, and the seconds that each later
         line waited for its answer.
     """
-    start = time.perf_counter()
     seconds = []
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+    pipe = subprocess.PIPE
+    start = perf_counter()
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
         questions = cast(IO[bytes], process.stdin)
         answers = cast(IO[bytes], process.stdout)
         for line in lines:
@@ -97,9 +99,9 @@ def converse(
             questions.flush()
             if not answers.readline():
                 raise SystemExit(f"{' '.join(command)} ended before its input")
-            seconds.append(time.perf_counter() - start)
+            seconds.append(perf_counter() - start)
             time.sleep(pause)
-            start = time.perf_counter()
+            start = perf_counter()
         questions.close()
     return seconds[0], seconds[1:]
 
@@ -120,7 +122,8 @@ def our_commands(model: Path) -> Commands:
         try:
             finish(command, "")
         except subprocess.CalledProcessError as error:
-            print(f"note: skipping nmt {dtype}: {error.stderr.strip().splitlines()[-1]}")
+            *_, reason = error.stderr.strip().splitlines()
+            print(f"note: skipping nmt {dtype}: {reason}")
             continue
         commands[f"nmt {dtype}"] = command
         if (model / SHORTLIST).is_file():
@@ -133,28 +136,28 @@ def ctranslate2_commands(model: Path, place: Path) -> Commands:
     commands = {}
     for kind in EXPORTED:
         folder = str(place / kind)
-        subprocess.run(
-            [NMT, "export", model, "--to", "ctranslate2", "-o", folder, "--quantization", kind],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        command = [str(NMT), "export", str(model), "--to", "ctranslate2", "-o", folder]
+        command += ["--quantization", kind]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         commands[f"CTranslate2 {kind}"] = (str(NMT), "translate", folder)
     return commands
 
 
 def one_sentence(commands: Commands, line: str, rounds: int) -> Mapping[str, float]:
     """Print the seconds of each command for a single sentence; return the medians by name."""
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    seconds: dict[str, list[float]] = defaultdict(list)
     for command in commands.values():  # warm-up: fills the file cache
         finish(command, line)
     for _ in range(rounds):
         for name, command in commands.items():
-            seconds[name].append(finish(command, line).seconds)
+            finished = finish(command, line)
+            seconds[name].append(finished.seconds)
     medians = {name: statistics.median(taken) for name, taken in seconds.items()}
     best = best_of_ctranslate2(medians)
     print_header("one sentence", "seconds, median (best)", "times CTranslate2's best")
     for name, median in medians.items():
-        print_row(name, f"{median:.2f} ({min(seconds[name]):.2f})", f"{median / best:.2f}")
+        fastest = min(seconds[name])
+        print_row(name, f"{median:.2f} ({fastest:.2f})", f"{median / best:.2f}")
     return medians
 
 
@@ -164,8 +167,8 @@ def slow_lines(commands: Commands, lines: Sequence[str], rounds: int, pause: flo
     for name, command in commands.items():
         variants[name, "none"] = command
         variants[name, "--stream"] = [*command, "--stream"]
-    firsts: dict[tuple[str, str], list[float]] = {key: [] for key in variants}
-    others: dict[tuple[str, str], list[float]] = {key: [] for key in variants}
+    firsts: dict[tuple[str, str], list[float]] = defaultdict(list)
+    others: dict[tuple[str, str], list[float]] = defaultdict(list)
     for _ in range(rounds):
         for key, command in variants.items():
             first, later = converse(command, lines, pause)
@@ -201,7 +204,7 @@ def whole_text(
         "without start", "ratio", "peak MiB", "BLEU",
     )  # fmt: skip
     for count in threads:
-        found: dict[str, list[Finished]] = {name: [] for name in commands}
+        found: dict[str, list[Finished]] = defaultdict(list)
         for _ in range(rounds):
             for name, command in commands.items():
                 finished = finish([*command, "--threads", str(count)], text)
@@ -211,16 +214,20 @@ def whole_text(
             medians[name] = statistics.median(run.seconds for run in runs)
         best = best_of_ctranslate2(medians)
         for name, runs in found.items():
-            translating = max(medians[name] - starts[name], 1e-9)
+            median = medians[name]
+            fastest = min(run.seconds for run in runs)
+            translating = max(median - starts[name], 1e-9)
+            peak_mib = max(run.peak_mib for run in runs)
+            bleu = sacrebleu.corpus_bleu(runs[0].lines, [references])
             print_row(
                 name,
                 str(count),
-                f"{medians[name]:.2f} ({min(each.seconds for each in runs):.2f})",
-                f"{len(sources) / medians[name]:.1f}",
+                f"{median:.2f} ({fastest:.2f})",
+                f"{len(sources) / median:.1f}",
                 f"{(len(sources) - 1) / translating:.1f}",
-                f"{best / medians[name]:.2f}",
-                f"{max(each.peak_mib for each in runs):.0f}",
-                f"{sacrebleu.corpus_bleu(runs[0].lines, [references]).score:.2f}",
+                f"{best / median:.2f}",
+                f"{peak_mib:.0f}",
+                f"{bleu.score:.2f}",
             )
 
 
@@ -254,17 +261,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=powers, help="for the test set")
     parser.add_argument("--beam-size", type=int, default=5)
     chosen = parser.parse_args()
-    sources, references = (side[: chosen.sentences] for side in read_text(chosen))
+    sources, references = read_text(chosen)
+    sources = sources[: chosen.sentences]
+    references = references[: chosen.sentences]
     print(f"{chosen.model}, beam {chosen.beam_size}, {cores} cores, {chosen.rounds} rounds")
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         exports = ctranslate2_commands(chosen.model, Path(folder))
-        commands = {
-            name: [*command, "--beam-size", str(chosen.beam_size)]
-            for name, command in {**our_commands(chosen.model), **exports}.items()
-        }
+        commands = {}
+        for name, command in {**our_commands(chosen.model), **exports}.items():
+            commands[name] = [*command, "--beam-size", str(chosen.beam_size)]
         starts = one_sentence(commands, f"{sources[0]}\n", chosen.rounds)
-        slow_lines(commands, sources[: chosen.slow_sentences], chosen.rounds, chosen.pause)
-        whole_text(commands, starts, (sources, references), chosen.threads, chosen.rounds)
+        few = sources[: chosen.slow_sentences]
+        slow_lines(commands, few, chosen.rounds, chosen.pause)
+        texts = (sources, references)
+        whole_text(commands, starts, texts, chosen.threads, chosen.rounds)
 
 
 if __name__ == "__main__":

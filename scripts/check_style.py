@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -36,14 +36,17 @@ def faults_of_code(source: str) -> Iterator[tuple[int, str]]:
     tree = ast.parse(source)
     docstrings = set()
     for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr):
-            docstrings.add(id(node.body[0].value))
+        if isinstance(node, DOCUMENTED) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr):
+                docstrings.add(id(first.value))
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
         text = " ".join(node.value.split())
+        is_docstring = id(node) in docstrings
         is_wrong = SECOND_READING.search(text) or INSTALLATION.search(text)
-        if is_wrong or (id(node) not in docstrings and AT_THE_START.match(text)):
+        if is_wrong or (not is_docstring and AT_THE_START.match(text)):
             yield node.lineno, text
 
 
@@ -73,7 +76,8 @@ def faults_of_readme(text: str) -> Iterator[str]:
     """Yield what keeps a README from being read in five minutes."""
     if len(text.splitlines()) > README_LINES:
         yield f"more than {README_LINES} lines"
-    if len(re.sub(r"<!--.*?-->", "", text).split()) > README_WORDS:
+    shown = re.sub(r"<!--.*?-->", "", text)
+    if len(shown.split()) > README_WORDS:
         yield f"more than {README_WORDS} words"
     for line in text.splitlines():
         if not line.startswith("|"):
@@ -81,6 +85,11 @@ def faults_of_readme(text: str) -> Iterator[str]:
         for cell in line.split("|"):
             if len(cell.split()) > CELL_WORDS:
                 yield f"a cell of more than {CELL_WORDS} words: {cell.strip()}"
+
+
+def with_suffix(paths: Iterable[Path], suffixes: Set[str]) -> list[Path]:
+    """Return the paths that end with one of ``suffixes``."""
+    return [path for path in paths if path.suffix in suffixes]
 
 
 def faults() -> Iterator[str]:
@@ -91,14 +100,16 @@ def faults() -> Iterator[str]:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for line, text in waits_without_limit(path.read_text(encoding="utf-8")):
             yield f"{path}:{line}: waits without a limit: {text}"
-    texts = [path for path in (ROOT / "nmt").rglob("*") if path.suffix in TEXT_FILES]
-    for path in sorted([*texts, *(ROOT / "configs").iterdir()]):
-        if path.suffix in {*TEXT_FILES, ".md"} and INSTALLATION.search(path.read_text("utf-8")):
+    texts = with_suffix((ROOT / "nmt").rglob("*"), TEXT_FILES)
+    texts += with_suffix((ROOT / "configs").iterdir(), {*TEXT_FILES, ".md"})
+    for path in sorted(texts):
+        if INSTALLATION.search(path.read_text(encoding="utf-8")):
             yield f"{path}: installs nmt as it is not published"
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         for fault in faults_of_configuration(path.read_text(encoding="utf-8")):
             yield f"{path}: {fault}"
-    for fault in faults_of_readme((ROOT / "README.md").read_text(encoding="utf-8")):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for fault in faults_of_readme(readme):
         yield f"README.md: {fault}"
 
 

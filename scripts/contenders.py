@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from typing import IO, Literal, cast, get_args
 
 import torch
@@ -29,8 +29,11 @@ from nmt.checkpoint.model_folder import SHORTLIST, ModelBundle
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.device.precision import has_fast_bf16
 from nmt.errors import NmtError
-from nmt.extras.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
-from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
+from nmt.extras.exchange.ctranslate2 import (
+    VOCABULARY_MAP,
+    CTranslate2Engine,
+    import_ctranslate2,
+)
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
 from nmt.inference.engine import Dtype, Engine, EngineOptions, Needs, SearchTask
@@ -89,9 +92,11 @@ def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
         if (model / SHORTLIST).is_file():
             runs[f"{dtype}, shortlist"] = _with_shortlist
         for kind, change in runs.items():
-            yield Contender("nmt", kind, threads, False, change(_all_at_once(engine, threads)))
+            run = change(_all_at_once(engine, threads))
+            yield Contender("nmt", kind, threads, False, run)
             for count in sorted({1, threads}):
-                yield Contender("nmt", kind, count, True, change(_one_by_one(engine, count)))
+                run = change(_one_by_one(engine, count))
+                yield Contender("nmt", kind, count, True, run)
 
 
 def _as_is(run: Run) -> Run:
@@ -99,7 +104,11 @@ def _as_is(run: Run) -> Run:
 
 
 def _with_shortlist(run: Run) -> Run:
-    return lambda batches, options: run(batches, options.model_copy(update={"shortlist": True}))
+    def with_shortlist(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
+        listed = options.model_copy(update={"shortlist": True})
+        return run(batches, listed)
+
+    return with_shortlist
 
 
 def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[Contender]:
@@ -131,10 +140,10 @@ def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[C
 def _all_at_once(engine: Engine, threads: int) -> Run:
     def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
         torch.set_num_threads(threads)
-        start = time.perf_counter()
+        start = perf_counter()
         tasks = [SearchTask(batch) for batch in batches]
         found = list(engine.search_all(tasks, options))
-        seconds = time.perf_counter() - start
+        seconds = perf_counter() - start
         results = chain.from_iterable(found)
         return seconds, [hypotheses[0].ids for hypotheses in results]
 
@@ -144,9 +153,9 @@ def _all_at_once(engine: Engine, threads: int) -> Run:
 def _one_by_one(engine: Engine, threads: int) -> Run:
     def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
         torch.set_num_threads(threads)
-        start = time.perf_counter()
+        start = perf_counter()
         found = [engine.search(batch, options) for batch in batches]
-        seconds = time.perf_counter() - start
+        seconds = perf_counter() - start
         results = chain.from_iterable(found)
         return seconds, [hypotheses[0].ids for hypotheses in results]
 
@@ -158,7 +167,8 @@ def hugging_face_contenders(
     python: Path, bundle: ModelBundle, place: Path, threads: int
 ) -> Iterator[list[Contender]]:
     """Yield the contenders of Hugging Face, each a process of ``python`` inside the context."""
-    if faults := hugging_face_faults(bundle.config.model):
+    faults = hugging_face_faults(bundle.config.model)
+    if faults:
         print(f"note: skipping Hugging Face: M2M100 does not support {', '.join(faults)}")
         yield []
         return
@@ -170,33 +180,35 @@ def hugging_face_contenders(
         contenders = []
         for kind in kinds:
             ask = stack.enter_context(_hugging_face(python, place / "hugging-face", kind))
-            contenders.append(Contender("Hugging Face", kind, threads, False, ask(threads)))
-            contenders += [
-                Contender("Hugging Face", kind, count, True, ask(count))
-                for count in sorted({1, threads})
-            ]
+            run = ask(threads)
+            contenders.append(Contender("Hugging Face", kind, threads, False, run))
+            for count in sorted({1, threads}):
+                run = ask(count)
+                contenders.append(Contender("Hugging Face", kind, count, True, run))
         yield contenders
 
 
 def hugging_face_faults(config: ModelConfig) -> list[str]:
     """Return the settings of the model that M2M100 does not support."""
-    return [
-        f"{name} {getattr(config, name)}"
-        for name, values in _M2M100.items()
-        if getattr(config, name) not in values
-    ]
+    faults = []
+    for name, values in _M2M100.items():
+        value = getattr(config, name)
+        if value not in values:
+            faults.append(f"{name} {value}")
+    return faults
 
 
 def write_for_hugging_face(model: Transformer, folder: Path) -> None:
     """Write the files that `bench_hugging_face.py` reads."""
     folder.mkdir(parents=True)
-    (folder / "shape.json").write_text(model.config.model_dump_json(), encoding="utf-8")
-    weights = {name: value for name, value in model.state_dict().items() if "positions" not in name}
-    for side, embedding in (
-        ("encoder", model.source_embedding),
-        ("decoder", model.target_embedding),
-    ):
-        weights[f"{side}_positions"] = _position_table(model.config, embedding.positions).clone()
+    shape = model.config.model_dump_json()
+    (folder / "shape.json").write_text(shape, encoding="utf-8")
+    parameters = model.state_dict()
+    weights = {name: value for name, value in parameters.items() if "positions" not in name}
+    embeddings = {"encoder": model.source_embedding, "decoder": model.target_embedding}
+    for side, embedding in embeddings.items():
+        table = _position_table(model.config, embedding.positions)
+        weights[f"{side}_positions"] = table.clone()
     save_file(weights, folder / "weights.safetensors")
 
 
@@ -212,21 +224,23 @@ def _position_table(config: ModelConfig, positions: torch.nn.Module | None) -> T
 def _hugging_face(python: Path, folder: Path, kind: str) -> Iterator[Callable[[int], Run]]:
     """Start a process with the model; yield a function: number of threads -> `Run`."""
     script = Path(__file__).with_name("bench_hugging_face.py")
-    with subprocess.Popen(
-        [python, script, folder, "--dtype", kind],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = [str(python), str(script), str(folder), "--dtype", kind]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         requests = cast(IO[str], process.stdin)
         answers = cast(IO[str], process.stdout)
-        print(f"Hugging Face transformers {json.loads(answers.readline())['version']}, {kind}")
+        greeting = json.loads(answers.readline())
+        print(f"Hugging Face transformers {greeting['version']}, {kind}")
 
         def with_threads(threads: int) -> Run:
             def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
+                longest = []
+                for batch in batches:
+                    width = max(map(len, batch))
+                    longest.append(limits_of(width, options).longest)
                 request = {
                     "batches": batches,
-                    "longest": [limits_of(max(map(len, x)), options).longest for x in batches],
+                    "longest": longest,
                     "beam_size": options.beam_size,
                     "length_penalty": options.length_penalty,
                     "threads": threads,

@@ -56,16 +56,15 @@ class Gate:
 
     def bleu(self, lines: Sequence[str]) -> float:
         """Return BLEU of a system."""
-        return self._scorers[0].score(lines).value
+        scorer, *_ = self._scorers
+        return scorer.score(lines).value
 
     def alarms(self, lines: Sequence[str], baseline: Sequence[str], seed: int) -> list[str]:
         """Return the metrics in which a system is significantly worse than the baseline."""
-        (system,), _, _ = score_systems(
-            [System("new", lines)],
-            self._scorers,
-            baseline=System("old", baseline),
-            resampling=Resampling(seed=seed, significance="ar"),
-        )
+        new = System("new", lines)
+        old = System("old", baseline)
+        resampling = Resampling(seed=seed, significance="ar")
+        (system,), _, _ = score_systems([new], self._scorers, baseline=old, resampling=resampling)
         results = check_regressions("new", system.scores, ALPHA)
         return [result.metric for result in results if not result.met]
 
@@ -83,13 +82,14 @@ def add_noise(model: Transformer, clean: dict[str, torch.Tensor], scale: float, 
 def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     """Print how many noisy models, which lose 1.5 BLEU, fail the gate."""
     files = load_model(folder)
+    config = files.config
+    decoding = config.decoding.model_copy(update=PLAIN)
     options = TranslationOptions(
-        decoding=files.config.decoding.model_copy(update=PLAIN),
-        target_language=files.config.target_language,
-        guard=False,
+        decoding=decoding, target_language=config.target_language, guard=False
     )
     translator = Translator(TorchEngine(files.model), files.tokenizers, options)
-    clean = {name: weight.detach().clone() for name, weight in files.model.named_parameters()}
+    weights = files.model.named_parameters()
+    clean = {name: weight.detach().clone() for name, weight in weights}
 
     def translated(scale: float, seed: int) -> list[str]:
         add_noise(files.model, clean, scale, seed)
@@ -113,7 +113,8 @@ def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
                 low = middle
         found = gate.alarms(lines, baseline, seed)
         losses.append(before - gate.bleu(lines))
-        caught += bool(found)
+        if found:
+            caught += 1
         print(f"noise {seed}: scale {high:.4f}, loss {losses[-1]:.2f}, failed {found}", flush=True)
     print(f"noise: {caught} of {count} failed; loss {min(losses):.2f} to {max(losses):.2f} BLEU")
 
@@ -133,10 +134,12 @@ def settings(folder: Path, source: list[str], gate: Gate, count: int) -> None:
         lines = [result.text for result in translator.translate(source)]
         baseline = baseline or lines
         found = gate.alarms(lines, baseline, number)
-        alarms += bool(found)
+        if found:
+            alarms += 1
         pairs = zip(lines, baseline, strict=True)
         differing = sum(one != other for one, other in pairs)
-        changed += bool(differing)
+        if differing:
+            changed += 1
         name = f"{translator.engine.name}, {threads} threads, {tokens} tokens"
         print(f"settings {number}: {name}: {differing} lines differ, failed {found}", flush=True)
     print(f"settings: {alarms} of {count} failed; {changed} changed a line")
@@ -147,21 +150,25 @@ def null(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     options = PLAIN | {"sampling": True, "temperature": 0.5}
     translator = Translator.load(folder, engine="torch", guard=False, **options)
     by_metric = dict.fromkeys(METRICS, 0)
+    num_blocks = max(1, len(source) // _BLOCK)
     either = 0
     scores: list[float] = []
 
     def sampled(seed: int, lines: slice) -> list[str]:
-        results = translator.with_options(seed=seed).translate(source[lines])
+        seeded = translator.with_options(seed=seed)
+        results = seeded.translate(source[lines])
         return [result.text for result in results]
 
     for number in range(count):
-        first = number % max(1, len(source) // _BLOCK) * _BLOCK
+        block = number % num_blocks
+        first = block * _BLOCK
         lines = slice(first, first + _BLOCK)
         one = sampled(1 + 2 * number, lines)
         other = sampled(2 + 2 * number, lines)
         own = gate.of(lines)
         found = own.alarms(one, other, seed=number + 1)
-        either += bool(found)
+        if found:
+            either += 1
         for metric in found:
             by_metric[metric] += 1
         scores += (own.bleu(one), own.bleu(other))

@@ -23,12 +23,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,17 +95,28 @@ class Report:
 
     def table(self) -> str:
         """Return all records as a Markdown table."""
-        rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_cells, self.records)]
+        rows = [COLUMNS, ("---",) * len(COLUMNS)]
+        rows += map(_cells, self.records)
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+MARKS = {True: "passed", False: "FAILED", None: ""}
+
+
 def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
-    value, unit = record["value"], record.get("unit", "")
+    """Return a row of the table."""
+    value = record["value"]
     if isinstance(value, float):
-        value = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    mark = {True: "passed", False: "FAILED", None: ""}[record.get("passed")]
-    words = (f"{value} {unit}", record.get("target", ""), record.get("predicted", ""))
-    return record["stage"], record["what"], *(text.strip() for text in words), mark
+        format_spec = ".4g"
+        if abs(value) >= 1000:
+            format_spec = ",.0f"
+        value = format(value, format_spec)
+    unit = record.get("unit", "")
+    shown = f"{value} {unit}".strip()
+    target = record.get("target", "").strip()
+    predicted = record.get("predicted", "").strip()
+    mark = MARKS[record.get("passed")]
+    return record["stage"], record["what"], shown, target, predicted, mark
 
 
 def run_stage(
@@ -122,8 +133,9 @@ def run_stage(
     begin = time.monotonic()
     limit = min(left, stage.seconds)
     is_late = threading.Event()
+    of_stage = [*command, "--run", stage.name]
     with subprocess.Popen(
-        [*command, "--run", stage.name], stdout=subprocess.PIPE, text=True, start_new_session=True
+        of_stage, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
 
         def kill() -> None:
@@ -140,12 +152,15 @@ def run_stage(
             timer.cancel()
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+    record = {"stage": stage.name, "what": "stage"}
     if code:
-        reason = f"stopped at its limit of {limit:.0f} s" if is_late.is_set() else f"code {code}"
-        report.add({"stage": stage.name, "what": "stage", "value": reason, "passed": False})
+        reason = f"code {code}"
+        if is_late.is_set():
+            reason = f"stopped at its limit of {limit:.0f} s"
+        report.add({**record, "value": reason, "passed": False})
     else:
-        seconds = round(time.monotonic() - begin, 1)
-        report.add({"stage": stage.name, "what": "stage", "value": seconds, "unit": "s"})
+        seconds = time.monotonic() - begin
+        report.add({**record, "value": round(seconds, 1), "unit": "s"})
 
 
 def _records(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
@@ -156,7 +171,7 @@ def _records(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
         except json.JSONDecodeError:
             record = None
-        if isinstance(record, dict) and {"what", "value"} <= record.keys():
+        if isinstance(record, dict) and "what" in record and "value" in record:
             yield record
         else:
             print(line, end="", file=sys.stderr)
@@ -169,27 +184,35 @@ def run_all(
     end = time.monotonic() + within
     for stage in stages:
         left = end - time.monotonic()
-        if lacking := [name for name in stage.needs if name in report.failed]:
-            value = f"skipped: {', '.join(lacking)} failed"
-            report.add({"stage": stage.name, "what": "stage", "value": value})
+        lacking = [name for name in stage.needs if name in report.failed]
+        if lacking:
+            reason = f"{', '.join(lacking)} failed"
         elif left <= 0:
-            report.add({"stage": stage.name, "what": "stage", "value": "skipped: no time left"})
+            reason = "no time left"
         else:
             run_stage(stage, command, report, left=left)
+            continue
+        report.add({"stage": stage.name, "what": "stage", "value": f"skipped: {reason}"})
 
 
 def chosen_stages(names: str) -> list[Stage]:
     """Return the stages in a comma-separated list of names; all stages if it is empty."""
-    wanted = {name for name in names.split(",") if name}
-    if unknown := wanted - {stage.name for stage in STAGES}:
-        known = ", ".join(stage.name for stage in STAGES)
-        raise SystemExit(f"error: unknown stage {', '.join(sorted(unknown))}; use some of {known}")
-    return [stage for stage in STAGES if not wanted or stage.name in wanted]
+    stages = {stage.name: stage for stage in STAGES}
+    wanted = set(filter(None, names.split(",")))
+    if not wanted:
+        return list(STAGES)
+    unknown = wanted - stages.keys()
+    if unknown:
+        raise SystemExit(
+            f"error: unknown stage {', '.join(sorted(unknown))}; use some of {', '.join(stages)}"
+        )
+    return [stage for name, stage in stages.items() if name in wanted]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    summary, *_ = (__doc__ or "").split("\n", 1)
+    parser = argparse.ArgumentParser(description=summary)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the script")
     parser.add_argument("--stages", default="", help="comma-separated names; default: all")
@@ -223,16 +246,18 @@ def main() -> int:
         return 0
     stages = chosen_stages(chosen.stages)
     report = Report(chosen.output)
-    with tempfile.TemporaryDirectory() as temporary:
-        arguments = ["--device", chosen.device, "--data", str(chosen.data)]
-        arguments += ["--folder", str(chosen.folder or temporary)]
-        arguments += ["--sizes", chosen.sizes]
-        arguments += ["--quick"] if chosen.quick else []
-        arguments += ["--model", str(chosen.model)] if chosen.model else []
-        command = [sys.executable, str(Path(__file__).resolve()), *arguments]
+    with TemporaryDirectory() as temporary:
+        command = [sys.executable, str(Path(__file__).resolve())]
+        command += ["--device", chosen.device, "--data", str(chosen.data)]
+        command += ["--folder", str(chosen.folder or temporary)]
+        command += ["--sizes", chosen.sizes]
+        if chosen.quick:
+            command.append("--quick")
+        if chosen.model:
+            command += ["--model", str(chosen.model)]
         run_all(stages, command, report, within=chosen.within)
     print(f"\n{report.table()}")
-    return 1 if report.failed else 0
+    return int(bool(report.failed))
 
 
 if __name__ == "__main__":

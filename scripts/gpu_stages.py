@@ -19,12 +19,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -79,7 +80,10 @@ MODERN = ModelConfig(
 )
 SMOOTHING = 0.1
 NMT = [sys.executable, "-m", "nmt"]
-PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+PATHS = str(ROOT)
+if os.environ.get("PYTHONPATH"):
+    PATHS += os.pathsep + os.environ["PYTHONPATH"]
+DEMO = "configs/demo.yaml"
 SAMPLE = "configs/demo.sample"
 PRECISIONS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
 GATE_OF_LOSS = {"float32": 1e-3, "bfloat16": 1e-2}
@@ -115,6 +119,10 @@ KINDS = {
 """Kind of kernel -> pattern of its name. The first match counts."""
 
 
+Gradients = dict[str, Tensor]
+"""Parameter -> gradient in float64, on the CPU."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recorder:
     """Options and device of a stage; prints its results."""
@@ -126,6 +134,11 @@ class Recorder:
     def quick(self) -> bool:
         """Whether this run only tests the script."""
         return bool(self.chosen.quick)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of runs and prepared data."""
+        return Path(self.chosen.folder)
 
     @property
     def is_gpu(self) -> bool:
@@ -157,20 +170,83 @@ class Recorder:
             predicted: Predicted value or effect, as text.
             passed: For a gate, whether it passed.
         """
-        record = {"what": what, "value": value, "unit": unit, "target": target}
-        print(json.dumps(record | {"predicted": predicted, "passed": passed}), flush=True)
+        record = {
+            "what": what,
+            "value": value,
+            "unit": unit,
+            "target": target,
+            "predicted": predicted,
+            "passed": passed,
+        }
+        print(json.dumps(record), flush=True)
+
+    def emit_ms(self, what: str, seconds: float) -> None:
+        """Print a time in milliseconds."""
+        self.emit(what, 1e3 * seconds, "ms")
+
+    def emit_seconds(self, what: str, seconds: float, target: str = "") -> None:
+        """Print a time in seconds."""
+        self.emit(what, seconds, "s", target=target)
+
+    def emit_hash(self, what: str, found: str, expected: str) -> None:
+        """Print a gate: two hashes are equal."""
+        passed = found == expected
+        self.emit(what, found[:12], target=expected[:12], passed=passed)
+
+    def reset_peak(self) -> None:
+        """Forget the peak memory of a GPU so far."""
+        if self.is_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def emit_peak(self, what: str) -> None:
+        """Print the peak memory of a GPU since `reset_peak`."""
+        if self.is_gpu:
+            peak_bytes = torch.cuda.max_memory_allocated(self.device)
+            self.emit(what, peak_bytes / 1e9, "GB")
 
     def seconds(self, work: Callable[[], object], *, rounds: int = 5, warm_up: int = 2) -> float:
         """Return the median time of ``work`` on the device, in seconds."""
-        found = []
-        for number in range(1 if self.quick else warm_up + rounds):
+        if self.quick:
+            warm_up = 0
+            rounds = 1
+        times = []
+        for _ in range(warm_up + rounds):
             self.wait()
-            begin = time.perf_counter()
+            begin = perf_counter()
             work()
             self.wait()
-            if self.quick or number >= warm_up:
-                found.append(time.perf_counter() - begin)
-        return statistics.median(found)
+            times.append(perf_counter() - begin)
+        return statistics.median(times[warm_up:])
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Sizes of a measurement of speed."""
+
+    config: ModelConfig
+    vocab_size: int
+    max_tokens: int
+    """Source plus target tokens per update."""
+    num_batches: int = 8
+
+    def batches(self) -> list[Batch]:
+        """Return random batches."""
+        return wmt_like(self.vocab_size, self.max_tokens, self.num_batches)
+
+    def updater(self, report: Recorder) -> Updater:
+        """Return an updater of a new model, in the precision of training."""
+        precision = choose_precision("auto", report.device)
+        return make_updater(self.config, self.vocab_size, report.device, precision)
+
+
+QUICK = Workload(SMALL, 400, 200, num_batches=2)
+
+
+def base_workload(report: Recorder) -> Workload:
+    """Return the sizes of most measurements."""
+    if report.quick:
+        return QUICK
+    return Workload(SIZES["base"], 37_000, 50_000)
 
 
 class DrawnPairs:
@@ -178,74 +254,86 @@ class DrawnPairs:
 
     Args:
         vocab_size: Size of both vocabularies.
-        lengths: Source and target lengths without EOS. (n,) each.
+        source_lengths: Source lengths without EOS. (n,)
+        target_lengths: Target lengths without EOS. (n,)
         seed: Seed of the ids.
     """
 
-    def __init__(self, vocab_size: int, lengths: tuple[Any, Any], seed: int) -> None:
-        self.source_lengths, self.target_lengths = lengths
+    def __init__(
+        self, vocab_size: int, source_lengths: Any, target_lengths: Any, seed: int
+    ) -> None:
+        self._source_lengths = source_lengths
+        self._target_lengths = target_lengths
         self._random = np.random.default_rng(seed)
         weights = 1.0 / np.arange(1, vocab_size - 3)
         self._law = weights.cumsum() / weights.sum()
 
     def _ids(self, lengths: Any) -> FlatIds:
-        ids = 4 + np.searchsorted(self._law, self._random.random(int(lengths.sum())))
+        shares = self._random.random(int(lengths.sum()))
+        ids = 4 + np.searchsorted(self._law, shares)
         return FlatIds(ids.astype(np.int64), lengths)
 
-    def source_ids(self, rows: Any) -> FlatIds:
-        """Same as `nmt.data.store.ParallelStore.source_ids`."""
-        return self._ids(self.source_lengths[rows])
-
-    def target_ids(self, rows: Any) -> FlatIds:
-        """Same as `nmt.data.store.ParallelStore.target_ids`."""
-        return self._ids(self.target_lengths[rows])
+    def batch(self, rows: Any) -> Batch:
+        """Return a batch of the pairs ``rows``."""
+        source = self._ids(self._source_lengths[rows])
+        target = self._ids(self._target_lengths[rows])
+        return collate(source, target, rows)
 
 
-def _batch(pairs: DrawnPairs, rows: Any) -> Batch:
-    return collate(pairs.source_ids(rows), pairs.target_ids(rows), rows)
-
-
-def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> list[Batch]:
+def wmt_like(vocab_size: int, max_tokens: int, count: int) -> list[Batch]:
     """Return ``count`` random batches with ``max_tokens`` source plus target tokens."""
-    random, num_pairs = np.random.default_rng(seed), max(2000, count * max_tokens // 20)
+    random = np.random.default_rng(1)
+    num_pairs = max(2000, count * max_tokens // 20)
     longest = min(150, max_tokens // 4)
-    source = np.clip(random.lognormal(3.2, 0.55, num_pairs), 2, longest).astype(np.int32)
-    target = np.clip(source * random.lognormal(0.02, 0.2, num_pairs), 2, longest).astype(np.int32)
-    store = DrawnPairs(vocab_size, (source, target), seed)
-    plan = plan_batches(
-        source + 1, target + 1, max_tokens=max_tokens, noise=0.1, random=epoch_random(1, 0)
-    )
-    whole = [rows for rows in plan if (source[rows] + target[rows] + 2).sum() > max_tokens * 0.7]
-    return [_batch(store, rows) for rows in (whole or plan)[:count]]
+    drawn = random.lognormal(3.2, 0.55, num_pairs)
+    source = np.clip(drawn, 2, longest).astype(np.int32)
+    ratios = random.lognormal(0.02, 0.2, num_pairs)
+    drawn = source * ratios
+    target = np.clip(drawn, 2, longest).astype(np.int32)
+    pairs = DrawnPairs(vocab_size, source, target, seed=1)
+    of_epoch = epoch_random(1, 0)
+    plan = plan_batches(source + 1, target + 1, max_tokens=max_tokens, noise=0.1, random=of_epoch)
+    with_ends = source + target + 2
+    full = [rows for rows in plan if with_ends[rows].sum() > max_tokens * 0.7]
+    chosen = (full or plan)[:count]
+    return [pairs.batch(rows) for rows in chosen]
 
 
 def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
     """Return a random batch of ``shape[0]`` sentences with lengths from 1 to ``shape[1]``."""
+    count, longest = shape
     random = np.random.default_rng(seed)
-    lengths = [random.integers(1, shape[1] + 1, shape[0]).astype(np.int32) for _ in range(2)]
-    store = DrawnPairs(vocab_size, (lengths[0], lengths[1]), seed)
-    return _batch(store, np.arange(shape[0]))
+    source = random.integers(1, longest + 1, count)
+    target = random.integers(1, longest + 1, count)
+    source = source.astype(np.int32)
+    target = target.astype(np.int32)
+    pairs = DrawnPairs(vocab_size, source, target, seed)
+    return pairs.batch(np.arange(count))
 
 
 def length_sums(batches: Sequence[Batch]) -> LengthSums:
     """Return the sums of lengths, without padding sentences."""
-    lengths = [
-        torch.stack([side.lengths[: len(batch.rows)] for side in (batch.source, batch.target)])
-        for batch in batches
-    ]
-    return LengthSums.of_pairs(*torch.cat(lengths, dim=1).numpy())
+    sources = []
+    targets = []
+    for batch in batches:
+        count = len(batch.rows)
+        sources.append(batch.source.lengths[:count])
+        targets.append(batch.target.lengths[:count])
+    source_lengths = torch.cat(sources)
+    target_lengths = torch.cat(targets)
+    return LengthSums.of_pairs(source_lengths.numpy(), target_lengths.numpy())
+
+
+def _mean_tokens(batches: Sequence[Batch]) -> float:
+    num_tokens = sum(batch.num_target_tokens for batch in batches)
+    return num_tokens / len(batches)
 
 
 def make_updater(
-    config: ModelConfig,
-    vocab_size: int,
-    device: torch.device,
-    precision: Precision,
-    *,
-    seed: int = 1,
+    config: ModelConfig, vocab_size: int, device: torch.device, precision: Precision
 ) -> Updater:
     """Return an updater of a new model, with the settings of `nmt train`."""
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     model = build_model(config, vocab_size, vocab_size).to(device)
     optimizer = ModelOptimizer(model, OptimizerConfig(), precision.weight_dtype)
     loss = CrossEntropy(SMOOTHING)
@@ -254,14 +342,14 @@ def make_updater(
 
 def have_compiled(updater: Updater, batch: Batch, device: torch.device) -> float:
     """Compile the layers; return the seconds that this takes."""
-    begin = time.perf_counter()
+    begin = perf_counter()
     compile_layers(
         True,
         device,
         switch=updater.model.compile_layers,
         warm_up=lambda: updater.warm_up(batch),
     )
-    return time.perf_counter() - begin
+    return perf_counter() - begin
 
 
 def make_updates(updater: Updater, batches: Sequence[Batch]) -> None:
@@ -271,29 +359,37 @@ def make_updates(updater: Updater, batches: Sequence[Batch]) -> None:
 
 def digest(updater: Updater) -> str:
     """Hash the weights and the optimizer's state."""
-    found = hashlib.sha256()
-    for tensors in (updater.optimizer.weights(), updater.optimizer.state()):
+    sha256 = hashlib.sha256()
+    optimizer = updater.optimizer
+    for tensors in (optimizer.weights(), optimizer.state()):
         for name in sorted(tensors):
-            found.update(name.encode())
-            found.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+            sha256.update(name.encode())
+            value = tensors[name].detach().cpu()
+            sha256.update(value.contiguous().numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def matrix_rate(report: Recorder, rows: int, inner: int, columns: int) -> float:
     """Return FLOP/s of a matrix product in the dtype of training, with several random inputs."""
-    dtype = choose_precision("auto", report.device).dtype
-    sets = [
-        tuple(torch.randn(shape, device=report.device, dtype=dtype) for shape in shapes)
-        for shapes in [((rows, inner), (inner, columns))] * 3
-    ]
-    repeats = 1 if report.quick else 4
-    each = report.seconds(lambda: [left @ right for left, right in sets * repeats])
-    return 2.0 * rows * inner * columns * len(sets) * repeats / each
+    precision = choose_precision("auto", report.device)
+    options: Any = {"device": report.device, "dtype": precision.dtype}
+    inputs = []
+    for _ in range(3):
+        left = torch.randn(rows, inner, **options)
+        right = torch.randn(inner, columns, **options)
+        inputs.append((left, right))
+    if not report.quick:
+        inputs *= 4
+    seconds = report.seconds(lambda: [left @ right for left, right in inputs])
+    flops = 2.0 * rows * inner * columns
+    return flops * len(inputs) / seconds
 
 
 def peak_rate(report: Recorder) -> float:
     """Return FLOP/s of large matrix products, the reference for utilisation."""
-    size = 256 if report.quick else 8192
+    size = 8192
+    if report.quick:
+        size = 256
     return matrix_rate(report, size, size, size)
 
 
@@ -309,43 +405,52 @@ def machine(report: Recorder) -> None:
     report.emit("device", name)
     report.emit("torch", torch.__version__)
     report.emit("Python", platform.python_version())
-    report.emit("CPU cores", float(os.cpu_count() or 0))
-    count = 1 << (20 if report.quick else 30)
-    here = torch.randint(0, 100, (count,), dtype=torch.uint8, device=report.device)
+    num_cores = os.cpu_count() or 0
+    report.emit("CPU cores", float(num_cores))
+    num_bytes = 1 << 30
+    rows = 25_000
+    entries = 37_000
+    num_starts = 5000
+    if report.quick:
+        num_bytes = 1 << 20
+        rows = 64
+        entries = 400
+        num_starts = 100
+    here = torch.randint(0, 100, (num_bytes,), dtype=torch.uint8, device=report.device)
     there = torch.empty_like(here)
-    rate = 2 * count / report.seconds(lambda: there.copy_(here))
+    seconds = report.seconds(lambda: there.copy_(here))
+    rate = 2 * num_bytes / seconds
     report.emit("copy, read and written", rate / 1e9, "GB/s")
     here = there = torch.empty(0)  # frees the memory
-    report.emit("products, 8192 cubed", peak_rate(report) / 1e12, "TFLOP/s")
-    rows, entries = (64, 400) if report.quick else (25_000, 37_000)
+    rate = peak_rate(report)
+    report.emit("products, 8192 cubed", rate / 1e12, "TFLOP/s")
     for size, config in SIZES.items():
-        width, ff_dim = config.model_dim, config.ff_dim
-        for inner, columns in (
-            (width, 3 * width),
-            (width, ff_dim),
-            (ff_dim, width),
-            (width, entries),
-        ):
-            rate = matrix_rate(report, rows, inner, columns) / 1e12
-            report.emit(f"products, {size}, {rows} x {inner} x {columns}", rate, "TFLOP/s")
+        width = config.model_dim
+        ff_dim = config.ff_dim
+        sides = [(width, 3 * width), (width, ff_dim), (ff_dim, width), (width, entries)]
+        for inner, columns in sides:
+            rate = matrix_rate(report, rows, inner, columns)
+            text = f"products, {size}, {rows} x {inner} x {columns}"
+            report.emit(text, rate / 1e12, "TFLOP/s")
     small = torch.zeros(1024, device=report.device)
-    repeats = 100 if report.quick else 5000
-    begin = time.perf_counter()
-    for _ in range(repeats):
+    begin = perf_counter()
+    for _ in range(num_starts):
         small.add_(1)
-    host = time.perf_counter() - begin
-    report.emit("host, to start one operation", 1e6 * host / repeats, "microseconds")
+    host = perf_counter() - begin
+    microseconds = 1e6 * host / num_starts
+    report.emit("host, to start one operation", microseconds, "microseconds")
 
 
-def reference_gradients(model: Transformer, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+def reference_gradients(model: Transformer, batch: Batch) -> tuple[Tensor, Gradients]:
     """Return loss and gradients in float64 on the CPU, with torch's cross-entropy."""
     model.zero_grad()
     hidden = model(batch.source, batch.target)
     logits = F.linear(hidden, model.output_weight, model.output_bias)
     loss = F.cross_entropy(logits, batch.gold, label_smoothing=SMOOTHING, reduction="sum")
     loss.backward()
-    found = {name: gradient_of(parameter) for name, parameter in model.named_parameters()}
-    return float(loss.detach()), found
+    gradients = {name: gradient_of(parameter) for name, parameter in model.named_parameters()}
+    # As of training, the loss is a float32.
+    return loss.detach().float(), gradients
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
@@ -354,113 +459,163 @@ def gradient_of(parameter: Tensor) -> Tensor:
     return parameter.grad.detach().double().cpu().clone()
 
 
-def gradients_of(updater: Updater, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+def gradients_of(updater: Updater, batch: Batch) -> tuple[Tensor, Gradients]:
     """Return loss and gradients as in training, but not divided by the number of tokens."""
     flat = updater.optimizer.parameters
     flat.clear()
     updater.model.train()
     updater._sum_gradients([batch], 1.0)
-    loss = float(flat.sums[0])
-    found = {name: view.double().cpu().clone() for name, view in flat.views(flat.gradient).items()}
+    loss = torch.tensor(float(flat.sums[0]))
+    views = flat.views(flat.gradient)
+    gradients = {name: view.double().cpu().clone() for name, view in views.items()}
     flat.clear()
-    return loss, found
+    return loss, gradients
 
 
-def error_of(found: Tensor, reference: Tensor) -> float:
+def error_of(value: Tensor, reference: Tensor) -> float:
     """Return the relative norm of the difference; infinite if it contains NaN."""
-    error = float((found - reference).norm() / reference.norm().clamp(min=1e-12))
-    return error if np.isfinite(error) else inf
+    difference = (value - reference).norm()
+    error = float(difference / reference.norm().clamp(min=1e-12))
+    if np.isfinite(error):
+        return error
+    return inf
+
+
+@dataclass(slots=True)
+class GradientErrors:
+    """Errors of losses and gradients over several batches."""
+
+    losses: list[float] = field(default_factory=list)
+    singles: list[float] = field(default_factory=list)
+    """Relative errors of single parameters."""
+    differences: list[float] = field(default_factory=list)
+    """Norm of the difference of all gradients, for each batch."""
+    norms: list[float] = field(default_factory=list)
+    """Norm of all reference gradients, for each batch."""
+
+    def add(self, gradients: Gradients, references: Gradients) -> None:
+        """Add the gradients of a batch."""
+        values = torch.cat([gradients[key].flatten() for key in references])
+        expected = torch.cat([reference.flatten() for reference in references.values()])
+        norm = float(expected.norm())
+        difference = values - expected
+        self.differences.append(float(difference.norm()))
+        self.norms.append(norm)
+        # A gradient that is mathematically zero, as of key biases, is noise in both.
+        least = 1e-3 * norm
+        for key, reference in references.items():
+            if float(reference.norm()) > least:
+                self.singles.append(error_of(gradients[key], reference))
+
+    def together(self) -> float:
+        """Return the relative error of all gradients over all batches."""
+        difference = torch.tensor(self.differences).norm()
+        ratio = difference / torch.tensor(self.norms).norm()
+        return float(ratio.nan_to_num(inf))  # NaN must fail the gate
+
+
+def _limit_of_gradients(config: ModelConfig, precision: Precision) -> float:
+    """Return the largest relative error of all gradients together."""
+    if config.activation == "relu":
+        return GATE_OF_KINKS[precision.name]
+    if precision.weight_dtype != precision.dtype:
+        return GATE_OF_LOSS[precision.name]
+    return GATE_OF_MODEL[precision.weight_dtype]
 
 
 def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
     """Compare the gradients of training with float64, for random batches of all shapes."""
     vocab_size = 500
-    shapes = SHAPES[::4] if report.quick else SHAPES
+    shapes: Sequence[tuple[int, int]] = SHAPES
+    if report.quick:
+        shapes = SHAPES[::4]
     models = {"tiny": SMALL, "tiny with GELU": SMOOTH, "modern": MODERN}
     for (name, config), precision in itertools.product(models.items(), PRECISIONS):
+        # Compilation takes half a minute each.
         if is_compiled and (name == "tiny") != (precision == "float32"):
-            continue  # compilation takes half a minute each
+            continue
         still = config.model_copy(update={"dropout": 0.0})
         policy = Precision(precision, report.device.type)
         updater = make_updater(still, vocab_size, report.device, policy)
         # Both use rounded weights, so that only the arithmetic differs.
-        weights = {
-            key: value.detach().to(policy.dtype).float().cpu()
-            for key, value in updater.optimizer.weights().items()
-        }
+        weights = {}
+        for key, value in updater.optimizer.weights().items():
+            rounded = value.detach().to(policy.dtype)
+            weights[key] = rounded.float().cpu()
         updater.optimizer.load_weights(weights)
+        text = f"{name}, {precision}"
         if is_compiled:
-            seconds = have_compiled(updater, of_shape(vocab_size, (3, 9), 0), report.device)
-            report.emit(f"{name}, {precision}, time to compile", seconds, "s")
+            first = of_shape(vocab_size, (3, 9), 0)
+            seconds = have_compiled(updater, first, report.device)
+            report.emit_seconds(f"{text}, time to compile", seconds)
         reference = build_model(still, vocab_size, vocab_size)
         reference.load_state_dict(weights)
         reference.double().train()
-        losses, singles = [], []
-        differences, lengths = [], []
+        errors = GradientErrors()
         for seed, shape in enumerate(shapes):
             batch = of_shape(vocab_size, shape, 100 + seed)
             expected_loss, expected = reference_gradients(reference, batch)
-            loss, found = gradients_of(updater, batch)
-            losses.append(error_of(torch.tensor(loss), torch.tensor(expected_loss)))
-            flat = [
-                torch.cat([side[key].flatten() for key in expected]) for side in (found, expected)
-            ]
-            differences.append(float((flat[0] - flat[1]).norm()))
-            lengths.append(float(flat[1].norm()))
-            # A gradient that is mathematically zero, as of key biases, is noise in both.
-            least = 1e-3 * float(flat[1].norm())
-            singles += [
-                error_of(found[key], of_key)
-                for key, of_key in expected.items()
-                if float(of_key.norm()) > least
-            ]
-        text = f"{name}, {precision}"
-        _gate(report, f"{text}, loss", losses, GATE_OF_LOSS[precision])
-        is_smooth = config.activation != "relu"
-        limit = GATE_OF_KINKS[precision] if not is_smooth else GATE_OF_MODEL[policy.weight_dtype]
-        if is_smooth and policy.weight_dtype != policy.dtype:
-            limit = GATE_OF_LOSS[precision]
-        together = torch.tensor(differences).norm() / torch.tensor(lengths).norm()
-        # NaN must fail the gate.
-        _gate(report, f"{text}, gradients together", [float(together.nan_to_num(inf))], limit)
-        _gate(report, f"{text}, gradient of a parameter", singles, GATE_OF_PARAMETER[precision])
+            loss, gradients = gradients_of(updater, batch)
+            error = error_of(loss, expected_loss)
+            errors.losses.append(error)
+            errors.add(gradients, expected)
+        limit = _limit_of_gradients(config, policy)
+        of_parameter = GATE_OF_PARAMETER[precision]
+        _gate(report, f"{text}, loss", errors.losses, GATE_OF_LOSS[precision])
+        _gate(report, f"{text}, gradients together", [errors.together()], limit)
+        _gate(report, f"{text}, gradient of a parameter", errors.singles, of_parameter)
 
 
 def _gate(report: Recorder, what: str, errors: Sequence[float], limit: float) -> None:
     worst = max(errors)
-    text = f"{what}: worst of {len(errors)}" if len(errors) > 1 else what
-    report.emit(text, worst, "relative", target=f"< {limit:g}", passed=bool(worst < limit))
+    if len(errors) > 1:
+        what += f": worst of {len(errors)}"
+    passed = bool(worst < limit)
+    report.emit(what, worst, "relative", target=f"< {limit:g}", passed=passed)
 
 
 def _check_losses(report: Recorder) -> None:
     """Compare the loss and the gradients of its inputs with float64."""
     random = np.random.default_rng(5)
+    num_draws = 12
+    max_entries = 9000
+    if report.quick:
+        num_draws = 3
+        max_entries = 400
     for precision in PRECISIONS:
         dtype = Precision(precision, report.device.type).dtype
-        losses, backs = [], []
-        for number in range(3 if report.quick else 12):
-            rows, width = int(random.integers(1, 700)), 16 * int(random.integers(1, 12))
-            vocab_size = int(random.integers(5, 400 if report.quick else 9000))
+        losses = []
+        gradients = []
+        for number in range(num_draws):
+            rows = int(random.integers(1, 700))
+            width = 16 * int(random.integers(1, 12))
+            vocab_size = int(random.integers(5, max_entries))
             torch.manual_seed(number)
             # Logits have a standard deviation of 2, as in training. A 16-bit logit of 40 would have
             # an error of 0.1, and its probability an error of 10%, even with a perfect loss.
-            scales = {(rows, width): 2 * width**-0.5, (vocab_size, width): 1, (vocab_size,): 0.5}
-            inputs = [(torch.randn(shape) * scale).to(dtype) for shape, scale in scales.items()]
+            hidden = torch.randn(rows, width) * (2 * width**-0.5)
+            weight = torch.randn(vocab_size, width)
+            bias = torch.randn(vocab_size) * 0.5
+            inputs = [value.to(dtype) for value in (hidden, weight, bias)]
             gold = torch.randint(0, vocab_size, (rows,))
-            here = [each.clone().to(report.device).requires_grad_() for each in inputs]
-            loss = cross_entropy(here[0], here[1], here[2], gold.to(report.device), SMOOTHING)
+            here = [value.clone().to(report.device).requires_grad_() for value in inputs]
+            hidden, weight, bias = here
+            device_gold = gold.to(report.device)
+            loss = cross_entropy(hidden, weight, bias, device_gold, SMOOTHING)
             loss.backward()
-            there = [each.double().requires_grad_() for each in inputs]
-            logits = F.linear(there[0], there[1], there[2])
+            there = [value.double().requires_grad_() for value in inputs]
+            hidden, weight, bias = there
+            logits = F.linear(hidden, weight, bias)
             expected = F.cross_entropy(logits, gold, label_smoothing=SMOOTHING, reduction="sum")
             expected.backward()
-            losses.append(error_of(loss.detach().double().cpu(), expected.detach()))
-            backs += [
-                error_of(gradient_of(one), gradient_of(other))
-                for one, other in zip(here, there, strict=True)
-            ]
-        _gate(report, f"loss alone, {precision}", losses, GATE_OF_LOSS[precision])
-        _gate(report, f"loss alone, {precision}, gradients", backs, GATE_OF_LOSS[precision])
+            loss = loss.detach().double().cpu()
+            losses.append(error_of(loss, expected.detach()))
+            for value, reference in zip(here, there, strict=True):
+                error = error_of(gradient_of(value), gradient_of(reference))
+                gradients.append(error)
+        limit = GATE_OF_LOSS[precision]
+        _gate(report, f"loss alone, {precision}", losses, limit)
+        _gate(report, f"loss alone, {precision}, gradients", gradients, limit)
 
 
 def gradients(report: Recorder) -> None:
@@ -479,90 +634,114 @@ def compiled(report: Recorder) -> None:
 
 def updates(report: Recorder) -> None:
     """Gate: the same updates with dropout give the same bytes twice."""
-    count = 3 if report.quick else 20
-    batches = wmt_like(500, 400 if report.quick else 4000, count)
+    count = 20
+    max_tokens = 4000
+    if report.quick:
+        count = 3
+        max_tokens = 400
+    batches = wmt_like(500, max_tokens, count)
     for name in PRECISIONS:
         precision = Precision(name, report.device.type)
-        found = []
+        digests = []
         for _ in range(2):
             updater = make_updater(SMALL, 500, report.device, precision)
             torch.manual_seed(2)
             with deterministic(report.device, wanted=True):
                 make_updates(updater, batches)
-            found.append(digest(updater))
+            digests.append(digest(updater))
         text = f"{count} updates twice, {name}: sha256 of weights and optimizer"
-        report.emit(text, found[0][:12], target=found[1][:12], passed=found[0] == found[1])
+        report.emit_hash(text, digests[0], digests[1])
 
 
-def nmt(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]:
+def nmt(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Run `nmt` with ``arguments``; return standard output and standard error.
 
     Raises:
         RuntimeError: The command failed.
     """
-    how: Any = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": PATHS} | (env or {})}
-    done = subprocess.run([*NMT, *arguments], capture_output=True, text=True, check=False, **how)
+    variables = os.environ | {"PYTHONPATH": PATHS}
+    if env is not None:
+        variables.update(env)
+    done = subprocess.run(
+        [*NMT, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, env=variables
+    )
     if done.returncode:
         raise RuntimeError(f"nmt {' '.join(arguments)}: code {done.returncode}\n{done.stderr}")
     return done.stdout, done.stderr
 
 
-def settings(report: Recorder, run: str, **changes: Any) -> list[str]:
-    """Return ``--set`` flags for device, folders and ``changes``, whose ``__`` becomes a dot."""
-    folder = Path(report.chosen.folder)
-    chosen = {
-        "training.device": report.device.type,
-        "prepared_dir": str(folder / "prepared" / run.split("-")[0]),
-        "run_dir": str(folder / "runs" / run),
-        **{key.replace("__", "."): value for key, value in changes.items()},
-    }
+def settings(report: Recorder, run: str, changes: Mapping[str, Any]) -> list[str]:
+    """Return ``--set`` flags for device, folders and ``changes``."""
+    task, *_ = run.split("-")
+    prepared_dir = report.folder / "prepared" / task
+    run_dir = report.folder / "runs" / run
+    chosen: dict[str, Any] = {"training.device": report.device.type}
+    chosen["prepared_dir"] = str(prepared_dir)
+    chosen["run_dir"] = str(run_dir)
+    chosen.update(changes)
     if report.quick:
-        small = {"encoder_layers": 1, "decoder_layers": 1, "model_dim": 32, "ff_dim": 32}
-        chosen |= {f"model.{name}": size for name, size in small.items()}
-        chosen |= {"decoding.max_length_factor": 0.2, "decoding.max_length_offset": 4}
+        chosen["model.encoder_layers"] = 1
+        chosen["model.decoder_layers"] = 1
+        chosen["model.model_dim"] = 32
+        chosen["model.ff_dim"] = 32
+        chosen["decoding.max_length_factor"] = 0.2
+        chosen["decoding.max_length_offset"] = 4
         chosen["data.train"] = [{"name": "demo", "demo": "test"}]
         chosen["data.valid"] = {"source": f"{SAMPLE}.en", "target": f"{SAMPLE}.de"}
     return [f"--set={key}={json.dumps(value)}" for key, value in chosen.items()]
 
 
+def demo_settings(report: Recorder) -> dict[str, Any]:
+    """Return settings of short trainings on the demo."""
+    vocab_size = 1000
+    if report.quick:
+        vocab_size = 320
+    return {"training.validation.max_sentences": 4, "tokenizer.vocab_size": vocab_size}
+
+
 def resume(report: Recorder) -> None:
     """Gate: stopped and resumed training gives the same bytes as uninterrupted training."""
-    half = 4 if report.quick else 40
-    sizes = {
-        "training__schedule__shape": "constant",
-        "training__compile": report.is_gpu,  # `auto` would not compile for so few updates
-        "training__validate_every": 1000,
-        "training__save_every": 1000,
-        "training__validation__max_sentences": 4,
-        "tokenizer__vocab_size": 320 if report.quick else 1000,
-    }
-    config, hashes = "configs/demo.yaml", []
-    nmt("prepare", config, *settings(report, "demo", **sizes))
-    for run, stops in (("demo-whole", [2 * half]), ("demo-resumed", [half, 2 * half])):
+    half = 40
+    if report.quick:
+        half = 4
+    whole = 2 * half
+    changes = demo_settings(report)
+    changes["training.schedule.shape"] = "constant"
+    changes["training.compile"] = report.is_gpu  # `auto` would not compile for so few updates
+    changes["training.validate_every"] = 1000
+    changes["training.save_every"] = 1000
+    nmt("prepare", DEMO, *settings(report, "demo", changes))
+    stops_of = {"demo-whole": [whole], "demo-resumed": [half, whole]}
+    hashes = []
+    for run, stops in stops_of.items():
         for stop in stops:
-            begin = time.perf_counter()
-            flags = settings(report, run, training__max_steps=stop, **sizes)
-            nmt("train", config, *flags, "--exact", "--quiet")
-            seconds = time.perf_counter() - begin
-            report.emit(f"{run}, to update {stop}, the whole command", seconds, "s")
-        hashes.append(_hashes(Path(report.chosen.folder) / "runs" / run))
-    for part, first, second in zip(("weights", "optimizer"), *hashes, strict=True):
-        text = f"{2 * half} updates, resumed: sha256 of {part}"
-        report.emit(text, second[:12], target=first[:12], passed=first == second)
+            begin = perf_counter()
+            changes["training.max_steps"] = stop
+            flags = settings(report, run, changes)
+            nmt("train", DEMO, *flags, "--exact", "--quiet")
+            seconds = perf_counter() - begin
+            report.emit_seconds(f"{run}, to update {stop}, the whole command", seconds)
+        hashes.append(_hashes(report.folder / "runs" / run))
+    expected, resumed = hashes
+    for number, part in enumerate(("weights", "optimizer")):
+        text = f"{whole} updates, resumed: sha256 of {part}"
+        report.emit_hash(text, resumed[number], expected[number])
 
 
 def _hashes(run_dir: Path) -> list[str]:
     """Return the hashes of the newest weights and of the optimizer's state."""
     newest = max((run_dir / "checkpoints").glob("step-*"))
-    parts = [newest / f"{part}.safetensors" for part in ("model", "optimizer")]
-    return [hashlib.sha256(part.read_bytes()).hexdigest() for part in parts]
+    hashes = []
+    for part in ("model", "optimizer"):
+        content = (newest / f"{part}.safetensors").read_bytes()
+        hashes.append(hashlib.sha256(content).hexdigest())
+    return hashes
 
 
 def _model(report: Recorder) -> str:
     """Return the model of ``--model``, or a model that an earlier stage has trained."""
-    runs = Path(report.chosen.folder) / "runs"
-    found = [report.chosen.model, runs / "multi30k", runs / "demo-whole"]
-    for folder in found:
+    runs = report.folder / "runs"
+    for folder in (report.chosen.model, runs / "multi30k", runs / "demo-whole"):
         if folder is not None and (folder / "config.yaml").exists():
             return str(folder)
     raise RuntimeError("no model found: pass --model, or add the stage `resume`")
@@ -570,16 +749,23 @@ def _model(report: Recorder) -> str:
 
 def _sources(report: Recorder, count: int, *, name: str = "test_2016_flickr") -> Path:
     """Write a file of ``count`` lines to translate, from Multi30k or else from the demo."""
-    place = Path(report.chosen.data) / "multi30k" / f"{name}.de.gz"
-    if place.exists() and report.chosen.model is not None:
-        lines = gzip.decompress(place.read_bytes()).decode().splitlines()
+    archive = Path(report.chosen.data) / "multi30k" / f"{name}.de.gz"
+    if archive.exists() and report.chosen.model is not None:
+        content = gzip.decompress(archive.read_bytes()).decode()
     else:
-        lines = (ROOT / f"{SAMPLE}.en").read_text(encoding="utf-8").splitlines()
-    path = Path(report.chosen.folder) / f"source.{count}"
+        content = (ROOT / f"{SAMPLE}.en").read_text(encoding="utf-8")
+    lines = itertools.cycle(content.splitlines())
+    chosen = itertools.islice(lines, count)
+    path = report.folder / f"source.{count}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    chosen = itertools.islice(itertools.cycle(lines), count)
     path.write_text("".join(f"{line}\n" for line in chosen), encoding="utf-8")
     return path
+
+
+def _beam_sizes(report: Recorder) -> tuple[int, ...]:
+    if report.quick:
+        return (5,)
+    return (1, 5)
 
 
 def search(report: Recorder) -> None:
@@ -589,48 +775,51 @@ def search(report: Recorder) -> None:
     wrong outputs again and hide them. A few lines may differ, where two hypotheses have almost the
     same score.
     """
-    model, count = _model(report), 4 if report.quick else 200
+    count = 200
+    # CUDA graphs are recorded for at most 256 rows.
+    few = 600
+    ways = {"few rows": few, "many rows": 60_000}
+    if report.quick:
+        count = 4
+        del ways["many rows"]
+    model = _model(report)
     path = _sources(report, count)
 
     def translate(device: str, beam_size: int, batch_tokens: int) -> list[str]:
         flags = ["-i", str(path), "--device", device, "-b", str(beam_size), "--no-guard"]
-        flags += ["--dtype", "float32"]
-        flags += ["--engine", "torch", "--dtype", "float32"]
-        return nmt("translate", model, *flags, "--batch-tokens", str(batch_tokens))[0].split("\n")
+        flags += ["--engine", "torch", "--dtype", "float32", "--batch-tokens", str(batch_tokens)]
+        output, _ = nmt("translate", model, *flags)
+        return output.split("\n")
 
-    for beam_size in (5,) if report.quick else (1, 5):
-        # CUDA graphs are recorded for at most 256 rows.
-        many, few = 60_000, 600
+    for beam_size in _beam_sizes(report):
         expected = translate("cpu", beam_size, few)
-        for name, batch_tokens in (("few rows", few), ("many rows", many)):
-            if report.quick and name == "many rows":
-                continue
-            found = translate(report.device.type, beam_size, batch_tokens)
-            alike = sum(map(str.__eq__, found, expected)) / len(expected)
+        for name, batch_tokens in ways.items():
+            lines = translate(report.device.type, beam_size, batch_tokens)
+            num_equal = sum(map(str.__eq__, lines, expected))
+            alike = num_equal / len(expected)
             text = f"beam {beam_size}, {name}: lines equal to the CPU"
-            passed = len(found) == len(expected) and alike >= 0.98
-            report.emit(text, 100 * alike, "%", target=">= 98%", passed=passed)
+            passed = len(lines) == len(expected) and alike >= 0.98
+            share = 100 * alike
+            report.emit(text, share, "%", target=">= 98%", passed=passed)
 
 
 def shapes(report: Recorder) -> None:
     """Gate: hundreds of batch shapes do not cause recompilation."""
-    count = 6 if report.quick else 250
-    flags = settings(
-        report,
-        "demo-shapes",
-        training__max_steps=count,
-        training__schedule__shape="constant",
-        training__compile=report.is_gpu,
-        training__validation__max_sentences=4,
-        tokenizer__vocab_size=320 if report.quick else 1000,
-    )
-    _, said = nmt("train", "configs/demo.yaml", *flags, env={"TORCH_LOGS": "recompiles"})
-    causes = said.split("Recompiling function")[1:]
+    count = 250
+    if report.quick:
+        count = 6
+    changes = demo_settings(report)
+    changes["training.max_steps"] = count
+    changes["training.schedule.shape"] = "constant"
+    changes["training.compile"] = report.is_gpu
+    flags = settings(report, "demo-shapes", changes)
+    _, messages = nmt("train", DEMO, *flags, env={"TORCH_LOGS": "recompiles"})
+    _, *causes = messages.split("Recompiling function")
     # Training and validation have different graphs, which the warm-up compiles.
-    found = [cause for cause in causes if "grad_mode" not in cause]
+    unexpected = [cause for cause in causes if "grad_mode" not in cause]
     text = f"recompiled in {count} updates"
-    report.emit(text, float(len(found)), target="0", passed=not found)
-    for cause in found[:5]:
+    report.emit(text, float(len(unexpected)), target="0", passed=not unexpected)
+    for cause in unexpected[:5]:
         reasons = re.findall(r"- \d+/\d+: (.*)", cause)
         report.emit("recompiled because", "; ".join(reasons)[:200])
 
@@ -645,88 +834,96 @@ def _rate(
     hosts = []
 
     def work() -> None:
-        begin = time.perf_counter()
+        begin = perf_counter()
         stats = [updater([batch], 1e-4) for batch in batches]
-        hosts.append(time.perf_counter() - begin)
+        hosts.append(perf_counter() - begin)
         read_together(stats)
 
     seconds = report.seconds(work, rounds=rounds, warm_up=1)
-    return seconds / len(batches), statistics.median(hosts[-rounds:]) / len(batches)
+    host = statistics.median(hosts[-rounds:])
+    return seconds / len(batches), host / len(batches)
 
 
 def loss(report: Recorder) -> None:
     """Time the output projection with its loss, forwards and backwards, against its products."""
-    rows, entries = (300, 400) if report.quick else (25_000, 37_000)
-    width, dtype = SIZES["base"].model_dim, choose_precision("auto", report.device).dtype
+    rows = 25_000
+    entries = 37_000
+    if report.quick:
+        rows = 300
+        entries = 400
+    width = SIZES["base"].model_dim
+    dtype = choose_precision("auto", report.device).dtype
     options: Any = {"device": report.device, "dtype": dtype}
-    sets = [
-        (
-            torch.randn((rows, width), **options, requires_grad=True),
-            torch.randn((entries, width), **options).div_(8).requires_grad_(),
-            torch.randn(entries, **options).requires_grad_(),
-            torch.randint(0, entries, (rows,), device=report.device),
-        )
-        for _ in range(3)
-    ]
+    inputs = []
+    for _ in range(3):
+        hidden = torch.randn(rows, width, **options, requires_grad=True)
+        weight = torch.randn(entries, width, **options).div_(8)
+        weight.requires_grad_()
+        bias = torch.randn(entries, **options, requires_grad=True)
+        gold = torch.randint(0, entries, (rows,), device=report.device)
+        inputs.append((hidden, weight, bias, gold))
 
     def both_ways(compiler: Callable[..., Any]) -> None:
-        for hidden, weight, bias, gold in sets:
+        for hidden, weight, bias, gold in inputs:
             cross_entropy(hidden, weight, bias, gold, SMOOTHING, compiler).backward()
             hidden.grad = weight.grad = bias.grad = None
 
     def products() -> None:
-        for hidden, weight, _, _ in sets:
+        for hidden, weight, _, _ in inputs:
             by_logits = hidden.detach() @ weight.detach().T
             by_logits @ weight.detach()
             by_logits.T @ hidden.detach()
 
-    alone = report.seconds(products) / len(sets)
+    alone = report.seconds(products) / len(inputs)
     text = f"loss of {rows} x {width} x {entries}"
-    report.emit(f"{text}: its three matrix products", 1e3 * alone, "ms")
+    report.emit_ms(f"{text}: its three matrix products", alone)
     ways: dict[str, Callable[..., Any]] = {"not compiled": lambda function: function}
     if report.is_gpu:
         ways["compiled"] = cache(compile_function)
     for name, compiler in ways.items():
-        if report.is_gpu:
-            torch.cuda.reset_peak_memory_stats(report.device)
-        whole = report.seconds(partial(both_ways, compiler)) / len(sets)
-        report.emit(f"{text}: the rest, {name}", 1e3 * (whole - alone), "ms", target="<= 3")
-        if report.is_gpu:
-            peak_bytes = torch.cuda.max_memory_allocated(report.device)
-            report.emit(f"{text}: peak memory, {name}", peak_bytes / 1e9, "GB")
+        report.reset_peak()
+        whole = report.seconds(partial(both_ways, compiler))
+        rest = whole / len(inputs) - alone
+        report.emit(f"{text}: the rest, {name}", 1e3 * rest, "ms", target="<= 3")
+        report.emit_peak(f"{text}: peak memory, {name}")
 
 
 def training(report: Recorder) -> None:
     """Report tokens/s, utilisation, host and device time, and peak memory of updates."""
     peak = peak_rate(report)
-    for name in ["base"] if report.quick else report.chosen.sizes.split(","):
-        config = SMALL if report.quick else SIZES[name]
-        vocab_size = 400 if report.quick else (8_000 if name == "tiny" else 37_000)
-        precision = choose_precision("auto", report.device)
-        updater = make_updater(config, vocab_size, report.device, precision)
+    names = report.chosen.sizes.split(",")
+    if report.quick:
+        names = ["base"]
+    for name in names:
+        vocab_size = 37_000
+        if name == "tiny":
+            vocab_size = 8_000
+        counts = UPDATES[name]
+        work = Workload(SIZES[name], vocab_size, min(counts))
+        if report.quick:
+            work = QUICK
+            counts = {QUICK.max_tokens: ("", "")}
+        updater = work.updater(report)
         with deterministic(report.device, wanted=True):
-            counts = {200: ("", "")} if report.quick else UPDATES[name]
             if report.is_gpu:
-                first = wmt_like(vocab_size, min(counts), 1)[0]
+                first, *_ = replace(work, num_batches=1).batches()
                 seconds = have_compiled(updater, first, report.device)
-                report.emit(f"{name}, time to compile", seconds, "s", target="<= 75")
+                report.emit_seconds(f"{name}, time to compile", seconds, target="<= 75")
             for max_tokens, (rate, share) in counts.items():
-                batches = wmt_like(vocab_size, max_tokens, 2 if report.quick else 8)
-                if report.is_gpu:
-                    torch.cuda.reset_peak_memory_stats(report.device)
+                batches = replace(work, max_tokens=max_tokens).batches()
+                report.reset_peak()
                 seconds, host = _rate(report, updater, batches)
-                tokens = sum(batch.num_target_tokens for batch in batches) / len(batches)
+                tokens = _mean_tokens(batches)
                 sums = length_sums(batches)
-                needed = training_flops(config, vocab_size, sums).total / len(batches)
+                flops = training_flops(work.config, work.vocab_size, sums)
+                needed = flops.total / len(batches)
                 utilisation = 100 * needed / seconds / peak
                 text = f"{name}, {max_tokens} tokens an update"
                 report.emit(f"{text}: target tokens/s", tokens / seconds, target=rate)
                 report.emit(f"{text}: utilisation", utilisation, "%", target=share)
-                report.emit(f"{text}: an update", 1e3 * seconds, "ms")
-                report.emit(f"{text}: of that, until the host continues", 1e3 * host, "ms")
-                if report.is_gpu:
-                    peak_bytes = torch.cuda.max_memory_allocated(report.device)
-                    report.emit(f"{text}: peak memory", peak_bytes / 1e9, "GB")
+                report.emit_ms(f"{text}: an update", seconds)
+                report.emit_ms(f"{text}: of that, until the host continues", host)
+                report.emit_peak(f"{text}: peak memory")
 
 
 class PlainTransformer(nn.Module):
@@ -741,7 +938,8 @@ class PlainTransformer(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.dim, self.dropout = config.model_dim, nn.Dropout(config.dropout)
+        self.dim = config.model_dim
+        self.dropout = nn.Dropout(config.dropout)
         self.embedding = nn.Embedding(vocab_size, self.dim)
         nn.init.normal_(self.embedding.weight, std=self.dim**-0.5)
         self.layers = nn.Transformer(
@@ -762,39 +960,45 @@ class PlainTransformer(nn.Module):
             src_key_padding_mask=is_padding,
             memory_key_padding_mask=is_padding,
         )
-        logits = F.linear(hidden, self.embedding.weight).flatten(0, 1)
+        logits = F.linear(hidden, self.embedding.weight)
+        logits = logits.flatten(0, 1)
+        gold = gold.flatten()
         return F.cross_entropy(
-            logits, gold.flatten(), ignore_index=0, label_smoothing=SMOOTHING, reduction="sum"
+            logits, gold, ignore_index=0, label_smoothing=SMOOTHING, reduction="sum"
         )
 
     def _embed(self, ids: Tensor) -> Tensor:
         positions = self.get_buffer("positions")[: ids.shape[1]]
-        return self.dropout(self.embedding(ids) * self.dim**0.5 + positions)
+        vectors = self.embedding(ids) * self.dim**0.5
+        return self.dropout(vectors + positions)
 
 
 def plain_update(
     model: Callable[..., Any], optimizer: torch.optim.Optimizer, batch: Batch, precision: Precision
 ) -> None:
     """Make an update as scripts with PyTorch alone do: autocast, clipping, fused AdamW."""
-    source, target = batch.source.pad(batch.source.ids), batch.target.pad(batch.target.ids)
+    source = batch.source.pad(batch.source.ids)
+    target = batch.target.pad(batch.target.ids)
     gold = batch.target.pad(batch.gold)
+    is_padding = ~batch.source.mask()
     with precision.autocast():
-        loss = model(source, ~batch.source.mask(), target, gold)
-    (loss / batch.num_target_tokens).backward()
-    torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+        loss = model(source, is_padding, target, gold)
+    mean = loss / batch.num_target_tokens
+    mean.backward()
+    (group,) = optimizer.param_groups
+    torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
     optimizer.step()
     optimizer.zero_grad()
 
 
 def pytorch(report: Recorder) -> None:
     """Report updates of a model of this size in PyTorch alone, in turn with those of `nmt`."""
-    vocab_size, max_tokens = (400, 200) if report.quick else (37_000, 50_000)
-    config = SMALL if report.quick else SIZES["base"]
+    work = base_workload(report)
     precision = choose_precision("auto", report.device)
-    batches = wmt_like(vocab_size, max_tokens, 2 if report.quick else 8)
+    batches = work.batches()
     here = [batch.to(report.device) for batch in batches]
-    updater = make_updater(config, vocab_size, report.device, precision)
-    model = PlainTransformer(config, vocab_size).to(report.device)
+    updater = work.updater(report)
+    model = PlainTransformer(work.config, work.vocab_size).to(report.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     plain: Callable[..., Any] = model
     if report.is_gpu:
@@ -805,17 +1009,23 @@ def pytorch(report: Recorder) -> None:
         for batch in here:
             plain_update(plain, optimizer, batch, precision)
 
-    found: dict[str, list[float]] = {"nmt": [], "PyTorch alone": []}
-    for _ in range(1 if report.quick else 3):
-        found["nmt"].append(_rate(report, updater, batches, rounds=1)[0])
-        found["PyTorch alone"].append(report.seconds(theirs, rounds=1, warm_up=1) / len(batches))
-    tokens = sum(batch.num_target_tokens for batch in batches) / len(batches)
-    medians = {name: statistics.median(each) for name, each in found.items()}
-    for name, seconds in medians.items():
-        text = f"base, {max_tokens} tokens an update, {name}"
-        report.emit(f"{text}: target tokens/s", tokens / seconds)
-    ratio = medians["PyTorch alone"] / medians["nmt"]
-    report.emit("base: nmt beside PyTorch alone", ratio, "times as fast")
+    num_rounds = 3
+    if report.quick:
+        num_rounds = 1
+    of_nmt = []
+    of_pytorch = []
+    for _ in range(num_rounds):
+        seconds, _ = _rate(report, updater, batches, rounds=1)
+        of_nmt.append(seconds)
+        seconds = report.seconds(theirs, rounds=1, warm_up=1)
+        of_pytorch.append(seconds / len(batches))
+    tokens = _mean_tokens(batches)
+    ours = statistics.median(of_nmt)
+    plain_seconds = statistics.median(of_pytorch)
+    text = f"base, {work.max_tokens} tokens an update"
+    report.emit(f"{text}, nmt: target tokens/s", tokens / ours)
+    report.emit(f"{text}, PyTorch alone: target tokens/s", tokens / plain_seconds)
+    report.emit("base: nmt beside PyTorch alone", plain_seconds / ours, "times as fast")
 
 
 def kernels(report: Recorder) -> None:
@@ -824,53 +1034,70 @@ def kernels(report: Recorder) -> None:
     Also for a tiny model without compiled layers, whose updates take more time on the host than on
     the device.
     """
-    vocab_size = 400 if report.quick else 37_000
-    models = (("base", SIZES["base"], 50_000), ("tiny", SIZES["tiny"], 2048))
-    for name, config, max_tokens in models:
-        if report.quick:
-            config, max_tokens = SMALL, 200
-        precision = choose_precision("auto", report.device)
-        updater = make_updater(config, vocab_size, report.device, precision)
-        batches = wmt_like(vocab_size, max_tokens, 2 if report.quick else 6)
+    works = {
+        "base": Workload(SIZES["base"], 37_000, 50_000, 6),
+        "tiny": Workload(SIZES["tiny"], 37_000, 2048, 6),
+    }
+    if report.quick:
+        works = dict.fromkeys(works, QUICK)
+    activities = [ProfilerActivity.CPU]
+    if report.is_gpu:
+        activities.append(ProfilerActivity.CUDA)
+    for name, work in works.items():
+        updater = work.updater(report)
+        batches = work.batches()
         with deterministic(report.device, wanted=True):
             if report.is_gpu and name == "base":
                 seconds = have_compiled(updater, batches[0], report.device)
-                report.emit(f"{name}: time to compile again", seconds, "s", target="<= 15")
+                report.emit_seconds(f"{name}: time to compile again", seconds, target="<= 15")
             make_updates(updater, batches)
             report.wait()
-            kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * report.is_gpu
-            begin = time.perf_counter()
+            begin = perf_counter()
             make_updates(updater, batches)
             report.wait()
-            plain = (time.perf_counter() - begin) / len(batches)
-            with profile(activities=kinds) as found:
+            seconds = perf_counter() - begin
+            with profile(activities=activities) as profiled:
                 make_updates(updater, batches)
                 report.wait()
-        report.emit(f"{name}: an update", 1e3 * plain, "ms")
-        _by_kind(report, name, found, len(batches), plain)
+        seconds /= len(batches)
+        report.emit_ms(f"{name}: an update", seconds)
+        _by_kind(report, name, profiled, len(batches), seconds)
 
 
-def _by_kind(report: Recorder, name: str, found: Any, count: int, seconds: float) -> None:
+def _kind_of(kernel: str) -> str:
+    label = kernel.lower()
+    for kind, pattern in KINDS.items():
+        if re.search(pattern, label):
+            return kind
+    return "others"
+
+
+def _by_kind(report: Recorder, name: str, profiled: Any, count: int, seconds: float) -> None:
+    """Report the profile of ``count`` updates, each of which takes ``seconds``."""
     kinds: Counter[str] = Counter()
     host: Counter[str] = Counter()
     calls = 0
-    for event in found.key_averages():
+    for event in profiled.key_averages():
         if event.is_user_annotation:  # its time is counted by other events
             continue
-        if event.self_device_time_total and not event.self_cpu_time_total:
-            label = event.key.lower()
-            kind = next((kind for kind, law in KINDS.items() if re.search(law, label)), "others")
-            kinds[kind] += event.self_device_time_total
+        device_time = event.self_device_time_total
+        host_time = event.self_cpu_time_total
+        if device_time and not host_time:
+            kind = _kind_of(event.key)
+            kinds[kind] += device_time
             calls += event.count
-        host[event.key] += event.self_cpu_time_total
+        host[event.key] += host_time
     for kind, microseconds in kinds.most_common():
-        report.emit(f"{name}: device, {kind}", microseconds / 1e3 / count, "ms")
+        milliseconds = microseconds / 1e3 / count
+        report.emit(f"{name}: device, {kind}", milliseconds, "ms")
     if kinds:
-        idle = 1e3 * seconds - sum(kinds.values()) / 1e3 / count
-        report.emit(f"{name}: device, idle", idle, "ms")
+        busy_ms = sum(kinds.values()) / 1e3 / count
+        idle_ms = 1e3 * seconds - busy_ms
+        report.emit(f"{name}: device, idle", idle_ms, "ms")
         report.emit(f"{name}: kernels an update", calls / count)
     for key, microseconds in host.most_common(12):
-        report.emit(f"{name}: host, {key[:60]}", microseconds / 1e3 / count, "ms")
+        milliseconds = microseconds / 1e3 / count
+        report.emit(f"{name}: host, {key[:60]}", milliseconds, "ms")
 
 
 COPIED = (
@@ -884,52 +1111,72 @@ effect compared to the second entry, which `nmt translate` uses."""
 
 def decoding(report: Recorder) -> None:
     """Report the speed of searches with an untrained base model, with outputs of 25 tokens."""
-    vocab_size, length = (400, 5) if report.quick else (37_000, 25)
-    config = SMALL if report.quick else SIZES["base"]
+    work = base_workload(report)
+    length = 25
+    batch_sizes = [1, 64, 256, 512]
+    copied_sizes = [64, 512]
+    dtype = torch.float32
+    if report.quick:
+        length = 5
+        batch_sizes = [1, 4]
+        copied_sizes = [4]
+    if report.is_gpu:
+        dtype = torch.bfloat16
     torch.manual_seed(1)
-    dtype = torch.bfloat16 if report.is_gpu else torch.float32
-    engine = TorchEngine(
-        build_model(config, vocab_size, vocab_size).to(report.device, dtype), is_final=True
-    )
+    model = build_model(work.config, work.vocab_size, work.vocab_size)
+    model = model.to(report.device, dtype)
+    engine = TorchEngine(model, is_final=True)
     targets = {(1, 1): "<= 8 ms", (256, 1): "300,000", (256, 5): "120,000"}
-    for size, beam_size in itertools.product((1, 4) if report.quick else (1, 64, 256, 512), (1, 5)):
-        seconds, tokens = _search_time(report, engine, vocab_size, length, size, beam_size)
-        text = f"base, {'greedy' if beam_size == 1 else f'beam {beam_size}'}, batch {size}"
+    for size, beam_size in itertools.product(batch_sizes, (1, 5)):
+        sources = _random_sources(work.vocab_size, length, size)
+        seconds, tokens = _search_time(report, engine, sources, beam_size)
+        search_name = f"beam {beam_size}"
+        if beam_size == 1:
+            search_name = "greedy"
+        text = f"base, {search_name}, batch {size}"
         target = targets.get((size, beam_size), "")
         if size == 1:
             report.emit(f"{text}: a sentence", 1e3 * seconds, "ms", target=target)
             report.emit(f"{text}: tokens of a sentence", tokens)
         else:
             report.emit(f"{text}: tokens/s", tokens / seconds, target=target)
-    for size, (limit, predicted) in itertools.product((4,) if report.quick else (64, 512), COPIED):
+    for size, (limit, predicted) in itertools.product(copied_sizes, COPIED):
         decoder_state.LARGE_ON_GPU = limit
-        seconds, tokens = _search_time(report, engine, vocab_size, length, size, 5)
+        sources = _random_sources(work.vocab_size, length, size)
+        seconds, tokens = _search_time(report, engine, sources, 5)
         text = f"base, beam 5, batch {size}, partial copies from {limit:,} values: tokens/s"
         report.emit(text, tokens / seconds, predicted=predicted)
 
 
+def _random_sources(vocab_size: int, length: int, size: int) -> list[list[list[int]]]:
+    """Return three batches of ``size`` random sentences of ``length`` tokens."""
+    random = np.random.default_rng(3)
+    sources = random.integers(4, vocab_size, (3, size, length))
+    batches: list[list[list[int]]] = sources.tolist()
+    return batches
+
+
 def _search_time(
-    report: Recorder, engine: TorchEngine, vocab_size: int, length: int, size: int, beam_size: int
+    report: Recorder, engine: TorchEngine, batches: Sequence[list[list[int]]], beam_size: int
 ) -> tuple[float, float]:
-    """Return the seconds and the output tokens of a batch of ``size`` random sentences."""
-    random, num_batches = np.random.default_rng(3), 3
-    batches = [
-        [row.tolist() for row in random.integers(4, vocab_size, (size, length))]
-        for _ in range(num_batches)
-    ]
+    """Return the seconds and the output tokens of a batch; outputs are as long as sources."""
     options = DecodingConfig(
-        beam_size=beam_size, min_length_factor=1, max_length_factor=0, max_length_offset=length
+        beam_size=beam_size,
+        min_length_factor=1,
+        max_length_factor=0,
+        max_length_offset=len(batches[0][0]),
     )
     counts: list[int] = []
 
     def work() -> None:
         counts.clear()
         for batch in batches:
-            found = engine.search(batch, options)
-            counts.extend(len(best[0].ids) + 1 for best in found if best)
+            for hypotheses in engine.search(batch, options):
+                best = hypotheses[:1]
+                counts.extend(len(hypothesis.ids) + 1 for hypothesis in best)
 
     seconds = report.seconds(work, rounds=3, warm_up=2)
-    return seconds / num_batches, sum(counts) / num_batches
+    return seconds / len(batches), sum(counts) / len(batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -960,79 +1207,107 @@ VARIANTS = (
 
 def variants(report: Recorder) -> None:
     """Report the effect of each variant, and the noise of two equal measurements."""
-    vocab_size, max_tokens = (400, 200) if report.quick else (37_000, 50_000)
-    config = SMALL if report.quick else SIZES["base"]
-    precision = choose_precision("auto", report.device)
-    batches = wmt_like(vocab_size, max_tokens, 2 if report.quick else 8)
-
-    plain = compilation.INDUCTOR
+    work = base_workload(report)
+    batches = work.batches()
+    inductor = compilation.INDUCTOR
 
     def measure(variant: Variant) -> float:
         torch.compiler.reset()  # variants compile the same functions, whose graphs are limited
         torch.compiler.set_stance("default")
-        compilation.INDUCTOR = plain | dict.fromkeys(variant.inductor, True)
-        updater = make_updater(config, vocab_size, report.device, precision)
-        slices = [list(batch.halves()) if variant.num_slices == 2 else [batch] for batch in batches]
+        compilation.INDUCTOR = inductor | dict.fromkeys(variant.inductor, True)
+        updater = work.updater(report)
+        slices = [[batch] for batch in batches]
+        if variant.num_slices == 2:
+            slices = [list(batch.halves()) for batch in batches]
         if not variant.has_flash:
             FLASH[report.device.type] = None
-        in_order = variant.is_deterministic
-        with deterministic(report.device, wanted=True) if in_order else nullcontext():
+        order: AbstractContextManager[object] = nullcontext()
+        if variant.is_deterministic:
+            order = deterministic(report.device, wanted=True)
+
+        def make_all() -> None:
+            read_together([updater(parts, 1e-4) for parts in slices])
+
+        with order:
             if variant.is_compiled and report.is_gpu:
                 have_compiled(updater, batches[0], report.device)
-            work = lambda: read_together([updater(parts, 1e-4) for parts in slices])  # noqa: E731
-            found = report.seconds(work, rounds=3, warm_up=1) / len(batches)
+            seconds = report.seconds(make_all, rounds=3, warm_up=1)
         FLASH.pop("cuda", None)  # the next variant looks it up again
-        return found
+        return seconds / len(batches)
 
     base = Variant("as it is", "")
-    before, again = measure(base), measure(base)
-    report.emit("as it is, an update", 1e3 * before, "ms")
+    before = measure(base)
+    again = measure(base)
+    report.emit_ms("as it is, an update", before)
     noise = 100 * abs(again / before - 1)
     report.emit("as it is, again: difference (noise)", noise, "%")
     for variant in VARIANTS:
         try:
-            change = 100 * (measure(variant) / min(before, again) - 1)
+            seconds = measure(variant)
         except Exception as error:  # torch may not support a variant; measure the others
-            reason = str(error).strip().split("\n", 1)[0][:100]
-            report.emit(f"{variant.name}: failed", reason, predicted=variant.predicted)
+            reason, *_ = str(error).strip().split("\n", 1)
+            report.emit(f"{variant.name}: failed", reason[:100], predicted=variant.predicted)
             continue
-        report.emit(f"{variant.name}: time of an update", change, "%", predicted=variant.predicted)
+        change = 100 * (seconds / min(before, again) - 1)
+        text = f"{variant.name}: time of an update"
+        report.emit(text, change, "%", predicted=variant.predicted)
 
 
 def beside(report: Recorder) -> None:
     """Report how long updates wait for checkpoints, and how long BPE-dropout takes."""
-    vocab_size = 400 if report.quick else 37_000
-    config = SMALL if report.quick else SIZES["base"]
-    updater = make_updater(
-        config, vocab_size, report.device, choose_precision("auto", report.device)
-    )
-    make_updates(updater, wmt_like(vocab_size, 200 if report.quick else 4000, 1))
-    run_dir, waits, seconds = Path(report.chosen.folder) / "runs" / "saved", [], []
-    training = TrainingConfig(max_steps=9)
-    with CheckpointWriter(run_dir, training, updater, {}, lambda _: None) as writer:
-        for step in range(1, 3 if report.quick else 5):
+    work = Workload(SIZES["base"], 37_000, 4000, 1)
+    num_saves = 4
+    max_steps = 300
+    if report.quick:
+        work = replace(QUICK, num_batches=1)
+        num_saves = 2
+        max_steps = 8
+    updater = work.updater(report)
+    make_updates(updater, work.batches())
+    run_dir = report.folder / "runs" / "saved"
+    waits = []
+    times = []
+    schedule = TrainingConfig(max_steps=9)
+    with CheckpointWriter(run_dir, schedule, updater, {}, lambda _: None) as writer:
+        for step in range(1, num_saves + 1):
             report.wait()
-            begin = time.perf_counter()
+            begin = perf_counter()
             writer.save(Progress(step=step))
-            waits.append(time.perf_counter() - begin)
+            waits.append(perf_counter() - begin)
             writer.wait()
-            seconds.append(time.perf_counter() - begin)
-    report.emit("base: updates wait for a checkpoint", 1e3 * statistics.median(waits), "ms")
-    report.emit("base: a checkpoint, written by a thread", statistics.median(seconds), "s")
-    sizes = {"tokenizer__vocab_size": 320 if report.quick else 1000, "training__compile": False}
-    sizes["training__max_steps"] = 8 if report.quick else 300
-    sizes |= {"training__validation__max_sentences": 4, "training__log_every": 4}
+            times.append(perf_counter() - begin)
+    report.emit_ms("base: updates wait for a checkpoint", statistics.median(waits))
+    report.emit_seconds("base: a checkpoint, written by a thread", statistics.median(times))
+    changes = demo_settings(report)
+    changes["training.compile"] = False
+    changes["training.max_steps"] = max_steps
+    changes["training.log_every"] = 4
     for rate in (0.0, 0.1):
-        flags = settings(report, f"demo-{rate}", batch__bpe_dropout=rate, **sizes)
-        nmt("train", "configs/demo.yaml", *flags, "--quiet")
-        path = Path(report.chosen.folder) / "runs" / f"demo-{rate}" / "metrics.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        each = [line["seconds"] / 4 for line in lines if line["kind"] == "update"]
-        text = f"demo, BPE-dropout {rate}: an update"
-        report.emit(text, 1e3 * statistics.median(each), "ms")
+        run = f"demo-{rate}"
+        changes["batch.bpe_dropout"] = rate
+        flags = settings(report, run, changes)
+        nmt("train", DEMO, *flags, "--quiet")
+        updates = _updates(report.folder / "runs" / run)
+        seconds = statistics.median(line["seconds"] / 4 for line in updates)
+        report.emit_ms(f"demo, BPE-dropout {rate}: an update", seconds)
 
 
 # Whole commands
+
+
+def _updates(run_dir: Path) -> list[dict[str, Any]]:
+    """Return what a run, which may still be writing, has recorded about its updates."""
+    path = run_dir / "metrics.jsonl"
+    updates: list[dict[str, Any]] = []
+    if not path.exists():
+        return updates
+    for text in path.read_text(encoding="utf-8").splitlines():
+        if not text.endswith("}"):
+            continue
+        line = json.loads(text)
+        if line["kind"] == "update":
+            updates.append(line)
+    return updates
 
 
 class Training:
@@ -1042,24 +1317,23 @@ class Training:
         report: Options and device of the stage.
         run: Name of the run. Runs with the same name before the first hyphen share prepared data.
         compiles_in: Folder of compiled code.
-        changes: Settings, with ``__`` for a dot.
+        changes: Settings.
     """
 
-    def __init__(self, report: Recorder, run: str, compiles_in: Path, **changes: Any) -> None:
-        changes = {
-            "training__compile": True,
-            "training__log_every": 1,
-            "training__validation__max_sentences": 4,
-            "training__schedule__shape": "constant",
-            "tokenizer__vocab_size": 320 if report.quick else 1000,
-            **changes,
-        }
-        self.folder = Path(report.chosen.folder) / "runs" / run
-        flags = settings(report, run, **changes)
-        nmt("prepare", "configs/demo.yaml", *flags)
+    def __init__(
+        self, report: Recorder, run: str, compiles_in: Path, changes: Mapping[str, Any]
+    ) -> None:
+        of_run = demo_settings(report)
+        of_run["training.compile"] = True
+        of_run["training.log_every"] = 1
+        of_run["training.schedule.shape"] = "constant"
+        of_run.update(changes)
+        self.folder = report.folder / "runs" / run
+        flags = settings(report, run, of_run)
+        nmt("prepare", DEMO, *flags)
         folders = {"PYTHONPATH": PATHS, "TORCHINDUCTOR_CACHE_DIR": str(compiles_in)}
-        command = [*NMT, "train", "configs/demo.yaml", *flags, "--quiet"]
-        self._begin = time.perf_counter()
+        command = [*NMT, "train", DEMO, *flags, "--quiet"]
+        self._begin = perf_counter()
         self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | folders)
 
     def seconds_until(self, happened: Callable[[], bool]) -> float:
@@ -1072,14 +1346,11 @@ class Training:
             if self.process.poll() is not None and not happened():
                 raise RuntimeError(f"training ended with code {self.process.returncode}")
             time.sleep(0.02)
-        return time.perf_counter() - self._begin
+        return perf_counter() - self._begin
 
-    def updates(self) -> list[dict[str, Any]]:
-        """Return what the run has written about its updates."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        written = [json.loads(line) for line in lines if line.endswith("}")]
-        return [line for line in written if line["kind"] == "update"]
+    def has_updated(self) -> bool:
+        """Whether the run has recorded an update."""
+        return bool(_updates(self.folder))
 
     def stop(self) -> int:
         """Send SIGTERM, and return the exit code."""
@@ -1089,110 +1360,129 @@ class Training:
 
 def start(report: Recorder) -> None:
     """Report the seconds from the command to the first update, without and with kept kernels."""
-    compiles_in = Path(report.chosen.folder) / "compiled-start"
-    model = {} if report.quick else {"model": {"preset": "transformer-base"}}
-    for found, target in (("empty", "<= 20"), ("kept", "<= 10")):
-        training = Training(
-            report, f"start-{found}", compiles_in, training__max_steps=1000, **model
-        )
-        seconds = training.seconds_until(lambda: bool(training.updates()))  # noqa: B023
+    compiles_in = report.folder / "compiled-start"
+    changes: dict[str, Any] = {"training.max_steps": 1000}
+    if not report.quick:
+        changes["model"] = {"preset": "transformer-base"}
+    targets = {"empty": "<= 20", "kept": "<= 10"}
+    for state, target in targets.items():
+        training = Training(report, f"start-{state}", compiles_in, changes)
+        seconds = training.seconds_until(training.has_updated)
         training.stop()
-        report.emit(f"base, first update, cache {found}", seconds, "s", target=target)
+        report.emit_seconds(f"base, first update, cache {state}", seconds, target=target)
 
 
 def signals(report: Recorder) -> None:
     """Gate: SIGTERM while layers are compiled loses nothing."""
-    count = 4 if report.quick else 40
-    compiles_in = Path(report.chosen.folder) / "compiled-signals"
-    stopped = Training(report, "demo-stopped", compiles_in, training__max_steps=count)
+    count = 40
+    if report.quick:
+        count = 4
+    changes = {"training.max_steps": count}
+    compiles_in = report.folder / "compiled-signals"
+    stopped = Training(report, "demo-stopped", compiles_in, changes)
     stopped.seconds_until(lambda: any(compiles_in.rglob("*.py")))
-    begin = time.perf_counter()
+    begin = perf_counter()
     code = stopped.stop()
-    seconds = time.perf_counter() - begin
-    report.emit("SIGTERM while compiling: the command ends after", seconds, "s")
+    seconds = perf_counter() - begin
+    report.emit_seconds("SIGTERM while compiling: the command ends after", seconds)
     text = "SIGTERM while compiling: exit code"
     report.emit(text, float(code), target="143", passed=code == 143)
     hashes = []
     for run in ("demo-stopped", "demo-unstopped"):
-        training = Training(report, run, compiles_in, training__max_steps=count)
+        training = Training(report, run, compiles_in, changes)
         training.process.wait()
         hashes.append(_hashes(training.folder))
     text = f"{count} updates, started again: sha256 of weights and optimizer"
-    passed = hashes[0] == hashes[1]
-    report.emit(text, hashes[0][0][:12], target=hashes[1][0][:12], passed=passed)
+    first, second = hashes
+    passed = first == second
+    report.emit(text, first[0][:12], target=second[0][:12], passed=passed)
 
 
 def together(report: Recorder) -> None:
     """Gate: two trainings on one device do not change each other. Report their speed."""
-    count = 8 if report.quick else 400
-    compiles_in = Path(report.chosen.folder) / "compiled-together"
-    hashes, medians = [], []
-    for runs in (("demo-alone",), ("demo-first", "demo-second")):
-        trainings = [Training(report, run, compiles_in, training__max_steps=count) for run in runs]
+    count = 400
+    if report.quick:
+        count = 8
+    changes = {"training.max_steps": count}
+    compiles_in = report.folder / "compiled-together"
+    runs_of = {"one training": ["demo-alone"], "each of two": ["demo-first", "demo-second"]}
+    hashes = []
+    medians = {}
+    for name, runs in runs_of.items():
+        trainings = [Training(report, run, compiles_in, changes) for run in runs]
         for training in trainings:
             training.process.wait()
-        hashes += [_hashes(training.folder) for training in trainings]
-        seconds = [line["seconds"] for each in trainings for line in each.updates()]
-        medians.append(statistics.median(seconds))
-    for name, median in zip(("one training", "each of two"), medians, strict=True):
-        report.emit(f"demo, {name} on the device: an update", 1e3 * median, "ms")
-    passed = all(each == hashes[0] for each in hashes)
+        seconds = []
+        for training in trainings:
+            hashes.append(_hashes(training.folder))
+            seconds += [line["seconds"] for line in _updates(training.folder)]
+        medians[name] = statistics.median(seconds)
+    for name, median in medians.items():
+        report.emit_ms(f"demo, {name} on the device: an update", median)
+    alone, first, second = hashes
     text = f"{count} updates beside another training: sha256 of weights and optimizer"
-    report.emit(text, hashes[1][0][:12], target=hashes[0][0][:12], passed=passed)
+    passed = alone == first == second
+    report.emit(text, first[0][:12], target=alone[0][:12], passed=passed)
 
 
 def _trained(
-    report: Recorder, config: str, run: str, test: str, changes: Sequence[str]
+    report: Recorder, config: str, run: str, changes: Sequence[str]
 ) -> tuple[float, float]:
     """Prepare, train and evaluate; return the seconds of these, and BLEU with beam 5."""
-    flags = [*settings(report, run), *changes]
+    flags = [*settings(report, run, {}), *changes]
+    evaluation = ["-t", "test", "-b", "5", "--metric", "bleu", "--resamples", "0", "--json"]
     if report.quick:
         flags += ["--set=training.max_steps=4", "--set=training.validation.max_sentences=4"]
-    begin = time.perf_counter()
+        evaluation += ["--limit", "4"]
+    begin = perf_counter()
     nmt("prepare", config, *flags)
     nmt("train", config, *flags, "--quiet")
-    folder = str(Path(report.chosen.folder) / "runs" / run)
-    limit = ["--limit", "4"] if report.quick else []
-    which = ["-t", test, "-b", "5", "--metric", "bleu", "--resamples", "0", "--json", *limit]
-    found, _ = nmt("evaluate", folder, *which, "--device", report.device.type)
-    seconds = time.perf_counter() - begin
-    return seconds, float(json.loads(found)["systems"][0]["scores"][0]["value"])
+    folder = str(report.folder / "runs" / run)
+    output, _ = nmt("evaluate", folder, *evaluation, "--device", report.device.type)
+    seconds = perf_counter() - begin
+    system = json.loads(output)["systems"][0]
+    return seconds, float(system["scores"][0]["value"])
 
 
-def _files(report: Recorder, folder: str, names: dict[str, tuple[str, str]]) -> list[str] | None:
-    """Return ``--set`` flags for the corpora of a task; None if a file does not exist."""
-    place = Path(report.chosen.data) / folder
-    sides = {
-        key: {"source": str(place / source), "target": str(place / target)}
-        for key, (source, target) in names.items()
-    }
-    if not all(Path(path).exists() for side in sides.values() for path in side.values()):
-        return None
-    data: dict[str, Any] = {"data.train": [sides["train"]], "data.valid": sides["valid"]}
-    data["data.test"] = {"test": sides["test"]}
-    return [f"--set={key}={json.dumps(value)}" for key, value in data.items()]
+def _corpora(
+    report: Recorder, folder: str, names: Mapping[str, str], source: str, target: str
+) -> list[str] | None:
+    """Return ``--set`` flags for the corpora of a task; None if a file does not exist.
+
+    Args:
+        report: Options of the stage.
+        folder: Folder in that of ``--data``.
+        names: ``train``, ``valid`` and ``test`` -> name of the files without languages.
+        source: Source language.
+        target: Target language.
+    """
+    place = report.chosen.data / folder
+    sides = {}
+    for part, name in names.items():
+        of_source = place / f"{name}.{source}.gz"
+        of_target = place / f"{name}.{target}.gz"
+        if not of_source.exists() or not of_target.exists():
+            return None
+        sides[part] = {"source": str(of_source), "target": str(of_target)}
+    train = json.dumps([sides["train"]])
+    valid = json.dumps(sides["valid"])
+    test = json.dumps({"test": sides["test"]})
+    return [f"--set=data.train={train}", f"--set=data.valid={valid}", f"--set=data.test={test}"]
 
 
 def multi30k(report: Recorder) -> None:
     """Run the Multi30k recipe from text to BLEU; report its time and BLEU."""
-    corpora = _files(
-        report,
-        "multi30k",
-        {
-            "train": ("train.de.gz", "train.en.gz"),
-            "valid": ("val.de.gz", "val.en.gz"),
-            "test": ("test_2016_flickr.de.gz", "test_2016_flickr.en.gz"),
-        },
-    )
-    if corpora is None or report.quick:  # a quick run uses the demo instead
-        corpora, config = ["--set=tokenizer.vocab_size=320"], "configs/demo.yaml"
-        if not report.quick:
-            report.emit("Multi30k", "skipped: data not found")
-            return
-    else:
-        config = "configs/multi30k.yaml"
-    seconds, score = _trained(report, config, "multi30k", "test", corpora)
-    report.emit("Multi30k, from text to BLEU", seconds, "s", target="<= 90")
+    config = "configs/multi30k.yaml"
+    names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+    changes = _corpora(report, "multi30k", names, "de", "en")
+    if report.quick:  # a quick run uses the demo instead
+        config = DEMO
+        changes = ["--set=tokenizer.vocab_size=320"]
+    if changes is None:
+        report.emit("Multi30k", "skipped: data not found")
+        return
+    seconds, score = _trained(report, config, "multi30k", changes)
+    report.emit_seconds("Multi30k, from text to BLEU", seconds, target="<= 90")
     report.emit("Multi30k de-en, test_2016_flickr, beam 5", score, "BLEU", target=">= 41.0")
 
 
@@ -1201,73 +1491,81 @@ def proof(report: Recorder) -> None:
     if report.quick:
         report.emit("scripts/prove_resume.py", "skipped: it takes a minute")
         return
-    flags = settings(report, "proof", tokenizer__vocab_size=1000)
-    command = [sys.executable, "scripts/prove_resume.py", "configs/demo.yaml", *flags]
-    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    report.emit("scripts/prove_resume.py", found.splitlines()[-1][:120], passed=True)
+    flags = settings(report, "proof", {"tokenizer.vocab_size": 1000})
+    command = [sys.executable, "scripts/prove_resume.py", DEMO, *flags]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    *_, last = done.stdout.splitlines()
+    report.emit("scripts/prove_resume.py", last[:120], passed=True)
 
 
 def tatoeba(report: Recorder) -> None:
     """Train the Multi30k model on Tatoeba English-German; report time and BLEU."""
-    corpora = _files(
-        report,
-        "tatoeba_en_de",
-        {part: (f"{name}.en.gz", f"{name}.de.gz") for part, name in
-         {"train": "train", "valid": "dev", "test": "test"}.items()},
-    )  # fmt: skip
-    if corpora is None or report.quick:
-        report.emit("Tatoeba", "skipped" if report.quick else "skipped: data not found")
+    if report.quick:
+        report.emit("Tatoeba", "skipped")
         return
-    corpora += ["--set=source_language=en", "--set=target_language=de"]
-    corpora += ["--set=training.max_steps=6000", "--set=batch.max_tokens=8192"]
-    seconds, score = _trained(report, "configs/multi30k.yaml", "tatoeba", "test", corpora)
-    report.emit("Tatoeba en-de, from text to BLEU", seconds, "s")
+    names = {"train": "train", "valid": "dev", "test": "test"}
+    changes = _corpora(report, "tatoeba_en_de", names, "en", "de")
+    if changes is None:
+        report.emit("Tatoeba", "skipped: data not found")
+        return
+    changes += ["--set=source_language=en", "--set=target_language=de"]
+    changes += ["--set=training.max_steps=6000", "--set=batch.max_tokens=8192"]
+    seconds, score = _trained(report, "configs/multi30k.yaml", "tatoeba", changes)
+    report.emit_seconds("Tatoeba en-de, from text to BLEU", seconds)
     report.emit("Tatoeba en-de, test, beam 5", score, "BLEU")
 
 
 def _search_rate(report: Recorder, model: str, path: Path, beam_size: int) -> float:
     """Return lines/s of the searches alone, without the second searches of the guard."""
-    device = "cuda" if report.is_gpu else "cpu"
-    translator = Translator.load(model, engine="torch", device=device, guard=False)
+    translator = Translator.load(model, engine="torch", device=report.device.type, guard=False)
     translator = translator.with_options(beam_size=beam_size)
     lines = path.read_text(encoding="utf-8").splitlines()
     prepared = translator.segment(lines)
-    return len(lines) / report.seconds(lambda: translator.finish(prepared), rounds=1, warm_up=1)
+
+    def search_all() -> None:
+        translator.finish(prepared)
+
+    seconds = report.seconds(search_all, rounds=1, warm_up=1)
+    return len(lines) / seconds
 
 
 def files(report: Recorder) -> None:
     """Report the speed of `nmt translate` from file to file, and of its searches alone."""
-    count = 8 if report.quick else 50_000
-    model, path = _model(report), _sources(report, count, name="train")
+    count = 50_000
+    if report.quick:
+        count = 8
+    model = _model(report)
+    path = _sources(report, count, name="train")
     output = path.with_suffix(".out")
-    for beam_size in (5,) if report.quick else (1, 5):
-        flags = ["-i", str(path), "-o", str(output), "--device", report.device.type]
-        flags += ["-b", str(beam_size)]
-        begin = time.perf_counter()
-        _, said = nmt("translate", model, *flags)
-        seconds = time.perf_counter() - begin
+    flags = ["-i", str(path), "-o", str(output), "--device", report.device.type]
+    for beam_size in _beam_sizes(report):
+        begin = perf_counter()
+        _, messages = nmt("translate", model, *flags, "-b", str(beam_size))
+        rate = count / (perf_counter() - begin)
         text = f"{count} lines, beam {beam_size}"
-        report.emit(f"{text}: lines/s, the whole command", count / seconds)
+        report.emit(f"{text}: lines/s, the whole command", rate)
         alone = _search_rate(report, model, path, beam_size)
         report.emit(f"{text}: lines/s, the searches alone", alone)
-        share = 100 * count / seconds / alone
+        share = 100 * rate / alone
         report.emit(f"{text}: share of that rate", share, "%", target=">= 70%")
-        alarms = re.findall(r"guard: ([\d,]+) of [\d,]+ translations looked", said)
-        shown = int(alarms[0].replace(",", "")) if alarms else 0
-        report.emit(f"{text}: lines that the guard searched again", 100 * shown / count, "%")
+        alarm = re.search(r"guard: ([\d,]+) of [\d,]+ translations looked", messages)
+        num_alarms = 0
+        if alarm is not None:
+            num_alarms = int(alarm[1].replace(",", ""))
+        share = 100 * num_alarms / count
+        report.emit(f"{text}: lines that the guard searched again", share, "%")
 
 
-def _stages() -> Iterator[tuple[str, Callable[[Recorder], None]]]:
-    known = (
-        machine, gradients, updates, compiled, resume, search, shapes, loss, training, pytorch,
-        kernels, decoding, variants, beside, start, signals, together, multi30k, proof, tatoeba,
-        files,
-    )  # fmt: skip
-    return ((each.__name__, each) for each in known)
+STAGES: tuple[Callable[[Recorder], None], ...] = (
+    machine, gradients, updates, compiled, resume, search, shapes, loss, training, pytorch,
+    kernels, decoding, variants, beside, start, signals, together, multi30k, proof, tatoeba,
+    files,
+)  # fmt: skip
 
 
 def run(chosen: argparse.Namespace) -> None:
     """Run the stage ``chosen.run`` in this process."""
     prepare_process(None)
     report = Recorder(chosen, choose_device(chosen.device))
-    dict(_stages())[chosen.run](report)
+    stages = {stage.__name__: stage for stage in STAGES}
+    stages[chosen.run](report)

@@ -38,7 +38,8 @@ def lines_by_length(config: RunConfig, most: int) -> dict[str, list[SentencePair
     names = [f"{a + 1}-{b}" for a, b in itertools.pairwise((0, *BORDERS))]
     names.append(f"{BORDERS[-1] + 1}-")
     classes: dict[str, list[SentencePair]] = {name: [] for name in names}
-    corpora = [(corpus, True) for corpus in config.data.test.values()]
+    tests = config.data.test.values()
+    corpora = [(corpus, True) for corpus in tests]
     corpora += [(corpus, False) for corpus in config.data.train]
     for corpus, is_test in corpora:
         rows = read_corpus(corpus, options)
@@ -46,7 +47,8 @@ def lines_by_length(config: RunConfig, most: int) -> dict[str, list[SentencePair
         sources = tokenizer.encode_batch([pair.source for pair in pairs])
         for pair, ids in zip(pairs, sources, strict=True):
             is_unseen = is_test or len(ids) > BORDERS[0]
-            of_class = classes[names[bisect_left(BORDERS, len(ids))]]
+            name = names[bisect_left(BORDERS, len(ids))]
+            of_class = classes[name]
             if ids and is_unseen and len(of_class) < most:
                 of_class.append(pair)
     return classes
@@ -76,10 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for way, split in ways.items():
             translator = nmt.Translator.load(config.run_dir, split=split, guard=False)
             for pairs in classes.values():
-                results = translator.translate([pair.source for pair in pairs])
+                sources = [pair.source for pair in pairs]
+                results = translator.translate(sources)
                 references = [pair.target for pair in pairs]
                 scorer = MetricScorer("bleu", [references], MetricOptions())
-                bleu = scorer.score([result.text for result in results])
+                outputs = [result.text for result in results]
+                bleu = scorer.score(outputs)
                 rows[f"{kind}, {way}"].append(f"{bleu.value:.1f}")
     print("| source tokens (lines) |", *(f"{x} ({len(y)}) |" for x, y in classes.items()))
     print("|---" * (1 + len(classes)) + "|")

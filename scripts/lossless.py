@@ -10,8 +10,8 @@ themselves: the score of a model that makes no mistake.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from nmt.config.data import TokenizerConfig
 from nmt.metrics.metric import MetricOptions, MetricScorer
@@ -46,7 +46,7 @@ def tokenizer_of_bytes(normalization: str) -> Tokenizer:
     """Return a tokenizer that spells everything but the letter a in bytes."""
     values = {"vocab_size": VOCAB_SIZE, "normalization": normalization, "kind": "char"}
     config = TokenizerConfig.model_validate(values)
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         path = Path(folder) / TARGET
         train_sentencepiece([("a", 1)], path, config, threads=1)
         return Tokenizer.load(path)

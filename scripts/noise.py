@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import tempfile
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from nmt.config.data import CorpusConfig, FilterConfig
 from nmt.data.corpus import read_corpus
@@ -26,6 +26,8 @@ from nmt.extras.cleaning.repeats import RepeatFinder, pair_hashes
 
 Pair = tuple[str, str]
 Damage = Callable[[random.Random, list[Pair], int], Pair]
+"""Generator, all pairs and the row of a pair -> the damaged pair."""
+Change = Callable[[random.Random, str], str]
 _FOREIGN = [
     "Je ne sais pas pourquoi il est parti si tôt ce matin.", "Δεν ξέρω γιατί έφυγε τόσο νωρίς.",
     "No sé por qué se fue tan temprano esta mañana.", "Nie wiem, dlaczego wyszedł tak wcześnie.",
@@ -44,29 +46,36 @@ def changed_number(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
         number = rng.randrange(13, 3000)
         source += f" ({number})"
         target += f" ({number})"
-    places = [match.start() for match in re.finditer(r"\d", target)]
+    digits = re.finditer(r"\d", target)
+    places = [digit.start() for digit in digits]
     place = rng.choice(places)
-    digit = int(target[place]) + rng.randrange(1, 9)
-    return source, f"{target[:place]}{digit % 10}{target[place + 1 :]}"
+    before = target[:place]
+    after = target[place + 1 :]
+    number = int(target[place])
+    number += rng.randrange(1, 9)
+    return source, f"{before}{number % 10}{after}"
 
 
 def replaced_word(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
     """Repeat an earlier long pair with one word of the target replaced."""
     earlier = []
     for source, target in pairs[:row]:
-        if len(source.split()) + len(target.split()) >= 16:
+        num_words = len(source.split()) + len(target.split())
+        if num_words >= 16:
             earlier.append((source, target))
     source, target = rng.choice(earlier or pairs[:1])
     words = target.split()
     _, other = rng.choice(pairs)
     place = rng.randrange(len(words))
-    words[place] = other.split()[0]
+    word, *_ = other.split()
+    words[place] = word
     return source, " ".join(words)
 
 
 def earlier_pair(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
     """Repeat an earlier pair."""
-    return pairs[rng.randrange(max(row, 1))]
+    chosen = rng.randrange(max(row, 1))
+    return pairs[chosen]
 
 
 def other_case(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
@@ -75,19 +84,68 @@ def other_case(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
     return source.swapcase(), f"{target} !"
 
 
-def in_pair(change: Callable[[random.Random, str, str], Pair]) -> Damage:
-    """Return a damage that depends on the pair only."""
-    return lambda rng, pairs, row: change(rng, *pairs[row])
-
-
-def in_source(change: Callable[[random.Random, str], str]) -> Damage:
+def in_source(change: Change) -> Damage:
     """Return a damage of the source."""
-    return in_pair(lambda rng, source, target: (change(rng, source), target))
+
+    def damage(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
+        source, target = pairs[row]
+        return change(rng, source), target
+
+    return damage
 
 
-def in_target(change: Callable[[random.Random, str], str]) -> Damage:
+def in_target(change: Change) -> Damage:
     """Return a damage of the target."""
-    return in_pair(lambda rng, source, target: (source, change(rng, target)))
+
+    def damage(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
+        source, target = pairs[row]
+        return source, change(rng, target)
+
+    return damage
+
+
+def source_twice(_: random.Random, pairs: list[Pair], row: int) -> Pair:
+    """Replace the target by the source."""
+    source, _target = pairs[row]
+    return source, source
+
+
+def target_twice(_: random.Random, pairs: list[Pair], row: int) -> Pair:
+    """Replace the source by the target."""
+    _source, target = pairs[row]
+    return target, target
+
+
+def swapped(_: random.Random, pairs: list[Pair], row: int) -> Pair:
+    """Swap source and target."""
+    source, target = pairs[row]
+    return target, source
+
+
+def other_language(rng: random.Random, _: str) -> str:
+    """Replace the text by a sentence in another language with the same script."""
+    return rng.choice(_LATIN)
+
+
+def address(rng: random.Random, _: str) -> str:
+    """Replace the text by an address."""
+    return f"http://www.example.com/{rng.random()}"
+
+
+def with_address(rng: random.Random, text: str) -> str:
+    """Replace most of the text by an address."""
+    return f"{text[:9]} www.example.org/{rng.random()}/index.html"
+
+
+def with_markup(rng: random.Random, text: str) -> str:
+    """Put the text into markup."""
+    markup = rng.choice(_MARKUP)
+    return markup.format(text)
+
+
+def only_punctuation(rng: random.Random, _: str) -> str:
+    """Replace the text by punctuation."""
+    return rng.choice(_PUNCTUATION)
 
 
 def cyrillic(_: random.Random, text: str) -> str:
@@ -103,12 +161,14 @@ def cyrillic(_: random.Random, text: str) -> str:
 
 def wrong_encoding(_: random.Random, text: str) -> str:
     """Append words in UTF-8 that were read as Windows-1252."""
-    return text + " für \u201cx".encode().decode("cp1252", "replace")
+    encoded = " für \u201cx".encode()
+    return text + encoded.decode("cp1252", "replace")
 
 
 def hidden_character(rng: random.Random, text: str) -> str:
     """Insert a control character or an invisible character."""
-    return text[:3] + rng.choice(_HIDDEN) + text[3:]
+    character = rng.choice(_HIDDEN)
+    return f"{text[:3]}{character}{text[3:]}"
 
 
 def repeated_end(_: random.Random, text: str) -> str:
@@ -124,32 +184,23 @@ def repeated_start(_: random.Random, text: str) -> str:
 
 
 DAMAGES: dict[str, list[Damage]] = {
-    "copy_of_source": [
-        in_pair(lambda _, source, _target: (source, source)),
-        in_pair(lambda _, _source, target: (target, target)),
-    ],
+    "copy_of_source": [source_twice, target_twice],
     "duplicate": [earlier_pair],
     "normalized_duplicate": [other_case],
     "near_duplicate": [replaced_word],
     "script": [in_target(cyrillic)],
-    "language": [
-        in_target(lambda rng, _: rng.choice(_LATIN)),
-        in_source(lambda rng, _: rng.choice(_LATIN)),
-    ],
-    "swapped": [in_pair(lambda _, source, target: (target, source))],
+    "language": [in_target(other_language), in_source(other_language)],
+    "swapped": [swapped],
     "mojibake": [
         in_source(wrong_encoding),
         in_target(lambda _, text: f"{text} Gr\ufffd\ufffde"),
         in_target(lambda _, text: f"{text} cafÃ©"),
     ],
     "control": [in_target(hidden_character)],
-    "markup": [in_target(lambda rng, text: rng.choice(_MARKUP).format(text))],
+    "markup": [in_target(with_markup)],
     "numbers": [changed_number],
-    "url": [
-        in_source(lambda rng, _: f"http://www.example.com/{rng.random()}"),
-        in_target(lambda rng, text: f"{text[:9]} www.example.org/{rng.random()}/index.html"),
-    ],
-    "punctuation": [in_target(lambda rng, _: rng.choice(_PUNCTUATION))],
+    "url": [in_source(address), in_target(with_address)],
+    "punctuation": [in_target(only_punctuation)],
     "repetition": [
         in_target(repeated_end),
         in_target(lambda _, text: f"{text} {text}"),
@@ -161,16 +212,20 @@ DAMAGES: dict[str, list[Damage]] = {
 
 def found_rows(pairs: list[Pair], languages: tuple[str, str]) -> dict[str, set[int]]:
     """Return the rows that each filter finds, with default limits."""
-    filters = training_filters(FilterConfig(), *languages)
+    config = FilterConfig()
+    filters = training_filters(config, *languages)
     rows: dict[str, set[int]] = {name: set() for name in REASONS}
     for row, pair in enumerate(pairs):
         for finding in filters.text_problems(*pair):
-            rows.setdefault(finding.reason, set()).add(row)
-    with tempfile.TemporaryDirectory() as folder:
+            of_reason = rows.setdefault(finding.reason, set())
+            of_reason.add(row)
+    with TemporaryDirectory() as folder:
         finder = RepeatFinder(Path(folder))
-        finder.add(pair_hashes(pairs, sketches=True))
-        repeats = finder.findings(filters.actions, FilterConfig())
-        for row, findings in repeats.between(0, len(pairs)).items():
+        hashes = pair_hashes(pairs, sketches=True)
+        finder.add(hashes)
+        repeats = finder.findings(filters.actions, config)
+        findings_of = repeats.between(0, len(pairs))
+        for row, findings in findings_of.items():
             for finding in findings:
                 rows[finding.reason].add(row)
     return rows
@@ -184,24 +239,31 @@ def main() -> None:
     parser.add_argument("languages", nargs=2)
     parser.add_argument("--pairs", type=int, default=5000, help="number of pairs to read")
     options = parser.parse_args()
-    languages = (options.languages[0], options.languages[1])
+    source_language, target_language = options.languages
+    languages = (source_language, target_language)
     corpus = CorpusConfig(source=options.source, target=options.target)
-    read = islice(read_corpus(corpus, ReadOptions(*languages)), options.pairs)
-    pairs = [(pair.source, pair.target) for pair in read if isinstance(pair, SentencePair)]
+    every = read_corpus(corpus, ReadOptions(*languages))
+    rows_of_text = islice(every, options.pairs)
+    read = [row for row in rows_of_text if isinstance(row, SentencePair)]
+    pairs = [(pair.source, pair.target) for pair in read]
+    count = len(pairs)
     clean = found_rows(pairs, languages)
     print("| reason | recall | precision | clean |\n|---|---|---|---|")
     for name, damages in DAMAGES.items():
         rng = random.Random(7)
         damaged = list(pairs)
-        rows = sorted(rng.sample(range(len(pairs)), len(pairs) // 50))
-        for row, damage in zip(rows, cycle(damages), strict=False):
+        sample = rng.sample(range(count), count // 50)
+        rows = sorted(sample)
+        turns = cycle(damages)
+        for row in rows:
+            damage = next(turns)
             damaged[row] = damage(rng, damaged, row)
         found = found_rows(damaged, languages)[name]
-        hits = len(found & {*rows})
-        share = len(clean[name]) / len(pairs)
-        print(
-            f"| {name} | {hits / len(rows):.2f} | {hits / max(len(found), 1):.2f} | {share:.2%} |"
-        )
+        hits = len(found.intersection(rows))
+        recall = hits / len(rows)
+        precision = hits / max(len(found), 1)
+        share = len(clean[name]) / count
+        print(f"| {name} | {recall:.2f} | {precision:.2f} | {share:.2%} |")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ import json
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nmt.checkpoint.files import MODEL, OPTIMIZER, checkpoint_dir, checkpoints_dir
@@ -29,12 +29,21 @@ MOST_STARTS = 100
 def command(options: argparse.Namespace, flags: Sequence[str], run_dir: Path) -> list[str]:
     """Return the training command, which fails if anything but a kill interrupts it."""
     save_every = max(1, options.updates // 8)
-    rare = {"max_steps": options.updates, "save_every": save_every, "keep_last": 3}
-    rare |= {"validate_every": 2 * save_every, "log_every": 1, "patience": "null"}
-    rare |= {"max_minutes": "null", "max_epochs": "null", "average_last": "null"}
+    rare = {
+        "max_steps": options.updates,
+        "save_every": save_every,
+        "keep_last": 3,
+        "validate_every": 2 * save_every,
+        "log_every": 1,
+        "patience": "null",
+        "max_minutes": "null",
+        "max_epochs": "null",
+        "average_last": "null",
+    }
     settings = [f"--set=training.{key}={value}" for key, value in rare.items()]
-    words = ["-m", "nmt", "train", options.config, *flags, *settings, f"--run-dir={run_dir}"]
-    return [sys.executable, *words, "--quiet", "--exact", "--strict-resume"]
+    words = [sys.executable, "-m", "nmt", "train", options.config, *flags, *settings]
+    words.append(f"--run-dir={run_dir}")
+    return [*words, "--quiet", "--exact", "--strict-resume"]
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -46,7 +55,8 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
     lines = []
     for text in complete:
         values = json.loads(text)
-        lines.append({key: value for key, value in values.items() if "second" not in key})
+        timeless = {key: value for key, value in values.items() if "second" not in key}
+        lines.append(timeless)
     return lines
 
 
@@ -96,7 +106,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=5, help="number of kills")
     parser.add_argument("--updates", type=int, default=60, help="length of the training")
     options, flags = parser.parse_known_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
         killed = Path(folder) / "killed"
         subprocess.run(command(options, flags, whole), check=True)
@@ -104,10 +114,10 @@ def main() -> None:
         targets = sorted(random.sample(steps, options.kills))
         killed_at = train_with_kills(command(options, flags, killed), killed, targets)
         for name in (MODEL, OPTIMIZER):
-            ends = [checkpoint_dir(run, options.updates) / name for run in (whole, killed)]
-            hashes = [sha256_of_file(path) for path in ends]
-            print(f"{name}: {' '.join(hashes)}")
-            assert hashes[0] == hashes[1], f"{name} differs: please report it"
+            expected = sha256_of_file(checkpoint_dir(whole, options.updates) / name)
+            resumed = sha256_of_file(checkpoint_dir(killed, options.updates) / name)
+            print(f"{name}: {expected} {resumed}")
+            assert expected == resumed, f"{name} differs: please report it"
         assert metrics(whole) == metrics(killed), "metrics.jsonl differs: please report it"
     print(f"equal: {options.updates} updates, killed at steps {', '.join(map(str, killed_at))}")
 

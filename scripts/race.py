@@ -112,12 +112,14 @@ class Run:
 
 
 def _nmt(work: Path, command: str, options: Mapping[str, object]) -> list[str]:
-    train, valid, test = (
-        f"{{source: {work}/text/{part}.de, target: {work}/text/{part}.en}}" for part in PARTS
-    )
-    data = {"data.train": f"[{train}]", "data.valid": valid, "data.test.flickr2016": test}
-    values = {**data, "prepared_dir": work / "prepared", **options}
-    sets = [f"--set={key}={value}" for key, value in values.items()]
+    corpora = []
+    for part in PARTS:
+        text = work / "text" / part
+        corpora.append(f"{{source: {text}.de, target: {text}.en}}")
+    train, valid, test = corpora
+    values = {"data.train": f"[{train}]", "data.valid": valid, "data.test.flickr2016": test}
+    values["prepared_dir"] = str(work / "prepared")
+    sets = [f"--set={key}={value}" for key, value in {**values, **options}.items()]
     return [sys.executable, "-m", "nmt", command, "configs/multi30k.yaml", *sets]
 
 
@@ -255,8 +257,9 @@ def _joey(run: Run, command: str, **values: object) -> list[str]:
     pieces = ["<unk>", "<pad>", "<s>", "</s>"]
     pieces += read_lines(run.work / "vocabulary.txt")
     write_lines(run.work / "joey.txt", pieces)
-    config = run.fill(JOEY, stack=run.fill(JOEY_STACK), **values)
-    return [str(run.python), "-c", JOEY_PROGRAM, command, run.write(config)]
+    stack = run.fill(JOEY_STACK)
+    config = run.write(run.fill(JOEY, stack=stack, **values))
+    return [str(run.python), "-c", JOEY_PROGRAM, command, config]
 
 
 def _train_joey(run: Run) -> list[str]:
@@ -390,7 +393,8 @@ def cpu_name() -> str:
 
 def prepare(data: Path, work: Path) -> Any:
     """Write the texts, their pieces and the vocabulary to ``work``; return the tokenizer."""
-    names = [f"{part}.{side}" for part, side in product(PARTS, ("de", "en"))]
+    sides = product(PARTS, ("de", "en"))
+    names = [f"{part}.{side}" for part, side in sides]
     for folder in ("text", "pieces", "outputs"):
         (work / folder).mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -401,7 +405,8 @@ def prepare(data: Path, work: Path) -> Any:
     model = str(work / "prepared" / "tokenizer" / "joint.model")
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=model)
     for name in names:
-        rows = tokenizer.encode(read_lines(work / "text" / name), out_type=str)
+        lines = read_lines(work / "text" / name)
+        rows = tokenizer.encode(lines, out_type=str)
         write_lines(work / "pieces" / name, map(" ".join, rows))
 
     def is_special(number: int) -> bool:
@@ -447,9 +452,9 @@ def train_and_score(
     toolkit = TOOLKITS[name]
     if toolkit.environment:
         query = f"import importlib.metadata as m; print(m.version('{toolkit.package}'))"
-        version = run.output_of(run.python, "-c", query)[0]
+        version, *_ = run.output_of(run.python, "-c", query)
     else:
-        version = run.output_of("git", "rev-parse", "--short", "HEAD")[0]
+        version, *_ = run.output_of("git", "rev-parse", "--short", "HEAD")
     references = read_lines(run.work / "text" / "test_2016_flickr.en")
     command = toolkit.train(run)
     log = run.folder / "log.txt"
@@ -465,12 +470,14 @@ def train_and_score(
         if toolkit.checkpoints:
             paths = run.folder.glob(toolkit.checkpoints)
             files = {path: path.stat().st_mtime for path in paths}
-            checkpoint = newest(files, start + minutes * 60)
+            limit = start + minutes * 60
+            checkpoint = newest(files, limit)
             if checkpoint is None:
                 print(f"{name}: no checkpoint after {minutes:g} minutes; lower --save-every")
                 continue
             seconds = files[checkpoint] - start
-            updates = int(re.findall(r"\d+", checkpoint.stem)[-1])
+            *_, number = re.findall(r"\d+", checkpoint.stem)
+            updates = int(number)
         else:
             checkpoint = run.folder
             *_, last_line = read_lines(log)
@@ -484,11 +491,20 @@ def train_and_score(
             lines = [tokenizer.decode(line.split()) for line in lines]
         output = run.work / "outputs" / f"{name}.{run.seed}.{minutes:g}.en"
         write_lines(output, lines)
-        bleu = sacrebleu.corpus_bleu(lines, [references]).score
+        bleu = sacrebleu.corpus_bleu(lines, [references])
         yield Result(
-            name, version, minutes, run.seed, round(bleu, 2), round(seconds, 1), updates,
-            cpu_name(), run.threads, time.strftime("%Y-%m-%d"), round(load, 1),
-        )  # fmt: skip
+            toolkit=name,
+            version=version,
+            minutes=minutes,
+            seed=run.seed,
+            bleu=round(bleu.score, 2),
+            seconds=round(seconds, 1),
+            updates=updates,
+            cpu=cpu_name(),
+            threads=run.threads,
+            date=time.strftime("%Y-%m-%d"),
+            load=round(load, 1),
+        )
 
 
 def race(options: argparse.Namespace) -> None:
@@ -496,9 +512,12 @@ def race(options: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends the training
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[: options.threads])
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    os.environ["MKL_NUM_THREADS"] = str(options.threads)
-    os.environ |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    num_threads = str(options.threads)
+    os.environ["OMP_NUM_THREADS"] = num_threads
+    os.environ["MKL_NUM_THREADS"] = num_threads
+    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # JoeyNMT loads its own checkpoints
     work = options.work.resolve()
     home = Path(os.environ.get("PEERS_HOME", "peers")).resolve()
@@ -511,7 +530,8 @@ def race(options: argparse.Namespace) -> None:
         if not python.exists():
             print(f"{name}: skipped, because {python} does not exist")
             continue
-        limits = missing(read_results(options.results), name, seed, options.minutes)
+        results = read_results(options.results)
+        limits = missing(results, name, seed, options.minutes)
         groups = [[limit] for limit in limits]
         if toolkit.checkpoints and limits:
             groups = [limits]
@@ -569,19 +589,21 @@ def table(results: Sequence[Result]) -> str:
             if scores:
                 cell = f"{statistics.mean(scores):.1f}"
             if len(scores) > 1:
-                cell += f" ± {(max(scores) - min(scores)) / 2:.1f}"
+                spread = max(scores) - min(scores)
+                cell += f" ± {spread / 2:.1f}"
             cells.append(cell)
         lines.append(f"| {' | '.join(cells)} |")
-    facts = {f"{each.cpu}, {each.threads} threads, {each.date}" for each in results}
-    facts |= {f"{each.toolkit}: version {each.version}" for each in results}
-    loads = sorted(result.load for result in results)
-    facts.add(f"load at the end of a training: {loads[0]:g} to {loads[-1]:g}")
-    late = [
-        f"{each.toolkit}, seed {each.seed}: {each.seconds:.0f} seconds, "
-        f"limit {each.minutes:g} minutes"
-        for each in results
-        if each.seconds > 60 * each.minutes
-    ]
+    facts = set()
+    for result in results:
+        facts.add(f"{result.cpu}, {result.threads} threads, {result.date}")
+        facts.add(f"{result.toolkit}: version {result.version}")
+    loads = [result.load for result in results]
+    facts.add(f"load at the end of a training: {min(loads):g} to {max(loads):g}")
+    late = []
+    for result in results:
+        if result.seconds > 60 * result.minutes:
+            took = f"{result.seconds:.0f} seconds, limit {result.minutes:g} minutes"
+            late.append(f"{result.toolkit}, seed {result.seed}: {took}")
     return "\n".join([*lines, "", *sorted(facts), *late])
 
 
@@ -609,7 +631,8 @@ def main() -> None:
         race(options)
     else:
         results = read_results(options.results)
-        options.output.write_text(draw(curves_of(results)), encoding="utf-8")
+        chart = draw(curves_of(results))
+        options.output.write_text(chart, encoding="utf-8")
         print(table(results))
 
 

@@ -102,7 +102,8 @@ def draw(curves: Sequence[Curve]) -> str:
     for score in range(0, top + 1, step):
         parts.append(path("grid", f"M{LEFT},{height(score):.1f}H{RIGHT}"))
         parts.append(text("end", LEFT - 8, height(score) + 4.5, score))
-    parts += [text("mid", across(limit), BOTTOM + 20, f"{limit:g}") for limit in minutes]
+    below = BOTTOM + 20
+    parts += [text("mid", across(limit), below, f"{limit:g}") for limit in minutes]
     middle = (LEFT + RIGHT) / 2
     parts.append(text("mid", middle, BOTTOM + 42, "minutes of training"))
     order = sorted(curves, key=lambda curve: -curve.last)
@@ -135,10 +136,10 @@ def draw(curves: Sequence[Curve]) -> str:
 
 
 def _style(dark: int) -> str:
-    colors = "".join(
-        f"path.c{index}{{stroke:{pair[dark]}}}text.c{index}{{fill:{pair[dark]}}}"
-        for index, pair in enumerate(COLORS)
-    )
+    colors = ""
+    for index, pair in enumerate(COLORS):
+        color = pair[dark]
+        colors += f"path.c{index}{{stroke:{color}}}text.c{index}{{fill:{color}}}"
     style = Template(STYLE)
     page = style.substitute(page=PAGE[dark], soft=SOFT[dark], grid=GRID[dark])
     return page + colors

@@ -47,7 +47,8 @@ def read_lines(path: Path) -> list[str]:
 
 def to_ids(line: str, numbers: Mapping[str, int]) -> list[int]:
     """Return the ids of a line of pieces, with EOS."""
-    ids = [numbers.get(piece, UNK_ID) for piece in line.split()]
+    pieces = line.split()
+    ids = [numbers.get(piece, UNK_ID) for piece in pieces]
     return [*ids, EOS_ID]
 
 
@@ -64,7 +65,8 @@ def translate(job: Mapping[str, Any], pieces: Sequence[str], sources: Sequence[l
     """Print the pieces of the translations."""
     model = transformers.MarianMTModel.from_pretrained(job["model"]).eval()
     for first in range(0, len(sources), BATCH_SIZE):
-        source = padded(sources[first : first + BATCH_SIZE])
+        batch = sources[first : first + BATCH_SIZE]
+        source = padded(batch)
         rows = model.generate(
             input_ids=source,
             attention_mask=(source != PAD_ID).long(),
@@ -80,6 +82,7 @@ def translate(job: Mapping[str, Any], pieces: Sequence[str], sources: Sequence[l
 def train(job: Mapping[str, Any], vocab_size: int, pairs: Sequence[Pair]) -> None:
     """Train until the time is over, save the model, and print the number of updates."""
     start = time.time()
+    until = job["until"]
     torch.manual_seed(job["seed"])
     model = transformers.MarianMTModel(
         transformers.MarianConfig(
@@ -102,26 +105,24 @@ def train(job: Mapping[str, Any], vocab_size: int, pairs: Sequence[Pair]) -> Non
     rng = random.Random(job["seed"])
     for batch in batches(pairs, job["max_tokens"], rng):
         begin = time.time()
-        if begin + longest + END_SECONDS > job["until"]:
+        if begin + longest + END_SECONDS > until:
             break
         updates += 1
-        share_left = (job["until"] - begin) / (job["until"] - start)
+        share_left = (until - begin) / (until - start)
         scale = min(updates / job["warmup"], share_left)
         for group in optimizer.param_groups:
             group["lr"] = job["learning_rate"] * scale
         source = padded([source_ids for source_ids, _ in batch])
         target = padded([target_ids for _, target_ids in batch])
+        earlier = target[:, :-1]
         start_ids = torch.full_like(target[:, :1], PAD_ID)
-        inputs = torch.cat((start_ids, target[:, :-1]), 1)
+        inputs = torch.cat((start_ids, earlier), 1)
         mask = (source != PAD_ID).long()
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
             logits = model(source, mask, inputs, use_cache=False).logits
-        loss = F.cross_entropy(
-            logits.float().flatten(0, 1),
-            target.flatten(),
-            ignore_index=PAD_ID,
-            label_smoothing=0.1,
-        )
+        logits = logits.float().flatten(0, 1)
+        gold = target.flatten()
+        loss = F.cross_entropy(logits, gold, ignore_index=PAD_ID, label_smoothing=0.1)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -145,7 +146,8 @@ def batches(pairs: Sequence[Pair], max_tokens: int, rng: random.Random) -> Itera
                 longest_source = max(longest_source, len(source))
                 longest_target = max(longest_target, len(target))
                 size = len(planned[-1]) + 1
-                if size > 1 and size * (longest_source + longest_target) > max_tokens:
+                num_tokens = size * (longest_source + longest_target)
+                if size > 1 and num_tokens > max_tokens:
                     planned.append([])
                     longest_source = len(source)
                     longest_target = len(target)
@@ -171,7 +173,8 @@ def main() -> None:
     pieces = ["<pad>", "</s>", "<unk>", *read_lines(work / "vocabulary.txt")]
     numbers = {piece: number for number, piece in enumerate(pieces)}
     if options.translate:
-        translate(job, pieces, [to_ids(line, numbers) for line in sys.stdin])
+        sources = [to_ids(line, numbers) for line in sys.stdin]
+        translate(job, pieces, sources)
         return
     sides = []
     for side in ("de", "en"):

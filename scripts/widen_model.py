@@ -27,6 +27,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -71,10 +72,15 @@ def doubled_config(config: ModelConfig, num_positions: int) -> ModelConfig:
             "A post-norm model cannot be widened, because no weights make its layers an identity.",
             fix="Use a model with model.norm_position pre.",
         )
-    changes = {name: 2 * value for name in _DOUBLED if (value := getattr(config, name)) is not None}
+    changes: dict[str, Any] = {"preset": None}
+    for name in _DOUBLED:
+        value = getattr(config, name)
+        if value is not None:
+            changes[name] = 2 * value
     if config.positions.startswith("sinusoidal"):
-        changes |= {"positions": "learned", "max_positions": num_positions}
-    return config.model_copy(update={"preset": None, **changes})
+        changes["positions"] = "learned"
+        changes["max_positions"] = num_positions
+    return config.model_copy(update=changes)
 
 
 def widen(model: Transformer, num_positions: int = 1024) -> Transformer:
@@ -84,9 +90,11 @@ def widen(model: Transformer, num_positions: int = 1024) -> Transformer:
         model: The original model; not changed.
         num_positions: Number of positions, if sinusoidal positions become learned ones.
     """
-    sizes = len(model.source_vectors), len(model.target_embeddings)
-    wide = build_model(doubled_config(model.config, num_positions), *sizes)
-    values = {name: _value(name, like, model) for name, like in wide.state_dict().items()}
+    config = doubled_config(model.config, num_positions)
+    wide = build_model(config, len(model.source_vectors), len(model.target_embeddings))
+    values = {}
+    for name, like in wide.state_dict().items():
+        values[name] = _value(name, like, model)
     wide.load_state_dict(values)
     return wide.eval()
 
@@ -96,20 +104,29 @@ def _value(name: str, like: Tensor, model: Transformer) -> Tensor:
     scaled = model.config.scale_embeddings
     known = model.state_dict()
     if name in _TOKEN_VECTORS:
-        return known[name].repeat(1, 2) * (0.5**0.5 if scaled else 1)
+        value = known[name].repeat(1, 2)
+        if scaled:
+            value = value * 0.5**0.5
+        return value
     if name.endswith("positions.weight"):
-        return _positions(name, len(like), model).repeat(1, 2)
+        positions = _positions(name, len(like), model)
+        return positions.repeat(1, 2)
     layer = _LAYER.match(name)
-    if layer and int(layer[2]) % 2 and _OUTPUTS.search(name):
+    is_copy = layer is not None and int(layer[2]) % 2
+    if is_copy and _OUTPUTS.search(name):
         return torch.zeros_like(like)
     origin = _LAYER.sub(lambda found: f"{found[1]}.{int(found[2]) // 2}.", name)
     value = known[origin]
     if value.shape == like.shape:  # the bias of the logits, or a norm inside of a head
         return value
     weight_name = re.sub(r"bias$", "weight", origin)
-    value = _doubled(value, fused_rows(model).get(weight_name, [len(value)]))
+    rows = fused_rows(model).get(weight_name, [len(value)])
+    value = _doubled(value, rows)
     if name.startswith("decoder_norm."):
-        return value * (0.5**0.5 if scaled else 0.5)
+        factor = 0.5
+        if scaled:
+            factor = 0.5**0.5
+        value = value * factor
     return value
 
 
@@ -127,7 +144,9 @@ def _positions(name: str, num_positions: int, model: Transformer) -> Tensor:
     known = model.state_dict()
     if name in known:
         return known[name]
-    dim = config.model_dim if name.startswith("source") else config.decoder_dim
+    dim = config.decoder_dim
+    if name.startswith("source"):
+        dim = config.model_dim
     layout = config.positions
     assert layout in ("sinusoidal", "sinusoidal-halves")
     return sinusoids(num_positions, dim, layout)

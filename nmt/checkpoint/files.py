@@ -48,7 +48,7 @@ _ANOTHER = "Use a different checkpoint of the run."
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """Contents of a checkpoint, on the CPU."""
 

@@ -67,7 +67,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelFiles:
     """A verified model whose weights have not been read yet."""
 
@@ -85,7 +85,7 @@ class ModelFiles:
         return self.manifest.files[stored.MODEL].sha256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelBundle(ModelFiles):
     """A model with its weights, ready to translate."""
 
@@ -291,15 +291,7 @@ def read_weights(files: ModelFiles) -> ModelBundle:
             model = load_attribute(_MERGED_MODEL)(files, adapter)
         else:
             model = _read_model(files, path)
-    return ModelBundle(
-        config=files.config,
-        record=files.record,
-        tokenizers=files.tokenizers,
-        step=files.step,
-        folder=files.folder,
-        manifest=files.manifest,
-        model=model,
-    )
+    return ModelBundle(**vars(files), model=model)
 
 
 def _read_model(files: ModelFiles, path: Path) -> Transformer:

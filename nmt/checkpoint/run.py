@@ -267,9 +267,12 @@ def data_check(
     def check(manifest: PreparedManifest) -> None:
         recorded = recorded_identity(config.run_dir)
         if recorded:
-            hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
-            processes = num_processes or recorded["num_processes"]
-            present = identity(config, num_processes=processes, **hashes)
+            present = identity(
+                config,
+                data_hash=manifest.data_hash,
+                vocab_hash=manifest.vocab_hash,
+                num_processes=num_processes or recorded["num_processes"],
+            )
             refuse_changed_settings(recorded, present, config.run_dir)
 
     return check

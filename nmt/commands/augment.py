@@ -33,7 +33,7 @@ _SHARDS = "shards"
 _EMPTY = "empty"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AugmentReport:
     """Counts of lines read, written and dropped."""
 
@@ -80,7 +80,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
     output = options.output
     references = options.references
     translator = _load_translator(options)
-    if references and len({_count(text), _count(references)}) > 1:
+    if references and _count(text) != _count(references):
         problem = f"{text} and {references} have different numbers of lines."
         raise DataError(problem, fix="Pass one reference for each line of the text.")
     models = [find_model(folder, options.checkpoint).sha256 for folder in options.model]
@@ -103,8 +103,10 @@ def augment(options: AugmentOptions) -> AugmentReport:
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
             write_json(output / SETTINGS, settings)
-            if (output / _REPORT).is_file():
-                return AugmentReport(**read_json(output / _REPORT) | {"shards_made": 0})
+            if (output / _REPORT).is_file():  # an earlier run has done everything
+                finished = read_json(output / _REPORT)
+                finished["shards_made"] = 0
+                return AugmentReport(**finished)
             (output / _SHARDS).mkdir(exist_ok=True)
             # After a kill, only the missing shards are translated.
             files = [text, references] if references else [text]
@@ -117,11 +119,12 @@ def augment(options: AugmentOptions) -> AugmentReport:
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
             num_read = counts.pop("read", 0)
+            dropped = counts  # The other counts are those of dropped lines, by reason.
             report = AugmentReport(
                 corpus=str(output / CORPUS),
                 read=num_read,
-                written=num_read - counts.total(),
-                dropped=dict(counts.most_common()),
+                written=num_read - dropped.total(),
+                dropped=dict(dropped.most_common()),
                 shards_made=translate.made,
                 seconds=round(time.perf_counter() - begin, 3),
                 tag="<ft>" if options.forward else "<bt>",
@@ -201,7 +204,7 @@ def _count(text: Path) -> int:
     return sum(1 for _ in _lines(text))
 
 
-@dataclass(slots=True)
+@dataclass
 class _Translate:
     """Translates a block of lines. Returns pairs as TSV, and counts of lines read and dropped."""
 

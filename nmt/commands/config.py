@@ -102,7 +102,7 @@ def keys(options: KeysOptions) -> TextResult:
     return TextResult(describe_keys(options.section))
 
 
-def _explain_keys(start: str = "") -> str:
+def _explain_keys(start: str) -> str:
     """Return keys as text for a terminal: default, then meaning and allowed values, wrapped."""
     from rich.console import Console  # noqa: PLC0415 - slow to load
     from rich.padding import Padding  # noqa: PLC0415

@@ -88,15 +88,24 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     everyone = list(models)
     if options.baseline_model:
         everyone.append(EvaluatedModel(options.baseline_model, options, is_baseline=True))
-    analyses = _requested_analyses(options, any(model.has_languages for model in everyone))
+    has_languages = any(model.has_languages for model in everyone)
+    requested = {
+        "slices": options.slices or options.slice_,
+        "robustness": options.robustness,
+        "confidence": ANALYSES.find("confidence"),  # always, if the extra is installed
+        "gates": options.fail_under or options.fail_if_worse,
+        "languages": has_languages and ANALYSES.find("languages"),
+    }
+    analyses = [ANALYSES[name] for name, is_requested in requested.items() if is_requested]
     configured = everyone[0].configured if everyone else None
     tests = evaluation_set.load_test_sets(options, configured)
     sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
-    inputs = [options.contrastive]
-    for evaluated in sets:
-        inputs += evaluated.inputs
+    inputs = [options.contrastive, options.baseline, *options.hypothesis]
+    inputs += [Path(text.partition("=")[2]) for text in options.slice_]
+    for test in tests:
+        inputs += test.files
     for model in everyone:
-        inputs += model.inputs
+        inputs += model.files
     for path in (*options.report, options.save_hypotheses):
         check_output(path, *inputs)
 
@@ -123,18 +132,6 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         for model, system in zip(models, evaluated.systems, strict=False):
             model.record(evaluated.test, system)
     return replace(report, failures=tuple(failures))
-
-
-def _requested_analyses(options: EvaluateOptions, has_languages: bool) -> list[Analysis]:
-    """Return the requested analyses; ``confidence`` always, if the extra is installed."""
-    requested = {
-        "slices": options.slices or options.slice_,
-        "robustness": options.robustness,
-        "confidence": ANALYSES.find("confidence"),
-        "gates": options.fail_under or options.fail_if_worse,
-        "languages": has_languages and ANALYSES.find("languages"),
-    }
-    return [ANALYSES[name] for name, is_requested in requested.items() if is_requested]
 
 
 # Metrics that a translation equal to the reference maximizes.
@@ -175,10 +172,10 @@ class EvaluatedModel:
             self.loading |= {"checkpoint": "best", "ensemble": None}
         else:
             self._mbr = mbr(options, options.beam_size)
-        self.inputs = [folder]
+        self.files = [folder]
         if self.loading["ensemble"]:
-            self.inputs += self.loading["ensemble"].others
-        self.name = " + ".join(map(str, self.inputs))
+            self.files += self.loading["ensemble"].others
+        self.name = " + ".join(map(str, self.files))
         self._translator: Translator | None = None
         self.target_tokenizer: Tokenizer | None = None  # known after a translation
 
@@ -272,7 +269,11 @@ class EvaluatedSet:
         if options.external:
             self.metrics[_EXTERNAL] = f"{_EXTERNAL}:{options.external}"
         self.scorers = self.make_scorers(self.test.references, self.test.source)
-        self.resampling = _resampling(options)
+        count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
+        # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
+        significance = options.significance or ("ar" if options.fail_if_worse else "bs")
+        trials = options.resamples or DEFAULT_TRIALS
+        self.resampling = Resampling(count, options.seed, significance, trials)
         self.pairs: ReportSection | None = None
         hypotheses: Sequence[Path] = ()
         labels: Sequence[str] = ()
@@ -281,13 +282,10 @@ class EvaluatedSet:
             labels = options.slice_
         self.systems = read_systems(hypotheses, whole, options.limit)
         self.labels = evaluation_set.read_labels(labels, whole, options.limit)
-        self.inputs = [*hypotheses, *whole.files]
-        self.inputs += [Path(text.partition("=")[2]) for text in options.slice_]
         self.baseline: System | None = None
         base = options.baseline
         if base is None:
             return
-        self.inputs.append(base)
         if base.suffix == ".json":
             read = ANALYSES["baseline report"]
             self.baseline = read(base, whole.name, self.test.references, self.scorers)
@@ -327,10 +325,9 @@ class EvaluatedSet:
         return []
 
     def _score(self) -> None:
-        systems, self.baseline, self.pairs = score_systems(
+        self.systems, self.baseline, self.pairs = score_systems(
             self.systems, self.scorers, baseline=self.baseline, resampling=self.resampling
         )
-        self.systems = list(systems)
 
     def evaluation(self, sections: Sequence[ReportSection | None]) -> Evaluation:
         """Return the values for the report."""
@@ -380,13 +377,6 @@ def limit_section(scored: EvaluatedSet) -> ReportSection | None:
     if not values:
         return None
     return ReportSection("limit", "Best possible scores", rows, values, _LIMIT)
-
-
-def _resampling(options: EvaluateOptions) -> Resampling:
-    count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
-    # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
-    significance = options.significance or ("ar" if options.fail_if_worse else "bs")
-    return Resampling(count, options.seed, significance, options.resamples or DEFAULT_TRIALS)
 
 
 def _translate(

@@ -47,10 +47,9 @@ logger = logging.getLogger(__name__)
 
 _UNBOUNDED_CHARACTERS = 1 << 30
 _KEEPS_ALL = "Use `report` FILE.json; it contains all translations."
-_ROWS_AT_ONCE = 50_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
     """Sentences with their references."""
 
@@ -74,7 +73,7 @@ class EvaluationSet:
         return replace(self, source=source, references=references)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConfiguredSets:
     """The languages of a model, and the validation and test sets in its configuration."""
 
@@ -446,15 +445,12 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
     """
     rows_of_all: set[int] | None = None
     for data in training_data(folder):
-        store = data.train
         tokenizer = load_tokenizers(data.tokenizer_dir).source
         tag_ids = list(tokenizer.tag_ids)
         encoded = [tuple(tokenizer.without_tags(ids)) for ids in tokenizer.encode_batch(lines)]
         wanted = [_key(len(ids), ids[0], ids[-1]) for ids in set(encoded) if ids]
         seen = set[tuple[int, ...]]()
-        for first in range(0, len(store), _ROWS_AT_ONCE):
-            last = min(first + _ROWS_AT_ONCE, len(store))
-            stored = store.source_ids(np.arange(first, last))
+        for stored in data.train.source.blocks():
             ids = stored.ids.astype(np.int64)
             starts = stored.offsets[:-1]
             ends = stored.offsets[1:]

@@ -53,7 +53,9 @@ def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
         ConfigError: MBR is combined with a beam size, or its options are set without `mbr`.
     """
     if options.mbr is None:
-        for name in given(options, "mbr_candidates", "mbr_from"):
+        unused = list(given(options, "mbr_candidates", "mbr_from"))
+        if unused:
+            name = unused[0]
             raise ConfigError(f"`{name}` needs `mbr`.", fix=f"Add `mbr` chrf, or remove `{name}`.")
         return None
     if beam_size is not None:

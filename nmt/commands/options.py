@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 from nmt.config.flag import OF_THE_MODEL, Flag, Options, changed, file_name
 from nmt.errors import CheckpointError, ConfigError, NmtError
@@ -95,7 +95,6 @@ _Mean = Literal["arithmetic", "geometric"] | None
 _WEIGHTS = Flag(separator=",", metavar="X,X", shown="equal weights")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options):
     """Which models to load, and on which device.
 
@@ -109,7 +108,7 @@ class ModelOptions(Options):
             (geometric).
     """
 
-    title: ClassVar[str] = "Model"
+    title = "Model"
 
     checkpoint: Checkpoint = "best"
     device: Annotated[str, Flag(metavar="[auto|cpu|cuda|cuda:N|mps]")] = "auto"
@@ -125,7 +124,6 @@ class ModelOptions(Options):
             raise ConfigError("`ensemble_mean` needs `with`.", fix=fix)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TranslatorOptions(ModelOptions):
     """Which models to load, on which device, and with which engine.
 
@@ -136,13 +134,12 @@ class TranslatorOptions(ModelOptions):
             (CTranslate2 only, fastest on CPUs). auto is float32 on CPUs and 16 bits on GPUs.
     """
 
-    title: ClassVar[str] = "Model"
+    title = "Model"
 
     engine: Annotated[str, Flag(metavar="NAME")] = "auto"
     dtype: Annotated[str, Flag(metavar="TYPE")] = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
 class SearchOptions(Options):
     """How to search for translations.
 
@@ -155,7 +152,7 @@ class SearchOptions(Options):
             are split into segments. Not possible with learned positions.
     """
 
-    title: ClassVar[str] = "Search"
+    title = "Search"
 
     beam_size: BeamSize = None
     length_penalty: LengthPenalty = None
@@ -170,7 +167,6 @@ class SearchOptions(Options):
         return given(self, "beam_size", "length_penalty", "shortlist", "batch_tokens")
 
 
-@dataclass(frozen=True, kw_only=True)
 class MbrOptions(Options):
     """Minimum Bayes risk decoding.
 
@@ -180,7 +176,7 @@ class MbrOptions(Options):
         mbr_from: Source of the candidates for `mbr`: random samples or beam search.
     """
 
-    title: ClassVar[str] = "Minimum Bayes risk decoding"
+    title = "Minimum Bayes risk decoding"
 
     mbr: Annotated[Text, Flag(metavar="chrf|bleu|comet[:MODEL]")] = None
     mbr_candidates: Annotated[Count, Flag(min=2, shown="32")] = None
@@ -193,7 +189,6 @@ def given(options: Any, *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
 class PreparationOptions(Options):
     """How to prepare data; `nmt train` uses the defaults.
 
@@ -206,7 +201,7 @@ class PreparationOptions(Options):
         score_with: Two models, one per direction, for the filter dual_cross_entropy.
     """
 
-    title: ClassVar[str] = "Preparation"
+    title = "Preparation"
 
     report_only: bool = False
     report_dir: Annotated[File, Flag(metavar="FOLDER")] = None
@@ -216,7 +211,6 @@ class PreparationOptions(Options):
     score_with: Annotated[Files, Flag(separator=",", metavar="RUN,RUN")] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrepareOptions(PreparationOptions):
     """Which configuration to prepare, and how.
 
@@ -224,7 +218,7 @@ class PrepareOptions(PreparationOptions):
         verify: Check an existing prepared folder against its manifest; write nothing.
     """
 
-    title: ClassVar[str] = "Preparation"
+    title = "Preparation"
 
     config: ConfigFile
     verify: bool = False
@@ -239,7 +233,6 @@ class PrepareOptions(PreparationOptions):
             raise ConfigError(problem, fix=f"Remove `{others[0]}`.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
     """The configuration to train, the run folder, and how to resume.
 
@@ -252,7 +245,7 @@ class TrainOptions(Options):
         dry_run: Estimate memory, FLOPs and time without training.
     """
 
-    title: ClassVar[str] = "Training"
+    title = "Training"
 
     config: ConfigFile
     set_: Overrides = ()
@@ -273,7 +266,6 @@ class TrainOptions(Options):
         return (*self.set_, f"run_dir='{quoted}'")
 
 
-@dataclass(frozen=True, kw_only=True)
 class AverageOptions(Options):
     """The run and the checkpoints to average.
 
@@ -304,7 +296,6 @@ class AverageOptions(Options):
             raise ConfigError(f"`step` {listed} is repeated.", fix=fix)
 
 
-@dataclass(frozen=True, kw_only=True)
 class AugmentOptions(Options):
     """The text to translate, the model, and the search.
 
@@ -346,7 +337,6 @@ _OUTPUTS = ("alignments", "attention", "token_scores")
 _FORMAT = Flag(metavar="[text|json]", parser=format_name)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LineOptions(Options):
     """How to read and write lines.
 
@@ -366,7 +356,7 @@ class LineOptions(Options):
         stream: Translate each line before reading the next one, for interactive use.
     """
 
-    title: ClassVar[str] = "Input and output"
+    title = "Input and output"
 
     input: Annotated[File, Flag(short="i", parser=file_or_standard, shown="standard input")] = None
     output: OutputFile = None
@@ -388,7 +378,6 @@ class LineOptions(Options):
         return frozenset(name for name in _OUTPUTS if getattr(self, name))
 
 
-@dataclass(frozen=True, kw_only=True)
 class SamplingOptions(Options):
     """How to sample translations.
 
@@ -399,7 +388,7 @@ class SamplingOptions(Options):
         top_k: Number of most probable tokens that `sample` can choose from; 0 means all.
     """
 
-    title: ClassVar[str] = "Sampling"
+    title = "Sampling"
 
     sample: bool = False
     temperature: Annotated[float | None, Flag(shown=OF_THE_MODEL)] = None
@@ -408,7 +397,6 @@ class SamplingOptions(Options):
     seed: SampleSeed = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, TranslatorOptions):
     """The model, the text to translate, and the form of the output.
 
@@ -464,7 +452,6 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
         return self.decoding() | changes
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScoreOptions(ModelOptions):
     """Which sentence pairs to score, and how to write the scores.
 
@@ -476,7 +463,7 @@ class ScoreOptions(ModelOptions):
         format: Output format: one number per line, or one JSON object per line with all tokens.
     """
 
-    title: ClassVar[str] = "Scoring"
+    title = "Scoring"
 
     model: Model
     source: File = None
@@ -506,7 +493,6 @@ _BS = "bs; ar with `fail_if_worse`"
 _NUM_RESAMPLES = f"{DEFAULT_RESAMPLES} for bs, {DEFAULT_TRIALS} for ar"
 
 
-@dataclass(frozen=True, kw_only=True)
 class TestOptions(Options):
     """The translations or models to evaluate, and the references.
 
@@ -521,7 +507,7 @@ class TestOptions(Options):
         list_: Print the names that `test` accepts, then exit.
     """
 
-    title: ClassVar[str] = "Test set and systems"
+    title = "Test set and systems"
 
     models: Annotated[Files, Flag(argument=True, metavar="MODEL")] = ()
     hypothesis: Files = ()
@@ -534,7 +520,6 @@ class TestOptions(Options):
     list_: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScoringOptions(Options):
     """Metrics, and how texts are prepared for them.
 
@@ -548,7 +533,7 @@ class ScoringOptions(Options):
             references, and writes one number per line; higher is better.
     """
 
-    title: ClassVar[str] = "Scores"
+    title = "Scores"
 
     metric: Annotated[Texts, Flag(metavar="NAME", shown="bleu,chrf")] = ()
     tokenize: Annotated[Text, Flag(metavar="NAME", shown="by language, usually 13a")] = None
@@ -556,7 +541,6 @@ class ScoringOptions(Options):
     external: Annotated[Text, Flag(metavar="COMMAND")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class GateOptions(Options):
     """Which baseline to compare with, and when to fail.
 
@@ -571,7 +555,7 @@ class GateOptions(Options):
         seed: Random seed of the resampling.
     """
 
-    title: ClassVar[str] = "Comparison and gates"
+    title = "Comparison and gates"
 
     baseline: Annotated[File, Flag(metavar="FILE|RUN|REPORT.json")] = None
     significance: Annotated[Literal["bs", "ar"] | None, Flag(shown=_BS)] = None
@@ -582,7 +566,6 @@ class GateOptions(Options):
     seed: Annotated[int, Flag(min=0)] = DEFAULT_SEED
 
 
-@dataclass(frozen=True, kw_only=True)
 class AnalysisOptions(Options):
     """Analyses that show the weaknesses of a system.
 
@@ -595,7 +578,7 @@ class AnalysisOptions(Options):
             separated by tabs. Reports how often the model prefers the correct translation.
     """
 
-    title: ClassVar[str] = "Analysis"
+    title = "Analysis"
 
     slices: bool = False
     slice_: Annotated[Texts, Flag(metavar="NAME=FILE")] = ()
@@ -603,7 +586,6 @@ class AnalysisOptions(Options):
     contrastive: File = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class OutputOptions(Options):
     """Output of `nmt evaluate`: reports and translations.
 
@@ -614,7 +596,7 @@ class OutputOptions(Options):
         save_hypotheses: Output file for the translations of the model.
     """
 
-    title: ClassVar[str] = "Output"
+    title = "Output"
 
     report: Files = ()
     sentence_level: bool = False
@@ -622,7 +604,6 @@ class OutputOptions(Options):
     json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(
     TestOptions, ScoringOptions, GateOptions, AnalysisOptions, OutputOptions,
     SearchOptions, MbrOptions, TranslatorOptions,
@@ -638,7 +619,6 @@ class EvaluateOptions(
 _Layout = Literal["text", "markdown"] | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class KeysOptions(Options):
     """Which keys to describe.
 
@@ -651,7 +631,6 @@ class KeysOptions(Options):
     format: Annotated[_Layout, Flag(shown="text in a terminal, else markdown")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShowOptions(Options):
     """Which configuration to print."""
 
@@ -659,7 +638,6 @@ class ShowOptions(Options):
     set_: Overrides = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckOptions(Options):
     """Which configurations to check.
 
@@ -686,7 +664,7 @@ class CommandResult(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TextResult:
     """A text; ``values`` are its plain data."""
 

@@ -400,8 +400,8 @@ def _write(
                 log.take(name, values)
                 is_kept = arrays["is_kept"]
                 rows = encoded.rows(name, block)[is_kept]
-                source = encoded.lines.source_ids(rows).prepend(source_tags)
-                target = encoded.lines.target_ids(rows).prepend(target_tags)
+                source = encoded.lines.source.ids(rows).prepend(source_tags)
+                target = encoded.lines.target.ids(rows).prepend(target_tags)
                 writer.append(source, target, index, encoded.lines.lines[rows])
                 if part == VALID:
                     _append_text(folder, kept_pairs(block, is_kept))

@@ -51,7 +51,7 @@ from nmt.inference.translator import Translator
 from nmt.registry import load_attribute
 from nmt.training import checkpoints
 from nmt.training.checkpoints import CheckpointWriter, Progress, TrainingSummary
-from nmt.training.events import Event, Reporter, ReporterList, RunLog
+from nmt.training.events import Reporter, ReporterList, RunLog, TrainingEvent
 from nmt.training.processes import StoppedBySignal, StopSignal, launch
 from nmt.training.schedule import build_schedule
 from nmt.training.timing import TrainingSetup, plan_budget
@@ -134,7 +134,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             reporter = train_setup.make_reporters(config, log, start.progress, trackers)
         with closing(reporter):
             for note in start.notes:
-                reporter.report(Event(start.progress.step, note))
+                reporter.report(TrainingEvent(start.progress.step, note))
             remark = start.compilation_remark
             reporter.report(train_setup.describe_start(config, setup, remark, start.progress))
             trainer = Trainer(config, setup, start.progress, start.record, reporter, stop)
@@ -175,7 +175,7 @@ def _open(
     return data, checkpoints.load_newest(config.run_dir, processes, strict=strict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Start:
     """Where training starts or resumes."""
 
@@ -318,12 +318,12 @@ class Trainer:
                     reason = self._reason_to_end()
                     if progress.position.stage != stage:
                         note = f"starting stage {progress.position.stage + 1} of data.stages"
-                        self._report(Event(progress.step, note))
+                        self._report(TrainingEvent(progress.step, note))
             self._read()
             self._writer.save_the_end(progress)
         if reason == "signal":
             outcome = f"stopped at step {progress.step:,}; run the same command again to resume"
-        self._report(Event(progress.step, outcome, "end", {"reason": reason}))
+        self._report(TrainingEvent(progress.step, outcome, "end", {"reason": reason}))
         return reason
 
     def _reason_to_end(self) -> str | None:
@@ -391,7 +391,7 @@ class Trainer:
             else:
                 continue
             text = f"{problem} ({self._where(stats)})"
-            self._report(Event(step, text, level=logging.WARNING))
+            self._report(TrainingEvent(step, text, level=logging.WARNING))
 
     def _where(self, stats: UpdateStats) -> str:
         """Return which lines of the corpora all processes used in an update, as text."""

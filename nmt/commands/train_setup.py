@@ -40,7 +40,7 @@ from nmt.registry import Registry, built_in, load_attribute
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training.checkpoints import Progress
-from nmt.training.events import Console, Event, JsonLines, Reporter, ReporterList, RunLog
+from nmt.training.events import Console, JsonLines, Reporter, ReporterList, RunLog, TrainingEvent
 from nmt.training.losses import LOSSES, loss_name
 from nmt.training.optimizer import ModelOptimizer, freeze
 from nmt.training.processes import StopSignal
@@ -289,10 +289,15 @@ def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) ->
     """Return the data that checkpoints store, to be compared when training resumes."""
     manifest = setup.data.manifest
     updater = setup.updater
-    hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
+    of_run = identity(
+        config,
+        data_hash=manifest.data_hash,
+        vocab_hash=manifest.vocab_hash,
+        num_processes=updater.processes.size,
+    )
     arithmetic = {"precision": updater.precision.name, "compiled": is_compiled}
     return {
-        "identity": identity(config, num_processes=updater.processes.size, **hashes),
+        "identity": of_run,
         "machine": machine(updater.device) | arithmetic,
         "batch": setup.loader.config.model_dump(mode="json"),
         ADAPTER: setup.adapter,
@@ -314,7 +319,9 @@ def compile_model(setup: TrainingSetup) -> Compilation:
     )
 
 
-def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress: Progress) -> Event:
+def describe_start(
+    config: RunConfig, setup: TrainingSetup, note: str, progress: Progress
+) -> TrainingEvent:
     """Return the event of the start: model size, data, device and schedule."""
     schedule = config.training.schedule
     updater = setup.updater
@@ -351,7 +358,7 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
         place += f", {note}"
     model = f"{num_parameters:,} parameters ({parts}), {pairs:,} sentence pairs, {place}"
     text = f"{progress.describe()}: {model}; {label_of(metric)} selects the best checkpoint"
-    return Event(progress.step, text, "start", facts)
+    return TrainingEvent(progress.step, text, "start", facts)
 
 
 def _facts_of_sets(validator: Validator) -> dict[str, Any]:

@@ -122,16 +122,17 @@ def _filled_names(given: Any, recorded: Any) -> Any:
 
 
 def _filled(given: Any, recorded: Any) -> Any:
-    """Return a value that both configurations have, with the recorded values of its keys."""
-    if isinstance(recorded, Mapping):
-        if isinstance(given, list) and len(given) == 1:  # one validation set, written as a list
-            return [_filled(given[0], recorded)]
-        if isinstance(given, str) and "action" in recorded:  # the short form of a filter
-            return {**recorded, "action": given}
-        if isinstance(given, Mapping):
-            if any(_is_elsewhere(key, given, recorded) for key in PLACES):
-                return given  # another corpus
-            return with_recorded(given, recorded)
+    """Return the user's value of a key; keys that it leaves open get their recorded values."""
     if isinstance(given, list) and isinstance(recorded, list) and len(given) == len(recorded):
         return list(map(_filled, given, recorded))
-    return given
+    if not isinstance(recorded, Mapping):
+        return given
+    if isinstance(given, list) and len(given) == 1:  # one validation set, written as a list
+        return [_filled(given[0], recorded)]
+    if isinstance(given, str) and "action" in recorded:  # the short form of a filter
+        return {**recorded, "action": given}
+    if not isinstance(given, Mapping):
+        return given
+    if any(_is_elsewhere(key, given, recorded) for key in PLACES):
+        return given  # another corpus
+    return with_recorded(given, recorded)

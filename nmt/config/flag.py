@@ -1,7 +1,7 @@
 """Describes how a field of an options class becomes a flag.
 
-Each command has one frozen, keyword-only dataclass of options. The ``Args:`` of its docstring are
-the help texts of the flags. A `Flag` adds other properties::
+Each command has one subclass of `Options`. The ``Args:`` of its docstring are the help texts of the
+flags. A `Flag` adds other properties::
 
     exact: bool = False
     beam_size: Annotated[int | None, Flag(short="b", min=1)] = None
@@ -21,7 +21,7 @@ from dataclasses import MISSING, dataclass, fields
 from inspect import cleandoc
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 # Shown as the default of a flag that is a key of the model's configuration.
 OF_THE_MODEL = "from the model"
@@ -53,12 +53,17 @@ def without_none(kind: Any) -> Any:
     return kinds[0] if len(kinds) == 1 else kind
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Base class of options: converts text to paths, and lists to tuples.
 
-    Also the options of a command without flags.
+    Subclasses become frozen dataclasses with keyword-only fields. This class itself has the options
+    of a command without flags.
     """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))

@@ -75,8 +75,9 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
             directions.append((source, target))
     section = {key: values[key] for key in _COPIED if values.get(key) is not None}
     section["directions"] = directions
-    of_text = [pair for pair in directions if isinstance(pair[1], str)]
-    section["language_tags"] = chosen_tags(data.get("language_tags"), of_text)
+    # Not validated: a target language may be missing or of another type.
+    valid = [(source, target) for source, target in directions if isinstance(target, str)]
+    section["language_tags"] = chosen_tags(data.get("language_tags"), valid)
     filters = _section(values, "filters")
     if "max_length" in filters:
         section["max_length"] = filters["max_length"]

@@ -20,7 +20,7 @@ from nmt.errors import ConfigError
 from nmt.installation import read_toml
 
 
-class Pair(NamedTuple):
+class Phrase(NamedTuple):
     """A phrase in both languages."""
 
     english: str
@@ -50,8 +50,8 @@ class Determiner(NamedTuple):
 _WORDS: dict[str, Any] = read_toml(__file__, "demo.toml")
 
 
-def _pairs(key: str) -> list[Pair]:
-    return [Pair(*row) for row in _WORDS[key]]
+def _pairs(key: str) -> list[Phrase]:
+    return [Phrase(*row) for row in _WORDS[key]]
 
 
 _NUMBERS = _pairs("numbers")
@@ -64,11 +64,11 @@ _NUM_ADJECTIVES = (0, 0, 1, 1, 1, 2, 2, 3)
 _SPLITS = {"test": (0, 300), "valid": (300, 600), "train": (600, 40_600)}  # First pair, and end.
 
 
-def number(value: int) -> Pair:
+def number(value: int) -> Phrase:
     """Spell a number from 0 to 99.
 
     >>> number(21)
-    Pair(english='twenty-one', german='einundzwanzig')
+    Phrase(english='twenty-one', german='einundzwanzig')
     """
     if value < len(_NUMBERS):
         return _NUMBERS[value]
@@ -79,12 +79,12 @@ def number(value: int) -> Pair:
     english, german = _NUMBERS[ones]
     if ones == 1:
         german = "ein"
-    return Pair(f"{tens.english}-{english}", f"{german}und{tens.german}")
+    return Phrase(f"{tens.english}-{english}", f"{german}und{tens.german}")
 
 
 def noun_phrase(
-    determiner: Determiner, adjectives: Sequence[Pair], noun: Noun, *, is_object: bool
-) -> Pair:
+    determiner: Determiner, adjectives: Sequence[Phrase], noun: Noun, *, is_object: bool
+) -> Phrase:
     """Return a noun phrase whose determiner and adjectives agree with the noun."""
     if "plural" in determiner.forms:
         case = "plural"
@@ -103,7 +103,7 @@ def noun_phrase(
     german_words = [word.german + ending for word in adjectives]
     english_phrase = " ".join([article, *english_words])
     german_phrase = " ".join([german_determiner, *german_words, german])
-    return Pair(english_phrase, german_phrase)
+    return Phrase(english_phrase, german_phrase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class SentenceGenerator:
         self._random = random.Random(seed)
         self._choice = self._random.choice
 
-    def sentence(self) -> Pair:
+    def sentence(self) -> Phrase:
         """Draw a sentence and its translation."""
         rules = [self._statement] * 5
         rules += [self._because, self._because, self._question]
@@ -136,9 +136,9 @@ class SentenceGenerator:
         for words in (english, german):
             text = " ".join(words.split()).replace(" ,", ",")
             texts.append(text[0].upper() + text[1:] + mark)
-        return Pair(*texts)
+        return Phrase(*texts)
 
-    def _noun(self, names: str, kinds: str, *, is_object: bool = False) -> tuple[Pair, int]:
+    def _noun(self, names: str, kinds: str, *, is_object: bool = False) -> tuple[Phrase, int]:
         """Draw a noun phrase and its person.
 
         Args:
@@ -153,7 +153,7 @@ class SentenceGenerator:
             groups = groups[:3]
         num_adjectives = self._choice(_NUM_ADJECTIVES)
         chosen = self._random.sample(groups, num_adjectives)
-        adjectives = [Pair(*self._choice(group)) for group in chosen]
+        adjectives = [Phrase(*self._choice(group)) for group in chosen]
         noun = Noun(*self._choice(_WORDS["nouns"][kind]))
         count = number(self._random.randrange(2, 100))
         determiner = Determiner(count.english, {"plural": (count.german, "e")})
@@ -162,12 +162,12 @@ class SentenceGenerator:
         phrase = noun_phrase(determiner, adjectives, noun, is_object=is_object)
         return phrase, _PLURAL if "plural" in determiner.forms else _THIRD
 
-    def _subject(self) -> tuple[Pair, int]:
+    def _subject(self) -> tuple[Phrase, int]:
         kind = self._choice(["pronouns", "names", "people"])
         if kind == "people":
             return self._noun("the/the/a/the plural", "p")
         english, german, person = self._choice(_WORDS[kind])
-        return Pair(english, german), person
+        return Phrase(english, german), person
 
     def _clause(self) -> _Clause:
         tense = self._choice(["past", *_FORMS])
@@ -205,18 +205,18 @@ class SentenceGenerator:
             last=last,
         )
 
-    def _when(self, tense: str) -> tuple[Pair, Pair]:
+    def _when(self, tense: str) -> tuple[Phrase, Phrase]:
         """Draw a day that suits the tense, and a time of day."""
         weekday = self._choice(_DAYS)
         hour = number(self._random.randrange(2, 13))
         other_day = self._choice(_pairs("past_days" if tense == "past" else "later_days"))
-        day = self._choice([Pair(f"on {weekday.english}", f"am {weekday.german}"), other_day])
-        return day, Pair(f"at {hour.english} o'clock", f"um {hour.german} Uhr")
+        day = self._choice([Phrase(f"on {weekday.english}", f"am {weekday.german}"), other_day])
+        return day, Phrase(f"at {hour.english} o'clock", f"um {hour.german} Uhr")
 
     def _statement(self) -> tuple[str, str, str]:
         clause = self._clause()
         day, time = self._when(clause.tense)
-        none = Pair("", "")
+        none = Phrase("", "")
         orders = [(none, none), (day, none), (none, day), (day, time)]
         first, later = self._choice(orders)
         start = f"{clause.subject} {clause.verb}"
@@ -239,7 +239,7 @@ class SentenceGenerator:
         return f"{main.statement} because {reason.statement}", german, "."
 
 
-def _draw() -> Iterator[Pair]:
+def _draw() -> Iterator[Phrase]:
     """Draw pairs without end: the test set, the validation set, then the training data."""
     generator = SentenceGenerator(seed=20_241)
     seen = set[str]()

@@ -50,8 +50,8 @@ class Cooccurrences:
     """All combinations of a source token and a target token within each pair."""
 
     def __init__(self, lines: Lines, pairs: Pairs, num_targets: int) -> None:
-        source = lines.source_ids(pairs.sources)
-        target = lines.target_ids(pairs.targets)
+        source = lines.source.ids(pairs.sources)
+        target = lines.target.ids(pairs.targets)
         self.sides = source, target  # s and t tokens of P pairs.
         widths = target.lengths[source.sentences]  # co-occurrences of each source token
         first = target.offsets[source.sentences] - (np.cumsum(widths) - widths)
@@ -150,8 +150,8 @@ class Lexicon:
 
 def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
     """Cut pairs into batches of about `_COOCCURRENCES_AT_ONCE` co-occurrences."""
-    weights = lines.source_lengths[pairs.sources].astype(np.int64)
-    weights = weights * lines.target_lengths[pairs.targets] + 8
+    weights = lines.source.lengths[pairs.sources].astype(np.int64)
+    weights = weights * lines.target.lengths[pairs.targets] + 8
     batch_numbers = np.cumsum(weights) // _COOCCURRENCES_AT_ONCE
     cuts = np.flatnonzero(np.diff(batch_numbers)) + 1
     sources = np.split(pairs.sources, cuts)
@@ -166,8 +166,8 @@ def sample_step(lines: Lines, num: int) -> int:
     total = 0
     for start in range(0, num, _PAIRS_AT_ONCE):
         rows = slice(start, start + _PAIRS_AT_ONCE)
-        source_lengths = lines.source_lengths[rows].astype(np.int64)
-        total += int(source_lengths @ lines.target_lengths[rows])
+        source_lengths = lines.source.lengths[rows].astype(np.int64)
+        total += int(source_lengths @ lines.target.lengths[rows])
     return max(1, math.ceil(total / _MOST_COOCCURRENCES))
 
 
@@ -195,16 +195,13 @@ def learn_lexicon(
         iterations: Number of iterations of expectation maximization.
     """
     num_sources, num_targets = vocab_sizes
-    source_counts = np.full(num_sources, 0.5)
-    target_counts = np.full(num_targets, 0.5)
+    counts = np.full(num_sources, 0.5), np.full(num_targets, 0.5)
     for batch in batches(lines, pairs):
-        source = lines.source_ids(batch.sources)
-        target = lines.target_ids(batch.targets)
-        source_counts += np.bincount(source.ids, minlength=num_sources)
-        target_counts += np.bincount(target.ids, minlength=num_targets)
-    source_frequencies = source_counts / source_counts.sum()
-    target_frequencies = target_counts / target_counts.sum()
-    lexicon = Lexicon(lines, vocab_sizes, (source_frequencies, target_frequencies))
+        for side, rows, count in zip((lines.source, lines.target), batch, counts, strict=True):
+            count += np.bincount(side.ids(rows).ids, minlength=len(count))
+    source_counts, target_counts = counts
+    frequencies = source_counts / source_counts.sum(), target_counts / target_counts.sum()
+    lexicon = Lexicon(lines, vocab_sizes, frequencies)
     for _ in range(iterations):
         lexicon = replace(lexicon, before=None)  # frees memory
         cells = np.zeros(min(_CELLS, num_sources * num_targets), np.float32)
@@ -241,7 +238,7 @@ def likely_translations(
     Returns:
         Token ids, padded with -1. (V, most).
     """
-    num = len(lines.source_lengths)
+    num = len(lines.source.lengths)
     rows = np.arange(0, num, sample_step(lines, num))
     pairs = Pairs(rows, rows)
     if lexicon is None:  # counting the links below is one more iteration
@@ -277,7 +274,7 @@ def write_shortlist(
     The safetensors file has ``common``, the most frequent target tokens, and ``candidates``, the
     most probable translations of each source token, padded with -1. (V, most).
     """
-    counts = store.token_counts("target", vocab_sizes[1])
+    counts = store.target.counts(vocab_sizes[1])
     common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
     candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES, lexicon)
     path.write_bytes(save({"common": common, "candidates": candidates}))

@@ -173,8 +173,8 @@ class Loader:
 
     def lengths(self, rows: Rows | slice) -> tuple[IntArray, IntArray]:
         """Return the source and target lengths of ``rows``, including special tokens."""
-        source = self.store.source_lengths[rows] + (1 + self.source_bos)
-        target = self.store.target_lengths[rows] + 1
+        source = self.store.source.lengths[rows] + (1 + self.source_bos)
+        target = self.store.target.lengths[rows] + 1
         return source, target
 
     def plan(self, epoch: int, stage: int = 0) -> list[Rows]:
@@ -288,7 +288,7 @@ class Loader:
 
     def batch(self, rows: Rows, epoch: int = 0) -> Batch:
         """Return ``rows`` of the store as a batch, with the noise of ``epoch``."""
-        sides = self.store.source_ids(rows), self.store.target_ids(rows)
+        sides = self.store.source.ids(rows), self.store.target.ids(rows)
         if self.resegment is not None:
             sides = self.resegment(epoch, rows, sides)
         return collate(*sides, rows, source_bos=self.source_bos, longest=self.longest)

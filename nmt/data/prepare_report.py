@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from heapq import nsmallest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -42,8 +42,7 @@ KEPT = "kept"
 _COLUMNS = ("corpus", "line", "reason", "value", "limit")
 _EXAMPLE = ("corpus", "line", "source", "target", "value")
 _NUM_EXAMPLES = 5
-_Side = Literal["source", "target"]
-_SIDES: tuple[_Side, _Side] = ("source", "target")
+_SIDES = ("source", "target")
 # A character without a subword becomes three bytes or more, so 5% of the subwords means that about
 # one character in fifty of a text with short subwords is unseen. Usual text has less than 0.5%.
 _MOST_FALLBACK = 0.05
@@ -198,8 +197,7 @@ def report_sides(
         tokenizers: Tokenizers of both sides.
     """
     reports = []
-    all_lengths = (store.source_lengths, store.target_lengths)
-    for place, side in enumerate(_SIDES):
+    for place, side in enumerate((store.source, store.target)):
         tokenizer = tokenizers[place]
         languages = [direction[place] for direction in directions]
         for language in dict.fromkeys(languages):
@@ -208,21 +206,20 @@ def report_sides(
             for number, other in enumerate(languages):
                 if other == language:
                     rows = store.rows_of(number)
-                    uses += store.token_counts(side, tokenizer.vocab_size, rows)
-                    lengths.append(all_lengths[place][rows])
+                    uses += side.counts(tokenizer.vocab_size, rows)
+                    lengths.append(side.lengths[rows])
             if uses.any():
-                report = _report_side(side, language, tokenizer, np.concatenate(lengths), uses)
-                reports.append(report)
+                report = _report_side(language, tokenizer, np.concatenate(lengths), uses)
+                reports.append(replace(report, side=_SIDES[place]))
     return reports
 
 
 def _report_side(
-    side: str, language: str, tokenizer: Tokenizer, lengths: IntArray, uses: IntArray
+    language: str, tokenizer: Tokenizer, lengths: IntArray, uses: IntArray
 ) -> SideReport:
     """Compute the statistics of one side in one language.
 
     Args:
-        side: source or target.
         language: Code of the language.
         tokenizer: Tokenizer of the side.
         lengths: Subwords of each sentence. (n,)
@@ -237,7 +234,6 @@ def _report_side(
     median, p99, p999 = np.searchsorted(num_up_to, shares).tolist()
     is_fallback = list(map(tokenizer.is_fallback, range(len(uses))))
     return SideReport(
-        side=side,
         language=language,
         vocab_size=len(uses),
         tokens=num_tokens,
@@ -296,7 +292,7 @@ def sample_lengths(store: ParallelStore) -> list[list[int]]:
     """Return the lengths of source and target, in subwords, of 400 evenly spaced pairs."""
     places = np.linspace(0, len(store) - 1, _NUM_LENGTHS)
     rows = np.unique(places.astype(np.int64))
-    lengths = store.source_lengths[rows], store.target_lengths[rows]
+    lengths = store.source.lengths[rows], store.target.lengths[rows]
     return np.stack(lengths, axis=1).tolist()
 
 

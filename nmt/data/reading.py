@@ -294,7 +294,7 @@ class CorpusReader:
             is_kept = self.is_kept[name][number]
             lengths = []
             usual_lengths = []
-            sides = encoded.lines.source_ids(rows), encoded.lines.target_ids(rows)
+            sides = encoded.lines.source.ids(rows), encoded.lines.target.ids(rows)
             for place, side in enumerate(sides):
                 num_tags = len(tags[place])
                 usual = np.ceil(side.sums(usual_subwords[place]))

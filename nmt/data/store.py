@@ -11,11 +11,11 @@ A folder contains these little-endian arrays:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float64]
 _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 10_000
 
 
 class Lengths(Protocol):
@@ -42,25 +43,30 @@ class Lengths(Protocol):
         """Return the lengths of ``rows``, in tokens."""
 
 
+class LineSide(Protocol):
+    """The lines of one side."""
+
+    @property
+    def lengths(self) -> Lengths:
+        """Length of each line, in tokens, without EOS."""
+
+    def ids(self, rows: Rows) -> FlatIds:
+        """Return the ids of ``rows``."""
+
+
 class Lines(Protocol):
     """Token ids of the lines of both sides: a `ParallelStore`, or a view of a store."""
 
     @property
-    def source_lengths(self) -> Lengths:
-        """Length of each source line, in tokens."""
+    def source(self) -> LineSide:
+        """The source lines."""
 
     @property
-    def target_lengths(self) -> Lengths:
-        """Length of each target line, in tokens."""
-
-    def source_ids(self, rows: Rows) -> FlatIds:
-        """Return the source ids of ``rows``."""
-
-    def target_ids(self, rows: Rows) -> FlatIds:
-        """Return the target ids of ``rows``."""
+    def target(self) -> LineSide:
+        """The target lines."""
 
 
-class _StoredSide:
+class StoredSide:
     """The ids of one side of all pairs."""
 
     def __init__(self, folder: Path, side: str, dtype: npt.DTypeLike) -> None:
@@ -68,9 +74,10 @@ class _StoredSide:
         self._offsets = _mapped(folder / f"{side}.offsets.bin", "<i8")
         if self._offsets[-1:].tolist() != [len(self._ids)]:  # an empty file has no offset
             raise ValueError(f"the size of {side}.ids.bin does not match its offsets")
+        # Lengths in tokens, without EOS. (n,), int32.
         self.lengths = np.diff(self._offsets).astype(np.int32)
 
-    def gather(self, rows: IntArray) -> FlatIds:
+    def ids(self, rows: IntArray) -> FlatIds:
         """Return the ids of ``rows``."""
         lengths = self.lengths[rows].astype(np.int64)
         ends = np.cumsum(lengths)
@@ -79,8 +86,15 @@ class _StoredSide:
         places = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
         return FlatIds(self._ids[places], lengths)
 
-    def counts(self, vocab_size: int, rows: slice) -> IntArray:
-        """Return the number of occurrences of each id. (vocab_size,)."""
+    def blocks(self) -> Iterator[FlatIds]:
+        """Yield the ids of all rows in blocks."""
+        num = len(self.lengths)
+        for start in range(0, num, _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, num))
+            yield self.ids(rows)
+
+    def counts(self, vocab_size: int, rows: slice = slice(None)) -> IntArray:
+        """Return the number of occurrences of each id in the rows. (vocab_size,)."""
         start, stop, _ = rows.indices(len(self.lengths))
         end = int(self._offsets[stop])
         counts = np.zeros(vocab_size, dtype=np.int64)
@@ -97,10 +111,8 @@ class ParallelStore:
         self._folder = folder
         layout = read_json(folder / "layout.json")
         dtype = np.dtype(field(layout, "ids", kind=str))
-        self._sides = {side: _StoredSide(folder, side, dtype) for side in _SIDES}
-        # Lengths in tokens, without EOS. (n,), int32.
-        self.source_lengths = self._sides["source"].lengths
-        self.target_lengths = self._sides["target"].lengths
+        self.source = StoredSide(folder, "source", dtype)
+        self.target = StoredSide(folder, "target", dtype)
         self.corpus = _mapped(folder / "corpus.bin", "<u2")  # index of the corpus or set. (n,)
         self.lines = _mapped(folder / "lines.bin", "<i8")  # number in the corpus, from 1. (n,)
 
@@ -124,24 +136,10 @@ class ParallelStore:
         """Return the number of pairs."""
         return len(self.corpus)
 
-    def source_ids(self, rows: IntArray) -> FlatIds:
-        """Return the source ids of ``rows``."""
-        return self._sides["source"].gather(rows)
-
-    def target_ids(self, rows: IntArray) -> FlatIds:
-        """Return the target ids of ``rows``."""
-        return self._sides["target"].gather(rows)
-
     def rows_of(self, corpus: int) -> slice:
         """Return the rows of a corpus; a store contains one corpus after the other."""
         start, stop = np.searchsorted(self.corpus, (corpus, corpus + 1))
         return slice(int(start), int(stop))
-
-    def token_counts(
-        self, side: Literal["source", "target"], vocab_size: int, rows: slice = slice(None)
-    ) -> IntArray:
-        """Return the number of occurrences of each id on a side of the rows. (vocab_size,)."""
-        return self._sides[side].counts(vocab_size, rows)
 
 
 @lru_cache(maxsize=2)

@@ -353,8 +353,9 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     Raises:
         CheckpointError: Another process trains there, or the folder cannot be written.
     """
+    fix = "Set run_dir to a folder that you can write to, or change the permissions."
     with ExitStack() as held:
-        try:
+        with write_errors(run_dir, CheckpointError, fix=fix):
             made = [place for place in (run_dir, *run_dir.parents) if not place.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
             # An existing lock file can be opened even if no new file can be written.
@@ -362,10 +363,6 @@ def run_lock(run_dir: Path) -> Iterator[None]:
                 if place.exists():
                     TemporaryFile(dir=place).close()
             held.enter_context(file_lock(run_dir / ".lock"))
-        except OSError as error:
-            problem = f"{run_dir} cannot be written: {error.strerror}."
-            fix = "Set run_dir to a folder that you can write to, or change the permissions."
-            raise CheckpointError(problem, fix=fix) from error
         try:
             yield
         finally:

@@ -141,7 +141,7 @@ def _inside(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FileRecord:
     """Size and SHA-256 of one file."""
 
@@ -175,7 +175,7 @@ def damage(folder: Path, files: Mapping[str, FileRecord], names: Iterable[str]) 
             yield f"{path} cannot be read: {error.strerror or error}."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SealedManifest:
     """Base class of manifests, which are written to ``manifest.json`` with their own hash."""
 
@@ -208,7 +208,7 @@ class SealedManifest:
         return json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest(SealedManifest):
     """The files of a checkpoint or a model folder."""
 

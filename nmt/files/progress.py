@@ -79,12 +79,12 @@ def _is_watched() -> bool:
     return not is_quiet and sys.stderr is not None and sys.stderr.isatty()
 
 
-def file_bar(description: str, path: Path | None, *, unit: str, shown: bool = True) -> tqdm[Any]:
+def file_bar(description: str, path: Path | None, *, unit: str) -> tqdm[Any]:
     """Return a bar that counts the lines of a file; disabled for standard input."""
     if path is None or is_standard(path):
         return progress_bar(description, unit=unit, shown=False)
     total = None
     # Counting the lines of a gigabyte takes about a second.
-    if shown and _is_watched() and path.is_file() and path.stat().st_size <= 1 << 30:
+    if _is_watched() and path.is_file() and path.stat().st_size <= 1 << 30:
         total = count_lines(path)
-    return progress_bar(description, unit=unit, total=total, shown=shown)
+    return progress_bar(description, unit=unit, total=total)

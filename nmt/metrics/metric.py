@@ -26,7 +26,7 @@ Significance: TypeAlias = Literal["bs", "ar"]
 References = Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MetricOptions:
     """Inputs of a metric other than references: text preparation, source lines, device."""
 
@@ -79,7 +79,7 @@ class Metric(ABC):
 METRICS: Registry[type[Metric]] = Registry("metric", suggest=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ConfidenceInterval:
     """The 95% interval of a score over resampled test sets."""
 
@@ -91,7 +91,7 @@ class ConfidenceInterval:
     seed: int  # Seed of the resampling.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The difference between a system and a baseline on the same sentences."""
 
@@ -108,7 +108,7 @@ class Comparison:
     seed: int  # Seed of the test.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """The score of one system under one metric."""
 

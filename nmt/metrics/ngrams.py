@@ -88,7 +88,8 @@ def _match_part(sides: Sequence[FlatIds], max_order: int) -> Floats:
     matches = np.zeros((num_lines, max_order))
     lengths = np.concatenate([side.lengths for side in sides])
     borders = np.cumsum([len(side.ids) for side in sides])
-    symbols = _renumbered(np.concatenate([side.ids for side in sides]))
+    characters_or_words = np.concatenate([side.ids for side in sides])
+    _, symbols = np.unique(characters_or_words, return_inverse=True)
     starts = np.arange(len(symbols))
     to_line_end = np.repeat(np.cumsum(lengths), lengths) - starts
     # A key contains the number of the line in its high bits, then the symbols of the n-gram.
@@ -122,21 +123,10 @@ def _match_part(sides: Sequence[FlatIds], max_order: int) -> Floats:
 
 def _counts_of(grams: Ints, others: Ints) -> Ints:
     """Return how often each of ``grams`` occurs in ``others``."""
-    values, counts = np.unique(others, return_counts=True)
-    if not len(values):
-        return np.zeros(len(grams), np.int64)
-    places = np.searchsorted(values, grams)
-    places = np.minimum(places, len(values) - 1)
-    return np.where(values[places] == grams, counts[places], 0)
-
-
-def _renumbered(symbols: npt.NDArray[np.integer]) -> Ints:
-    """Renumber symbols from 0 without gaps."""
-    largest = int(symbols.max(initial=0))
-    occurs = np.zeros(largest + 1, bool)
-    occurs[symbols] = True
-    numbers = np.cumsum(occurs) - 1
-    return numbers[symbols]
+    ordered = np.sort(others)
+    starts = np.searchsorted(ordered, grams)
+    ends = np.searchsorted(ordered, grams, "right")
+    return ends - starts
 
 
 def bleu(

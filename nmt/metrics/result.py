@@ -21,7 +21,7 @@ from nmt.files.json_file import field, read_json
 from nmt.metrics.metric import Floats, Score, format_score, label_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SystemRecord:
     """The translations of one system and their scores, as in the JSON of ``nmt evaluate``.
 
@@ -48,7 +48,7 @@ class SystemRecord:
         return values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class System(SystemRecord):
     """A system, with what its scores are computed from."""
 
@@ -60,7 +60,7 @@ class System(SystemRecord):
     sentence_scores: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReportSection:
     """The result of an analysis: a table to read, and the same values as data."""
 
@@ -72,38 +72,16 @@ class ReportSection:
     missed: Sequence[str] = ()  # Descriptions of missed gates, which make the command fail.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """The scores of systems on one test set, as in the JSON of ``nmt evaluate``.
-
-    `as_dict` writes it, and `read_report` reads it; the sections are not read back.
-    """
+    """What `read_report` reads of the JSON of an `Evaluation`."""
 
     systems: Annotated[tuple[SystemRecord, ...], Field(min_length=1)]
     test: str  # Name of the test set.
-    num_sentences: int = 0
-    num_references: int = 0  # References of each sentence.
     references_sha256: str = ""  # Identifies the test set: `hash_references`.
-    baseline: SystemRecord | None = None  # The system that all others are compared with.
-    paired_test: str | None = None  # Description of the significance test; None without p-values.
-    sections: Sequence[ReportSection] = ()  # Results of analyses.
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON. Empty values are left out."""
-        values = {
-            "systems": [system.as_dict() for system in self.systems],
-            "test": self.test,
-            "num_sentences": self.num_sentences,
-            "num_references": self.num_references,
-            "references_sha256": self.references_sha256,
-            "baseline": self.baseline and self.baseline.as_dict(),
-            "paired_test": self.paired_test,
-            **section_values(self.sections),
-        }
-        return {name: value for name, value in values.items() if value}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The scores of one or more systems on one test set."""
 
@@ -138,17 +116,17 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Empty values are left out."""
-        record = EvaluationRecord(
-            systems=self.systems,
-            test=self.test,
-            num_sentences=len(self.references[0]),
-            num_references=len(self.references),
-            references_sha256=hash_references(self.references),
-            baseline=self.baseline,
-            paired_test=self.paired_test,
-            sections=self.sections,
-        )
-        return record.as_dict()
+        values = {
+            "systems": [system.as_dict() for system in self.systems],
+            "test": self.test,
+            "num_sentences": len(self.references[0]),
+            "num_references": len(self.references),
+            "references_sha256": hash_references(self.references),
+            "baseline": self.baseline and self.baseline.as_dict(),
+            "paired_test": self.paired_test,
+            **section_values(self.sections),
+        }
+        return {name: value for name, value in values.items() if value}
 
     def sentences(self) -> Iterator[dict[str, Any]]:
         """Yield a JSON object for every sentence of every system: texts, scores and alarms."""
@@ -171,7 +149,7 @@ class Evaluation:
                 yield values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationReport:
     """The result of ``nmt evaluate``: one evaluation for each test set."""
 

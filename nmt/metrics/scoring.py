@@ -45,7 +45,7 @@ _UNSPACED = regex.compile(script_class(*sorted(UNSPACED)) + "+")
 _SLACK = 1e-9  # Tolerance for equal scores: the order of a sum changes its last digits.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resampling:
     """Options of confidence intervals and significance tests."""
 
@@ -68,7 +68,7 @@ class Resampling:
         return f"approximate randomization, {self.trials:,} trials"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeasuredScore:
     """The score of one system under one metric, with the statistics that it comes from."""
 
@@ -83,7 +83,7 @@ def score_systems(
     *,
     baseline: System | None,
     resampling: Resampling,
-) -> tuple[tuple[System, ...], System | None, ReportSection | None]:
+) -> tuple[list[System], System | None, ReportSection | None]:
     """Score systems, and compare each with the baseline; without a baseline, compare all pairs.
 
     Args:
@@ -112,12 +112,12 @@ def score_systems(
         scores = tuple(each.score for each in row)
         scored.append(replace(system, tables=table, scores=scores))
     if baseline is None:
-        return tuple(scored), None, _every_two(scored, measured, scorers, resampling)
+        return scored, None, _every_two(scored, measured, scorers, resampling)
     *compared, base = scored
     for number, system in enumerate(compared):
         scores = _compare(measured[number], measured[-1], base.name, scorers, resampling)
         compared[number] = replace(system, scores=scores)
-    return tuple(compared), base, None
+    return compared, base, None
 
 
 def _every_two(
@@ -172,7 +172,7 @@ def measure(
     seed = resampling.seed
     if resampling.count and flat_tables:
         functions = [scorer.metric.score for scorer in flat_scorers]
-        samples = resample_scores(flat_tables, functions, resamples=resampling.count, seed=seed)
+        samples = resample_scores(flat_tables, functions, resampling)
     measured = []
     for scorer, table, drawn in zip(flat_scorers, flat_tables, samples, strict=True):
         score = scorer.total(table)
@@ -207,10 +207,7 @@ def _compare(
         if new.samples is not None and old.samples is not None:
             if uses_trials:
                 function = scorer.metric.score
-                trials = resampling.trials
-                differences = randomised_differences(
-                    new.table, old.table, function, trials=trials, seed=seed
-                )
+                differences = randomised_differences(new.table, old.table, function, resampling)
                 p_value = share_of_chance(differences, delta=delta)
             else:
                 p_value = paired_p_value(new.samples, old.samples, delta=delta)
@@ -245,11 +242,7 @@ def odd_texts(
 
 
 def resample_scores(
-    tables: Sequence[Floats],
-    scores: Sequence[CorpusScore],
-    *,
-    resamples: int = DEFAULT_RESAMPLES,
-    seed: int = DEFAULT_SEED,
+    tables: Sequence[Floats], scores: Sequence[CorpusScore], resampling: Resampling
 ) -> list[Floats]:
     """Score test sets that are drawn from the sentences with replacement (bootstrap).
 
@@ -258,21 +251,20 @@ def resample_scores(
     Args:
         tables: Statistics of each sentence, one table for each system and metric. (n, D).
         scores: The score function of each table.
-        resamples: Number of resampled test sets, at least 1.
-        seed: Seed of the draws.
+        resampling: Number of resampled test sets, at least 1, and seed of the draws.
 
     Returns:
-        For each table, one score for each resampled test set. (resamples,).
+        For each table, one score for each resampled test set. (R,).
     """
     num_sentences = len(tables[0])
     joined = np.hstack(tables)
     widths = [table.shape[1] for table in tables]
     ends = np.cumsum(widths)[:-1]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(resampling.seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences)
     parts: list[list[Floats]] = [[] for _ in tables]
-    for start in range(0, resamples, rows):
-        size = min(rows, resamples - start)
+    for start in range(0, resampling.count, rows):
+        size = min(rows, resampling.count - start)
         draws = generator.choice(num_sentences, size=(size, num_sentences), replace=True)
         draws += num_sentences * np.arange(size)[:, None]
         counts = np.bincount(draws.ravel(), minlength=size * num_sentences)
@@ -284,12 +276,7 @@ def resample_scores(
 
 
 def randomised_differences(
-    system: Floats,
-    baseline: Floats,
-    score: CorpusScore,
-    *,
-    trials: int = DEFAULT_TRIALS,
-    seed: int = DEFAULT_SEED,
+    system: Floats, baseline: Floats, score: CorpusScore, resampling: Resampling
 ) -> Floats:
     """Return absolute score differences after random exchanges of the outputs of two systems.
 
@@ -300,19 +287,18 @@ def randomised_differences(
         system: Statistics of each sentence of the system. (n, D).
         baseline: Statistics of each sentence of the baseline. (n, D).
         score: The score function.
-        trials: Number of trials, at least 1.
-        seed: Seed of the draws.
+        resampling: Number of trials, at least 1, and seed of the draws.
 
     Returns:
         One difference for each trial. (trials,).
     """
     num_sentences = len(system)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(resampling.seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences // _BITS_AT_ONCE) * _BITS_AT_ONCE
     gain = baseline - system
     differences = []
-    for start in range(0, trials, rows):
-        size = min(rows, trials - start)
+    for start in range(0, resampling.trials, rows):
+        size = min(rows, resampling.trials - start)
         is_exchanged = generator.integers(2, size=(size, num_sentences), dtype=bool)
         moved = is_exchanged.astype(np.float64) @ gain
         new = score(system.sum(0) + moved)
@@ -321,7 +307,7 @@ def randomised_differences(
     return np.concatenate(differences)
 
 
-def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> ConfidenceInterval:
+def confidence_interval(scores: Floats, *, seed: int) -> ConfidenceInterval:
     """Return the 95% interval of resampled scores, equal to sacrebleu's.
 
     Args:

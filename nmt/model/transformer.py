@@ -32,6 +32,14 @@ from nmt.model.layers import (
 from nmt.model.positions import Embedding
 from nmt.packed import Packed
 
+# Parameters with a row for each entry of a vocabulary -> the side of the vocabulary. Which of them
+# exist depends on the configuration.
+VOCABULARY_SIDES: Mapping[str, int] = {
+    "source_vectors": 0,
+    "target_vectors": 1,
+    "output_vectors": 1,
+    "output_bias": 1,
+}
 _Forward = Callable[..., Tensor]  # The `forward` of a layer, or a function that calls it.
 
 

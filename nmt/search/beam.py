@@ -137,12 +137,11 @@ class BeamSelector(Selector):
         coverage: Tensor,
     ) -> None:
         """Add candidates among the best K that end in EOS to the ``pools`` (B,)."""
-        ends = candidates.tokens == EOS_ID
-        ends &= candidates.log_probs.isfinite()
-        best_ends = ends[:, : self._beam_size]
-        rows, ranks = best_ends.nonzero(as_tuple=True)
-        if not len(rows):
+        ends = candidates.tokens[:, : self._beam_size] == EOS_ID
+        if not ends.any():
             return
+        ends &= candidates.log_probs[:, : self._beam_size].isfinite()
+        rows, ranks = ends.nonzero(as_tuple=True)
         parents = candidates.parents[rows, ranks]
         log_probs = candidates.log_probs[rows, ranks]
         history = history[rows, parents]

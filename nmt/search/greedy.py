@@ -264,7 +264,7 @@ class SamplingSelector(IndependentSelector):
         position = beams.history.shape[2] + 1
         keys = sample_keys(sentence_keys, self._numbers, position)
         ids = draw(log_probs, keys.to(log_probs.device), self._options, self._tokens)
-        chosen = log_probs.take_along_dim(ids.unsqueeze(-1), -1)
+        chosen = log_probs.gather(-1, ids.unsqueeze(-1))
         return chosen.squeeze(-1).cpu(), ids.cpu()
 
 

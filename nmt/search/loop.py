@@ -26,6 +26,7 @@ from nmt.search.hypothesis import NONE, Constraints, NBestLists, length_penalty
 from nmt.search.rules import Rules
 from nmt.search.selector import SELECTORS, BeamState, S, SearchInputs, Selection, Stepper
 
+_NO_COVERAGE = torch.zeros(())
 _LEAST_COVERAGE = torch.finfo(torch.float32).tiny  # keeps the logarithm finite
 
 
@@ -90,7 +91,7 @@ def search(
         tokens = beams.tokens.to(device)
         log_probs, state = stepper.step(state, tokens)  # (B, K, V)
         rules(log_probs, beams.sentences, beams.history)
-        coverage = torch.zeros_like(beams.totals)
+        coverage = _NO_COVERAGE.expand_as(beams.totals)
         if options.coverage_penalty:
             lengths = source.lengths[beams.sentences]
             attention = stepper.coverage(state)

@@ -90,7 +90,7 @@ class Rules:
         if following is None:
             self._apply_others(log_probs, sentences, history)
             return
-        rows, beams, tokens = following
+        rows, beams, tokens = (x.to(log_probs.device) for x in following)
         beta = self._config.prefix_bias_beta
         if beta:
             # The probability p of a token becomes (1 - beta) p, plus beta for the next token of the
@@ -101,8 +101,8 @@ class Rules:
             log_probs[rows, beams, tokens] = chosen.logaddexp(gain)
             self._apply_others(log_probs, sentences, history)
             return
-        is_known = (tokens >= NUM_NEVER_CHOSEN).to(log_probs.device)
         # An unknown token of a forced prefix does not change the score.
+        is_known = tokens >= NUM_NEVER_CHOSEN
         forced = log_probs[rows, beams, tokens].where(is_known, 0.0)
         self._apply_others(log_probs, sentences, history)
         log_probs[rows, beams] = -inf
@@ -135,24 +135,23 @@ class Rules:
         config = self._config
         log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)
         length = history.shape[-1] + 1
-        early = last = torch.zeros_like(sentences, dtype=torch.bool)
+        early: Tensor | None = None
+        last: Tensor | None = None
         if length not in self._free_lengths:
             shortest, longest = self.limits[:, sentences]
             early = shortest > length
             last = longest <= length
-        has_early = early.any()
-        if has_early:
             delay_end(log_probs, early)
         if config.no_repeat_ngram_size:
             forbid_repeated_ngrams(log_probs, history, config.no_repeat_ngram_size)
-            renormalize(log_probs, ~last)
-        elif has_early:
+            renormalize(log_probs, None if last is None else ~last)
+        elif early is not None and early.any():
             renormalize(log_probs, early)
         if config.repetition_penalty != 1:
             penalize_repetition(log_probs, history, config.repetition_penalty)
         if self._phrases is not None:
             forbid_phrases(log_probs, self._phrases[sentences], history)
-        if last.any():
+        if last is not None and last.any():
             end_at_limit(log_probs, last)
         if self._end_loops:
             end_loops(log_probs, history)
@@ -255,8 +254,9 @@ def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> Non
     last_ids = history[..., length - size + 1 :].unsqueeze(-2)
     matches = ngrams[..., :-1] == last_ids
     rows, beams, places = matches.all(-1).nonzero(as_tuple=True)
-    tokens = ngrams[rows, beams, places, -1]
-    log_probs[rows, beams, tokens] = -inf
+    if len(rows):
+        tokens = ngrams[rows, beams, places, -1]
+        log_probs[rows, beams, tokens] = -inf
 
 
 def _phrase_table(phrases: Sequence[Sequence[Ids]]) -> Tensor:

@@ -138,25 +138,29 @@ class BeamState(NamedTuple):
         """
         sentences, history, _, _ = self
         tokens, totals, parents, active = chosen
-        rows = torch.arange(len(sentences))
+        stays = [True]
         if active is not None:
-            rows = rows[active]
-        if not len(rows):
-            return self._replace(sentences=rows), None
-        num_beams = history.shape[1]
-        in_place = torch.arange(num_beams).expand(len(tokens), -1)
+            stays = active.tolist()
+        if not any(stays):
+            return self._replace(sentences=sentences[:0]), None
+        in_place = torch.arange(history.shape[1]).expand(len(tokens), -1)
         if parents is None:
             parents = in_place
         kept = None
         # Detect common steps in which no beam moves and no sentence ends: they need no copy of the
         # caches, which are far larger than the tensors here.
-        if len(rows) < len(sentences) or not torch.equal(parents, in_place):
-            beams = parents[rows]
-            sentences = sentences[rows]
-            tokens = tokens[rows]
-            totals = totals[rows]
-            history = history[rows].take_along_dim(beams.unsqueeze(-1), 1)
-            kept = (rows, beams)
+        if not (all(stays) and torch.equal(parents, in_place)):
+            rows = torch.arange(len(sentences))
+            if not all(stays):
+                rows = rows[active]
+                sentences = sentences[rows]
+                history = history[rows]
+                tokens = tokens[rows]
+                totals = totals[rows]
+                parents = parents[rows]
+            indices = parents.unsqueeze(-1).expand(-1, -1, history.shape[2])
+            history = history.gather(1, indices)
+            kept = (rows, parents)
         history = torch.cat((history, tokens.unsqueeze(-1)), 2)
         return BeamState(sentences, history, tokens, totals), kept
 
@@ -226,6 +230,7 @@ class FinishedHypotheses:
         self._pools_per_sentence = pools_per_sentence
         # Each best first.
         self._pools = [list[Hypothesis]() for _ in self._counts]
+        self._is_any_finished = False
 
     def add(
         self,
@@ -242,8 +247,11 @@ class FinishedHypotheses:
             log_probs: Log probabilities, EOS included. (E,), float32.
             coverage: Coverage penalty, added to the scores; at most 0. (E,), float32.
         """
+        self._is_any_finished = True
         if coverage is None:
             coverage = torch.zeros_like(log_probs)
+        counts = self._counts.numpy()  # changes the tensor, but faster
+        to_beat = self._to_beat.numpy()
         penalty = self._penalty(histories.shape[1] + 1)
         columns = (pools, histories, log_probs, coverage)
         for number, ids, log_prob, lost in zip(*map(Tensor.tolist, columns), strict=True):
@@ -251,9 +259,9 @@ class FinishedHypotheses:
             score = log_prob / penalty + lost
             hypothesis = Hypothesis(tuple(ids), log_prob, score)
             insort(pool, hypothesis, key=lambda hypothesis: -hypothesis.score)
-            self._counts[number] = len(pool)
+            counts[number] = len(pool)
             if len(pool) >= self._n_best:
-                self._to_beat[number] = pool[self._n_best - 1].score
+                to_beat[number] = pool[self._n_best - 1].score
 
     def full(self, pools: Tensor) -> Tensor:
         """Whether ``pools`` have ``patience`` x K hypotheses (Kasai et al. 2022)."""
@@ -270,8 +278,11 @@ class FinishedHypotheses:
             best_active: Highest log probability of the unfinished hypotheses of each pool. The same
                 shape.
         """
+        exists = best_active.isfinite()
+        if not self._is_any_finished:
+            return exists
         is_done = self.full(pools) | self._hopeless(pools, best_active)
-        return best_active.isfinite() & ~is_done
+        return exists & ~is_done
 
     def _hopeless(self, pools: Tensor, best_active: Tensor) -> Tensor:
         """Whether no unfinished hypothesis can reach the n-best list, so stopping is exact.

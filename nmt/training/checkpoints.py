@@ -25,7 +25,7 @@ from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.json_file import Manifest
 from nmt.metrics.metric import as_quality, format_score, label_of
-from nmt.training.events import Event, Reporter
+from nmt.training.events import Reporter, TrainingEvent
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator
 
@@ -107,7 +107,7 @@ class Progress:
         gradient_norm: float,
         seconds: float,
         before: tuple[int, int] = (0, 0),
-    ) -> Event:
+    ) -> TrainingEvent:
         """Report the updates since the last report, and reset the sums.
 
         Args:
@@ -141,7 +141,7 @@ class Progress:
         self.source_tokens = 0
         self.target_tokens = 0
         self.padded_tokens = 0
-        return Event(self.step, text, "update", values)
+        return TrainingEvent(self.step, text, "update", values)
 
     def reason_to_end(self, patience: int | None) -> str | None:
         """Return ``budget`` or ``patience`` if that limit ends training now, else None."""
@@ -296,7 +296,7 @@ class CheckpointWriter:
         training: TrainingConfig,
         updater: Updater,
         record: Mapping[str, Any],
-        report: Callable[[Event], None],
+        report: Callable[[TrainingEvent], None],
     ) -> None:
         self._run_dir = run_dir
         self._training = training
@@ -304,7 +304,8 @@ class CheckpointWriter:
         self._record = record
         self._report = report
         self.saved_step = 0  # step of the newest checkpoint
-        self._writing: Future[Event | None] | None = None  # the checkpoint now being written
+        # The checkpoint now being written.
+        self._writing: Future[TrainingEvent | None] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if updater.pace.uses_threads else None
 
     def __enter__(self) -> Self:
@@ -356,7 +357,7 @@ class CheckpointWriter:
             self._writing = None
             self._take_note(writing.result())
 
-    def _take_note(self, saved: Event | None) -> None:
+    def _take_note(self, saved: TrainingEvent | None) -> None:
         if saved is not None:
             self.saved_step = saved.step
             self._report(saved)
@@ -384,7 +385,7 @@ class CheckpointWriter:
         state: Mapping[str, Any],
         model: Mapping[str, Tensor],
         optimizer: Mapping[str, Tensor],
-    ) -> Event | None:
+    ) -> TrainingEvent | None:
         """Save a checkpoint; return its event, or None if training continues on a full disk."""
         begin = time.perf_counter()
         try:
@@ -401,7 +402,7 @@ class CheckpointWriter:
         except OSError as error:  # the checkpoint itself is saved; the next save tries this again
             logger.warning("old checkpoints were not removed: %s", error.strerror)
         seconds = time.perf_counter() - begin
-        return Event(step, f"saved {folder.name} ({seconds:.2f} s)", "saved")
+        return TrainingEvent(step, f"saved {folder.name} ({seconds:.2f} s)", "saved")
 
     def _tidy(self, history: History) -> None:
         """Record the best of the existing checkpoints, and remove the expired checkpoints."""
@@ -479,7 +480,7 @@ def average_at_end(
         write_average(run_dir / files.AVERAGE, run_dir, paths, score=score)
     outcome = "now the best" if is_best else "not better than the best checkpoint"
     text = f"average of the last {len(steps)} checkpoints: {scores}; {outcome}"
-    reporter.report(Event(summary.step, text))
+    reporter.report(TrainingEvent(summary.step, text))
     return with_average
 
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TrainingEvent:
     """An update, validation, save, note, or the start or end of training, to be reported."""
 
     step: int  # Updates made so far.
@@ -46,7 +46,7 @@ class Event:
 class Reporter(Protocol):
     """Receives the events of a run."""
 
-    def report(self, event: Event) -> None:
+    def report(self, event: TrainingEvent) -> None:
         """Record an event."""
         ...
 
@@ -118,7 +118,7 @@ class JsonLines(PatientFile):
         self.path = path
         self.open(path)
 
-    def report(self, event: Event) -> None:
+    def report(self, event: TrainingEvent) -> None:
         """Append the event, if its kind is among ``kinds``."""
         if event.kind in self._kinds:
             line = {"kind": event.kind, "step": event.step, **event.values}
@@ -183,7 +183,7 @@ class RunLog(logging.Handler):
         if record.name != __name__:  # `Console` logs events, which `report` receives anyway
             self._write(record.getMessage())
 
-    def report(self, event: Event) -> None:
+    def report(self, event: TrainingEvent) -> None:
         """Append the text of the event."""
         self._write(event.text)
 
@@ -214,7 +214,7 @@ class Console:
         self._bar = progress_bar("training", unit="updates", total=total, initial=start)
         follow(self._bar, step)
 
-    def report(self, event: Event) -> None:
+    def report(self, event: TrainingEvent) -> None:
         """Advance the bar for an update; otherwise log the event."""
         values = event.values
         if event.kind == "validation":
@@ -263,7 +263,7 @@ class ReporterList(list[Reporter]):
             if isinstance(reporter, JsonLines):
                 written.add(reporter.path)
 
-    def report(self, event: Event) -> None:
+    def report(self, event: TrainingEvent) -> None:
         """Pass the event to each reporter."""
         for reporter in self:
             reporter.report(event)

@@ -21,7 +21,7 @@ from nmt.files.json_file import parse_json
 from nmt.metrics.metric import METRICS, format_score, label_of, lower_is_better
 from nmt.metrics.selection import REPORTED_METRICS
 from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
-from nmt.training.events import Event
+from nmt.training.events import TrainingEvent
 
 Line = Mapping[str, Any]  # A parsed line of one of the files of a run.
 Lines = Sequence[Line]
@@ -45,7 +45,7 @@ class HtmlReport:
         # Files that earlier reporters write: see `nmt.training.events.FileReader`.
         self.reads = (run_dir / _METRICS, run_dir / _STARTS)
 
-    def report(self, event: Event) -> None:
+    def report(self, event: TrainingEvent) -> None:
         """Write the page after a validation."""
         if event.kind == "validation":
             self.close()
@@ -56,7 +56,7 @@ class HtmlReport:
         with suppress(OSError):  # a full disk must not stop training; the old page stays
             config = _read(self._run_dir / "config.yaml")
             pages = sorted(page.name for page in self._run_dir.glob("*.html") if page != path)
-            write_text(path, render_report(self._title, _events(self._run_dir), config, pages))
+            write_text(path, render_report(self._title, read_events(self._run_dir), config, pages))
 
 
 def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
@@ -78,7 +78,8 @@ def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
         HtmlReport(run_dir, title).close()
 
 
-def _events(run_dir: Path) -> Iterator[Line]:
+def read_events(run_dir: Path) -> Iterator[Line]:
+    """Yield the lines of the files of a run, parsed. A folder without these files has none."""
     for name in (_METRICS, _STARTS, _EVALUATIONS):
         for line in _read(run_dir / name).split("\n"):
             with suppress(ValueError):  # the last line of a killed process may be incomplete
@@ -197,7 +198,7 @@ def render_comparison(
     return render(
         "runs.html.j2",
         title=f"{len(runs)} training runs",
-        runs={name: RunRecord.of(_events(folder)) for name, folder in runs.items()},
+        runs={name: RunRecord.of(read_events(folder)) for name, folder in runs.items()},
         settings=settings,
         charts=[render_chart(chart) for chart in run_charts(runs)],
         label_of=label_of,
@@ -213,7 +214,7 @@ def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
     """
     charts: dict[str, list[Chart]] = {}
     for name, folder in runs.items():
-        run = RunRecord.of(_events(folder))
+        run = RunRecord.of(read_events(folder))
         if run.updates or run.validations:
             charts[name] = _charts(run)
     if len(charts) < 2:

@@ -28,7 +28,7 @@ from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.metrics.selection import REPORTED_METRICS, default_metrics
 from nmt.model.transformer import evaluating
 from nmt.text.tokenizer import Tokenizers
-from nmt.training.events import Event
+from nmt.training.events import TrainingEvent
 from nmt.training.processes import StopSignal
 from nmt.training.update import Updater
 
@@ -88,7 +88,7 @@ class Scores:
                 text += f" (tokenizer {self.bleu_tokenizer})"
         return text
 
-    def event(self, step: int, epoch: int, seconds: float) -> Event:
+    def event(self, step: int, epoch: int, seconds: float) -> TrainingEvent:
         """Return the event of this validation, which took ``seconds``, for the reporters."""
         values = self._values(epoch=epoch, perplexity=self.perplexity, seconds=seconds)
         if self.sets:
@@ -97,7 +97,7 @@ class Scores:
                 for name, scores in self.sets.items()
             }
         text = f"validation at step {step:,}: {self} ({seconds:.1f} s)"
-        return Event(step, text, "validation", values)
+        return TrainingEvent(step, text, "validation", values)
 
     def _values(self, **others: float) -> dict[str, Any]:
         """Return the values of a line of ``metrics.jsonl``, without those of the sets."""

@@ -64,8 +64,8 @@ def decoded(folder: Path) -> list[tuple[str, str]]:
     source, target = load_tokenizers(data.tokenizer_dir)
     return [
         (
-            source.decode(data.train.source_ids(row).ids.tolist()),
-            target.decode(data.train.target_ids(row).ids.tolist()),
+            source.decode(data.train.source.ids(row).ids.tolist()),
+            target.decode(data.train.target.ids(row).ids.tolist()),
         )
         for row in np.arange(len(data.train))[:, None]
     ]

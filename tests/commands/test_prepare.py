@@ -404,9 +404,9 @@ def test_sources_begin_with_the_tag_of_their_corpus(tmp_path: Path) -> None:
     tags = load_tokenizers(prepared.tokenizer_dir).source.tags
     rows = [np.array([0]), np.array([len(prepared.train) - 1])]
     assert [*tags] == ["<2en>", "<bt>"]
-    assert [int(prepared.train.source_ids(row).ids[0]) for row in rows] == [*tags.values()]
-    assert int(prepared.valid.source_ids(rows[0]).ids[0]) == tags["<2en>"]
-    assert not {*tags.values()} & {*map(int, prepared.train.target_ids(np.arange(9)).ids)}
+    assert [int(prepared.train.source.ids(row).ids[0]) for row in rows] == [*tags.values()]
+    assert int(prepared.valid.source.ids(rows[0]).ids[0]) == tags["<2en>"]
+    assert not {*tags.values()} & {*map(int, prepared.train.target.ids(np.arange(9)).ids)}
     assert not prepare(plain).up_to_date
 
 
@@ -463,12 +463,12 @@ def test_corpora_of_several_languages_begin_with_their_tags(
     assert np.bincount(data.valid.corpus).tolist() == [5, 3, 4]
     for store, rows in ((data.train, (0, 120, 240)), (data.valid, (0, 5, 8))):
         for row, tags in zip(rows, first, strict=True):
-            sides = store.source_ids(np.array([row])).ids, store.target_ids(np.array([row])).ids
+            sides = store.source.ids(np.array([row])).ids, store.target.ids(np.array([row])).ids
             for model, ids, tag in zip(models, sides, tags, strict=True):
                 num_tags = len(ids) - len(model.without_tags(ids.tolist()))
                 assert [model.piece(int(x)) for x in ids[:num_tags]] == tag.split()
     for row in range(12):  # the text of every set, in the order of the store
-        ids = data.valid.source_ids(np.array([row])).ids.tolist()
+        ids = data.valid.source.ids(np.array([row])).ids.tolist()
         assert models.source.decode(models.source.without_tags(ids)) == data.valid_source[row]
     monkeypatch.setattr("nmt.commands.evaluation_set.training_data", lambda _: [data])
     assert rows_in_training(tmp_path, [corpus(2)[0][1], "acht"]) == {0}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +8,6 @@ import pytest
 from nmt.config.flag import Flag, Options, changed, file_name, meanings_of
 
 
-@dataclass(frozen=True, kw_only=True)
 class Toy(Options):
     """Of a command.
 

@@ -50,7 +50,7 @@ def read(tokenizers: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> Re
 
     def read(noise: NoiseAdder, epoch: int, rows: Sequence[int]) -> list[tuple[str, str]]:
         places = np.array(rows)
-        sides = noise(epoch, places, (store.source_ids(places), store.target_ids(places)))
+        sides = noise(epoch, places, (store.source.ids(places), store.target.ids(places)))
         decoded = ([tokenizers.source.decode(ids) for ids in side.rows()] for side in sides)
         return list(zip(*decoded, strict=True))
 

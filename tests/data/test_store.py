@@ -50,10 +50,10 @@ def test_reading_gives_back_what_was_written(
         store = store_of(Path(folder), pairs, vocab_size)
         others = data.draw(st.lists(st.integers(0, len(pairs) - 1), max_size=8))
         rows = [0, *others]
-        sources = store.source_ids(np.array(rows, dtype=np.int64))
-        targets = store.target_ids(np.array(rows, dtype=np.int64))
+        sources = store.source.ids(np.array(rows, dtype=np.int64))
+        targets = store.target.ids(np.array(rows, dtype=np.int64))
         assert len(store) == len(pairs)
-        assert store.source_lengths.tolist() == [len(s) for s, _ in pairs]
+        assert store.source.lengths.tolist() == [len(s) for s, _ in pairs]
         assert sources.ids.tolist() == [i for row in rows for i in pairs[row][0]]
         assert targets.ids.tolist() == [i for row in rows for i in pairs[row][1]]
         assert targets.lengths.tolist() == [len(pairs[row][1]) for row in rows]
@@ -68,7 +68,7 @@ def test_batches_have_bos_and_eos_in_their_place(pairs: list[tuple[list[int], li
     with tempfile.TemporaryDirectory() as folder:
         rows = np.arange(len(pairs))[::-1].copy()
         store = store_of(Path(folder), pairs)
-        sides = store.source_ids(rows), store.target_ids(rows)
+        sides = store.source.ids(rows), store.target.ids(rows)
         batch, filled = collate(*sides, rows), collate(*sides, rows, longest=99)
     backwards = pairs[::-1]
     assert batch.source.ids.tolist() == [i for s, _ in backwards for i in [*s, 3]]
@@ -101,9 +101,9 @@ def test_tokens_of_a_part_of_the_rows_are_counted(
         slice(2, 4),
         slice(4, 4),
     ]
-    assert store.token_counts("source", 8).tolist() == [0, 0, 0, 0, 2, 3, 0, 2]
-    assert store.token_counts("source", 8, store.rows_of(1)).tolist() == [0, 0, 0, 0, 0, 2, 0, 2]
-    assert store.token_counts("target", 8, store.rows_of(1)).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
+    assert store.source.counts(8).tolist() == [0, 0, 0, 0, 2, 3, 0, 2]
+    assert store.source.counts(8, store.rows_of(1)).tolist() == [0, 0, 0, 0, 0, 2, 0, 2]
+    assert store.target.counts(8, store.rows_of(1)).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
 
 
 def test_a_damaged_store_is_refused(tmp_path: Path) -> None:

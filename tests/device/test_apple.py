@@ -13,7 +13,7 @@ from nmt.commands.train import fit
 from nmt.device.device import choose_device
 from nmt.device.precision import choose_precision, fastest_dtype
 from nmt.errors import DeviceError
-from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
+from nmt.extras.exchange.ctranslate2 import CTranslate2Engine
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from tests.apple import APPLE, Apple

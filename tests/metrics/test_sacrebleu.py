@@ -209,8 +209,8 @@ def test_chunks_bound_memory_and_change_no_number(monkeypatch: pytest.MonkeyPatc
 
     def numbers() -> tuple[Floats, Floats]:
         sizes.clear()
-        (means,) = resample_scores([one], [total], resamples=40)
-        return means, randomised_differences(one, other, total, trials=200)
+        (means,) = resample_scores([one], [total], Resampling(40))
+        return means, randomised_differences(one, other, total, Resampling(trials=200))
 
     means, differences = numbers()
     assert sizes == [40, 200, 200]  # of both systems

@@ -17,7 +17,7 @@ from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
 from nmt.training.checkpoints import Progress
-from nmt.training.events import Event
+from nmt.training.events import TrainingEvent
 from nmt.training.losses import LOSSES, LossSum, loss_name
 from nmt.training.optimizer import FlatParameters, ModelOptimizer
 from nmt.training.update import Updater
@@ -81,14 +81,14 @@ def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(FlatParameters, "accumulate", short)
 
 
-def update_event(step: int, loss: float = 3.25) -> Event:
+def update_event(step: int, loss: float = 3.25) -> TrainingEvent:
     """Of a loss of 3.25, 4000 target tokens a second and an eighth of padding."""
     progress = Progress(step=step, position=Position(1), loss_sum=6000 * loss, scored_tokens=6000)
     progress.source_tokens, progress.target_tokens, progress.padded_tokens = 4500, 6000, 12000
     return progress.report(learning_rate=5e-4, gradient_norm=0.75, seconds=1.5)
 
 
-def validation_event(step: int, scores: Scores | None = None) -> Event:
+def validation_event(step: int, scores: Scores | None = None) -> TrainingEvent:
     """Of a BLEU of 21.5 and a chrF of 48."""
     samples = (("ein *Hund*", "a <b>dög</b>\u2028", "a dog"),)
     text = {"bleu": 21.5, "chrf": 48.0}

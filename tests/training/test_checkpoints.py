@@ -31,14 +31,14 @@ from nmt.training.checkpoints import (
     load_newest,
     tidy_run_folder,
 )
-from nmt.training.events import Event
+from nmt.training.events import TrainingEvent
 from nmt.training.update import Updater
 from nmt.training.validation import Scores
 from tests.training.small import small_model, updater_of
 
 
 def writer_of(
-    run_dir: Path, events: list[Event], *, in_thread: bool = False, **training: Any
+    run_dir: Path, events: list[TrainingEvent], *, in_thread: bool = False, **training: Any
 ) -> CheckpointWriter:
     values = {"max_steps": 100, "save_every": 10, "validate_every": 10, **training}
     config = TrainingConfig.model_validate(values)
@@ -69,7 +69,7 @@ def test_the_end_is_an_error_if_a_full_disk_keeps_the_last_step_from_being_saved
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """FAULT 8: training went on, and would be lost without a word."""
-    events: list[Event] = []
+    events: list[TrainingEvent] = []
     writer = writer_of(tmp_path, events, on_full_disk="continue")
     save(writer, 10, {})
 
@@ -93,7 +93,7 @@ def test_the_end_is_an_error_if_a_full_disk_keeps_the_last_step_from_being_saved
 def test_each_save_is_an_event_that_names_its_checkpoint(
     tmp_path: Path, *, in_thread: bool
 ) -> None:
-    events: list[Event] = []
+    events: list[TrainingEvent] = []
     writer = writer_of(tmp_path, events, in_thread=in_thread)
     with writer:
         for step in (10, 20):
@@ -187,7 +187,7 @@ def test_the_average_is_the_best_only_if_it_scores_better(
     summary = TrainingSummary(tmp_path, 30, "budget", best, best_score, "bleu", 1.0)
     config = TrainingConfig(max_steps=100, save_every=10, validate_every=10, average_last=2)
     validator: Any = FixedValidator(writer._updater, score)
-    events: list[Event] = []
+    events: list[TrainingEvent] = []
     reporter: Any = SimpleNamespace(report=events.append)
     result = average_at_end(config, summary, validator, reporter)
     assert result.best == expected

@@ -24,22 +24,22 @@ from hypothesis import strategies as st
 from nmt.data.loader import Position
 from nmt.training import events as run_events
 from nmt.training.checkpoints import History, Progress
-from nmt.training.events import Console, Event, JsonLines, Reporter, ReporterList, RunLog
+from nmt.training.events import Console, JsonLines, Reporter, ReporterList, RunLog, TrainingEvent
 from nmt.training.report import HtmlReport, render_report, run_charts
 from nmt.training.update import UpdateStats
 from nmt.training.validation import Scores, combine
 from tests.training.small import full_disk, update_event, validation_event
 
 EVENTS = [
-    Event(0, "training"),
+    TrainingEvent(0, "training"),
     update_event(10),
-    Event(10, "saved step-00000010 (0.10 s)", "saved"),
+    TrainingEvent(10, "saved step-00000010 (0.10 s)", "saved"),
     update_event(20),
     validation_event(20),
 ]
 
 
-def give(reporter: Reporter, *events: Event) -> None:
+def give(reporter: Reporter, *events: TrainingEvent) -> None:
     for event in events:
         reporter.report(event)
     reporter.close()
@@ -153,7 +153,7 @@ def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed_elsewhere_lines_are
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    terminal, warning = io.StringIO(), Event(20, "update skipped", level=logging.WARNING)
+    terminal, warning = io.StringIO(), TrainingEvent(20, "update skipped", level=logging.WARNING)
     monkeypatch.setattr(terminal, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
     console, events = Console(10, 40, lambda: 30), [*EVENTS[2:], warning, update_event(30)]

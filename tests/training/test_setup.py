@@ -21,7 +21,7 @@ from nmt.config.run import RunConfig
 from nmt.data.loader import Batch
 from nmt.training import timing
 from nmt.training.checkpoints import History, Progress
-from nmt.training.events import Event, ReporterList, RunLog
+from nmt.training.events import ReporterList, RunLog, TrainingEvent
 from nmt.training.losses import CrossEntropy, RDrop
 from nmt.training.processes import StopSignal
 from nmt.training.timing import TrainingSetup, time_plan
@@ -140,7 +140,7 @@ def test_the_schedule_knows_the_planned_updates_and_the_width() -> None:
 
 def test_tokens_of_an_earlier_start_count_for_the_loss_and_not_for_the_speed() -> None:
     config = make_config()
-    events: list[Event] = []
+    events: list[TrainingEvent] = []
     progress = Progress(step=2, total_steps=10, loss_sum=40.0, scored_tokens=20)
     progress.source_tokens, progress.target_tokens = 30, 20
     reporter = SimpleNamespace(report=events.append, close=lambda: None)
@@ -277,7 +277,7 @@ def test_a_run_that_is_complete_says_which_limit_to_raise(
     limits: dict[str, Any], scores: dict[int, float], raised: str
 ) -> None:
     config = make_config(**limits)
-    events: list[Event] = []
+    events: list[TrainingEvent] = []
     progress = Progress(step=9, total_steps=limits["max_steps"], history=History(scores))
     reporter = SimpleNamespace(report=events.append, close=lambda: None)
     setup = setup_of(config)

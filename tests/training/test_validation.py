@@ -150,7 +150,7 @@ def test_a_set_is_translated_and_scored_in_its_direction_with_the_tags_of_its_pa
         assert held_out.text is not None
         rows = np.flatnonzero(data.valid.corpus == number)[:8]
         sources, targets = (
-            stored.rows() for stored in (data.valid.source_ids(rows), data.valid.target_ids(rows))
+            stored.rows() for stored in (data.valid.source.ids(rows), data.valid.target.ids(rows))
         )
         translator = held_out.text.translator(TorchEngine(setup.updater.model), lambda _: None)
         segments = translator.segment(held_out.text.sources).segments

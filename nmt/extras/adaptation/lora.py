@@ -30,14 +30,12 @@ from nmt.config.training import LoraConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.dropout import dropout
 from nmt.model.layers import CrossAttention, FeedForward, SelfAttention
-from nmt.model.transformer import Transformer, fused_rows
+from nmt.model.transformer import VOCABULARY_SIDES, Transformer, fused_rows
 
 _KINDS: Mapping[str, tuple[type[nn.Module], ...]] = {
     "attention": (SelfAttention, CrossAttention),
     "feed-forward": (FeedForward,),
 }
-# Parameters that ``embeddings`` trains in full. Which of them exist depends on the model.
-_EMBEDDINGS = ("source_vectors", "target_vectors", "output_vectors", "output_bias")
 _A = "lora_a"
 _B = "lora_b"
 
@@ -99,7 +97,7 @@ def add_adapters(model: Transformer, config: LoraConfig) -> None:
                 adapters[path] = AdaptedLinear(layer, rows, config)
     trains_embeddings = "embeddings" in config.layers
     for name, parameter in model.named_parameters():
-        is_trained = trains_embeddings and name in _EMBEDDINGS
+        is_trained = trains_embeddings and name in VOCABULARY_SIDES
         parameter.requires_grad_(parameter.requires_grad and is_trained)
     for path, adapted in adapters.items():
         model.set_submodule(path, adapted)

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from nmt.checkpoint.model_folder import ModelBundle
 from nmt.config.run import RunConfig
+from nmt.model.transformer import VOCABULARY_SIDES
 from nmt.text import NUM_SPECIAL
 from nmt.text.tokenizer import Tokenizer, Tokenizers
-
-# Parameters with a row for each subword -> the side of the vocabulary.
-_ROWS = {"source_vectors": 0, "target_vectors": 1, "output_vectors": 1, "output_bias": 1}
 
 
 def layers_from(old: int, new: int) -> list[int | None]:
@@ -80,8 +78,8 @@ def initial_weights(
             part += f".{components[1]}"
         sizes[part] += value.numel()
         source = sources.get(part, part)
-        if part in _ROWS and "vocabulary" in differences:
-            ours, theirs = rows[_ROWS[part]]
+        if part in VOCABULARY_SIDES and "vocabulary" in differences:
+            ours, theirs = rows[VOCABULARY_SIDES[part]]
             weights[name] = value.clone()
             taken = old[name][theirs]
             weights[name][ours] = taken.to(value.device)

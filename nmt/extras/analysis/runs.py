@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,6 @@ from nmt.training.report import HtmlReport, render_comparison
 _SAME = ("name", "run_dir")  # They differ in all runs.
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportOptions(Options):
     """The runs to show, and the page to write.
 

@@ -39,7 +39,6 @@ _MEANING = f"slices: (few) marks fewer than {SMALL_SLICE} sentences, whose score
 _LEAKS_MEAN = (
     '\nsource in training data: near means one or two different words; "not found" is new text.'
 )
-_ROWS_AT_ONCE = 10_000
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(f"[{_EAST_ASIAN}]|[^\\W{_EAST_ASIAN}]+")
 _LENGTHS = {10.0: "below 10", 20.0: "10-19", 30.0: "20-29", 40.0: "30-39"}
@@ -101,7 +100,7 @@ def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
         training = _training_lines(data, bar.update)
         for leak in LEAKAGE["near"](source, training):
             if kinds.get(leak.held_out) != "exact":
-                kinds[leak.held_out] = leak.kind
+                kinds[leak.held_out] = "exact" if leak.is_exact else "near"
     labels = [kinds.get(number, NOT_SEEN) for number in range(len(source))]
     return Group(SEEN, labels, [NOT_SEEN, "near", "exact"])
 
@@ -111,18 +110,10 @@ def _training_lines(
 ) -> Iterator[list[str]]:
     for prepared in data:
         tokenizer = load_tokenizers(prepared.tokenizer_dir).source
-        for block in _source_blocks(prepared.train):
+        for block in prepared.train.source.blocks():
             untagged = map(tokenizer.without_tags, block.rows())
             yield list(map(tokenizer.decode, untagged))
             progress(len(block.lengths))
-
-
-def _source_blocks(store: ParallelStore) -> Iterator[FlatIds]:
-    """Yield the source lines in blocks."""
-    for start in range(0, len(store), _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, len(store))
-        rows = np.arange(start, stop)
-        yield store.source_ids(rows)
 
 
 def groups_of_source(
@@ -166,32 +157,6 @@ def groups_of_system(
         yield Group("guard", labels, ["not suspicious", "suspicious"])
 
 
-@dataclass(frozen=True)
-class _SliceScores:
-    """The scores of one system on one slice."""
-
-    num_sentences: int
-    scores: Sequence[Score]  # Empty if the slice is empty.
-
-    def cells(self, num_metrics: int) -> list[str]:
-        """Return the number of sentences and the scores for a table."""
-        if not self.num_sentences:
-            return ["0", *["-"] * num_metrics]
-        count = f"{self.num_sentences:,}"
-        if self.num_sentences < SMALL_SLICE:
-            count += " (few)"
-        return [count, *map(show_score, self.scores)]
-
-    def as_dict(self, system: str) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "name": system,
-            "num_sentences": self.num_sentences,
-            "is_small": self.num_sentences < SMALL_SLICE,
-            "scores": [score.as_dict() for score in self.scores],
-        }
-
-
 def score_slices(
     systems: Sequence[System],
     scorers: Sequence[MetricScorer],
@@ -206,20 +171,32 @@ def score_slices(
         resampling: Options of the confidence intervals.
         groups: Groups of each system, by name of the system.
     """
-    # By group and slice, then by system.
-    by_slice = defaultdict[tuple[str, str], dict[str, _SliceScores]](dict)
+    # By group and slice, then by system: plain values for JSON, and the cells of the table.
+    by_slice = defaultdict[tuple[str, str], dict[str, dict[str, Any]]](dict)
+    cells = defaultdict[tuple[str, str], dict[str, list[str]]](dict)
+    no_scores = ["-"] * len(scorers)
     for system in systems:
         for group in groups[system.name]:
             labels = np.array(group.labels, dtype=object)
             for name in group.slices:
                 (rows,) = np.nonzero(labels == name)
-                scores = []
-                if len(rows):
+                num = len(rows)
+                is_small = num < SMALL_SLICE
+                scores = list[Score]()
+                shown = ["0", *no_scores]
+                if num:
                     tables = [table[rows] for table in system.tables]
                     (measured,) = measure([tables], scorers, resampling)
                     scores = [each.score for each in measured]
-                by_system = by_slice[group.name, name]
-                by_system[system.name] = _SliceScores(len(rows), scores)
+                    count = f"{num:,} (few)" if is_small else f"{num:,}"
+                    shown = [count, *map(show_score, scores)]
+                cells[group.name, name][system.name] = shown
+                by_slice[group.name, name][system.name] = {
+                    "name": system.name,
+                    "num_sentences": num,
+                    "is_small": is_small,
+                    "scores": [score.as_dict() for score in scores],
+                }
     head = ["slice", ""]
     for system in systems:
         prefix = ""
@@ -232,15 +209,11 @@ def score_slices(
     for (group_name, name), by_system in by_slice.items():
         row = [group_name, name]
         for system in systems:
-            if system.name in by_system:
-                row += by_system[system.name].cells(len(scorers))
-            else:
-                row += ["-"] * (1 + len(scorers))
-        if any(part.num_sentences for part in by_system.values()):
+            row += cells[group_name, name].get(system.name, ["-", *no_scores])
+        of_systems = list(by_system.values())
+        if any(part["num_sentences"] for part in of_systems):
             table.append(row)  # empty slices are only in the values
-        of_systems = [part.as_dict(system) for system, part in by_system.items()]
-        value = {"group": group_name, "name": name, "systems": of_systems}
-        values.append(value)
+        values.append({"group": group_name, "name": name, "systems": of_systems})
     meaning = _MEANING
     if any(group == SEEN for group, _ in by_slice):
         meaning += _LEAKS_MEAN
@@ -320,15 +293,20 @@ def count_in_training(
     hasher = _WordHasher(tokenizer)
     encoded = FlatIds.of(tokenizer.encode_batch(lines))
     words = hasher.words(encoded)
-    of_words = _Counts(words)
-    of_pairs = _Counts(words.pairs())
+    pairs = words.pairs()
+    both = np.concatenate([words.hashes, pairs.hashes])
+    distinct, places = np.unique(both, return_inverse=True)
+    counts = np.zeros(len(distinct), np.int64)
     for store in stores:
-        for block in _source_blocks(store):
-            words = hasher.words(block)
-            of_words.add(words)
-            of_pairs.add(words.pairs())
-    word_counts = of_words.by_line(len(lines))
-    pair_counts = of_pairs.by_line(len(lines))
+        for block in store.source.blocks():
+            seen = hasher.words(block)
+            for hashes in (seen.hashes, seen.pairs().hashes):
+                is_wanted = np.isin(hashes, distinct)
+                wanted = np.searchsorted(distinct, hashes[is_wanted])
+                counts += np.bincount(wanted, minlength=len(counts))
+    of_words, of_pairs = np.split(counts[places], [len(words.hashes)])
+    word_counts = words.by_line(of_words, len(lines))
+    pair_counts = pairs.by_line(of_pairs, len(lines))
     return list(map(LineCounts, word_counts, pair_counts))
 
 
@@ -346,29 +324,10 @@ class _HashedWords(NamedTuple):
         is_same_line = lines == self.lines[:-1]
         return _HashedWords(hashes[is_same_line], lines[is_same_line])
 
-
-class _Counts:
-    """Counts how often the given words occur in other text."""
-
-    def __init__(self, words: _HashedWords) -> None:
-        self._lines = words.lines
-        self._distinct, self._places = np.unique(words.hashes, return_inverse=True)
-        self._counts = np.zeros(len(self._distinct), np.int64)
-
-    def add(self, words: _HashedWords) -> None:
-        """Count the words of the next lines."""
-        is_wanted = np.isin(words.hashes, self._distinct)
-        wanted = words.hashes[is_wanted]
-        places = np.searchsorted(self._distinct, wanted)
-        self._counts += np.bincount(places, minlength=len(self._counts))
-
-    def by_line(self, num_lines: int) -> Iterator[list[int]]:
+    def by_line(self, counts: npt.NDArray[np.int64], num_lines: int) -> Iterator[list[int]]:
         """Yield for each line the counts of its words."""
-        line_numbers = np.arange(1, num_lines)
-        borders = np.searchsorted(self._lines, line_numbers)
-        counts = self._counts[self._places]
-        by_line = np.split(counts, borders)
-        return map(np.ndarray.tolist, by_line)
+        borders = np.searchsorted(self.lines, np.arange(1, num_lines))
+        return map(np.ndarray.tolist, np.split(counts, borders))
 
 
 class _WordHasher:

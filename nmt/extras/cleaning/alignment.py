@@ -17,7 +17,7 @@ Shapes: n lines of a corpus or of a part of a corpus.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Lexicon, Pairs, learn_lexicon, sample_step
-from nmt.data.store import Lines, ParallelStore, Rows
+from nmt.data.store import Lines, ParallelStore, Rows, StoredSide
 from nmt.data.workers import HERE, Workers
 from nmt.extras.cleaning.evidence import (
     Evidence,
@@ -81,22 +81,14 @@ class Alignment:
 
 
 class _Diagnosis(NamedTuple):
-    """Misaligned ranges and z-scores of a part of a corpus, computed with one lexicon."""
+    """Misaligned ranges and scores of a part of a corpus, computed with one lexicon."""
 
     ranges: list[Range]
+    scores: Values  # As in `Alignment`. (n,).
     z_scores: Values  # As in `Alignment`. (n,).
     # Lines that the next lexicon must not learn from at the same offset, because a pair that the
     # lexicon has learned from scores better, even if it is wrong. (n,).
     is_doubtful: Mask
-
-
-class _Part(NamedTuple):
-    """A part of a corpus that fits into memory."""
-
-    corpus: str
-    start: int  # First row of the corpus.
-    low: int  # First row of the part.
-    high: int  # Row after its last row.
 
 
 def align_corpora(
@@ -117,26 +109,21 @@ def align_corpora(
         held_out: Names of corpora that are scored, but not used to learn the lexicon.
         workers: Processes that score batches of lines.
     """
-    num = len(lines.source_lengths)
+    num = len(lines.source.lengths)
     offsets = np.zeros(num, np.int16)
     to_learn = np.zeros(num, bool)
-    parts = []
     scores = {}
     z_scores = {}
     for number, (name, (start, end)) in enumerate(spans.items()):
-        # A short rest belongs to the last part.
-        cuts = range(start, max(end - _PART // 2, start + 1), _PART)
-        for low, high in pairwise([*cuts, end]):
-            parts.append(_Part(name, start, low, high))
         size = end - start
         path = folder / f"score-{number}.bin"
         scores[name] = Column(path, np.float32, size)
         path = folder / f"z-{number}.bin"
         z_scores[name] = Column(path, np.float32, size)
-    for name, _, low, high in parts:
         if name not in held_out:
-            offsets[low:high] = first_offsets(lines, low, high)
-            to_learn[low:high] = True
+            for low, high in _parts(start, end):
+                offsets[low:high] = first_offsets(lines, low, high)
+            to_learn[start:end] = True
     ranges: dict[str, list[Range]] = {}
     lexicon: Lexicon | None = None
     saved = folder if workers.see_files else None
@@ -147,32 +134,22 @@ def align_corpora(
             scorer = PairScorer(lexicon, sample, workers)
             ranges = {name: [] for name in spans}
             num_changed = 0
-            for name, start, low, high in parts:
-                rows = np.arange(low, high)
-                pairs = Pairs(rows, rows)
-                learned = offsets[low:high]
-                in_place = scorer.score(pairs)
-                measures = PairMeasures.of_pairs(in_place, lines, pairs)
-                tokens = measures.tokens
-                per_token = in_place / np.maximum(tokens, 1)
-                is_blank = tokens == 0
-                per_token[is_blank] = np.nan
-                diagnosis = _diagnose(scorer, rows, learned, in_place)
-                before = low - start
-                place = slice(before, high - start)
-                scores[name][place] = per_token
-                z_scores[name][place] = diagnosis.z_scores
-                for part in diagnosis.ranges:
-                    moved = part.moved(before)
-                    ranges[name].append(moved)
-                if name not in held_out:
-                    new_offsets, teaches = _next_sample(diagnosis, learned)
-                    is_moved = new_offsets != learned
-                    is_switched = teaches != to_learn[low:high]
-                    is_changed = is_moved | is_switched
-                    num_changed += int(is_changed.sum())
-                    offsets[low:high] = new_offsets
-                    to_learn[low:high] = teaches
+            for name, (start, end) in spans.items():
+                for low, high in _parts(start, end):
+                    learned = offsets[low:high]
+                    diagnosis = _diagnose(scorer, np.arange(low, high), learned)
+                    before = low - start
+                    place = slice(before, high - start)
+                    scores[name][place] = diagnosis.scores
+                    z_scores[name][place] = diagnosis.z_scores
+                    ranges[name] += (part.moved(before) for part in diagnosis.ranges)
+                    if name not in held_out:
+                        new_offsets, teaches = _next_sample(diagnosis, learned)
+                        is_changed = new_offsets != learned
+                        is_changed |= teaches != to_learn[low:high]
+                        num_changed += int(is_changed.sum())
+                        offsets[low:high] = new_offsets
+                        to_learn[low:high] = teaches
             if num_changed <= _AGREED * num:
                 break
     merged = {name: joined(of_corpus) for name, of_corpus in ranges.items()}
@@ -180,6 +157,13 @@ def align_corpora(
         # Drop the large table of the previous iteration: only scoring needed it.
         lexicon = replace(lexicon, before=None)
     return Alignment(scores, z_scores, merged, lexicon)
+
+
+def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each part of a corpus that fits into memory, and the row after it."""
+    # A short rest belongs to the last part.
+    cuts = range(start, max(end - _PART // 2, start + 1), _PART)
+    return pairwise([*cuts, end])
 
 
 def _sample(
@@ -207,26 +191,29 @@ def _is_held_out(rows: Rows) -> Mask:
     return rows % _HELD_OUT == 0
 
 
-def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values) -> _Diagnosis:
-    """Find misaligned ranges and compute z-scores for a part of a corpus.
+def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets) -> _Diagnosis:
+    """Find misaligned ranges and compute scores for a part of a corpus.
 
     Args:
         scorer: Scores pairs of lines with the lexicon.
         rows: The rows of the part. (n,).
         learned: Offset of the target line from which the lexicon has learned. (n,).
-        in_place: Score of each source line with the target line of the same row. (n,).
     """
     lines = scorer.lexicon.lines
     num = len(rows)
+    pairs = Pairs(rows, rows)
+    in_place = scorer.score(pairs)
+    unshifted = PairMeasures.of_pairs(in_place, lines, pairs)
+    is_blank = unshifted.tokens == 0
+    per_token = in_place / np.maximum(unshifted.tokens, 1)
+    per_token[is_blank] = np.nan
     unknown = np.full(num, np.nan)
-    nothing = _Diagnosis([], unknown, np.zeros(num, bool))
+    nothing = _Diagnosis([], per_token, unknown, np.zeros(num, bool))
     if num < SMALLEST:
         return nothing
     random_pairs = _random_pairs(rows)
     random_totals = scorer.score(random_pairs)
     at_random = PairMeasures.of_pairs(random_totals, lines, random_pairs)
-    pairs = Pairs(rows, rows)
-    unshifted = PairMeasures.of_pairs(in_place, lines, pairs)
     targets = (rows + learned).clip(rows[0], rows[-1])
     totals = in_place.copy()
     is_moved = targets != rows
@@ -257,14 +244,13 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values
     share_right = share_above(scores[unseen], at_random.scores)
     usual, spread = usual_scores(scores[has_words], share_right)
     z_scores = (unshifted.scores - usual) / spread
-    is_blank = unshifted.tokens == 0
     z_scores[is_blank] = np.nan
     if num < _FEWEST_UNRELATED:
         return nothing._replace(ranges=ranges, z_scores=z_scores)
     is_doubtful = scores < usual + _DOUBTFUL * spread
     is_doubtful |= is_odd(there)
     is_doubtful &= has_words
-    return _Diagnosis(ranges, z_scores, is_doubtful)
+    return _Diagnosis(ranges, per_token, z_scores, is_doubtful)
 
 
 def _random_pairs(rows: Rows) -> Pairs:
@@ -299,19 +285,29 @@ class CutLines:
 
     def __init__(self, store: ParallelStore) -> None:
         self._store = store
-        self.source_lengths = _CutLengths(store.source_lengths)
-        self.target_lengths = _CutLengths(store.target_lengths)
+        self.source = _CutSide(store.source)
+        self.target = _CutSide(store.target)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CutLines, (self._store,)
 
-    def source_ids(self, rows: Rows) -> FlatIds:
-        """Return the source ids of ``rows``."""
-        return _cut(self._store.source_ids(rows))
 
-    def target_ids(self, rows: Rows) -> FlatIds:
-        """Return the target ids of ``rows``."""
-        return _cut(self._store.target_ids(rows))
+class _CutSide:
+    def __init__(self, side: StoredSide) -> None:
+        self._side = side
+        self.lengths = _CutLengths(side.lengths)
+
+    def ids(self, rows: Rows) -> FlatIds:
+        """Return the ids of ``rows``, of each sentence at most `MOST_TOKENS`."""
+        flat = self._side.ids(rows)
+        longest = flat.lengths.max(initial=0)
+        if longest <= MOST_TOKENS:
+            return flat
+        starts = flat.offsets[flat.sentences]
+        positions = np.arange(len(flat.ids)) - starts
+        is_kept = positions < MOST_TOKENS
+        lengths = np.minimum(flat.lengths, MOST_TOKENS)
+        return FlatIds(flat.ids[is_kept], lengths)
 
 
 class _CutLengths:
@@ -325,15 +321,3 @@ class _CutLengths:
     def __getitem__(self, rows: Any, /) -> npt.NDArray[np.int32]:
         values = self._values[rows]
         return values.astype(np.int32)
-
-
-def _cut(flat: FlatIds) -> FlatIds:
-    """Truncate each sentence to `MOST_TOKENS` tokens."""
-    longest = flat.lengths.max(initial=0)
-    if longest <= MOST_TOKENS:
-        return flat
-    starts = flat.offsets[flat.sentences]
-    positions = np.arange(len(flat.ids)) - starts
-    is_kept = positions < MOST_TOKENS
-    lengths = np.minimum(flat.lengths, MOST_TOKENS)
-    return FlatIds(flat.ids[is_kept], lengths)

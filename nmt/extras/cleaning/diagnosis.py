@@ -10,7 +10,6 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -62,18 +61,8 @@ def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: boo
     texts = [pair[:2] for pair in pairs]
     hashes = pair_hashes(texts, sketches=sketches)
     leaks = index.find([pair.source for pair in pairs])
-    rows = np.empty((len(leaks), 3), np.int64)
-    for row, leak in zip(rows, leaks, strict=True):
-        row[:] = leak.row, leak.held_out, leak.kind == "exact"
-    return {_HASHES: hashes, _LEAKS: rows}
-
-
-@dataclass
-class _Detected:
-    """Pairs with a side in another language."""
-
-    count: int = 0
-    first: list[dict[str, Any]] = field(default_factory=list)  # Places of the first ones.
+    rows = np.array(leaks, np.int64)
+    return {_HASHES: hashes, _LEAKS: rows.reshape(-1, 3)}
 
 
 class CorpusDiagnosis(Diagnosis):
@@ -98,8 +87,9 @@ class CorpusDiagnosis(Diagnosis):
         self._dual_lines = array("q")
         self._dual_scores = array("f")
         self._spans: dict[str, tuple[int, int]] = {}  # range of kept pairs of each corpus
-        # By side and detected language.
-        self._languages = defaultdict[tuple[str, str], _Detected](_Detected)
+        # By side and detected language: the number of pairs, and the places of the first ones.
+        self._num_detected = Counter[tuple[str, str]]()
+        self._first_detected = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
         self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
         self._ranges: Mapping[str, Sequence[Range]] = {}
         self._num_asked = 0
@@ -121,12 +111,11 @@ class CorpusDiagnosis(Diagnosis):
         self._leaks.update(corpus, pairs, looked[_LEAKS])
         for problem in found:
             if problem.reason == "language":
-                side = str(problem.limit)
-                detected = self._languages[side, str(problem.value)]
-                detected.count += 1
-                if detected.count <= _NUM_FIRST:
+                detected = str(problem.limit), str(problem.value)
+                self._num_detected[detected] += 1
+                if self._num_detected[detected] <= _NUM_FIRST:
                     place = {"corpus": problem.corpus, "line": problem.line}
-                    detected.first.append(place)
+                    self._first_detected[detected].append(place)
         if self._dual is not None:
             self._dual_lines.extend(pair.line for pair in pairs)
             texts = [pair[:2] for pair in pairs]
@@ -226,14 +215,27 @@ class CorpusDiagnosis(Diagnosis):
                     unrelated.append(place)
                 else:
                     shifts.append(place | {"offset": misaligned.offset})
+        # The number of pairs by detected language: in all, and by side with the first lines.
+        values = Counter[str]()
+        sides = defaultdict[str, dict[str, dict[str, Any]]](dict)
+        for (side, value), count in self._num_detected.most_common():
+            values[value] += count
+            sides[side][value] = {"count": count, "first": self._first_detected[side, value]}
+        warnings = []
+        if self.material.filters.scores.limit is None:
+            for name, of_lines in self._scores["scores"].items():
+                low, usual = np.nanquantile(of_lines[:], (0.01, 0.5))
+                spread = f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
+                text = f"{name}: to use the score file, set filters.scores.limit; {spread}"
+                warnings.append(text)
         return DiagnosisReport(
             shifts=shifts,
             unrelated=unrelated,
             leakage=self._leaks.found,
             near=self._leaks.num_near(),
-            languages=self._report_languages(),
+            languages={"values": dict(values.most_common()), "sides": dict(sides)},
             skipped=self._skipped(),
-            warnings=[*self._warnings()],
+            warnings=warnings,
             notes=[*_notes([*shifts, *unrelated])],
         )
 
@@ -252,24 +254,6 @@ class CorpusDiagnosis(Diagnosis):
             if small:
                 skipped[reason] = f"{', '.join(small)}: fewer than {least} lines."
         return {name: why for name, why in skipped.items() if name in self._actions}
-
-    def _report_languages(self) -> dict[str, Any]:
-        """Return the number of pairs by detected language: in all, and by side with first lines."""
-        by_count = sorted(self._languages.items(), key=lambda item: -item[1].count)
-        values = Counter[str]()
-        sides = defaultdict[str, dict[str, dict[str, Any]]](dict)
-        for (side, value), detected in by_count:
-            values[value] += detected.count
-            sides[side][value] = asdict(detected)
-        return {"values": dict(values.most_common()), "sides": dict(sides)}
-
-    def _warnings(self) -> Iterator[str]:
-        filters = self.material.filters
-        if filters.scores.limit is None:
-            for name, scores in self._scores["scores"].items():
-                low, usual = np.nanquantile(scores[:], (0.01, 0.5))
-                spread = f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
-                yield f"{name}: to use the score file, set filters.scores.limit; {spread}"
 
 
 def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -66,8 +66,8 @@ class PairScorer:
         scores = self.workers.map(score, parts)
         totals = np.concatenate([np.zeros(0), *scores])
         sources, targets = pairs
-        source_lengths = lines.source_lengths[sources]
-        target_lengths = lines.target_lengths[targets]
+        source_lengths = lines.source.lengths[sources]
+        target_lengths = lines.target.lengths[targets]
         is_blank = np.minimum(source_lengths, target_lengths) == 0
         return np.where(is_blank, 0.0, totals)
 
@@ -83,8 +83,8 @@ class PairScorer:
         """
         lexicon = self.lexicon
         lines = lexicon.lines
-        source = _Bags.of(lines.source_ids(sources))
-        target = _Bags.of(lines.target_ids(targets))
+        source = _Bags.of(lines.source.ids(sources))
+        target = _Bags.of(lines.target.ids(targets))
         _, num_targets = lexicon.sizes
         rows = source.words.astype(np.int64) * num_targets
         keys = rows[:, None] + target.words
@@ -233,8 +233,8 @@ class PairMeasures(NamedTuple):
     def of_pairs(cls, totals: Values, lines: Lines, pairs: Pairs) -> PairMeasures:
         """Compute the measurements of ``pairs`` of ``lines`` from the scores in nats. (P,)."""
         sources, targets = pairs
-        source_lengths = lines.source_lengths[sources]
-        target_lengths = lines.target_lengths[targets]
+        source_lengths = lines.source.lengths[sources]
+        target_lengths = lines.target.lengths[targets]
         return cls.of(totals, source_lengths, target_lengths)
 
     def part(self, rows: Mask) -> PairMeasures:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, combinations
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,7 @@ class Leak(NamedTuple):
 
     row: int  # Index of the training line.
     held_out: int  # Index of the held-out sentence.
-    kind: Literal["exact", "near"]
+    is_exact: bool  # Whether the line is the sentence, not only near to it.
 
 
 class _Passage(NamedTuple):
@@ -186,7 +186,7 @@ class LeakageIndex:
     def find(self, lines: Sequence[str]) -> list[Leak]:
         """Return the exact and near matches with held-out sentences, sorted by training line."""
         passages = _passages(lines)
-        kinds: dict[tuple[int, int], Literal["exact", "near"]] = {}
+        is_exact = dict[tuple[int, int], bool]()
         hashed = _hash_words(passages)
         for number, held_out_number in self._candidates(hashed):
             passage = passages[number]
@@ -196,10 +196,10 @@ class LeakageIndex:
             line = " ".join(lines[passage.line].split())
             is_same = line == self._lines[held_out.line]
             if are_whole and is_same:
-                kinds[place] = "exact"
-            elif place not in kinds and _holds(passage, held_out):
-                kinds[place] = "near"
-        return [Leak(*place, kind) for place, kind in sorted(kinds.items())]
+                is_exact[place] = True
+            elif place not in is_exact and _holds(passage, held_out):
+                is_exact[place] = False
+        return [Leak(*place, exact) for place, exact in sorted(is_exact.items())]
 
     def _candidates(self, words: FlatIds) -> Iterable[tuple[int, int]]:
         """Return the indices of the passages that must be compared word by word.

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,13 +66,16 @@ class Range:
         return Range(self.start + count, self.end + count, self.offset)
 
 
-def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Merge consecutive ranges with the same offset."""
+def joined(ranges: Iterable[Range], most_between: int = 0) -> list[Range]:
+    """Merge neighbours with the same offset and at most this many lines between them."""
     joint = list[Range]()
     for part in ranges:
         start = part.start
-        if joint and joint[-1].end + 1 == start and joint[-1].offset == part.offset:
-            start = joint.pop().start
+        if joint and joint[-1].offset == part.offset:
+            before = joint[-1]
+            if start - before.end - 1 <= most_between:
+                start = before.start
+                joint.pop()
         joint.append(Range(start, part.end, part.offset))
     return joint
 
@@ -139,8 +141,8 @@ def _evidence_table(
         sources = rows[first:last]
         targets = rows[max(first - MOST_OFFSET, 0) : last + MOST_OFFSET]
         scores = scorer.score_all(sources, targets)
-        source_lengths = lines.source_lengths[sources]
-        target_lengths = lines.target_lengths[targets]
+        source_lengths = lines.source.lengths[sources]
+        target_lengths = lines.target.lengths[targets]
         measures = PairMeasures.of(scores, source_lengths[:, None], target_lengths)
         nats = evidence(measures)
         columns = targets - sources[:, None] + MOST_OFFSET
@@ -184,7 +186,7 @@ def best_path(evidence: Floats) -> npt.NDArray[np.int64]:
     return path
 
 
-def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
+def path_ranges(path: npt.NDArray[np.int64], start: int) -> list[Range]:
     """Turn a path into misaligned ranges, and ignore ranges that are too short.
 
     A few lines without a fitting offset do not interrupt a shifted range. Lines whose offset
@@ -197,45 +199,23 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
     is_change = np.diff(path) != 0
     changes = np.flatnonzero(is_change) + 1
     cuts = [0, *changes.tolist(), len(path)]
-    stretches = []
+    ranges = []
     for first, last in pairwise(cuts):
         state = int(path[first])
+        offset: int | None = state - MOST_OFFSET
         is_short = last - first < _FEWEST_LINES
-        if is_short and state != MOST_OFFSET:
-            state = _UNRELATED
-        stretches.append(_Stretch(state, first, last))
+        if state == _UNRELATED or (is_short and offset):
+            offset = None
+        ranges.append(Range(start + first + 1, start + last, offset))
     long = []
-    for stretch in _merged(stretches, 0):
+    for part in joined(ranges):
         fewest = _FEWEST_LINES
-        if stretch.state == _UNRELATED:
+        if part.offset is None:
             fewest = _FEWEST_UNRELATED
-        if stretch.last - stretch.first >= fewest:
-            long.append(stretch)
-    for state, first, last in _merged(long, _FEWEST_UNRELATED):
-        if state != MOST_OFFSET:
-            offset = None if state == _UNRELATED else state - MOST_OFFSET
-            yield Range(start + first + 1, start + last, offset)
-
-
-class _Stretch(NamedTuple):
-    """Consecutive lines of a path in the same state."""
-
-    state: int  # Column of the path, or `_UNRELATED`.
-    first: int
-    last: int  # Exclusive.
-
-
-def _merged(stretches: Iterable[_Stretch], most_between: int) -> list[_Stretch]:
-    """Merge neighbours in the same state with few lines between them."""
-    merged = list[_Stretch]()
-    for state, first, last in stretches:
-        if merged and merged[-1].state == state:
-            before = merged[-1]
-            if first - before.last <= most_between:
-                first = before.first
-                merged.pop()
-        merged.append(_Stretch(state, first, last))
-    return merged
+        num_lines = part.end - part.start + 1
+        if num_lines >= fewest:
+            long.append(part)
+    return [part for part in joined(long, _FEWEST_UNRELATED) if part.offset != 0]
 
 
 def first_offsets(lines: Lines, low: int, high: int) -> Rows:
@@ -246,8 +226,8 @@ def first_offsets(lines: Lines, low: int, high: int) -> Rows:
         low: First row of the corpus.
         high: Row after its last row.
     """
-    source_lengths = lines.source_lengths[low:high]
-    target_lengths = lines.target_lengths[low:high]
+    source_lengths = lines.source.lengths[low:high]
+    target_lengths = lines.target.lengths[low:high]
     offsets, agreement = likely_offsets(source_lengths, target_lengths)
     is_unknown = agreement < _LEAST_AGREEMENT
     is_unknown &= offsets == 0
@@ -335,8 +315,9 @@ def _prefix_sums(values: Values) -> Values:
 
 
 def alike_offset(lines: Lines, low: int, high: int) -> int:
-    """Guess an offset of at most 50 lines for the whole corpus; 0 if no offset is clearly best.
+    """Guess the offset of the whole corpus: source line i belongs to target line i + offset.
 
+    The offset is at most 50 lines, and 0 if none is clearly best.
     Source lines that share rare words should have target lines that share rare words. The two
     similarity matrices are compared at each offset (as in Gretton et al. 2005), for 1,000 lines
     from the middle of the corpus. Neither lengths nor a lexicon are needed.
@@ -349,27 +330,24 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
     num = min(_LIKE_LINES, high - low)
     if num <= 4 * _LIKE_OFFSET:
         return 0
-    before = (high - low - num) // 2
-    start = low + before
+    start = low + (high - low - num) // 2  # of `num` lines in the middle
     rows = np.arange(start, start + num)
-    source = _likeness(lines.source_ids(rows))
-    target = _likeness(lines.target_ids(rows))
+    source = _likeness(lines.source.ids(rows))
+    target = _likeness(lines.target.ids(rows))
     offsets = np.arange(-_LIKE_OFFSET, _LIKE_OFFSET + 1)
-    sums = np.empty(len(offsets))
-    for place, offset in enumerate(offsets.tolist()):
-        first = max(-offset, 0)  # lines with a target
-        last = num - max(offset, 0)
-        own = slice(first, last)
-        other = slice(first + offset, last + offset)
-        products = source[own, own] * target[other, other]
-        total = products.sum()
-        size = last - first
-        sums[place] = total / size**2
-    best = int(sums.argmax())
-    others = np.delete(sums, best)
-    spread = others.std()
-    least = others.mean() + _LIKE_GAIN * spread
-    if sums[best] <= least:
+    means = np.empty(len(offsets))
+    for index, offset in enumerate(offsets.tolist()):
+        # Source lines whose target line is among the `num` lines, too.
+        first = max(-offset, 0)
+        stop = num - max(offset, 0)
+        of_source = slice(first, stop)
+        of_target = slice(first + offset, stop + offset)
+        products = source[of_source, of_source] * target[of_target, of_target]
+        means[index] = products.sum() / (stop - first) ** 2
+    best = int(means.argmax())
+    others = np.delete(means, best)
+    threshold = others.mean() + _LIKE_GAIN * others.std()
+    if means[best] <= threshold:
         return 0
     return int(offsets[best])
 

@@ -178,12 +178,19 @@ class RepeatFinder:
                 found["boilerplate"].raise_to(rows, counts)
         return Repeats(found, filters)
 
-    def _column(self, column: int) -> Hashes:
-        """Map the file of a column into memory. (count,)."""
-        if not self.count:  # an empty file cannot be mapped
-            return np.empty(0, np.uint64)
+    def _blocks(self, column: int) -> Iterator[tuple[int, Hashes]]:
+        """Yield the hashes of a column in blocks, each after the row of its first hash."""
         path = self._path(column)
-        return np.memmap(path, np.uint64, "r")
+        for start in range(0, self.count, self._held_at_once):
+            yield start, np.fromfile(path, np.uint64, self._held_at_once, offset=8 * start)
+
+    def _hashes(self, column: int, rows: Rows) -> Hashes:
+        """Read the hashes of ``rows``, which are in rising order, in a column. (rows,)."""
+        hashes = np.empty(len(rows), np.uint64)
+        for start, block in self._blocks(column):
+            low, high = np.searchsorted(rows, (start, start + len(block)))
+            hashes[low:high] = block[rows[low:high] - start]
+        return hashes
 
     def _parts(self, *columns: int) -> Iterator[tuple[Rows, list[Hashes]]]:
         """Yield rows and their hashes in the given columns, in parts that fit into memory.
@@ -191,19 +198,15 @@ class RepeatFinder:
         Rows with an equal hash in the first column are in the same part. Rows with a 0 there have
         no sketch and are left out.
         """
-        mapped = [self._column(column) for column in columns]
         num_parts = math.ceil(self.count / self._held_at_once)
-        num_parts = max(num_parts, 1)
         for part in range(num_parts):
-            rows = [np.zeros(0, np.int64)]
-            for start in range(0, self.count, self._held_at_once):
-                stop = start + self._held_at_once
-                block = mapped[0][start:stop]
+            parts = []
+            for start, block in self._blocks(columns[0]):
                 is_here = block % np.uint64(num_parts) == part
                 is_here &= block != 0
-                rows.append(np.flatnonzero(is_here) + start)
-            all_rows = np.concatenate(rows)
-            yield all_rows, [column[all_rows] for column in mapped]
+                parts.append(np.flatnonzero(is_here) + start)
+            rows = np.concatenate(parts)
+            yield rows, [self._hashes(column, rows) for column in columns]
 
     def _later(self, column: int) -> Iterator[tuple[Rows, Rows]]:
         """Yield the rows whose hash occurs in an earlier row, and the first row with that hash."""
@@ -215,22 +218,17 @@ class RepeatFinder:
 
     def _near(self, rows: Rows, leaders: Rows, least: float) -> tuple[Rows, npt.NDArray[Any]]:
         """Return the ``rows`` similar to their ``leaders``, and the Jaccard similarities."""
-        sketches = self._sketches(rows)
-        is_same = sketches == self._sketches(leaders)
-        same = is_same.mean(1)
+        distinct, places = np.unique(leaders, return_inverse=True)
+        num_same = np.zeros(len(rows))
+        for column in range(_NUM_KEYS, ROW_WORDS):  # one word of all sketches at once
+            values = self._hashes(column, rows).view(np.uint8)
+            of_leaders = self._hashes(column, distinct)[places].view(np.uint8)
+            is_same = values == of_leaders
+            num_same += is_same.reshape(-1, 8).sum(1)
+        same = num_same / _NUM_VALUES
         jaccard = (same - 1 / 256) / (1 - 1 / 256)  # 8 random bits are equal once in 256
         is_near = jaccard >= least
         return rows[is_near], jaccard[is_near]
-
-    def _sketches(self, rows: Rows) -> npt.NDArray[np.uint8]:
-        """Read the sketches of rows from the files. (rows, _NUM_VALUES)."""
-        in_order, places = np.unique(rows, return_inverse=True)
-        shape = len(rows), _SKETCH_WORDS
-        sketches = np.empty(shape, np.uint64)
-        for word in range(_SKETCH_WORDS):
-            column = self._column(_NUM_KEYS + word)
-            sketches[:, word] = column[in_order][places]
-        return sketches.view(np.uint8)
 
     def _boilerplate(self, least: float) -> Iterator[tuple[Rows, Rows]]:
         """Yield rows whose target has ``least`` or more sources, and the number of sources."""

@@ -86,12 +86,13 @@ class CometModel:
         """Return the score of each text (row) with each text as reference (column). (n, n)."""
         model = self._model
         samples = [{"src": source, "mt": text, "ref": text} for text in texts]
-        if not (model.requires_references() and hasattr(model, "estimate")):
+        encodes_separately = model.requires_references() and hasattr(model, "estimate")
+        if not encodes_separately:
             pairs = []
             for sample in samples:
                 pairs += [sample | {"ref": reference} for reference in texts]
             return self.scores(pairs).reshape(len(texts), len(texts))
-        # A regression model encodes each text separately: n encodings in place of 3 n^2.
+        # A regression model encodes each text separately: 2 n encodings in place of 3 n^2.
         inputs = self._inputs(samples)
 
         def embed(side: str) -> torch.Tensor:
@@ -99,7 +100,7 @@ class CometModel:
             return model.get_sentence_embedding(ids, inputs[f"{side}_attention_mask"])  # (n, D)
 
         sources = embed("src")
-        vectors = embed("mt")
+        vectors = embed("mt")  # Of a text as hypothesis and as reference.
         rows = []
         for vector in vectors:
             hypotheses = vector.expand_as(vectors)

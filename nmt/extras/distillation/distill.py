@@ -142,10 +142,7 @@ def distill(options: DistillOptions) -> DistillReport:
         with file_lock(output / ".lock", remove=True):
             report = output / _REPORT
             settings = output / SETTINGS
-            before = learning
-            if settings.is_file():
-                before = read_json(settings)
-            if any(before.get(name) != value for name, value in learning.items()):
+            if settings.is_file() and not learning.items() <= read_json(settings).items():
                 # `fit` decides whether the same student can continue with these settings.
                 report.unlink(missing_ok=True)
                 if (output / _MODEL).exists():

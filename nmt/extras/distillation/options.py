@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +22,6 @@ _Pair = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DistillOptions(Options):
     """The teachers, the text, and the student.
 

@@ -6,12 +6,14 @@ import reorders the rows of the embedding matrices and the SentencePiece models 
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,10 +53,12 @@ from nmt.extras.exchange.imported import (
 )
 from nmt.extras.exchange.marian import DECODER, read_marian
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions, is_resized
-from nmt.extras.exchange.vocabulary import TABLES, IdArray
-from nmt.model.transformer import build_model
+from nmt.extras.exchange.vocabulary import IdArray
+from nmt.model.transformer import VOCABULARY_SIDES, build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import JOINT, SOURCE, TARGET
+
+logger = logging.getLogger(__name__)
 
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
 _PAD, _UNK, _BOS, _EOS = _SPECIAL
@@ -81,21 +85,15 @@ def convert(options: ImportOptions, origin: str) -> ImportSummary:
     """
     source = options.source
     if is_resized(options) and (source / CONFIG).is_file():
-        summary = _resize_folder(options)
-    else:
-        with _unpacked(source) as place:
-            model = _read(place, source)
-            # A file that is mapped into memory must exist until the model is written.
-            summary = _write_imported(model, options, origin)
-    if summary.before and summary.after:
-        vocabulary.log_sizes(summary.before, summary.after)
-    log_next_commands(options.output)
-    return summary
+        return _resize_folder(options)
+    with _unpacked(source) as place:
+        model = _read(place, source)
+        # A file that is mapped into memory must exist until the model is written.
+        return _write_imported(model, options, origin)
 
 
 def _write_imported(model: Imported, options: ImportOptions, origin: str) -> ImportSummary:
     """Write a model folder: vocabularies and weights in the order of nmt."""
-    output = options.output
     shape = model.model
     shared = shape.shares_inputs
     if shared and model.source.tokens != model.target.tokens:
@@ -109,32 +107,30 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
     if model.language_tags is None:
         codes = _codes(options.languages, model.languages, ())
     new_sides = _resized(sides, codes, options, shared=shared)
-    models = [side.model for side in new_sides]
     tags = list[str]()
     if model.language_tags is not None:
-        tags = [*vocabulary.language_tags(models[0])]
+        tags = [*vocabulary.language_tags(new_sides[0].model)]
         codes = _codes(options.languages, model.languages, tags)
-    weights = _reordered(model.weights, new_sides)
-    sizes = [len(each.pieces) for each in models]
+    new = _reordered(model.weights, new_sides)
     with torch.device("meta"):
-        expected = build_model(shape, *sizes)
-    problems = tensor_differences(weights, expected.state_dict())
+        expected = build_model(shape, *new.vocab_sizes)
+    problems = tensor_differences(new.weights, expected.state_dict())
     if problems:
         problem = f"The weights do not match the configuration of the model:\n  {problems}"
         raise damaged(problem)
-    for name, value in weights.items():
+    for name, value in new.weights.items():
         if not np.isfinite(value).all():
             raise damaged(f"{name} contains NaN or infinity.")
     spec = model.target.sentencepiece.trainer_spec
     values = {
-        "name": name_of_folder(output),
+        "name": name_of_folder(options.output),
         "source_language": codes[0],
         "target_language": codes[1],
         "directions": [codes],
         "language_tags": model.language_tags,
         "tokenizer": {
             "kind": spec.ModelType.Name(spec.model_type).lower(),
-            "vocab_size": _vocab_size(models, joint=shared),
+            "vocab_size": _vocab_size(new, joint=shared),
             "joint": shared,
             "byte_fallback": spec.byte_fallback,
             "user_defined_symbols": tags,
@@ -144,11 +140,8 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
         "decoding": model.decoding,
     }
     config = InferenceConfig.model_validate(values)
-    _write(output, config, models, weights, origin=origin)
-    if not is_resized(options):
-        return ImportSummary(output, codes)
-    before = vocabulary.sizes_of([side.model for side in sides], model.weights)
-    return ImportSummary(output, codes, before, vocabulary.sizes_of(models, weights))
+    old = _Contents(sides, model.weights)
+    return _write(options, config, old, new, origin=origin)
 
 
 def _resize_folder(options: ImportOptions) -> ImportSummary:
@@ -169,29 +162,18 @@ def _resize_folder(options: ImportOptions) -> ImportSummary:
         sides.append(_Side(model, rows, rows))
     shared = config.model.shares_inputs
     new_sides = _resized(sides, config.languages, options, shared=shared)
-    models = [side.model for side in new_sides]
     tensors = bundle.model.state_dict()
-    old_weights = {name: tensor.numpy() for name, tensor in tensors.items()}
-    weights = _reordered(old_weights, new_sides)
-    vocab_size = _vocab_size(models, joint=config.tokenizer.joint)
+    old = _Contents(sides, {name: tensor.numpy() for name, tensor in tensors.items()})
+    new = _reordered(old.weights, new_sides)
+    vocab_size = _vocab_size(new, joint=config.tokenizer.joint)
     tokenizer = {"vocab_size": vocab_size, "pad_vocab_by": 0}
     changes = {
         "tokenizer": config.tokenizer.model_copy(update=tokenizer),
         "decoding": config.decoding.model_copy(update={"shortlist": False}),
     }
     new_config = config.model_copy(update=changes)
-    _write(
-        options.output,
-        new_config,
-        models,
-        weights,
-        origin=_RESIZED,
-        step=bundle.step,
-        record=bundle.record,
-    )
-    before = vocabulary.sizes_of([side.model for side in sides], old_weights)
-    after = vocabulary.sizes_of(models, weights)
-    return ImportSummary(options.output, config.languages, before, after)
+    step = bundle.step
+    return _write(options, new_config, old, new, origin=_RESIZED, step=step, record=bundle.record)
 
 
 def _read(place: Path, source: Path) -> Imported:
@@ -270,6 +252,36 @@ def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) 
 
 
 @dataclass(frozen=True)
+class _Contents:
+    """What changes with the vocabularies."""
+
+    sides: Sequence[_Side]  # Source and target.
+    weights: Weights
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        source, target = (len(side.model.pieces) for side in self.sides)
+        return source, target
+
+    def sizes(self) -> dict[str, float]:
+        """Return the entries of both vocabularies, parameters, and megabytes of float32 weights."""
+        source_entries, target_entries = self.vocab_sizes
+        count = 0
+        for name, array in self.weights.items():
+            # Matrices of an imported model may have more rows than its vocabulary has entries.
+            num_rows = len(array)
+            if name in VOCABULARY_SIDES:
+                num_rows = self.vocab_sizes[VOCABULARY_SIDES[name]]
+            count += num_rows * prod(array.shape[1:])
+        return {
+            "source_entries": source_entries,
+            "target_entries": target_entries,
+            "parameters": count,
+            "megabytes": round(4 * count / 1e6, 1),
+        }
+
+
+@dataclass(frozen=True)
 class _Side:
     """The vocabulary of one side in the order of nmt. V: its size."""
 
@@ -322,10 +334,10 @@ def _resized(
     ]
 
 
-def _reordered(theirs: Weights, sides: Sequence[_Side]) -> dict[str, Any]:
-    """Return the weights in float32, with embedding matrices and output bias in the new order."""
+def _reordered(theirs: Weights, sides: Sequence[_Side]) -> _Contents:
+    """Convert weights to float32, with embedding matrices and output bias in the new order."""
     weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
-    for name, index in TABLES.items():
+    for name, index in VOCABULARY_SIDES.items():
         if name not in weights:
             continue
         side = sides[index]
@@ -344,7 +356,7 @@ def _reordered(theirs: Weights, sides: Sequence[_Side]) -> dict[str, Any]:
         if side.growth is not None:
             table = side.growth.grow(table)
         weights[name] = table
-    return weights
+    return _Contents(sides, weights)
 
 
 def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
@@ -374,23 +386,23 @@ def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
     return model
 
 
-def _vocab_size(models: Sequence[Any], *, joint: bool) -> int | dict[str, int]:
-    source, target = (len(model.pieces) for model in models)
+def _vocab_size(contents: _Contents, *, joint: bool) -> int | dict[str, int]:
+    source, target = contents.vocab_sizes
     return source if joint else {"source": source, "target": target}
 
 
 def _write(
-    output: Path,
+    options: ImportOptions,
     config: InferenceConfig,
-    models: Sequence[Any],
-    weights: Weights,
+    old: _Contents,
+    new: _Contents,
     *,
     origin: str,
     step: int = 0,
     record: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
+) -> ImportSummary:
     """Write a model folder; one SentencePiece model if both sides have the same."""
-    source, target = (model.SerializeToString(deterministic=True) for model in models)
+    source, target = (side.model.SerializeToString(deterministic=True) for side in new.sides)
     contents = {SOURCE: source, TARGET: target}
     if source == target:
         contents = {JOINT: source}
@@ -400,15 +412,26 @@ def _write(
         (folder / TOKENIZER).mkdir()
         for name, content in contents.items():
             (folder / TOKENIZER / name).write_bytes(content)
-        arrays = {name: np.ascontiguousarray(x) for name, x in weights.items()}
+        arrays = {name: np.ascontiguousarray(x) for name, x in new.weights.items()}
         save_file(arrays, folder / MODEL)
         write_card(
             folder,
             config,
             origin,
-            parameters=sum(array.size for array in weights.values()),
-            vocab_sizes=[len(model.pieces) for model in models],
+            parameters=sum(array.size for array in new.weights.values()),
+            vocab_sizes=new.vocab_sizes,
             weights="float32",
         )
 
-    write_model_folder(output, None, step, write)
+    write_model_folder(options.output, None, step, write)
+    summary = ImportSummary(options.output, config.languages)
+    if is_resized(options):
+        before = old.sizes()
+        after = new.sizes()
+        lines = [f"{'':<16}{'before':>15}{'after':>15}"]
+        for name, size in before.items():
+            lines.append(f"{name.replace('_', ' '):<16}{size:>15,}{after[name]:>15,}")
+        logger.info("%s", "\n".join(lines))
+        summary = replace(summary, before=before, after=after)
+    log_next_commands(options.output)
+    return summary

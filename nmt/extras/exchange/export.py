@@ -10,12 +10,9 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment
 
 from nmt.checkpoint.files import MODEL, adapter_record, read_object, save_tensors
 from nmt.checkpoint.model_folder import (
@@ -38,11 +35,12 @@ from nmt.config.inference import InferenceConfig
 from nmt.data.corpus import corpus_names
 from nmt.errors import ConfigError
 from nmt.extras.exchange.options import ExportOptions
-from nmt.files.json_file import parse_json
 from nmt.files.progress import progress_bar
 from nmt.inference.engine import ShortlistParts, read_shortlist
 from nmt.installation import DISTRIBUTION
 from nmt.registry import Registry
+from nmt.report.page import render
+from nmt.training.report import read_events
 from nmt.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -182,11 +180,9 @@ def export(options: ExportOptions) -> ExportSummary:
         bar.update()
         write_model_folder(output, source, bundle.step, write)
         bar.update()
-    kept = config.decoding.model_dump()
     lost = []
-    decoding = files.config.decoding
-    for name, value in decoding.model_dump().items():
-        if value != kept[name]:
+    for name, value in files.config.decoding:
+        if value != getattr(config.decoding, name):
             lost.append(f"{name} {value}")
     if lost:
         logger.info("left out decoding options that %s does not support: %s", to, ", ".join(lost))
@@ -205,11 +201,15 @@ def write_card(folder: Path, config: InferenceConfig, origin: str, **facts: Any)
         facts: Variables of the template. Without ``corpora``, the sections about training data and
             scores are left out.
     """
-    template = Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8")
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    facts |= {"config": config, "origin": origin, "front": front_matter(config)}
-    card = environment.from_string(template).render(
-        facts, version=__version__, distribution=DISTRIBUTION, name=HUB_NAME
+    card = render(
+        "card.md.j2",
+        config=config,
+        origin=origin,
+        front=front_matter(config),
+        version=__version__,
+        distribution=DISTRIBUTION,
+        name=HUB_NAME,
+        **facts,
     )
     (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
@@ -239,9 +239,7 @@ def _scores(bundle: ModelBundle, source: Path, metric: str) -> dict[str, float]:
         scores[metric] = read_object(bundle.folder / RECORD).get("score")
     else:
         validation = {"kind": "validation", "step": bundle.step}
-        with suppress(OSError, ValueError):
-            for line in (source / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-                event = parse_json(line)
-                if validation.items() <= event.items():
-                    scores = {name: event.get(name) for name in _SCORES}
+        for event in read_events(source):
+            if validation.items() <= event.items():
+                scores = {name: event.get(name) for name in _SCORES}
     return {name: value for name, value in scores.items() if value is not None}

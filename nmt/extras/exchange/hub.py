@@ -1,31 +1,56 @@
-"""The Hugging Face Hub, and ``nmt push``, which uploads models to it.
+"""The Hugging Face Hub: ``nmt push`` uploads models, and ``nmt pull`` and ``nmt import`` load them.
 
 The package huggingface_hub does the work. This module adds a check: files that can contain code are
-refused. ``HF_ENDPOINT`` is the address of a different hub; ``HF_TOKEN``, the access token.
+refused. ``HF_ENDPOINT`` is the address of a different hub; ``HF_TOKEN``, the access token. Of
+models of other toolkits, only the files that the import reads are downloaded, into the cache of
+huggingface_hub.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from nmt.checkpoint.files import MODEL, adapter_record
-from nmt.checkpoint.model_folder import CARD, find_model
+from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model, log_next_commands
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
-from nmt.extras.exchange.export import HUB_NAME, front_matter
-from nmt.extras.exchange.options import EXAMPLE, PushOptions
-from nmt.files.json_file import MANIFEST, FileRecord
+from nmt.extras.exchange.export import (
+    HUB_NAME,
+    IMPORTED,
+    ImportSummary,
+    WrittenFolder,
+    front_matter,
+)
+from nmt.extras.exchange.imported import HF_CONFIG, read_settings, weight_files
+from nmt.extras.exchange.options import (
+    EXAMPLE,
+    ImportOptions,
+    PullOptions,
+    PushOptions,
+    is_resized,
+)
+from nmt.files.atomic import atomic_folder
+from nmt.files.json_file import MANIFEST, FileRecord, Manifest
 from nmt.metrics.result import read_report
 
-NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
+_NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 _ALLOWED = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)")
+# Files that an import reads, except the weights of Hugging Face.
+_IMPORTED = re.compile(
+    r"(\w+_)?(config|vocab)\.json|(tokenizer|added_tokens|special_tokens_map)\.json"
+    r"|[\w.+-]+\.(spm|npz|vocab|yml)|sentencepiece\.bpe\.model"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +117,7 @@ def push(options: PushOptions) -> PushResult:
     sizes[MANIFEST] = len(seal)
     address = None
     if not options.dry_run:
-        with connection(repository, "pushed") as library:
+        with _connection(repository, "pushed") as library:
             api = library.HfApi()
             api.create_repo(repository, private=options.private, exist_ok=True)
             old = {*api.list_repo_files(repository)} - {".gitattributes", *contents}
@@ -136,9 +161,113 @@ def _named(name: str, **values: Any) -> dict[str, Any]:
     return {"name": name, "type": name, **values}
 
 
+@dataclass(frozen=True)
+class PullResult(WrittenFolder):
+    """What `nmt pull` has downloaded."""
+
+    name: str  # With the commit, so that the same version can be downloaded again.
+
+    @override
+    def as_text(self) -> str:
+        return self.name
+
+
+def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSummary:
+    """Convert a model of another toolkit, or change the vocabulary of a model of nmt.
+
+    Args:
+        options: Source, output, languages, and changes of the vocabulary.
+        origin: Sentence about the origin of a local model, for the model card.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, nmt does not support the model, or the hub
+            cannot be reached.
+        ConfigError: ``output`` exists, or the languages are unknown or not valid codes.
+        DataError: A text file is missing, damaged or not UTF-8.
+    """
+    source = options.source
+    check_new_folder(options.output, source)
+    # ORG/NAME is a path or a name on the hub.
+    if _NAME.fullmatch(str(source)) and not source.parent.exists():
+        return _fetch(options)[1]
+    return _convert(options, origin)
+
+
+def _convert(options: ImportOptions, origin: str) -> ImportSummary:
+    from nmt.extras.exchange.conversion import convert  # noqa: PLC0415 - loads torch
+
+    return convert(options, origin)
+
+
+def pull(options: PullOptions) -> PullResult:
+    """Download a model folder and compare every file with the manifest; or import a model.
+
+    Raises:
+        CheckpointError: The repository is not a supported model or is damaged, or the hub cannot be
+            reached.
+        ConfigError: ``output`` exists, or ``name`` or the languages are not valid.
+    """
+    source = Path(options.name)
+    import_options = ImportOptions(
+        source=source, output=options.output, languages=options.languages
+    )
+    name, _ = _fetch(import_options)
+    return PullResult(options.output, name)
+
+
+def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
+    """Download a model; import it unless it is a model folder that stays as it is.
+
+    Only files that the import needs are downloaded. An unsupported Hugging Face model is refused
+    before the weights are downloaded.
+
+    Args:
+        options: ``source`` is the name on the hub.
+
+    Returns:
+        Repository and commit, and the result of the import.
+    """
+    repository, revision = parse_name(str(options.source))
+    output = options.output
+    check_new_folder(output, output)
+    with _connection(repository, "pulled") as library:
+        api = library.HfApi()
+        info = api.model_info(repository, revision=revision)
+        sha = info.sha
+        commit = f"{repository}@{sha}"
+        names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
+        download = partial(api.snapshot_download, repository, revision=sha)
+        if MANIFEST in names:
+            check_names(repository, names)
+        if MANIFEST in names and not is_resized(options):
+            with atomic_folder(output) as folder:
+                download(local_dir=folder, allow_patterns=sorted(names))
+                shutil.rmtree(folder / ".cache", ignore_errors=True)  # written by huggingface_hub
+                Manifest.read(folder).verify(folder)
+                find_model(folder)
+            log_next_commands(output)
+            return commit, ImportSummary(output, find_model(output).config.languages)
+        needed = [name for name in sorted(names) if _IMPORTED.fullmatch(name)]
+        if MANIFEST in names:
+            needed = sorted(names)
+        elif HF_CONFIG in names:
+            read_settings(Path(download(allow_patterns=[HF_CONFIG])))
+            needed += weight_files(repository, sorted(names))
+        elif not any(name.endswith(".npz") for name in names):
+            kinds = "an nmt model folder nor a Marian, M2M-100 or NLLB model"
+            problem = f"{repository} is neither {kinds}"
+            fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
+            raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
+        source = Path(download(allow_patterns=needed))
+        terms = getattr(info.card_data, "license", None) or "unknown"
+        page = f"{hub_address()}/{repository}"
+        origin = f"Imported from {page}, commit {sha}, license: {terms}."
+        return commit, _convert(replace(options, source=source), origin)
+
+
 def parse_name(text: str) -> tuple[str, str | None]:
     """Split ``ORG/NAME`` or ``ORG/NAME@REVISION`` into repository and revision."""
-    match = NAME.fullmatch(text)
+    match = _NAME.fullmatch(text)
     if match is None:
         fix = f"Write ORG/NAME, such as {EXAMPLE}."
         raise ConfigError(f"{text!r} is not a valid Hub name.", fix=fix)
@@ -158,7 +287,7 @@ def check_names(repository: str, names: set[str]) -> None:
 
 
 @contextmanager
-def connection(repository: str, what: str) -> Iterator[Any]:
+def _connection(repository: str, what: str) -> Iterator[Any]:
     """Yield the package huggingface_hub, and convert errors inside to `CheckpointError`.
 
     Args:

@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
 
 from nmt.config.data import LANGUAGE_CODE
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.extras.exchange.imported import (
     ACTIVATIONS,
     EMBEDDINGS,
-    HUGGING_FACE,
     FloatArray,
     Imported,
     Vocabulary,
@@ -78,7 +78,7 @@ def read_hugging_face(source: Path) -> Imported:
 
 
 def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
-    tensors = TensorFiles(source)
+    read = _tensor_reader(source)
     source_tokens = _read_tokens(source / "vocab.json")
     target_tokens = source_tokens
     if (source / "target_vocab.json").is_file():
@@ -91,15 +91,9 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
             raise ValueError(f"decoder_start_token_id {start} is not a token")
         # Shared matrices may be stored once, under any of their names. Compare them, because the
         # versions of the library interpret the configuration differently.
-        encoder = tensors.read(
-            "model.encoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"
-        )
-        decoder = tensors.read(
-            "model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"
-        )
-        output = tensors.read(
-            "lm_head.weight", "model.decoder.embed_tokens.weight", "model.shared.weight"
-        )
+        encoder = read("model.encoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight")
+        decoder = read("model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight")
+        output = read("lm_head.weight", "model.decoder.embed_tokens.weight", "model.shared.weight")
         shares = source_tokens == target_tokens and np.array_equal(encoder, decoder)
         ties = np.array_equal(output, decoder)
         config = _config_of(
@@ -110,8 +104,8 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
             scale_embeddings=settings.get("scale_embedding", False),
         )
         vectors = (encoder, decoder, output)
-        bias = tensors.read("final_logits_bias")
-        weights = weights_of(config, HUGGING_FACE, tensors.read, vectors, bias)
+        bias = read("final_logits_bias")
+        weights = weights_of(config, "hugging_face", read, vectors, bias)
         decoding = _decoding_of(settings)
     source_code = _code_of(tokenizer.get("source_lang"))
     target_code = _code_of(tokenizer.get("target_lang"))
@@ -142,14 +136,14 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
         raise refused(f"tokenizer_class: {name}")
     if tokenizer.get("legacy_behaviour"):
         raise refused("legacy_behaviour: true (the language token at the end of the source)")
-    tensors = TensorFiles(source)
+    read = _tensor_reader(source)
     with reading(source):
-        vectors = tensors.read(*_VECTORS)
+        vectors = read(*_VECTORS)
         output = vectors
         # Without this key, a stored output projection is not used, as in transformers.
         ties = bool(settings.get("tie_word_embeddings", True))
         if not ties:
-            output = tensors.read("lm_head.weight")
+            output = read("lm_head.weight")
         config = _config_of(
             settings,
             norm_position="pre",
@@ -164,7 +158,7 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
         vocabulary = _read_m2m_vocabulary(source, tokenizer, len(vectors))
         bias = np.zeros(len(vectors), np.float32)
         tables = (vectors, vectors, output)
-        weights = weights_of(config, HUGGING_FACE, tensors.read, tables, bias)
+        weights = weights_of(config, "hugging_face", read, tables, bias)
         # PAD and UNK are never chosen, and do not share the probability, so that both engines can
         # be used. In a trained model their probability is almost 0.
         decoding = _decoding_of({"renormalize_logits": True, **settings})
@@ -222,17 +216,12 @@ def _read_m2m_vocabulary(source: Path, tokenizer: _Json, size: int) -> Vocabular
 
 def _added_tokens(source: Path, tokenizer: _Json) -> dict[int, str]:
     """Return the tokens that are not subwords, by their ids, from the files that list ids."""
-    tokens = {}
     fast = load_json(source / "tokenizer.json", optional=True)
-    for token in fast.get("added_tokens", []):
-        tokens[int(token["id"])] = _content(token)
-    decoder = tokenizer.get("added_tokens_decoder", {})
-    for index, token in decoder.items():
-        tokens[int(index)] = _content(token)
     added = load_json(source / "added_tokens.json", optional=True)
-    for token, index in added.items():
-        tokens[int(index)] = _content(token)
-    return tokens
+    tokens = [(token["id"], token) for token in fast.get("added_tokens", [])]
+    tokens += tokenizer.get("added_tokens_decoder", {}).items()
+    tokens += [(index, token) for token, index in added.items()]
+    return {int(index): _content(token) for index, token in tokens}
 
 
 def _content(token: Any) -> str:
@@ -254,40 +243,32 @@ def _config_of(settings: _Json, **others: Any) -> ModelConfig:
     )
 
 
-class TensorFiles:
-    """The weights of a model. The files stay mapped into memory, and each tensor is read when used.
+def _tensor_reader(folder: Path) -> Callable[..., FloatArray]:
+    """Return a function that reads the first of several tensors that a model has, in float32.
 
-    Args:
-        folder: The model folder.
+    The files stay mapped into memory, and each tensor is read when used. The function raises a
+    KeyError if no file has any of the tensors.
 
     Raises:
         CheckpointError: A file is damaged, or there are no weights in a supported format.
     """
+    tensors: dict[str, Tensor] = {}
+    names = [path.name for path in folder.iterdir()]
+    for name in weight_files(folder, names):
+        path = folder / name
+        with reading(path):
+            if path.suffix == ".safetensors":
+                tensors |= load_file(path)
+            else:  # files of torch before 1.6 are not archives, and cannot be mapped
+                is_zip = zipfile.is_zipfile(path)
+                tensors |= torch.load(path, "cpu", weights_only=True, mmap=is_zip)
 
-    def __init__(self, folder: Path) -> None:
-        self._files: dict[str, Any] = {}  # By the names of their tensors.
-        names = [path.name for path in folder.iterdir()]
-        for name in weight_files(folder, names):
-            path = folder / name
-            with reading(path):
-                if path.suffix == ".safetensors":
-                    file: Any = safe_open(path, "pt")
-                else:  # files of torch before 1.6 are not archives, and cannot be mapped
-                    is_zip = zipfile.is_zipfile(path)
-                    file = torch.load(path, "cpu", weights_only=True, mmap=is_zip)
-                self._files |= dict.fromkeys(file.keys(), file)
-
-    def read(self, *names: str) -> FloatArray:
-        """Return the first of several tensors that the files contain, in float32.
-
-        Raises:
-            KeyError: There is no such tensor.
-        """
-        stored = [name for name in names if name in self._files]
+    def read(*names: str) -> FloatArray:
+        stored = [name for name in names if name in tensors]
         name = stored[0] if stored else names[0]
-        file = self._files[name]
-        tensor = file[name] if isinstance(file, dict) else file.get_tensor(name)
-        return tensor.float().numpy()
+        return tensors[name].float().numpy()
+
+    return read
 
 
 def _decoding_of(settings: _Json) -> DecodingConfig:

@@ -24,6 +24,7 @@ from nmt.config.data import LanguageTags
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.errors import CheckpointError
 from nmt.files.json_file import field, read_json
+from nmt.installation import read_toml
 from nmt.text.tokenizer import is_tag
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -37,32 +38,8 @@ EMBEDDINGS: Mapping[tuple[bool, bool], Any] = {
     (True, True): "tied",
 }
 ACTIVATIONS: Mapping[str, Any] = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
-# Our layers -> the layers of Marian and of Hugging Face that are concatenated in them. For Marian,
-# {} stands for W or b, or for the scale or bias of a norm.
-LAYERS: Mapping[str, tuple[str, str]] = {
-    "self_attention.query_key_value": (
-        "self_{}q self_{}k self_{}v", "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
-    ),
-    "self_attention.output": ("self_{}o", "self_attn.out_proj"),
-    "self_residual.norm": ("self_Wo_ln_{}", "self_attn_layer_norm"),
-    "cross_attention.query": ("context_{}q", "encoder_attn.q_proj"),
-    "cross_attention.key_value": (
-        "context_{}k context_{}v", "encoder_attn.k_proj encoder_attn.v_proj"
-    ),
-    "cross_attention.output": ("context_{}o", "encoder_attn.out_proj"),
-    "cross_residual.norm": ("context_Wo_ln_{}", "encoder_attn_layer_norm"),
-    "feed_forward.inner": ("ffn_{}1", "fc1"),
-    "feed_forward.outer": ("ffn_{}2", "fc2"),
-    "feed_forward_residual.norm": ("ffn_ffn_ln_{}", "final_layer_norm"),
-}  # fmt: skip
-# Columns of `LAYERS` and `_STACKS`.
-MARIAN = 0
-HUGGING_FACE = 1
-# Beginning of the names in a layer, and name of the norm after the last layer.
-_STACKS: Sequence[tuple[str, str]] = (
-    ("{side}_l{number}_", "{side}_top_ln_{{}}"),
-    ("model.{side}.layers.{index}.", "model.{side}.layer_norm"),
-)
+# By system, "marian" or "hugging_face": names of layers.
+LAYERS = read_toml(__file__, "layers.toml")
 HF_CONFIG = "config.json"
 # Files with weights that are read: those of the first pattern, otherwise those of the second.
 _WEIGHTS = (r"model(-\d+-of-\d+)?\.safetensors", r"pytorch_model(-\d+-of-\d+)?\.bin")
@@ -234,7 +211,7 @@ def tokens_by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
 
 def weights_of(
     config: ModelConfig,
-    system: int,
+    system: str,
     read: Callable[[str], FloatArray],
     vectors: Sequence[FloatArray],
     output_bias: FloatArray,
@@ -243,7 +220,7 @@ def weights_of(
 
     Args:
         config: Configuration of the model.
-        system: `MARIAN` or `HUGGING_FACE`.
+        system: Key of `LAYERS`.
         read: Reads an array by its original name, which ends in ".weight" (outputs, inputs) or
             ".bias" (outputs,).
         vectors: Embedding matrices of source and target, and the output projection.
@@ -255,17 +232,17 @@ def weights_of(
         weights["target_vectors"] = target
     if not config.ties_output:
         weights["output_vectors"] = output
-    prefix_form, norm_form = _STACKS[system]
+    layout = LAYERS[system]
     parts_of: dict[str, list[str]] = {}  # Our layers -> the original layers in them.
     depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     for side, depth in depths.items():
         if config.norm_position == "pre":
-            parts_of[f"{side}_norm"] = [norm_form.format(side=side)]
+            parts_of[f"{side}_norm"] = [layout["norm"].format(side=side)]
         for index in range(depth):
-            prefix = prefix_form.format(side=side, index=index, number=index + 1)
-            for ours, theirs in LAYERS.items():
+            prefix = layout["layer"].format(side=side, index=index, number=index + 1)
+            for ours, theirs in layout["parts"].items():
                 if side == "decoder" or not ours.startswith("cross"):
-                    parts = [prefix + name for name in theirs[system].split()]
+                    parts = [prefix + name for name in theirs.split()]
                     parts_of[f"{side}.{index}.{ours}"] = parts
     for ours, parts in parts_of.items():
         for kind in ("weight", "bias"):

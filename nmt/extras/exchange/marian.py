@@ -8,7 +8,7 @@ vocabulary for both sides.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from nmt.extras.exchange.imported import (
     ACTIVATIONS,
     DEFAULT_MAX_LENGTH,
     EMBEDDINGS,
-    MARIAN,
     FloatArray,
     Imported,
     Vocabulary,
@@ -33,6 +32,7 @@ from nmt.extras.exchange.imported import (
     weights_of,
 )
 from nmt.files.json_file import field
+from nmt.installation import read_toml
 
 DECODER = "decoder.yml"
 _OPTIONS = "special:model.yml"
@@ -40,23 +40,7 @@ _LONGEST = 10_000  # subwords of a line
 _NORMS = ("preprocess", "postprocess", "postprocess-top")
 _PLACES: Mapping[tuple[str, ...], Any] = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
 # Options of Marian -> the values that nmt supports.
-_OFF = (
-    "right-left", "ulr", "transformer-no-affine", "transformer-no-bias", "transformer-pool",
-    "transformer-no-projection", "transformer-rnn-projection",
-    "transformer-train-position-embeddings",
-)  # fmt: skip
-_MARIAN_OPTIONS: Mapping[str, Sequence[Any]] = {
-    **dict.fromkeys(_OFF, (False,)),
-    **dict.fromkeys(("factors-dim-emb", "lemma-dim-emb"), (0,)),
-    **dict.fromkeys(("input-types", "transformer-tied-layers"), ([],)),
-    "type": ("transformer",),
-    "transformer-decoder-autoreg": ("self-attention",),
-    "transformer-ffn-activation": ("relu", "swish"),  # Marian's gelu is a different function
-    "transformer-ffn-depth": (2,),
-    "transformer-decoder-ffn-depth": (0, 2),
-    "transformer-postprocess-emb": ("d", ""),
-    "transformer-attention-mask": ("default", "none"),
-}
+_SUPPORTED = read_toml(__file__, "marian.toml")
 
 
 def read_marian(source: Path) -> Imported:
@@ -131,9 +115,9 @@ def _yaml(text: str, path: Path) -> dict[str, Any]:
 def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
     """Convert Marian's training options, which the .npz contains; refuse unsupported options."""
     for name, value in options.items():
-        supported = _MARIAN_OPTIONS.get(name, (value,))
+        supported = _SUPPORTED.get(name, [value])
         if name.startswith("transformer-alibi"):
-            supported = (False, None)
+            supported = [False, None]
         if value not in supported:
             raise refused(f"{name}: {value}")
     places = tuple(str(options.get(f"transformer-{name}", "")) for name in _NORMS)
@@ -183,7 +167,7 @@ def _weights_of_marian(
         output = read("decoder_ff_logit_out_{}.weight")
     no_bias = np.zeros(len(target), np.float32)
     bias = arrays.get("decoder_ff_logit_out_b", no_bias)
-    return weights_of(config, MARIAN, read, (source, target, output), bias)
+    return weights_of(config, "marian", read, (source, target, output), bias)
 
 
 def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary, Vocabulary]:

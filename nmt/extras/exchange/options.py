@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,6 @@ _Codes = Annotated[tuple[str, ...], Flag(metavar="CODE...")]
 _Languages = Annotated[str | None, Flag(short="l", metavar="PAIR", shown="from the files")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportOptions(Options):
     """The model to export, and the format of the result.
 
@@ -36,7 +34,6 @@ class ExportOptions(Options):
     json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImportOptions(Options):
     """The model to import, and the changes of its vocabulary.
 
@@ -70,7 +67,6 @@ class ImportOptions(Options):
     json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class PushOptions(Options):
     """The model folder to upload, and the contents of the model card.
 
@@ -92,7 +88,6 @@ class PushOptions(Options):
     json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class PullOptions(Options):
     """The model to download, and the output folder.
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import compress, islice, pairwise
-from math import inf, log, prod
+from math import inf, log
 from pathlib import Path
 from typing import Any
 from unicodedata import category
@@ -41,7 +41,7 @@ from nmt.config.data import language_symbol, tag_symbol
 from nmt.config.language_codes import matching
 from nmt.device import usable_cores
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.imported import FloatArray, Weights, piece_texts
+from nmt.extras.exchange.imported import FloatArray, piece_texts
 from nmt.extras.exchange.options import ImportOptions
 from nmt.files.lines import decoded_lines, open_binary
 from nmt.files.progress import progress_bar
@@ -54,8 +54,6 @@ IdArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 _Pair = tuple[str, str]
 _Texts = Sequence[Sequence[Path]]  # Files of each side.
-# Names of the matrices with a row for each entry of a vocabulary, and the side of the vocabulary.
-TABLES = {"source_vectors": 0, "target_vectors": 1, "output_vectors": 1, "output_bias": 1}
 ADD_PIECES = 2000  # Maximum number of new pieces by default.
 _LINES_AT_ONCE = 5000
 _KINDS = ModelProto.SentencePiece
@@ -340,33 +338,6 @@ class Resized:
                 row = table[[*ids]].mean(0)
             rows.append(row)
         return np.insert(table, self.places, rows, axis=0)
-
-
-def sizes_of(models: Sequence[Any], weights: Weights) -> dict[str, float]:
-    """Return the entries of two vocabularies, parameters, and megabytes of float32 weights.
-
-    Args:
-        models: SentencePiece models of source and target.
-        weights: By name; their tables may have the rows of another vocabulary.
-    """
-    source_entries, target_entries = (len(model.pieces) for model in models)
-    entries = (source_entries, target_entries)
-    count = 0
-    for name, array in weights.items():
-        num_rows = entries[TABLES[name]] if name in TABLES else len(array)
-        count += num_rows * prod(array.shape[1:])
-    return {
-        "source_entries": source_entries,
-        "target_entries": target_entries,
-        "parameters": count,
-        "megabytes": round(4 * count / 1e6, 1),
-    }
-
-
-def log_sizes(before: Mapping[str, float], after: Mapping[str, float]) -> None:
-    """Log a table of the sizes of a model before and after."""
-    lines = [f"{x.replace('_', ' '):<16}{before[x]:>15,}{after[x]:>15,}" for x in before]
-    logger.info("%s", "\n".join([f"{'':<16}{'before':>15}{'after':>15}", *lines]))
 
 
 def resize(

@@ -21,7 +21,7 @@ from nmt.extras.inspection.figure import (
     Step,
     Steps,
     Table,
-    Text,
+    TextFigure,
 )
 from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels
 from nmt.extras.inspection.sublayers import (
@@ -147,7 +147,7 @@ def alignment(inspected: Inspected) -> Iterator[Figure]:
     aligned = align_words(weights.tolist(), source_subwords, target_subwords)
     note = "Each pair is source-target. Words are numbered from 0."
     pharaoh = as_pharaoh(aligned.links)
-    yield Text("Pharaoh format", [pharaoh], note=note)
+    yield TextFigure("Pharaoh format", [pharaoh], note=note)
     source_words = _words(source, source_ids)
     target_words = _words(target, inspected.target_ids)
     title = "Alignment of words"

@@ -54,7 +54,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Text(Figure):
+class TextFigure(Figure):
     """Lines in a fixed-width font, such as a calculation."""
 
     lines: Sequence[str]
@@ -216,14 +216,14 @@ class Part:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """Return the fields of a part or figure, for `json.dumps`. The class is the field ``kind``.
+    """Return the fields of a part or figure, for `json.dumps`. The class is the ``kind``.
 
-    >>> as_dict(Text("Norm", ["1 + 1 = 2"]))
+    >>> as_dict(TextFigure("Norm", ["1 + 1 = 2"]))
     {'kind': 'text', 'title': 'Norm', 'note': '', 'lines': ['1 + 1 = 2']}
     """
     if isinstance(value, Part | Node | Box):
         return vars(value)
-    kind = type(value).__name__.lower()
+    kind = type(value).__name__.removesuffix("Figure").lower()
     return {"kind": kind, **vars(value)}
 
 
@@ -271,7 +271,7 @@ def _titled(figure: Figure) -> Iterator[str]:
 def figure_lines(figure: Figure) -> list[str]:
     """Return a figure as lines of text, without title and note."""
     match figure:
-        case Text():
+        case TextFigure():
             return [visible(line) for line in figure.lines]
         case Table():
             return _table(figure.head, figure.rows)

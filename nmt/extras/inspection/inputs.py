@@ -23,7 +23,7 @@ from nmt.extras.inspection.figure import (
     Figure,
     Heatmap,
     Table,
-    Text,
+    TextFigure,
     isolated,
     number_text,
     vector_text,
@@ -88,7 +88,7 @@ def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
     columns: dict[str, Sequence[Cell]] = {"subword": subwords, "id": ids}
     if inspected.prepared is not None:
         train = inspected.prepared.train
-        counts = train.token_counts(side, size)
+        counts = getattr(train, side).counts(size)
         counts[EOS_ID] = len(train)  # not stored, but part of each sentence
         columns["count in training data"] = counts[ids].tolist()
     title = f"Subwords, {side}"
@@ -118,7 +118,7 @@ def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
         if inspected.config.model.scale_embeddings:
             lines.append(f"x W {ROOT}{dim:,} = {vector_text(row * dim**0.5)}")
         title = f"From one-hot to vector, {side}"
-        yield Text(title, lines)
+        yield TextFigure(title, lines)
         nearest = []
         for index, subword in dict(zip(ids, subwords, strict=True)).items():
             cosines = dict(neighbours(matrix, index, _NUM_NEIGHBOURS))
@@ -207,8 +207,8 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
         valid = inspected.prepared.valid
         num_rows = min(_NUM_PAIRS, len(valid))
         for row in np.arange(num_rows)[:, None]:
-            source = valid.source_ids(row).ids.tolist()
-            target = valid.target_ids(row).ids.tolist()
+            source = valid.source.ids(row).ids.tolist()
+            target = valid.target.ids(row).ids.tolist()
             is_short = max(len(source), len(target)) <= MAX_TOKENS
             if is_short and (source, target) not in pairs:
                 pairs.append((source, target))
@@ -341,7 +341,7 @@ def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") 
 def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
     """Yield the calculation of one position vector, and the matrix M from `shift_matrix`."""
     title = f"Vector of position {_POSITION}, width {dim:,}, sines and cosines {LAYOUTS[layout]}"
-    yield Text(title, written_out(dim, layout, _POSITION))
+    yield TextFigure(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
     matrix = shift_matrix(dim, layout, _SHIFT)
     later = table[:-_SHIFT] @ matrix.T
@@ -374,7 +374,7 @@ def positions(inspected: Inspected) -> Iterator[Figure]:
     if name in LAYOUTS:
         meaning = _MEANINGS["sinusoidal"]
     line = f"model.positions: {name}"
-    yield Text("Encoding of this model", [line], note=meaning)
+    yield TextFigure("Encoding of this model", [line], note=meaning)
     scheme = POSITIONS[name]
     if scheme.absolute is not None:
         first = config.first_position

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from nmt.commands.options import Overrides, Tag, file_or_standard
 from nmt.config.flag import OF_THE_MODEL, Flag, Options
@@ -62,7 +62,6 @@ VIEWS: dict[str, View] = {
 NOT_IN_PAGE = ("distributions", "heads")
 
 
-@dataclass(frozen=True, kw_only=True)
 class InspectOptions(Options):
     """The view to show, the model and the input to inspect, and the output format.
 
@@ -88,9 +87,7 @@ class InspectOptions(Options):
         limit: Maximum number of sentence pairs, for the view `heads`. More pairs take longer.
     """
 
-    notes: ClassVar[str] = "VIEW:\n" + "\n".join(
-        f"  {name:<15}{view.summary}" for name, view in VIEWS.items()
-    )
+    notes = "VIEW:\n" + "\n".join(f"  {name:<15}{view.summary}" for name, view in VIEWS.items())
 
     model: Annotated[Path | None, Flag(argument=True)] = None
     view: Annotated[str | None, Flag(argument=True)] = None

@@ -27,7 +27,7 @@ from nmt.extras.inspection.figure import (
     Part,
     Steps,
     Table,
-    Text,
+    TextFigure,
     Tree,
     cell_texts,
     figure_lines,
@@ -98,7 +98,7 @@ def document(figures: Sequence[Figure]) -> Markup:
 
     If no figure is a drawing, the file shows the texts and tables.
     """
-    drawings = [figure for figure in figures if not isinstance(figure, Text | Table)]
+    drawings = [figure for figure in figures if not isinstance(figure, TextFigure | Table)]
     titled = [(figure.title, figure) for figure in drawings or figures]
     title, _ = titled[0]
     return render("document.svg.j2", alone=True, title=title, drawing=_below(titled))
@@ -134,7 +134,7 @@ def draw(figure: Figure, *, is_upright: bool = False) -> Any:
                 title = ": ".join(filter(None, titles))
                 inner.append((title, of_step))
         return _below(inner)
-    if isinstance(figure, Text | Table):
+    if isinstance(figure, TextFigure | Table):
         return module("lines.svg.j2", lines=figure_lines(figure))
     return module(
         f"{type(figure).__name__.lower()}.svg.j2",

@@ -30,7 +30,7 @@ from nmt.extras.inspection.figure import (
     Step,
     Steps,
     Table,
-    Text,
+    TextFigure,
     Tree,
     isolated,
 )
@@ -200,7 +200,7 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
         first = f"The first translation was suspicious ({flags}), so there is a second search."
         result = f"The {_ORDER[taken]} translation is used. `nmt translate` does the same."
         title = "Second search"
-        yield Text(title, [first, result])
+        yield TextFigure(title, [first, result])
     for number, observed_search in enumerate(searches):
         name = names[number]
         moments = observed_search.moments
@@ -390,7 +390,7 @@ def distributions(inspected: Inspected) -> Iterator[Figure]:
         f"probability of each other token: {share} = {other:.6f}",
         f"cross-entropy = entropy of the target ({entropy:.4f} nats) + KL divergence",
     ]
-    yield Text("Label smoothing", lines)
+    yield TextFigure("Label smoothing", lines)
 
 
 def _likely(inspected: Inspected, gold: int, shares: Mapping[str, Tensor]) -> Heatmap:

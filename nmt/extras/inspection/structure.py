@@ -392,14 +392,23 @@ def trace_tensors(
 
 
 def _label(path: str, layer: int | None) -> str:
-    """Return the label of a module's output; empty if the module is not shown."""
-    stack, _, rest = path.partition(".")
-    if not rest:
-        return path.replace("_", " ") or "decoder output"
-    number, _, inner = rest.partition(".")
-    if not number.isdecimal() or layer not in (None, int(number) + 1):
+    """Return the label of a module's output; empty if the module is not shown.
+
+    >>> _label("decoder.3.self_attention.out_proj", None)
+    'decoder layer 4: self attention, out proj'
+    """
+    if not path:  # the whole model
+        return "decoder output"
+    stack, *parts = path.split(".")
+    if not parts:
+        return stack.replace("_", " ")
+    index, *inner = parts
+    if not index.isdecimal():
         return ""
-    label = f"{stack} layer {int(number) + 1}"
+    number = int(index) + 1
+    if layer is not None and number != layer:
+        return ""
+    label = f"{stack} layer {number}"
     if inner:
-        label += ": " + inner.replace("_", " ").replace(".", ", ")
+        label += ": " + ", ".join(inner).replace("_", " ")
     return label

@@ -28,7 +28,7 @@ from nmt.extras.inspection.figure import (
     Step,
     Steps,
     Table,
-    Text,
+    TextFigure,
     isolated,
     number_text,
     vector_text,
@@ -293,7 +293,7 @@ def _query(labels: Sequence[str], place: int, head: Heads) -> list[Figure]:
         f"{dot} of {isolated(labels[0])} = {terms} = {first}",
         f"{first} / {ROOT}{width} = {first} / {width**0.5:.4f} = {product / width**0.5:.4f}",
     ]
-    first_key = Text("First key", lines)
+    first_key = TextFigure("First key", lines)
     return [first_key, Table("All keys", columns, rows, total=True)]
 
 

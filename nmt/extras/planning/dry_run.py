@@ -186,18 +186,20 @@ def _without_corpora(config: RunConfig, *, small: bool) -> tuple[RunConfig, Batc
         small: Whether to make batches of at most about 2,000 tokens, for a CPU.
 
     Returns:
-        The changed configuration, and the original batch section.
+        The changed configuration, and its batch section before batches were made small.
     """
     data = DataConfig(train=(CorpusConfig(demo="train"),), valid=(CorpusConfig(demo="valid"),))
-    whole = config.batch.model_copy(update={"bpe_dropout": 0.0})
-    batch = whole
+    full = config.batch.model_copy(update={"bpe_dropout": 0.0})
+    measured = full
+    update_tokens = full.tokens_per_update or full.max_tokens
     # Half of a small batch holds the longest pair, with BOS and EOS.
-    most = 2 * max(2 * config.filters.max_length + 3, _FEW_TOKENS)
-    tokens = whole.tokens_per_update or whole.max_tokens
-    if small and (tokens is None or int(tokens) > most):
-        whole = whole.model_copy(update={"max_tokens": tokens, "tokens_per_update": None})
-        batch = whole.model_copy(update={"max_tokens": most, "gradient_accumulation": 1})
-    return config.model_copy(update={"data": data, "batch": batch}), whole
+    small_tokens = 2 * max(2 * config.filters.max_length + 3, _FEW_TOKENS)
+    is_large = update_tokens is None or int(update_tokens) > small_tokens
+    if small and is_large:
+        full = full.model_copy(update={"max_tokens": update_tokens, "tokens_per_update": None})
+        small_batch = {"max_tokens": small_tokens, "gradient_accumulation": 1}
+        measured = full.model_copy(update=small_batch)
+    return config.model_copy(update={"data": data, "batch": measured}), full
 
 
 def write_data(config: RunConfig, folder: Path) -> PreparedData:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,6 @@ from nmt.config.flag import Flag, Options
 _Pair = Annotated[tuple[Path, Path] | None, Flag(metavar="SOURCE TARGET")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class InitOptions(Options):
     """The files to split, and the output folder.
 

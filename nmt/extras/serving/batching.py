@@ -17,12 +17,12 @@ import asyncio
 import textwrap
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.extras.serving.bodies import log_fault
@@ -40,29 +40,10 @@ _JOIN_SECONDS = 5.0
 _SHOWN = 60  # characters of a sentence in an error
 
 
-class BatchTask(Hashable, Protocol):
-    """The task of a text. Only texts with equal keys can share a batch."""
-
-    def translate(
-        self, requests: Sequence[Request], check: Callable[[object], None]
-    ) -> Sequence[Any]:
-        """Return for each request its result or its error.
-
-        Args:
-            requests: A batch.
-            check: Called regularly during the search; raises if all clients have disconnected.
-        """
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Work:
-    """Work other than translation. Each instance is a key of its own, so it is never batched."""
-
-    work: Callable[[], Any]
-
-    def translate(self, requests: object, check: object) -> Sequence[Any]:
-        del requests, check
-        return [self.work()]
+# Returns for each request of a batch its result or its error. Texts with equal tasks can share a
+# batch. The second argument is called regularly during the search, and raises if all clients have
+# disconnected.
+BatchTask = Callable[[Sequence[Request], Callable[[object], None]], Sequence[Any]]
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +109,7 @@ class Batcher:
 
     async def run(self, client: str, work: Callable[[], T]) -> T:
         """Run ``work`` in one of the threads, in its turn, and return the result."""
-        (future,) = self.submit(client, [(_Work(work), Request(""))])
+        (future,) = self.submit(client, [(lambda *_: [work()], Request(""))])
         result: T = await future
         return result
 
@@ -219,7 +200,7 @@ def _translate(units: Sequence[_Sentence]) -> None:
             raise CancelledError
 
     try:
-        results = units[0].task.translate([unit.request for unit in units], check)
+        results = units[0].task([unit.request for unit in units], check)
     except CancelledError:
         return
     except Exception as error:

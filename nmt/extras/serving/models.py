@@ -172,34 +172,29 @@ class Route:
 
 @dataclass(frozen=True)
 class TranslationTask:
-    """A model with its options and outputs. Texts with the same task can share a batch."""
+    """A model with its options and outputs. Texts with the same task can share a batch.
+
+    Raises:
+        ConfigError: The options contradict each other.
+    """
 
     model: ServedModel
     # Decoding options that differ from the model's defaults.
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Mapping[str, Any]
     # Any of "alignments", "attention" and "token_scores".
-    outputs: frozenset[str] = frozenset()
+    outputs: frozenset[str]
     # Texts with a prefix or phrases may need another engine, so they have batches of their own.
     is_constrained: bool = False
 
-    @classmethod
-    def of(
-        cls, model: ServedModel, options: Mapping[str, Any], outputs: Iterable[str]
-    ) -> TranslationTask:
-        """Return a task after checking its options.
+    def __post_init__(self) -> None:
+        change_options(self.model.translator.options.decoding, self.options)
 
-        Raises:
-            ConfigError: The options contradict each other.
-        """
-        change_options(model.translator.options.decoding, options)
-        return cls(model, tuple(sorted(options.items())), frozenset(outputs))
-
-    def translate(
+    def __call__(
         self, requests: Sequence[Request], check: Callable[[object], None]
     ) -> Sequence[Result | DataError]:
         """Translate a batch in this thread. ``check`` can raise to interrupt the search."""
         translator = self.model.with_options(
-            **dict(self.options),
+            **self.options,
             outputs=self.outputs,
             constraints=self.is_constrained,
             progress=check,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from nmt.commands.options import Json, Texts
 from nmt.config.flag import Flag, Options
@@ -74,7 +74,6 @@ def parse_network(text: str) -> str:
     return str(ipaddress.ip_network(text, strict=False))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComputingOptions(Options):
     """How models are computed.
 
@@ -86,14 +85,13 @@ class ComputingOptions(Options):
         threads: Batches translated in parallel, each on one CPU thread.
     """
 
-    title: ClassVar[str] = "Model"
+    title = "Model"
 
     engine: Literal["auto", "torch", "ctranslate2"] = "auto"
     dtype: Annotated[str, Flag(metavar="TYPE")] = "auto"
     threads: Annotated[int | None, Flag(min=1, shown="all cores")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LimitOptions(Options):
     """Limits of requests.
 
@@ -106,7 +104,7 @@ class LimitOptions(Options):
             The default limits clients on other machines to 60/min.
     """
 
-    title: ClassVar[str] = "Limits"
+    title = "Limits"
 
     max_chars: Annotated[int, Flag(min=1, max=10_000_000)] = 20_000
     max_texts: Annotated[int, Flag(min=1, max=100_000)] = 256
@@ -124,7 +122,6 @@ class LimitOptions(Options):
         return texts + _BYTES_OF_REST
 
 
-@dataclass(frozen=True, kw_only=True)
 class AccessOptions(Options):
     """Who may send requests.
 
@@ -143,7 +140,7 @@ class AccessOptions(Options):
         root_path: Path under which a proxy publishes this server, such as /mt.
     """
 
-    title: ClassVar[str] = "Access"
+    title = "Access"
 
     host: Annotated[str, Flag(metavar="IP")] = "127.0.0.1"
     port: Annotated[int, Flag(min=0, max=65535)] = 8080
@@ -155,7 +152,6 @@ class AccessOptions(Options):
     root_path: Annotated[str, Flag(metavar="PATH", parser=parse_path)] = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
     """Which models to serve, to whom, and within which limits.
 

@@ -176,7 +176,7 @@ class Service:
         if "alternatives" in body.want and "n_best" not in options:
             default = route.model.translator.options.decoding.beam_size
             options["n_best"] = options.get("beam_size", default)
-        task = TranslationTask.of(route.model, options, outputs)
+        task = TranslationTask(route.model, options, frozenset(outputs))
         return self._answers(body, task, route, client)
 
     async def _answers(
@@ -206,12 +206,12 @@ class Service:
                     answer |= join_results(
                         item.text, split, good, joiner, with_attention=with_attention
                     )
-                elif isinstance(errors[0], NmtError):
-                    fix = errors[0].fix
-                    answer |= {"source": item.text, "error": errors[0].problem, "fix": fix}
                 else:
                     problem = "The engine failed on this text."
                     fix = "Please report this bug."
+                    if isinstance(errors[0], NmtError):
+                        problem = errors[0].problem
+                        fix = errors[0].fix
                     answer |= {"source": item.text, "error": problem, "fix": fix}
                 yield answer
 
@@ -242,8 +242,10 @@ class Service:
                 options contradict each other.
         """
         document = await asyncio.to_thread(read_document, body.text, body.format, route.source)
-        outputs = [] if route.model.is_export else ["alignments"]
-        task = TranslationTask.of(route.model, body.options.changes(), outputs)
+        outputs = frozenset[str]()
+        if not route.model.is_export:
+            outputs = frozenset(["alignments"])
+        task = TranslationTask(route.model, body.options.changes(), outputs)
         source, target = route.languages
         requests = [
             Request(sentence, source_language=source, target_language=target)

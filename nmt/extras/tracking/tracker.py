@@ -24,7 +24,7 @@ from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 from nmt.files.atomic import write_json
 from nmt.files.json_file import read_json
-from nmt.training.events import Event
+from nmt.training.events import TrainingEvent
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Tracker:
         self._run: TrackedRun | None = None
         self._is_finished = False
 
-    def report(self, event: Event) -> None:
+    def report(self, event: TrainingEvent) -> None:
         """Open the run at the start; then record updates and validations."""
         if event.kind == "end" and event.values["reason"] != "signal":
             self._is_finished = True
@@ -133,7 +133,7 @@ class Tracker:
                 sys.stdin = before
 
 
-def _scalars(event: Event) -> dict[str, float]:
+def _scalars(event: TrainingEvent) -> dict[str, float]:
     group = _GROUPS[event.kind]
     sections = {group: event.values}
     sets = event.values.get("sets", {})

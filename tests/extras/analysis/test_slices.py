@@ -133,7 +133,7 @@ def test_all_training_data_of_a_model_are_searched_for_words_and_leaks(
         for name, lines in (("first", first), ("second", second))
     ]
     monkeypatch.setattr(slices, "training_data", lambda _: iter(data))
-    monkeypatch.setattr(slices, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("nmt.data.store._ROWS_AT_ONCE", 2)
     scorers, resampling = [MetricScorer("chrf", [source], MetricOptions())], Resampling(0)
     systems, _, _ = score_systems(
         [System("s", source)], scorers, baseline=None, resampling=resampling
@@ -199,7 +199,7 @@ def stored(folder: Path, tokenizer: Tokenizer, lines: list[str]) -> ParallelStor
 def test_words_of_training_are_counted_as_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
-    monkeypatch.setattr(slices, "_ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr("nmt.data.store._ROWS_AT_ONCE", rows_at_once)
     generator, ends = np.random.default_rng(1), [".", "", "!", ", so", "?"]
     words = ["dog", "dogs", "doghouse", "house", "a", "the", "Über", "übel", "ß"]
     lines = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -32,18 +31,22 @@ Rows = npt.NDArray[np.int64]
 VOCAB = 400
 
 
+class TextSide:
+    """Token ids of one side, in memory."""
+
+    def __init__(self, lines: Sequence[Sequence[int]]) -> None:
+        self._lines = lines
+        self.lengths = np.array([len(line) for line in lines], np.int32)
+
+    def ids(self, rows: Rows) -> FlatIds:
+        return FlatIds.of([self._lines[row] for row in rows])
+
+
 class Text:
     """Token ids of both sides, in memory."""
 
     def __init__(self, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> None:
-        self._sides = source, target
-        self.source_lengths, self.target_lengths = (
-            np.array([len(line) for line in side], np.int32) for side in (source, target)
-        )
-        self.source_ids, self.target_ids = partial(self._ids, 0), partial(self._ids, 1)
-
-    def _ids(self, side: int, rows: Rows) -> FlatIds:
-        return FlatIds.of([self._sides[side][row] for row in rows])
+        self.source, self.target = TextSide(source), TextSide(target)
 
 
 def language(num: int, seed: int = 1) -> tuple[list[list[int]], list[list[int]]]:
@@ -244,7 +247,7 @@ def test_scores_are_nats_per_token_and_a_held_out_set_teaches_no_words(tmp_path:
     rows = np.arange(0, 600, 16)
     nothing = np.empty(0, np.int64)
     nats = PairScorer(found.lexicon, Pairs(nothing, nothing)).score(Pairs(rows, rows))
-    tokens = text.source_lengths[rows] + text.target_lengths[rows]
+    tokens = text.source.lengths[rows] + text.target.lengths[rows]
     np.testing.assert_allclose(found.scores["train"][:][::16], nats / tokens, rtol=1e-4)
 
 
@@ -255,8 +258,8 @@ def test_long_lines_are_cut_and_those_beside_them_are_whole(tmp_path: Path) -> N
     cut = CutLines(ParallelStore.open(tmp_path / "store"))
     rows = np.array([4, 0, 1, 5])
     for ids_of, lengths, side in (
-        (cut.source_ids, cut.source_lengths, lines),
-        (cut.target_ids, cut.target_lengths, lines[::-1]),
+        (cut.source.ids, cut.source.lengths, lines),
+        (cut.target.ids, cut.target.lengths, lines[::-1]),
     ):
         expected = [side[row][:MOST_TOKENS] for row in rows]
         assert ids_of(rows).rows() == expected

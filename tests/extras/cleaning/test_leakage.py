@@ -46,9 +46,7 @@ def test_exactly_near_lines_are_found(held_out: list[list[str]], training: list[
         if len(training[leak.row]) >= len(held_out[leak.held_out]) + 3
     }  # fmt: skip
     assert {(leak.row, leak.held_out) for leak in found} - longer == expected
-    assert all(
-        (leak.kind == "exact") == (training[leak.row] == held_out[leak.held_out]) for leak in found
-    )
+    assert all(leak.is_exact == (training[leak.row] == held_out[leak.held_out]) for leak in found)
 
 
 def test_a_near_copy_is_found_wherever_its_words_differ() -> None:
@@ -86,19 +84,19 @@ def test_changed_and_joined_sentences_are_found_in_other_case_and_scripts() -> N
         *(line.upper().replace(".", " ...") for line in held_out[40:]),
     ]
     found = LeakageIndex(held_out).find(training)
-    kinds = {(leak.row, leak.held_out): leak.kind for leak in found}
-    assert [kinds.get((row, row)) for row in range(60)] == ["near"] * 60
+    kinds = {(leak.row, leak.held_out): leak.is_exact for leak in found}
+    assert [kinds.get((row, row)) for row in range(60)] == [False] * 60
     assert [*find_leakage(held_out, [training[:25], training[25:]])] == found
 
 
 def test_characters_of_text_without_spaces_and_ends_of_longer_lines_are_compared() -> None:
     index = LeakageIndex(["彼は昨日の夜遅くに東京から帰ってきました。"])
-    assert index.find(["彼は昨日の朝遅くに東京から帰ってきました。"]) == [(0, 0, "near")]
+    assert index.find(["彼は昨日の朝遅くに東京から帰ってきました。"]) == [(0, 0, False)]
     assert index.find(["彼女は明日の朝に大阪へ行くつもりでした。"]) == []
     line = "the old man and his dog walk along the river every single day"  # 13 words
     more = "and nobody in the village knows why"
     found = LeakageIndex([line]).find([f"{line} {more}", f"{more} {line}", f"{more} {line} {more}"])
-    assert [(leak.row, leak.kind) for leak in found] == [(0, "near"), (1, "near")]
+    assert [(leak.row, leak.is_exact) for leak in found] == [(0, False), (1, False)]
 
 
 def test_a_sentence_of_another_direction_is_not_a_leak() -> None:
@@ -139,12 +137,12 @@ def test_other_spaces_are_exact_and_sentences_of_five_words_are_found_within_a_l
         *(f"{before}{mark} Der Hund läuft sehr schnell." for mark in '"\u201d\u201c\u00bb\u00ab'),
         f"{before} Er bellt heute laut.",  # four words, which occur everywhere
     ]
-    assert index.find(lines) == [(0, 0, "exact"), *((row, 0, "near") for row in range(1, 7))]
+    assert index.find(lines) == [(0, 0, True), *((row, 0, False) for row in range(1, 7))]
 
 
 def test_a_sentence_is_found_at_each_place_of_a_line_and_each_of_a_held_out_line() -> None:
     sentences = [f"The {word} has never seen it." for word in ("dog", "cat", "cow", "pig")]
     line = f" {' '.join(sentences)} "
-    near = [(0, number, "near") for number in range(4)]
+    near = [(0, number, False) for number in range(4)]
     assert LeakageIndex(sentences).find([line]) == near
-    assert LeakageIndex([line]).find(sentences) == [(row, 0, "near") for row in range(4)]
+    assert LeakageIndex([line]).find(sentences) == [(row, 0, False) for row in range(4)]

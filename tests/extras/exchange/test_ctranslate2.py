@@ -24,13 +24,13 @@ from nmt.extras.exchange import ctranslate2
 from nmt.extras.exchange.ctranslate2 import (
     RECORD,
     VOCABULARY_MAP,
+    CTranslate2Engine,
     CTranslate2Target,
     import_ctranslate2,
     not_expressed,
     not_followed,
     num_positions,
 )
-from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.files.json_file import FileRecord, Manifest
 from nmt.inference import engine as engines
 from nmt.inference.engine import (
@@ -533,7 +533,7 @@ def test_a_changed_converter_never_uses_an_old_conversion(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {path.name for path in ctranslate2._CONVERTER}
-    assert names == {"ctranslate2.py", "ctranslate2_engine.py"}
+    assert names == {"ctranslate2.py", "layers.toml"}
     load(run_dir)
     load(run_dir)
     assert converted(run_dir / ".cache") == ["ctranslate2-float32"]

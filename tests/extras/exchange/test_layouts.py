@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from nmt.checkpoint.model_folder import load_model
-from nmt.extras.exchange.import_model import import_model
-from nmt.extras.exchange.imported import HUGGING_FACE, LAYERS
+from nmt.extras.exchange.hub import import_model
+from nmt.extras.exchange.imported import LAYERS
 from nmt.extras.exchange.marian import read_marian
 from nmt.extras.exchange.options import ImportOptions
 from nmt.inference.engine import EngineLacksError
@@ -67,7 +67,7 @@ def hugging_face_names(weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if side in ("encoder", "decoder"):
             index, _, rest = rest.partition(".")
             ours, _, kind = rest.rpartition(".")
-            parts = LAYERS[ours][HUGGING_FACE].split()
+            parts = LAYERS["hugging_face"]["parts"][ours].split()
             for part, array in zip(parts, np.split(value, len(parts)), strict=True):
                 yield f"model.{side}.layers.{index}.{part}.{kind}", torch.from_numpy(array.copy())
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from nmt.checkpoint.model_folder import load_model
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.options import ImportOptions
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID

@@ -16,7 +16,7 @@ import sentencepiece
 import torch
 
 from nmt.checkpoint.model_folder import load_model
-from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.options import ImportOptions
 from nmt.inference.translator import Translator
 from nmt.packed import Packed
@@ -196,5 +196,5 @@ def test_translations_equal_those_of_transformers(pair: Pair, engine: str) -> No
         }
         assert len({*expected.values()}) > 40
         differing = expected.items() - dict(zip(lines, found, strict=True)).items()
-        # Several hypotheses that finish in one step: see the module ctranslate2_engine.
+        # Several hypotheses that finish in one step: see the module ctranslate2.
         assert len(differing) <= 2 * (engine == "ctranslate2" and beams > 1)

@@ -30,8 +30,8 @@ from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.export import ImportSummary, export
+from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.hugging_face import read_hugging_face
-from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.marian import read_marian, read_npz, read_vocabulary
 from nmt.extras.exchange.options import ExportOptions, ImportOptions
 from nmt.inference.request import Result

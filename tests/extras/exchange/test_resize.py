@@ -14,7 +14,7 @@ from nmt.cli.app import app
 from nmt.config.data import TokenizerConfig
 from nmt.errors import CheckpointError, NmtError
 from nmt.extras.exchange.export import ImportSummary
-from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.options import ImportOptions
 from nmt.files.json_file import Manifest
 from nmt.inference.translator import Translator

@@ -16,7 +16,7 @@ from nmt.commands.prepare import prepare_data as prepare
 from nmt.config.loader import load_config
 from nmt.errors import ConfigError
 from nmt.extras.inspection.command import make_part
-from nmt.extras.inspection.figure import Figure, Heatmap, Table, Text
+from nmt.extras.inspection.figure import Figure, Heatmap, Table, TextFigure
 from nmt.extras.inspection.inputs import (
     LAYOUTS,
     collate_pairs,
@@ -88,7 +88,7 @@ def test_subwords_have_their_counts_in_the_training_data(hello: dict[str, Path])
 def test_a_one_hot_vector_times_the_matrix_is_the_model_input(hello: dict[str, Path]) -> None:
     inspected = Inspected(hello["run"], InspectOptions(source="merci"))
     found = find(inspected, "vocabulary", "From one-hot to vector, source")
-    assert isinstance(found, Text)
+    assert isinstance(found, TextFigure)
     model, (index, _) = inspected.model, inspected.source_ids
     ids = torch.tensor([index])
     read = model.source_embedding(ids, torch.tensor([0]), model.source_vectors, None)[0]

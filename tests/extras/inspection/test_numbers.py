@@ -16,7 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.extras.inspection.command import make_part
-from nmt.extras.inspection.figure import Grid, Heatmap, Links, Node, Step, Steps, Table, Text, Tree
+from nmt.extras.inspection.figure import (
+    Grid,
+    Heatmap,
+    Links,
+    Node,
+    Step,
+    Steps,
+    Table,
+    TextFigure,
+    Tree,
+)
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.sublayers import KINDS
@@ -145,7 +155,7 @@ def test_the_arithmetic_of_a_head_is_that_of_the_formulas(case: Case) -> None:
         assert last[4] == pytest.approx(1)
         close(numbers(last[6]), head.mixed[i, :6])
         # q = ..., then the first six terms and the sum, then the division by the root.
-        (text,) = [x for x in step.figures if isinstance(x, Text)]
+        (text,) = [x for x in step.figures if isinstance(x, TextFigure)]
         terms = torch.stack([head.query[i, :6], head.key[0, :6]], dim=1).flatten().tolist()
         product, score = head.products[i, 0].item(), scores[i, 0].item()
         close(numbers(text.lines[0]), head.query[i, :6])
@@ -334,7 +344,7 @@ def test_losses_of_each_checkpoint_are_those_of_the_formulas(case: Case) -> None
         assert set(drawn) == likely
         columns = [wanted[place], *(shares[place] for shares in chosen)]
         close(bars.values, torch.stack(columns, dim=1)[drawn])
-    (text,) = figures_of(part, Text)
+    (text,) = figures_of(part, TextFigure)
     figures = [numbers(line)[-1] for line in text.lines]
     expected = [0.9 + 0.1 / size, 0.1 / size, entropy[0].item()]
     assert figures == pytest.approx(expected, abs=1e-4)

@@ -26,14 +26,14 @@ OTHER = fig.Stack("d", [fig.Box("cross", kind="attention")])
 DIAGRAM = fig.Diagram(ATTACK, [STACK, OTHER], [((0, 1), (1, 0), ATTACK)])
 # One of each kind, with markup wherever text goes.
 FIGURES: list[fig.Figure] = [
-    fig.Text(ATTACK, [ATTACK], note=ATTACK),
+    fig.TextFigure(ATTACK, [ATTACK], note=ATTACK),
     fig.Table(ATTACK, [ATTACK, "n"], [[ATTACK, 1050624], [None, 0.5]], total=True, note=ATTACK),
     HEATMAP,
     fig.Links(ATTACK, [ATTACK, "b"], [ATTACK], {ATTACK: [[0.9], [0.1]], "2": [[0.5], [0.0]]}),
     fig.Tree(ATTACK, [fig.Node(ATTACK, ATTACK, None, "best"), fig.Node("b", "", 0, "dropped")]),
     DIAGRAM,
     fig.Grid(ATTACK, [ATTACK], [ATTACK], [[VALUES]]),
-    fig.Steps(ATTACK, [fig.Step(ATTACK, [HEATMAP]), fig.Step("2", [fig.Text("", [ATTACK])])]),
+    fig.Steps(ATTACK, [fig.Step(ATTACK, [HEATMAP]), fig.Step("2", [fig.TextFigure("", [ATTACK])])]),
 ]
 
 
@@ -144,7 +144,9 @@ def test_text_shows_numbers_without_escape_sequences() -> None:
 
 def test_all_steps_are_on_the_page_without_its_script() -> None:
     made = page(
-        fig.Steps("t", [fig.Step(f"moment {n}", [fig.Text("", [f"line {n}"])]) for n in range(9)])
+        fig.Steps(
+            "t", [fig.Step(f"moment {n}", [fig.TextFigure("", [f"line {n}"])]) for n in range(9)]
+        )
     )
     assert [f"line {n}" in made for n in range(9)] == [True] * 9
 
@@ -225,7 +227,11 @@ def test_drawings_answer_to_pointer_and_keyboard(browser: str, tmp_path: Path) -
         fig.Heatmap("", [[0.25, 0.75], [0.5, None]], ["r", "s"], ["a", "b"]),
         fig.Links("", ["x", "y"], ["z", "w"], weights),
         fig.Steps(
-            "s", [fig.Step("1", [fig.Text("", ["1"])]), fig.Step("2", [fig.Text("", ["2"])])]
+            "s",
+            [
+                fig.Step("1", [fig.TextFigure("", ["1"])]),
+                fig.Step("2", [fig.TextFigure("", ["2"])]),
+            ],
         ),
     )
     made = str(render_page("t", {}, [Part("p", "P", "", figures)], {}))

@@ -19,7 +19,7 @@ from nmt.errors import ConfigError
 from nmt.extras.inspection import attention
 from nmt.extras.inspection.attention import head_losses, look_shares
 from nmt.extras.inspection.command import inspect, make_part
-from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, Text, Tree
+from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, TextFigure, Tree
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import VIEWS, InspectOptions
 from nmt.extras.inspection.prediction import losses, smoothed_target
@@ -52,7 +52,7 @@ def test_alignment_and_attention_are_of_translate(folders: dict[str, Path], shap
     assert result.text
     assert result.alignment is not None
     part = part_of(folders[shape], "alignment")
-    (pharaoh,) = figures_of(part, Text)
+    (pharaoh,) = figures_of(part, TextFigure)
     assert pharaoh.lines[0] == " ".join(f"{a}-{b}" for a, b in result.alignment)
     words, subwords = figures_of(part, Heatmap)
     assert words.columns == SOURCE.split()
@@ -237,7 +237,7 @@ def test_the_trace_ends_in_the_translation_with_second_searches(folders: dict[st
         taken = searches[-1 if result.retried else 0]
         assert taken.rows[0][0] == inspected.tokenizers.target.decode(inspected.target_ids)
         assert result.text == str(taken.rows[0][0]).strip()
-        notes = [text for text in figures_of(part, Text) if text.title == "Second search"]
+        notes = [text for text in figures_of(part, TextFigure) if text.title == "Second search"]
         assert len(notes) == len(searches) - 1
         assert len({figure.title for figure in part.figures}) == len(part.figures)
         says = ["The first row is the translation" in table.note for table in searches]
@@ -249,7 +249,7 @@ def test_the_trace_ends_in_the_translation_with_second_searches(folders: dict[st
 def test_a_tree_has_ends_and_the_translation_in_it(folders: dict[str, Path]) -> None:
     inspected = Inspected(folders["post"], InspectOptions(source=SOURCE))
     part = make_part("trace", inspected)
-    taken = -1 if any("second" in note for note in figures_of(part, Text)[-1].lines) else 0
+    taken = -1 if any("second" in note for note in figures_of(part, TextFigure)[-1].lines) else 0
     tree, ended = figures_of(part, Tree)[taken], figures_of(part, Table)[taken]
     best = [node.label for node in tree.nodes if node.kind == "best"]
     assert best == ["BOS", *(label.split()[2] for label in inspected.target_labels)]

@@ -99,7 +99,7 @@ def test_the_epoch_is_the_one_that_training_reads(folder: Path, report: DryRunRe
 def test_flops_are_those_of_the_epoch(folder: Path, report: DryRunReport) -> None:
     config, epoch = config_in(folder), report.epoch
     data = PreparedData.open(folder / "prepared")
-    lengths = (data.train.source_lengths + 1, data.train.target_lengths + 1)
+    lengths = (data.train.source.lengths + 1, data.train.target.lengths + 1)
     flops = training_flops(config.model, 60, LengthSums.of_pairs(*lengths))
     assert report.flops["update"] * epoch["updates"] == pytest.approx(flops.total)
     assert report.flops["per_target_token"] == pytest.approx(flops.total / epoch["target_tokens"])
@@ -331,7 +331,7 @@ def test_made_up_lengths_have_the_stated_distribution(
         "batch": {"max_tokens": 1000},
     }
     data = write_data(RunConfig.model_validate(values), tmp_path)
-    sides = data.train.source_lengths, data.train.target_lengths
+    sides = data.train.source.lengths, data.train.target.lengths
     assert (data.manifest.source_vocab_size, data.manifest.target_vocab_size) == (900, 300)
     for lengths in sides:
         assert np.median(lengths) == pytest.approx(median, abs=1)

@@ -23,7 +23,7 @@ class Echo:
     gate: threading.Event = field(default_factory=threading.Event)
     batches: list[list[str]] = field(default_factory=list)
 
-    def translate(self, requests: Sequence[Request], check: Callable[[object], None]) -> list[str]:
+    def __call__(self, requests: Sequence[Request], check: Callable[[object], None]) -> list[str]:
         self.batches.append([request.text for request in requests])
         self.gate.wait(20)
         check(0)
@@ -178,8 +178,8 @@ class Refusing(Echo):
 
     error: Exception = field(default_factory=RuntimeError)
 
-    def translate(self, requests: Sequence[Request], check: Callable[[object], None]) -> list[str]:
-        found = super().translate(requests, check)
+    def __call__(self, requests: Sequence[Request], check: Callable[[object], None]) -> list[str]:
+        found = super().__call__(requests, check)
         if any(request.text == "evil" for request in requests):
             raise self.error
         return found

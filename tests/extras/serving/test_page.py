@@ -18,7 +18,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.options import ImportOptions
 from tests.extras.serving.process import Server
 

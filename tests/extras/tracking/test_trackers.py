@@ -15,14 +15,14 @@ from nmt.commands.train import fit
 from nmt.commands.train_setup import TRACKERS
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, install_command
-from nmt.training.events import Event
+from nmt.training.events import TrainingEvent
 from nmt.training.validation import Scores, combine
 from tests.training.small import update_event, validation_event
 from tests.training.toy import make_config, write_corpus
 
 MODULES = {name: name for name in TRACKERS} | {"tensorboard": "torch.utils.tensorboard"}
-START, RESUMED = Event(0, "training", "start"), Event(20, "resuming", "start")
-END, STOPPED = (Event(40, "", "end", {"reason": reason}) for reason in ("budget", "signal"))
+START, RESUMED = TrainingEvent(0, "training", "start"), TrainingEvent(20, "resuming", "start")
+END, STOPPED = (TrainingEvent(40, "", "end", {"reason": reason}) for reason in ("budget", "signal"))
 SCORES = {"bleu": 21.5, "chrf": 48.0, "loss": 2.0, "perplexity": pytest.approx(7.389, rel=1e-3)}
 RATES = {"learning_rate": 5e-4, "gradient_norm": 0.75, "target_tokens_per_second": 4000.0}
 
@@ -92,7 +92,7 @@ def faked(name: str, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return library
 
 
-def give(name: str, config: RunConfig, *events: Event, closes: bool = True) -> None:
+def give(name: str, config: RunConfig, *events: TrainingEvent, closes: bool = True) -> None:
     tracker = TRACKERS[name](config)
     for event in events:
         tracker.report(event)
@@ -111,7 +111,7 @@ def test_a_tracker_gets_name_configuration_scalars_and_state_once(
     events = [updates[0], updates[1], validation_event(20), updates[2]]
     give(name, config, START, *events, closes=False)
     give(name, config, RESUMED, *events[1:], updates[3], STOPPED)
-    give(name, config, Event(40, "resuming", "start"), END)
+    give(name, config, TrainingEvent(40, "resuming", "start"), END)
     assert [item for item in library.scalars if item[1] == "train/loss"] == [
         (step, "train/loss", step) for step in (10, 20, 30, 40)
     ]
@@ -213,7 +213,7 @@ def test_a_step_is_not_sent_again_if_the_process_was_killed_while_sending_it(
     updates = [update_event(step) for step in (10, 20, 30)]
     with pytest.raises(Killed):
         give("wandb", config, START, *updates)
-    give("wandb", config, Event(10, "resuming", "start"), *updates[1:], END)
+    give("wandb", config, TrainingEvent(10, "resuming", "start"), *updates[1:], END)
     assert sent == [10, 20, 30]
 
 
