@@ -37,8 +37,8 @@ from nmt.checkpoint.files import MODEL
 from nmt.checkpoint.model_folder import (
     check_new_folder,
     load_model,
+    new_model_folder,
     write_folder_config,
-    write_model_folder,
 )
 from nmt.config.inference import InferenceConfig
 from nmt.config.model import ModelConfig
@@ -166,12 +166,9 @@ def write_widened(source: Path, output: Path) -> ModelConfig:
     bundle = load_model(source)
     wide = widen(bundle.model, _num_positions(bundle.config))
     config = bundle.config.model_copy(update={"model": wide.config})
-
-    def write(folder: Path) -> None:
+    with new_model_folder(output, source, bundle.step) as folder:
         write_folder_config(folder, config, bundle.record)
         save_file(wide.state_dict(), folder / MODEL)
-
-    write_model_folder(output, source, bundle.step, write)
     return wide.config
 
 

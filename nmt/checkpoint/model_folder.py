@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -450,7 +450,7 @@ def write_extra(path: Path, content: bytes) -> None:
 
 
 def check_new_folder(folder: Path, source: Path) -> None:
-    """Check that `write_model_folder` can create ``folder``, before any slow work.
+    """Check that `new_model_folder` can create ``folder``, before any slow work.
 
     Args:
         folder: The folder to create.
@@ -470,17 +470,17 @@ def check_new_folder(folder: Path, source: Path) -> None:
             raise ConfigError(f"{folder} is among the checkpoints of the run.", fix=fix)
 
 
-def write_model_folder(
-    folder: Path, source: Path | None, step: int, write: Callable[[Path], None]
-) -> None:
-    """Write a model folder atomically, with its manifest.
+@contextmanager
+def new_model_folder(folder: Path, source: Path | None, step: int) -> Iterator[Path]:
+    """Write a model folder atomically: yield a temporary folder, and add the manifest at the end.
+
+    The caller writes the weights and all other files into the temporary folder.
 
     Args:
         folder: Folder to create; must not exist or must be empty.
         source: Run or model folder from which to copy configuration, tokenizer and `EXTRAS`; None
-            if ``write`` writes these files.
+            if the caller writes these files.
         step: Updates that the model was trained for.
-        write: Writes the weights and all other files into the folder it is called with.
 
     Raises:
         CheckpointError: ``folder`` is not empty, or cannot be written.
@@ -494,7 +494,7 @@ def write_model_folder(
                 for path in (*extras, *(source / TOKENIZER).iterdir()):
                     if path.is_file():
                         shutil.copyfile(path, temporary / path.relative_to(source))
-            write(temporary)
+            yield temporary
             paths = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
             for path in paths:  # safetensors writes files that only their owner can read
                 shutil.copymode(temporary / CONFIG, path)
@@ -583,12 +583,10 @@ def write_average(
     record["steps"] = steps
     record["checkpoints"] = [{"step": step, "sha256": sha256} for step, sha256 in pairs]
 
-    def write(place: Path) -> None:
+    with new_model_folder(folder, run_dir, max(steps)) as place:
         adapter = stored.adapter_record(paths[0] / stored.MODEL)
         stored.save_tensors(average_weights(paths), place / stored.MODEL, adapter)
         write_json(place / RECORD, record)
-
-    write_model_folder(folder, run_dir, max(steps), write)
 
 
 def log_next_commands(folder: Path) -> None:

@@ -19,7 +19,7 @@ from nmt.config.run import RunConfig, check_languages
 from nmt.data.checks import swapped_sets
 from nmt.data.corpus import check_files, count_characters
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.metrics.selection import default_metrics
+from nmt.metrics.metric import default_metrics
 from nmt.registry import Registry
 
 logger = logging.getLogger(__name__)

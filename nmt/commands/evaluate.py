@@ -35,13 +35,13 @@ from nmt.metrics.metric import (
     MetricOptions,
     MetricScorer,
     References,
+    default_metrics,
     format_score,
     label_of,
     requested_metrics,
 )
 from nmt.metrics.result import Evaluation, EvaluationReport, ReportSection, System
 from nmt.metrics.scoring import Resampling, odd_texts, score_systems
-from nmt.metrics.selection import default_metrics
 from nmt.registry import Registry
 from nmt.text.loss import loss_of
 from nmt.text.tokenizer import Tokenizer
@@ -308,12 +308,6 @@ class EvaluatedSet:
             names.setdefault(name, name)
         return [MetricScorer(name, references, options) for name in names.values()]
 
-    def translate(self, model: EvaluatedModel) -> System:
-        """Translate the test set."""
-        if self.test.source is None:
-            raise ConfigError("There is no source text.", fix="Add `source` FILE.")
-        return model.translate(self.test.name, self.test.source, self.test)
-
     def score(self) -> list[DataError]:
         """Score and compare the systems. Return the errors of the external metric."""
         try:
@@ -390,12 +384,14 @@ def _translate(
     failures: list[NmtError] = []
     for number, model in enumerate(models):
         for evaluated in sets:
-            system = evaluated.translate(model)
+            test = evaluated.test
+            if test.source is None:
+                raise ConfigError("There is no source text.", fix="Add `source` FILE.")
+            system = model.translate(test.name, test.source, test)
             if model.is_baseline:
                 evaluated.baseline = system
                 continue
-            source = evaluated.test.source or ()
-            rows = evaluation_set.rows_in_training(model.folder, source)
+            rows = evaluation_set.rows_in_training(model.folder, test.source)
             if rows is not None:
                 system = replace(system, num_in_training=len(rows))
             evaluated.systems.insert(number, system)

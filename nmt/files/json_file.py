@@ -68,7 +68,9 @@ def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
         text = text.decode("utf-8")
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(text)
-    numbers: dict[str, Any] = {"parse_float": _finite, "parse_constant": _finite} if finite else {}
+    numbers: dict[str, Any] = {}
+    if finite:
+        numbers = {"parse_float": _finite, "parse_constant": _finite}
     return json.loads(text, parse_int=_whole_number, **numbers)
 
 
@@ -252,7 +254,9 @@ class Manifest(SealedManifest):
             CheckpointError: A file is missing or changed. The message names the file, and its
                 expected and actual size or hash.
         """
-        for problem in damage(folder, self.files, self.files if names is None else names):
+        if names is None:
+            names = self.files
+        for problem in damage(folder, self.files, names):
             fix = "Copy or export the folder again."
             if "state.json" in self.files:  # a checkpoint, not a model folder
                 fix = "Use another checkpoint of the run: set `checkpoint` to last or to step-N."

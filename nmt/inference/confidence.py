@@ -41,7 +41,7 @@ Translate = Callable[[Sequence[Request], Callable[[int], object]], Sequence[Resu
 _Number = Annotated[float, Field(strict=True, ge=-1e6, le=1e6)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Term:
     """One term of the prediction: ``weight`` times a feature, valid from ``low`` to ``high``."""
 
@@ -50,7 +50,7 @@ class Term:
     high: _Number  # Largest value in the fitted lines.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ConfidenceModel:
     """A linear model that predicts the sentence chrF of a translation, 0 to 100."""
 

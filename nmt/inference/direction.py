@@ -48,7 +48,7 @@ class MissingLanguageError(ConfigError):
     """The model has several languages, and the user has not chosen one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Languages:
     """The languages that a model translates.
 

@@ -72,7 +72,7 @@ def parse_device(text: str) -> str:
     return chosen({device: device for device in _DEVICES}, name, "device")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ensemble:
     """Models that translate together with the first model.
 
@@ -107,7 +107,7 @@ class Ensemble:
         return tuple(weight / total for weight in weights)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Options that select and load an engine."""
 
@@ -125,7 +125,7 @@ class EngineOptions:
     ensemble: Ensemble | None = None  # Models that translate together with the first one.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Needs:
     """Features that an engine must support."""
 
@@ -143,7 +143,7 @@ class BatchCapacity(NamedTuple):
     hypotheses: int = 1 << 20  # Hypotheses of all sentences.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SearchTask:
     """One batch for `Engine.search_all`."""
 
@@ -369,7 +369,7 @@ def copy_extras(prepared_dir: Path, run_dir: Path) -> None:
             write_extra(run_dir / name, path.read_bytes())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedModel:
     """A loaded model folder."""
 

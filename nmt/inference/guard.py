@@ -55,7 +55,7 @@ _FEWEST_LINES = 20
 _NAMED_LINES = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GuardLimits:
     """Limits of the alarms. The defaults fit any language pair and catch only gross faults."""
 
@@ -89,7 +89,7 @@ HypothesisLists = Sequence[Sequence[Hypothesis]]  # Hypotheses of each segment, 
 SearchAgain: TypeAlias = Callable[[Sequence[Segment], Changes], HypothesisLists]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Guard:
     """Checks the best output of each segment, and searches again if it looks wrong."""
 
@@ -295,7 +295,7 @@ def _sentences(text: str) -> list[str]:
     return [part for part in SENTENCE_BORDER.split(text) if part.strip()]
 
 
-@dataclass(slots=True)
+@dataclass
 class GuardCounts:
     """Statistics of the guard over the lines of a translation."""
 

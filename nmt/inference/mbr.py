@@ -65,7 +65,7 @@ def expected_utilities(texts: Sequence[str], utility: Utility) -> dict[str, floa
     return dict(zip(counts, values.tolist(), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mbr:
     """Settings of MBR decoding: how candidates are generated and compared."""
 

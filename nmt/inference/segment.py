@@ -15,7 +15,7 @@ import regex
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
-from nmt.inference.direction import Tags
+from nmt.inference.direction import LanguageOptions, Tags
 from nmt.inference.request import Request
 from nmt.search.hypothesis import NONE, Constraints, Ids, Phrases, contains
 from nmt.text.languages import UNSPACED, script_class, writes_spaces
@@ -64,7 +64,7 @@ class Segment:
         return () if start is None else (start,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SegmentedLines:
     """Lines with their segments."""
 
@@ -88,7 +88,7 @@ def segment(
     tokenizers: Tokenizers,
     decoding: DecodingConfig,
     max_length: int | None,
-    tags_of: Callable[[Request, bool], Tags] = lambda *_: Tags(),
+    tags_of: Callable[[LanguageOptions, bool], Tags] = lambda *_: Tags(),
     first_line: int = 1,
 ) -> SegmentedLines:
     """Encode lines and split long ones. A blank line has no segment.
@@ -101,8 +101,8 @@ def segment(
         tokenizers: Source and target tokenizer.
         decoding: Options of the search, to detect constraints that contradict them.
         max_length: Maximum subwords of a segment, tags included; None does not split lines.
-        tags_of: Returns the tags of a request; raises `ConfigError`. The second argument is whether
-            the text begins with the tag of its language.
+        tags_of: Returns the tags for the languages of a request; raises `ConfigError`. The second
+            argument is whether the text begins with the tag of its language.
         first_line: Number of the first line, for warnings.
     """
     texts = []
@@ -120,7 +120,7 @@ def segment(
             continue
         try:
             tag = tokenizer.language_of(text)  # part of the ids of the first segment
-            tags = tags_of(request, tag is not None)
+            tags = tags_of(request.languages, tag is not None)
             tag_ids = tags.source_ids
             if tag is not None:
                 tag_ids = (*tag_ids, tokenizer.tag_id(tag))

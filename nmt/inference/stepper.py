@@ -36,7 +36,7 @@ Projection = Callable[[Tensor], Tensor]
 _NUM_SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mixture:
     """Weights and kind of mean that combine the predictions of several models."""
 
@@ -76,7 +76,7 @@ class Mixture:
         return total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchVocabulary:
     """The shortlist of a batch. The search uses positions in the shortlist as token ids."""
 
@@ -88,6 +88,7 @@ class BatchVocabulary:
 
     def inside(self, constraints: Sequence[Constraints]) -> list[Constraints]:
         """Convert constraints to ids of the search. Impossible forbidden phrases are dropped."""
+        positions: dict[int | None, int]
         positions = {token: index for index, token in enumerate(self.tokens.tolist())}
 
         def inside(ids: Ids) -> Ids:
@@ -100,9 +101,8 @@ class BatchVocabulary:
                 prefix=inside(each.prefix),
                 required=tuple(map(inside, each.required)),
                 forbidden=tuple(map(inside, possible)),
+                start=positions.get(each.start),
             )
-            if each.start is not None:
-                after = replace(after, start=positions[each.start])
             converted.append(after)
         return converted
 

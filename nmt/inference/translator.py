@@ -59,7 +59,7 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 _NOT_LINES = "lines must be a list of str, one sentence each"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TranslationOptions:
     """Options of a translator. They apply to all lines."""
 
@@ -244,7 +244,7 @@ class Translator:
             self.tokenizers,
             options.decoding,
             options.max_length,
-            lambda request, has_tag: self._choose_tags(request.languages, has_tag),
+            self._choose_tags,
             first_line,
         )
         return replace(segmented, failures=segmented.failures | unread)
@@ -283,10 +283,7 @@ class Translator:
         self, segments: Sequence[Segment], decoding: DecodingConfig, on_batch: OnBatch
     ) -> NBestLists:
         """Return the hypotheses of each segment, best first; none if no output is possible."""
-        mbr = self.options.mbr
-        engine_decoding = decoding
-        if mbr is not None:  # the engine returns all candidates
-            engine_decoding = mbr.search_options(decoding)
+        engine_decoding = replace(self.options, decoding=decoding).engine_decoding
         lengths = [len(segment.ids) for segment in segments]
         vocab_size = self.tokenizers.target.vocab_size
         batches = self.engine.batches(lengths, engine_decoding, vocab_size)
@@ -305,7 +302,8 @@ class Translator:
                 for row, hypotheses in zip(rows, hypotheses_of_rows, strict=True):
                     n_best[row] = hypotheses
                 on_batch([segments[row] for row in rows])
-        if mbr is not None:
+        mbr = self.options.mbr
+        if mbr is not None:  # the engine has returned all candidates
             for row, candidates in enumerate(n_best):
                 source = self.tokenizers.source.decode(segments[row].ids)
                 n_best[row] = mbr.choose(candidates, self._text, decoding.n_best, source)

@@ -8,12 +8,13 @@ evaluate``, in its gates, and in ``training.validation.metric``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from nmt.errors import ConfigError, DataError
 from nmt.registry import Registry
+from nmt.text.languages import writes_spaces
 
 if TYPE_CHECKING:  # `--help` imports this module, and numpy is slow to import
     import numpy as np
@@ -24,6 +25,8 @@ Floats: TypeAlias = "npt.NDArray[np.float64]"
 Significance: TypeAlias = Literal["bs", "ar"]
 # One or more streams of lines. Line i of each stream is a reference of sentence i.
 References = Sequence[Sequence[str]]
+# Computed in every validation and evaluation.
+REPORTED_METRICS = ("bleu", "chrf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +234,24 @@ def requested_metrics(texts: Sequence[str]) -> dict[str, str]:
     if len(metrics) < len(asked):
         raise ConfigError(f"{', '.join(asked)}: a metric occurs twice.", fix="Use two commands.")
     return metrics
+
+
+def default_metrics(languages: Iterable[str | None]) -> tuple[str, ...]:
+    """Return BLEU and chrF; chrF first if a target language is written without spaces.
+
+    BLEU counts words, so it depends on the tool that separates the words of such a language. chrF
+    counts characters.
+
+    Args:
+        languages: Codes of the target languages; None if a language is not known.
+
+    >>> default_metrics(["de", None]), default_metrics(["de", "tha"])
+    (('bleu', 'chrf'), ('chrf', 'bleu'))
+    """
+    for language in languages:
+        if language is not None and not writes_spaces(language):
+            return tuple(reversed(REPORTED_METRICS))
+    return REPORTED_METRICS
 
 
 def label_of(metric: str) -> str:

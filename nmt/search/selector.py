@@ -83,7 +83,7 @@ class Stepper(Protocol[S]):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SearchInputs:
     """Arguments of a selector."""
 

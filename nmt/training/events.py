@@ -24,8 +24,7 @@ from typing_extensions import override
 from nmt.files.atomic import write_bytes
 from nmt.files.json_file import parse_json
 from nmt.files.progress import follow, progress_bar
-from nmt.metrics.metric import label_of
-from nmt.metrics.selection import REPORTED_METRICS
+from nmt.metrics.metric import REPORTED_METRICS, label_of
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from nmt.files.atomic import write_text
 from nmt.files.json_file import parse_json
-from nmt.metrics.metric import METRICS, format_score, label_of, lower_is_better
-from nmt.metrics.selection import REPORTED_METRICS
+from nmt.metrics.metric import METRICS, REPORTED_METRICS, format_score, label_of, lower_is_better
 from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
 from nmt.training.events import TrainingEvent
 

@@ -22,10 +22,17 @@ from nmt.errors import DataError
 from nmt.files.progress import progress_bar
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import TranslationOptions, Translator
-from nmt.metrics.metric import MetricOptions, MetricScorer, as_quality, format_score, label_of
+from nmt.metrics.metric import (
+    REPORTED_METRICS,
+    MetricOptions,
+    MetricScorer,
+    as_quality,
+    default_metrics,
+    format_score,
+    label_of,
+)
 from nmt.metrics.program import score_by_program
 from nmt.metrics.sacrebleu import bleu_tokenizer
-from nmt.metrics.selection import REPORTED_METRICS, default_metrics
 from nmt.model.transformer import evaluating
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.events import TrainingEvent

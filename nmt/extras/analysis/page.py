@@ -75,7 +75,7 @@ def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str,
 
 def _calibration(values: Mapping[str, Any]) -> Markup:
     """Return a chart of expected and measured quality of one system."""
-    deciles = list(values["deciles"])
+    deciles = values["deciles"]
     all_means = list(chain.from_iterable(deciles))
     lowest = min(all_means)
     highest = max(all_means)

@@ -27,11 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Lexicon, Pairs, learn_lexicon, sample_step
-from nmt.data.store import Lines, ParallelStore, Rows, StoredSide
+from nmt.data.store import Lines, Mask, ParallelStore, Rows, StoredSide
 from nmt.data.workers import HERE, Workers
 from nmt.extras.cleaning.evidence import (
     Evidence,
-    Mask,
     PairMeasures,
     PairScorer,
     Values,
@@ -163,7 +162,8 @@ def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the first row of each part of a corpus that fits into memory, and the row after it."""
     # A short rest belongs to the last part.
     cuts = range(start, max(end - _PART // 2, start + 1), _PART)
-    return pairwise([*cuts, end])
+    borders = [*cuts, end]
+    return pairwise(borders)
 
 
 def _sample(

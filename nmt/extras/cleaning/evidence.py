@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Cooccurrences, Lexicon, Pairs, batches, cells_of
-from nmt.data.store import Lines, Rows
+from nmt.data.store import Lines, Mask, Rows
 from nmt.data.workers import HERE, Workers
 from nmt.text.flat import FlatIds, Ids
 
@@ -36,7 +36,6 @@ _USUALLY_ABOVE = 0.95  # Share of translations that score above random pairs.
 _ROBUST = 1.4826  # Ratio of standard deviation to median deviation of a normal distribution.
 Values = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.integer]
-Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 _FLOOR = 0.1  # Weight of a token's overall frequency in its translation probability (smoothing).
 _PRIOR = 0.5  # Pseudo-count of co-occurrences with unseen words.
@@ -60,9 +59,10 @@ class PairScorer:
         Returns:
             The sum over the tokens of both sides, in nats. (P,). 0 if a side is blank.
         """
-        lines = self.lexicon.lines
+        lexicon = self.lexicon
+        lines = lexicon.lines
         parts = ((batch, self._has_taught(batch)) for batch in batches(lines, pairs))
-        score = partial(_scores, self.lexicon)
+        score = partial(_scores, lexicon)
         scores = self.workers.map(score, parts)
         totals = np.concatenate([np.zeros(0), *scores])
         sources, targets = pairs
@@ -315,7 +315,7 @@ def _spread(values: Values) -> float:
 
 def _median_deviation(values: Values, middle: float) -> float:
     """Return the median distance from the middle, scaled to a standard deviation."""
-    deviations = np.abs(values - middle)
+    deviations = abs(values - middle)
     return _ROBUST * float(np.median(deviations))
 
 

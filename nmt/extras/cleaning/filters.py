@@ -244,9 +244,9 @@ def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
 def _address_share(text: str) -> float:
     if not _ADDRESS_SIGNS.search(text):
         return 0.0
-    num_characters = len(text.strip())
+    stripped = text.strip()
     addresses = _ADDRESS.findall(text)
-    return sum(map(len, addresses)) / num_characters
+    return sum(map(len, addresses)) / len(stripped)
 
 
 def url(config: FilterConfig, *_: object) -> Filter:

@@ -351,7 +351,8 @@ def _rests(words: FlatIds) -> tuple[Hashes, Ints]:
         places = starts[:, None] + np.arange(length)
         rests = word_hashes[places] @ _weights(length)
         _, num_rests = rests.shape
-        hashes.append(rests.ravel())
+        of_length = rests.ravel()
+        hashes.append(of_length)
         owners.append(np.repeat(passages, num_rests))
     return np.concatenate(hashes), np.concatenate(owners)
 

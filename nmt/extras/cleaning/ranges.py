@@ -20,13 +20,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.store import Lines, Rows
+from nmt.data.store import Lines, Mask, Rows
 from nmt.extras.cleaning.evidence import (
     MOST_AGAINST,
     Evidence,
     Floats,
     Lengths,
-    Mask,
     PairMeasures,
     PairScorer,
     Values,
@@ -170,7 +169,7 @@ def best_path(evidence: Floats) -> npt.NDArray[np.int64]:
     stays = np.empty(shape, bool)
     origins = np.empty(num, np.int64)
     for line, nats in enumerate(evidence):
-        origin = int(best.argmax())
+        origin = best.argmax()
         origins[line] = origin
         changed = best[origin] - _CHANGE
         stays[line] = best >= changed
@@ -178,11 +177,11 @@ def best_path(evidence: Floats) -> npt.NDArray[np.int64]:
         best[:-1] += nats
     best[width // 2] += _CHANGE / 2
     path = np.empty(num, np.int64)
-    state = int(best.argmax())
+    state = best.argmax()
     for line in range(num - 1, -1, -1):
         path[line] = state
         if not stays[line, state]:
-            state = int(origins[line])
+            state = origins[line]
     return path
 
 
@@ -196,8 +195,8 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> list[Range]:
         path: Chosen column (target offset) of each source line. (L,).
         start: Number of lines of the corpus before the first line of the path.
     """
-    is_change = np.diff(path) != 0
-    changes = np.flatnonzero(is_change) + 1
+    steps = np.diff(path)
+    changes = np.flatnonzero(steps) + 1
     cuts = [0, *changes.tolist(), len(path)]
     ranges = []
     for first, last in pairwise(cuts):
@@ -344,7 +343,7 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
         of_target = slice(first + offset, stop + offset)
         products = source[of_source, of_source] * target[of_target, of_target]
         means[index] = products.sum() / (stop - first) ** 2
-    best = int(means.argmax())
+    best = means.argmax()
     others = np.delete(means, best)
     threshold = others.mean() + _LIKE_GAIN * others.std()
     if means[best] <= threshold:

@@ -181,13 +181,9 @@ def _steps(
     translation = AugmentOptions(
         model=options.teachers,
         text=options.text,
-        references=options.references,
         forward=True,
         output=output / _CORPUS,
-        from_=options.from_,
-        to=options.to,
-        beam_size=options.beam_size,
-        threads=options.threads,
+        **given(options, "references", "from_", "to", "beam_size", "threads"),
     )
     augment(translation)
     config = load_config(output / _CONFIG, overrides)  # may count the characters of the corpus

@@ -29,8 +29,8 @@ from nmt.checkpoint.model_folder import (
     TOKENIZER,
     load_model,
     log_next_commands,
+    new_model_folder,
     write_folder_config,
-    write_model_folder,
 )
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
@@ -407,7 +407,7 @@ def _write(
     if source == target:
         contents = {JOINT: source}
 
-    def write(folder: Path) -> None:
+    with new_model_folder(options.output, None, step) as folder:
         write_folder_config(folder, config, record)
         (folder / TOKENIZER).mkdir()
         for name, content in contents.items():
@@ -422,8 +422,6 @@ def _write(
             vocab_sizes=new.vocab_sizes,
             weights="float32",
         )
-
-    write_model_folder(options.output, None, step, write)
     summary = ImportSummary(options.output, config.languages)
     if is_resized(options):
         before = old.sizes()

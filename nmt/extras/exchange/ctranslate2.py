@@ -102,12 +102,9 @@ _NOT_FOLLOWED = frozenset({
     "coverage_penalty", "diverse_beam_groups", "sampling", "temperature", "top_k", "top_p",
     "epsilon_cutoff", "return_alternatives", "repetition_penalty", "search", "keep_special_mass",
 })  # fmt: skip
-_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 _OF_LAYERS = re.compile(r"(encoder|decoder)(?:\.(\d+)\.|_)(.+)\.(\w+)")
-# Our names of norms, linear layers and relative positions -> names in CTranslate2.
-_PARTS = read_toml(__file__, "layers.toml")["ctranslate2"]["parts"]
-_NORM = {"weight": "gamma", "bias": "beta"}
-_RELATIVE = {"keys": "relative_position_keys", "values": "relative_position_values"}
+# Our names of activations, norms, linear layers and relative positions -> names in CTranslate2.
+_NAMES = read_toml(__file__, "layers.toml")["ctranslate2"]
 _LEAST_POSITIONS = 1024
 _KEPT_IN_RUN = 4
 _KEPT_OF_USER = 16
@@ -274,7 +271,7 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
             num_layers,
             num_heads=config.num_heads,
             pre_norm=config.norm_position == "pre",
-            activation=specs.Activation[_ACTIVATIONS[config.activation]],
+            activation=specs.Activation[_NAMES["activations"][config.activation]],
             ffn_glu=config.activation == "swiglu",
             rms_norm=config.norm == "rms",
             num_heads_kv=config.num_kv_heads,
@@ -304,8 +301,9 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
         if match:  # other weights are set above
             side, index, part, kind = match.groups()
             place = f"{side}/layer_{index}" if index else side
-            names = _NORM if part.endswith("norm") else _RELATIVE
-            setattr(find_part(spec, f"{place}/{_PARTS[part]}"), names.get(kind, kind), weight)
+            arrays = _NAMES["norms" if part.endswith("norm") else "positions"]
+            theirs = find_part(spec, f"{place}/{_NAMES['parts'][part]}")
+            setattr(theirs, arrays.get(kind, kind), weight)
     return spec
 
 

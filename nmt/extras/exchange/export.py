@@ -23,11 +23,11 @@ from nmt.checkpoint.model_folder import (
     find_model,
     is_ctranslate2,
     log_next_commands,
+    new_model_folder,
     read_weights,
     recorded_data,
     recorded_value,
     write_folder_config,
-    write_model_folder,
 )
 from nmt.checkpoint.run import trained_on
 from nmt.config.document import dump_document
@@ -151,34 +151,32 @@ def export(options: ExportOptions) -> ExportSummary:
             corpora = corpus_names(data.train)
     metric = str(recorded_value(files.record, "training.validation.metric"))
 
-    def write(folder: Path) -> None:
-        target.write(folder, bundle, dtype, shortlist)
-        bar.update()
-        write_folder_config(folder, config, files.record)
-        size = (folder / target.weights_name).stat().st_size
-        prepared = trained_on(source, Path(str(files.record.get("prepared_dir"))))
-        counts = prepared.counts if prepared else {}
-        origin = IMPORTED
-        if bundle.step:
-            origin = f"Trained for {bundle.step:,} updates."
-        write_card(
-            folder,
-            config,
-            origin,
-            parameters=sum(x.numel() for x in bundle.model.parameters()),
-            vocab_sizes=bundle.tokenizers.vocab_sizes,
-            weights=f"{to}, {dtype}, {size / 2**20:,.1f} MiB",
-            corpora={name: counts.get(name) for name in corpora},
-            prepared=prepared,
-            beams=recorded_value(files.record, "training.validation.beam_size"),
-            scores=_scores(bundle, source, metric.partition(":")[0]),
-        )
-
     with progress_bar("exporting", unit="parts", total=3) as bar:  # reading, writing, checksums
         bundle = read_weights(files)
         shortlist = read_shortlist(source, bundle.tokenizers.vocab_sizes)
         bar.update()
-        write_model_folder(output, source, bundle.step, write)
+        with new_model_folder(output, source, bundle.step) as folder:
+            target.write(folder, bundle, dtype, shortlist)
+            bar.update()
+            write_folder_config(folder, config, files.record)
+            size = (folder / target.weights_name).stat().st_size
+            prepared = trained_on(source, Path(str(files.record.get("prepared_dir"))))
+            counts = prepared.counts if prepared else {}
+            origin = IMPORTED
+            if bundle.step:
+                origin = f"Trained for {bundle.step:,} updates."
+            write_card(
+                folder,
+                config,
+                origin,
+                parameters=sum(x.numel() for x in bundle.model.parameters()),
+                vocab_sizes=bundle.tokenizers.vocab_sizes,
+                weights=f"{to}, {dtype}, {size / 2**20:,.1f} MiB",
+                corpora={name: counts.get(name) for name in corpora},
+                prepared=prepared,
+                beams=recorded_value(files.record, "training.validation.beam_size"),
+                scores=_scores(bundle, source, metric.partition(":")[0]),
+            )
         bar.update()
     lost = []
     for name, value in files.config.decoding:
@@ -187,7 +185,6 @@ def export(options: ExportOptions) -> ExportSummary:
     if lost:
         logger.info("left out decoding options that %s does not support: %s", to, ", ".join(lost))
     log_next_commands(output)
-    size = (output / target.weights_name).stat().st_size
     return ExportSummary(output, to, dtype, bundle.step, size)
 
 

@@ -26,13 +26,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nmt.config.data import LANGUAGE_CODE
-from nmt.config.model import DecodingConfig, ModelConfig
+from nmt.config.model import DecodingConfig
 from nmt.extras.exchange.imported import (
-    ACTIVATIONS,
     EMBEDDINGS,
     FloatArray,
     Imported,
     Vocabulary,
+    config_of,
     damaged,
     load_json,
     piece_texts,
@@ -96,8 +96,10 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
         output = read("lm_head.weight", "model.decoder.embed_tokens.weight", "model.shared.weight")
         shares = source_tokens == target_tokens and np.array_equal(encoder, decoder)
         ties = np.array_equal(output, decoder)
-        config = _config_of(
+        config = config_of(
+            "hugging_face",
             settings,
+            settings.get("activation_function") or "relu",
             norm_epsilon=1e-5,
             positions="sinusoidal-concatenated",
             embeddings=EMBEDDINGS[shares, ties],
@@ -144,8 +146,10 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
         ties = bool(settings.get("tie_word_embeddings", True))
         if not ties:
             output = read("lm_head.weight")
-        config = _config_of(
+        config = config_of(
+            "hugging_face",
             settings,
+            settings.get("activation_function") or "relu",
             norm_position="pre",
             positions="sinusoidal-halves",
             first_position=2,  # fairseq counts from the id of <pad> + 1
@@ -226,21 +230,6 @@ def _added_tokens(source: Path, tokenizer: _Json) -> dict[int, str]:
 
 def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, Mapping) else token)
-
-
-def _config_of(settings: _Json, **others: Any) -> ModelConfig:
-    """Convert what all types of models have in common, from `read_settings`; add ``others``."""
-    return ModelConfig(
-        encoder_layers=settings["encoder_layers"],
-        decoder_layers=settings["decoder_layers"],
-        model_dim=settings["d_model"],
-        ff_dim=settings["encoder_ffn_dim"],
-        decoder_ff_dim=settings["decoder_ffn_dim"],
-        num_heads=settings["encoder_attention_heads"],
-        activation=ACTIVATIONS[settings.get("activation_function") or "relu"],
-        output_bias=True,
-        **others,
-    )
 
 
 def _tensor_reader(folder: Path) -> Callable[..., FloatArray]:

@@ -37,8 +37,8 @@ EMBEDDINGS: Mapping[tuple[bool, bool], Any] = {
     (True, False): "inputs-shared",
     (True, True): "tied",
 }
-ACTIVATIONS: Mapping[str, Any] = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
-# By system, "marian" or "hugging_face": names of layers.
+_ACTIVATIONS: Mapping[str, Any] = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
+# By system, "marian" or "hugging_face": names of sizes and layers.
 LAYERS = read_toml(__file__, "layers.toml")
 HF_CONFIG = "config.json"
 # Files with weights that are read: those of the first pattern, otherwise those of the second.
@@ -52,10 +52,10 @@ _SUPPORTED: Mapping[str, Mapping[str, Sequence[Any]]] = {
             ("normalize_before", "normalize_embedding", "add_bias_logits"), (False, None)
         ),
         "static_position_embeddings": (True, None),
-        "activation_function": tuple(ACTIVATIONS),
+        "activation_function": tuple(_ACTIVATIONS),
     },
     # Transformers ignores ``normalize_before``, and always normalizes before.
-    "m2m_100": {"normalize_before": (True, None), "activation_function": (*ACTIVATIONS, None)},
+    "m2m_100": {"normalize_before": (True, None), "activation_function": (*_ACTIVATIONS, None)},
 }
 _MOST_BYTES = 64  # Highest compression ratio of an archive, against zip bombs.
 
@@ -207,6 +207,22 @@ def tokens_by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
         if sorted(tokens) != list(range(len(ids))):
             raise ValueError("the ids are not 0, 1, 2 and so on")
         return [tokens[index] for index in range(len(tokens))]
+
+
+def config_of(
+    system: str, settings: Mapping[str, Any], activation: str, **others: Any
+) -> ModelConfig:
+    """Return the model section.
+
+    Args:
+        system: Key of `LAYERS`.
+        settings: Settings of the model, by their original names.
+        activation: The original name of the activation function.
+        others: Values that the settings do not contain in this form.
+    """
+    names = LAYERS[system]["sizes"]
+    sizes = {ours: settings[theirs] for ours, theirs in names.items()}
+    return ModelConfig(**sizes, activation=_ACTIVATIONS[activation], output_bias=True, **others)
 
 
 def weights_of(

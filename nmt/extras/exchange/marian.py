@@ -19,13 +19,13 @@ import yaml
 from nmt.config.document import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.extras.exchange.imported import (
-    ACTIVATIONS,
     DEFAULT_MAX_LENGTH,
     EMBEDDINGS,
     FloatArray,
     Imported,
     Vocabulary,
     check_sizes,
+    config_of,
     reading,
     refused,
     tokens_by_id,
@@ -127,19 +127,15 @@ def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
     shares = ties_all or bool(options.get("tied-embeddings-src"))
     ties = ties_all or bool(options.get("tied-embeddings"))
     no_positions = options.get("transformer-disable-position-embeddings", False)
-    return ModelConfig(
-        encoder_layers=options["enc-depth"],
-        decoder_layers=options["dec-depth"],
-        model_dim=options["dim-emb"],
-        ff_dim=options["transformer-dim-ffn"],
+    return config_of(
+        "marian",
+        options,
+        options["transformer-ffn-activation"],
         decoder_ff_dim=options.get("transformer-decoder-dim-ffn") or None,
-        num_heads=options["transformer-heads"],
         norm_position=_PLACES[places],
         norm_epsilon=1e-6,
         positions="none" if no_positions else "sinusoidal-halves",
-        activation=ACTIVATIONS[options["transformer-ffn-activation"]],
         embeddings=EMBEDDINGS[shares, ties],
-        output_bias=True,
         decoder_start="zero",
     )
 

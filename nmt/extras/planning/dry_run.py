@@ -224,7 +224,7 @@ def write_data(config: RunConfig, folder: Path) -> PreparedData:
         for name in ("source.txt", "target.txt"):
             (folder / part / name).touch()  # no text, so no translations in the validation
     manifest = PreparedManifest(
-        config_hash="", sources={}, data_hash="", vocab_hash="", counts={}, scored_with=(),
+        config_hash="", sources={}, data_hash="", vocab_hash="", counts={},
         source_vocab_size=source_size, target_vocab_size=target_size, files={},
     )  # fmt: skip
     return PreparedData(folder, manifest)
