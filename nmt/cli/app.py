@@ -21,9 +21,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
-from nmt.cli.builder import make_command, parameter_name
+from nmt.cli.builder import (
+    COMMANDS,
+    FOREIGN_COMMANDS,
+    GROUPS,
+    PARENTS,
+    make_command,
+    parameter_name,
+)
 from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
-from nmt.cli.table import COMMANDS, FOREIGN_COMMANDS, GROUPS, PARENTS
 from nmt.config.flag import OF_THE_MODEL, option_name
 from nmt.device import is_first
 from nmt.errors import ConfigError, NmtError, join_words, nearest_word

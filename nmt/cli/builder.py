@@ -1,4 +1,7 @@
-"""Builds a command from the names of an options class and a function.
+"""Every command, from commands.toml: builds it from its options, its function and its help.
+
+Only commands.toml names modules of extras. Texts with flags are there, because texts in other
+modules contain field names in place of flags.
 
 The options are imported when the user types the command, the function when the command runs.
 Therefore ``nmt --help`` and usage errors do not load torch, and a missing extra disables only
@@ -7,7 +10,7 @@ the commands of the extra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from inspect import Parameter, Signature, get_annotations
@@ -18,13 +21,34 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from nmt.cli.messages import configure_logging, spelled
-from nmt.cli.table import Entry
 from nmt.config.flag import Flag, file_name, meanings_of, option_name, without_none
 from nmt.device import is_first
+from nmt.installation import read_toml
 from nmt.registry import load_attribute
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class Entry:
+    """A command in commands.toml."""
+
+    options: str  # ``module:class`` of its options.
+    function: str  # ``module:function`` that takes the options and returns None or a `Result`.
+    text: str  # Help: one sentence, a blank line, details.
+    examples: str
+
+
+_NAMES = read_toml(__file__, "table.toml")
+# Words after ``nmt`` -> the command.
+COMMANDS = {name: Entry(**values) for name, values in read_toml(__file__, "commands.toml").items()}
+# Headings of ``nmt --help`` -> their commands.
+GROUPS: Mapping[str, Sequence[str]] = _NAMES["groups"]
+# Commands with subcommands -> their help.
+PARENTS: Mapping[str, str] = _NAMES["parents"]
+# Commands of other tools, with hyphens -> the command to type here.
+FOREIGN_COMMANDS: Mapping[str, str] = _NAMES["foreign"]
+
+
+@dataclass(frozen=True)
 class Field:
     """A field of an options class that users can set on the command line."""
 

@@ -32,7 +32,7 @@ from nmt.config.flag import changed
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
 from nmt.config.run import check_languages
-from nmt.data.corpus import check_files, check_plain_text, corpus_files, read_corpus, valid_names
+from nmt.data.corpus import check_files, check_plain_text, corpus_files, read_corpus, valid_sets
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.prepared import PreparedData
@@ -100,8 +100,7 @@ class ConfiguredSets:
         """Return all sets by name."""
         if self.data is None:
             return {}
-        validation = zip(valid_names(self.data), self.data.validation, strict=True)
-        return {**dict(validation), **self.data.test}
+        return valid_sets(self.data) | self.data.test
 
     def check_files(self, corpus: CorpusConfig) -> None:
         """Check that the files of a set exist; raises `DataError`."""

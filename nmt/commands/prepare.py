@@ -47,7 +47,8 @@ from nmt.data import filters as pair_filters
 from nmt.data import prepare_report, prepared
 from nmt.data.checks import Overlap, held_out_sets, learn_profiles, name_of_test
 from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources, is_piped
-from nmt.data.filters import Diagnosis, FilterChain, Material
+from nmt.data.diagnosis import Diagnosis, Material, make_diagnosis
+from nmt.data.filters import FilterChain
 from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
@@ -232,7 +233,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
             corpora=recipe.corpora, held_out=held_out, score_with=score_with, folder=folder,
             scratch=scratch, workers=reading.workers,
         )  # fmt: skip
-        diagnosis = pair_filters.make_diagnosis(material, filters)
+        diagnosis = make_diagnosis(material, filters)
 
         with reading.stage("reading"):
             # Each pair has two sentences.
@@ -281,41 +282,33 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
             write_shortlist(folder / SHORTLIST, train, sizes, diagnosis.lexicon)
         if profiles.log_probs:
             atomic.write_json(folder / PROFILES, asdict(profiles))
-        diagnosed = diagnosis.report()
-        logged = log.report()
+        report = log.report()
 
-    if "language" in logged["reasons"]:
-        logged["reasons"]["language"] |= diagnosed.languages
     train_directions = list(map(config.direction, recipe.data.training))
     valid_directions = list(map(config.direction, recipe.data.validation))
-    valid_sides = prepare_report.report_sides(valid, valid_directions, tokenizers)
     warnings = _distinct(chain.warnings for chain in chains.values())
-    warnings += prepare_report.lost_pairs(logged["counts"], recipe.corpora)
+    warnings += prepare_report.lost_pairs(report.counts, recipe.corpora)
     warnings += unlearned
     for name, check in reading.checks.items():
         warnings += [f"{name}: {text}" for text in check.warnings()]
     valid_targets = read_lines(folder / VALID / "target.txt")
     warnings += prepare_report.loss_warnings(valid_targets, tokenizers.target)
-    warnings += diagnosed.warnings
-    warnings += prepare_report.coverage_warnings(valid_sides)
-    return PrepareReport(
-        folder=str(folder),
-        up_to_date=False,
-        **logged,
-        shifts=diagnosed.shifts,
-        unrelated=diagnosed.unrelated,
-        leakage=diagnosed.leakage,
-        overlap=overlap.counts(diagnosed.near),
+    report = replace(
+        report,
+        overlap=overlap.counts(),
         unchecked=unchecked,
         lengths=prepare_report.sample_lengths(train),
         sides=prepare_report.report_sides(train, train_directions, tokenizers),
         joint=config.tokenizer.joint,
-        skipped={**filters.skipped, **diagnosed.skipped},
-        notes=[*_distinct(chain.notes for chain in chains.values()), *diagnosed.notes],
+        skipped=filters.skipped,
+        notes=_distinct(chain.notes for chain in chains.values()),
         warnings=warnings,
-        seconds=time.perf_counter() - begin,
         stages=reading.stages,
     )
+    report = diagnosis.complete(report)
+    valid_sides = prepare_report.report_sides(valid, valid_directions, tokenizers)
+    warnings = [*report.warnings, *prepare_report.coverage_warnings(valid_sides)]
+    return replace(report, warnings=warnings, seconds=time.perf_counter() - begin)
 
 
 def _distinct(texts: Iterable[Sequence[str]]) -> list[str]:

@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,12 @@ from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
 from nmt.commands.config import with_metric
 from nmt.config.data import BatchConfig, CorpusConfig
 from nmt.config.run import RunConfig
-from nmt.data.corpus import corpus_names, valid_names
+from nmt.data.corpus import corpus_names, valid_sets
 from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, epoch_weights
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import PreparedData
-from nmt.data.resegment import NoiseAdder, Resegment, Resegmenter, in_turn
+from nmt.data.resegment import NoiseAdder, Resegment, Resegmenter
 from nmt.device import own_cores
 from nmt.device.compilation import Compilation, compile_layers, pays
 from nmt.device.device import choose_device, is_out_of_memory, seed_rank
@@ -96,7 +95,7 @@ def build(
     loader = _build_loader(config, batch, data, updater)
     seed_rank(config.training.seed, processes.rank)  # processes draw different dropout masks
     loader = fit_batches(updater, loader, config.filters.max_length + config.model.source_bos)
-    loader_of_validation = replace(loader, store=data.valid, resegment=None)
+    loader_of_validation = replace(loader, store=data.valid, changes=())
     sets = _build_validation_sets(config, data, updater, loader_of_validation)
     # Show what the run forgets of the model that it starts from.
     starts_pretrained = config.training.init_from is not None
@@ -168,7 +167,7 @@ def _build_loader(
         seed=config.training.seed,
         rank=updater.processes.rank,
         num_ranks=updater.processes.size,
-        resegment=_build_resegment(config, data),
+        changes=_build_changes(config, data),
         source_bos=config.model.source_bos,
         num_workers=num_workers,
         longest=longest,
@@ -176,16 +175,14 @@ def _build_loader(
     )
 
 
-def _build_resegment(config: RunConfig, data: PreparedData) -> Resegment | None:
-    """Return a function that draws noise and BPE-dropout in each epoch; None if both are off.
+def _build_changes(config: RunConfig, data: PreparedData) -> list[Resegment]:
+    """Return functions that draw noise and BPE-dropout in each epoch, in this order.
 
     Raises:
         ConfigError: The vocabulary does not allow BPE-dropout.
     """
     rates = [corpus.noise.rates for corpus in config.data.training]
     bpe_dropout = config.batch.bpe_dropout
-    if not (any(rates) or bpe_dropout):
-        return None
     seed = config.training.seed
     longest = config.filters.max_length
     tokenizers = load_tokenizers(data.tokenizer_dir)
@@ -199,7 +196,7 @@ def _build_resegment(config: RunConfig, data: PreparedData) -> Resegment | None:
         if not tokenizers.is_joint:
             target = _subword_dropout(tokenizers.target, bpe_dropout)
         changes.append(Resegmenter((source, target), seed=seed, longest=longest))
-    return partial(in_turn, changes)
+    return changes
 
 
 def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
@@ -217,9 +214,8 @@ def _build_validation_sets(
     """Return the validation sets. ``loader`` reads all of them; their corpora have numbers."""
     validation = config.training.validation
     has_text = any((data.valid_source, data.valid_target))
-    names = valid_names(config.data)
     sets = []
-    for number, corpus in enumerate(config.data.validation):
+    for number, (name, corpus) in enumerate(valid_sets(config.data).items()):
         rows = np.flatnonzero(data.valid.corpus == number)
         direction = config.direction(corpus)
         text = None
@@ -249,7 +245,7 @@ def _build_validation_sets(
                 if text.metric == COMMAND:
                     text.run_command(text.references, is_trial=True)
         validation_set = ValidationSet(
-            name=names[number],
+            name=name,
             direction=direction,
             num_pairs=len(rows),
             batches=fixed_batches(loader, updater.processes, rows),

@@ -435,7 +435,7 @@ class Rule(Section):
         return -inf if self.limit is None else self.limit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Limit:
     """Marks a filter with a limit, and checks it: ``Annotated[Rule, _Limit(0.5, 0, 1)]``.
 

@@ -152,7 +152,7 @@ def parse_document(text: str, *, name: str, folder: Path | None = None) -> YamlD
     return YamlDocument(root, name, folder)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Place:
     """Where a value was set."""
 

@@ -1,14 +1,18 @@
 """Values for the keys that a configuration leaves open.
 
-They come from a preset, a recipe, the size of the corpus, an older version, or a run. A resumed run
-keeps the values of its first start, although the defaults of a later version differ.
+They come from a preset, a recipe or the size of the corpus (presets.yaml), from an older version,
+or from a run. A resumed run keeps the values of its first start, although the defaults of a later
+version differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 Values = Mapping[str, Any]
 
@@ -26,6 +30,21 @@ _CHOICES = ("recipe", "preset", "kind")
 # Keys that say where a corpus is. If one has changed, it is another corpus.
 PLACES = ("source", "target", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
 _ADAMW_RATE = 1e-3  # Usual `peak_lr` of AdamW.
+_VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Hyperparameters for a corpus of up to ``max_characters``, both languages together."""
+
+    max_characters: float
+    sections: Mapping[str, Values]  # Of a configuration.
+
+
+_PRESETS = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
+MODEL_PRESETS: Mapping[str, Values] = _PRESETS["models"]
+RECIPES: Mapping[str, Mapping[str, Values]] = _PRESETS["recipes"]
+SCALES = tuple(Scale(**values) for values in _PRESETS["scales"])  # From small to large.
 
 
 def filled_in(given: Values, values: Values) -> dict[str, Any]:
@@ -136,3 +155,28 @@ def _filled(given: Any, recorded: Any) -> Any:
     if any(_is_elsewhere(key, given, recorded) for key in PLACES):
         return given  # another corpus
     return with_recorded(given, recorded)
+
+
+def scale_of(num_characters: int) -> Scale:
+    """Return the hyperparameters for a corpus of this size."""
+    return next(scale for scale in SCALES if num_characters <= scale.max_characters)
+
+
+def with_scale(values: Values, num_characters: int) -> dict[str, Any]:
+    """Add values for a corpus of ``num_characters`` to a configuration."""
+    recipe = RECIPES.get(str(values.get("recipe")), {})  # has its own dropout
+    sections = filled_in(recipe, scale_of(num_characters).sections)
+    return filled_in(values, sections)
+
+
+def usual_vocab_size(num_pairs: int) -> int:
+    """Return the usual vocabulary size for a number of sentence pairs (a rule of thumb).
+
+    It is proportional to ``num_pairs ** 0.4``, from 2,000 for 5,000 pairs to the published 32,000
+    for 4.5 million.
+
+    >>> [usual_vocab_size(n) for n in (5_000, 30_000, 160_000, 4_500_000)]
+    [2000, 4000, 8000, 32000]
+    """
+    wanted = 2000 * (num_pairs / 5000) ** 0.4
+    return min(_VOCAB_SIZES, key=lambda size: abs(size - wanted) / size)

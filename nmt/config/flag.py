@@ -27,7 +27,7 @@ from typing import Any, Union, dataclass_transform, get_args, get_origin, get_ty
 OF_THE_MODEL = "from the model"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Flag:
     """Properties of a flag or argument."""
 

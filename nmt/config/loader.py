@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from nmt.config.data import CorpusConfig
 from nmt.config.document import YamlDocument, dump_document, read_document
-from nmt.config.filling import filled_in, with_recorded
+from nmt.config.filling import filled_in, with_recorded, with_scale
 from nmt.config.inference import LANGUAGE_KEYS, InferenceConfig
 from nmt.config.keys import find_problems
 from nmt.config.migration import (
@@ -24,7 +24,6 @@ from nmt.config.migration import (
     model_document,
 )
 from nmt.config.model import OF_BEAMS, DecodingConfig
-from nmt.config.presets import with_scale
 from nmt.config.run import RunConfig
 from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError

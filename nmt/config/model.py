@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from nmt.config.presets import MODEL_PRESETS
+from nmt.config.filling import MODEL_PRESETS
 from nmt.config.section import Count, Many, Probability, Registered, Section
 
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")

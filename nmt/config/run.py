@@ -23,11 +23,10 @@ from nmt.config.data import (
     tag_symbol,
     tagged_languages,
 )
-from nmt.config.filling import filled_in
+from nmt.config.filling import RECIPES, filled_in
 from nmt.config.inference import LANGUAGE_KEYS, InferenceConfig
 from nmt.config.language_codes import first_spelling, is_spelling, matching
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.config.presets import RECIPES
 from nmt.config.section import Binds, BindsData, BindsRun, FilePath, Free, Section
 from nmt.config.training import TrainingConfig
 from nmt.errors import ConfigError

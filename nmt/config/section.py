@@ -52,7 +52,7 @@ class Section(BaseModel):
         return self
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Registered:
     """Marks a string that must be a name in a `nmt.registry.Registry`: ``Annotated[str, ...]``.
 

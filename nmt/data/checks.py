@@ -275,12 +275,8 @@ class Overlap:
         keys = chain.from_iterable(_keys(direction, *pair) for pair in pairs)
         self._seen |= self._wanted.intersection(keys)
 
-    def counts(self, near: Mapping[str, int]) -> dict[str, dict[str, int]]:
-        """Return the counts of `PrepareReport.overlap`, by set.
-
-        Args:
-            near: For each set, the number of sentences with a near copy in the training data.
-        """
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the counts of `PrepareReport.overlap`, by set, without near copies."""
         counts = {}
         for name, pairs in self._sets.items():
             seen = np.zeros(3, np.int64)  # sources, targets and pairs
@@ -290,7 +286,7 @@ class Overlap:
             counts[name] = {
                 "pairs": len(pairs),
                 "sources_in_train": num_sources,
-                "near_sources_in_train": near.get(name, 0),
+                "near_sources_in_train": 0,
                 "targets_in_train": num_targets,
                 "pairs_in_train": num_pairs,
             }

@@ -48,8 +48,8 @@ def _place(corpus: CorpusConfig) -> str:
     return str(path or corpus.huggingface or corpus.sacrebleu)
 
 
-def valid_names(data: DataConfig) -> list[str]:
-    """Return a unique name for each validation set, in the order of `DataConfig.validation`.
+def valid_sets(data: DataConfig) -> dict[str, CorpusConfig]:
+    """Return the validation sets by unique names, in the order of `DataConfig.validation`.
 
     A single set of ``data.valid`` without a name is called ``valid``.
     """
@@ -57,7 +57,7 @@ def valid_names(data: DataConfig) -> list[str]:
     names = corpus_names(corpora)[len(data.training) :]
     if len(data.valid) == 1 and not data.valid[0].name:
         names[0] = VALID
-    return names
+    return dict(zip(names, data.validation, strict=True))
 
 
 def is_piped(config: CorpusConfig) -> bool:

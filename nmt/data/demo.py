@@ -106,7 +106,7 @@ def noun_phrase(
     return Phrase(english_phrase, german_phrase)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Clause:
     """The parts of a clause, from which the rules build sentences."""
 

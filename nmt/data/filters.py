@@ -1,30 +1,18 @@
-"""Filters of sentence pairs, and the interface of corpus diagnosis.
+"""Filters of sentence pairs.
 
 A filter finds problems of pairs. Each problem has a reason, such as ``markup``. For each reason,
 the configuration sets the action ``drop``, ``report`` or ``off``. To add a filter, write a subclass
 of `Filter` and register a function that makes it in `FILTERS`; then configure it under
 ``filters.extra``.
-
-A `Diagnosis` compares pairs across whole corpora. `nmt.commands.prepare` calls its methods in the
-order in which they are defined here. The base class finds nothing; it is used if the folder
-nmt/extras/cleaning is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
-import numpy.typing as npt
-
-from nmt.config.data import Action, CorpusConfig, FilterConfig, LanguageRule, Rule
-from nmt.data.lexicon import Lexicon
-from nmt.data.pairs import SentencePair
-from nmt.data.store import Mask, ParallelStore
-from nmt.data.workers import Workers
+from nmt.config.data import Action, FilterConfig, LanguageRule, Rule
 from nmt.errors import ConfigError
 from nmt.registry import Registry
 from nmt.text.identification import NO_PROFILES, LanguageProfiles
@@ -39,7 +27,6 @@ REASONS = tuple(
 )  # fmt: skip
 NEAR = "near copies of held-out sentences"  # A check that is not a filter.
 _SHORT_PAIR_ALLOWANCE = 3
-_CLEANING = "cleaning"
 
 
 class PairProblem(NamedTuple):
@@ -299,114 +286,3 @@ def held_out_filters(config: FilterConfig) -> FilterChain:
     """Return the filters of validation pairs. Only blank and too long pairs are dropped."""
     longest = config.max_length
     return FilterChain([Blank(), Length(longest), Bytes(longest, min_length=0)])
-
-
-Arrays = Mapping[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
-    """The inputs of a `Diagnosis`."""
-
-    filters: FilterConfig
-    languages: tuple[str, str]  # of the first training corpus
-    directions: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by corpus and set
-    corpora: Mapping[str, CorpusConfig]  # training corpora, by their names in reports
-    held_out: Mapping[str, Sequence[SentencePair]]  # usable pairs of each held-out set
-    score_with: Sequence[Path] = ()  # models that score the pairs
-    folder: Path  # the new prepared folder, for lists of scores
-    scratch: Path  # a temporary folder for large arrays
-    workers: Workers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagnosisReport:
-    """The results of a `Diagnosis`, which become part of the `PrepareReport`."""
-
-    shifts: Sequence[Mapping[str, Any]] = ()
-    unrelated: Sequence[Mapping[str, Any]] = ()
-    leakage: Sequence[Mapping[str, Any]] = ()
-    near: Mapping[str, int] = field(default_factory=dict)  # near copies, by held-out set
-    languages: Mapping[str, Any] = field(default_factory=dict)  # details of the reason ``language``
-    skipped: Mapping[str, str] = field(default_factory=dict)  # check that did not run -> reason
-    warnings: Sequence[str] = ()
-    notes: Sequence[str] = ()  # further lines of the text report
-
-
-class Diagnosis:
-    """Base class of checks that compare all training pairs with each other."""
-
-    # A function of the pairs that the filters keep in a block. It must be picklable and
-    # deterministic: it is called in any process, and its arrays are stored, to resume after a kill.
-    look: Callable[[Sequence[SentencePair]], Arrays] | None = None
-    depends_on: Any = None  # JSON data: inputs of ``look`` other than the pairs and the filters
-    compares_words = False  # whether `learn` is needed; then the test sets are encoded too
-    lexicon: Lexicon | None = None  # the lexicon that `learn` has learned from all pairs
-
-    def __init__(self, material: Material) -> None:
-        self.material = material
-
-    def see(
-        self,
-        corpus: str,
-        pairs: Sequence[SentencePair],
-        looked: Arrays,
-        found: Sequence[ListedProblem],
-    ) -> None:
-        """Process the kept pairs and the problems of the next block, in corpus order."""
-
-    def end(self, num_lines: Mapping[str, int]) -> None:
-        """Finish the first pass. Called after all blocks with the number of lines by corpus."""
-
-    def learn(
-        self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
-    ) -> None:
-        """Process the token ids of every line of all corpora and held-out sets.
-
-        Args:
-            lines: Token ids of all lines, including dropped pairs.
-            spans: First row of each corpus or held-out set, and the row after its last row.
-            sizes: Sizes of the source and of the target vocabulary.
-        """
-
-    def of_block(
-        self, corpus: str, start: int, is_kept: Mask
-    ) -> Mapping[int, Sequence[PairProblem]]:
-        """Return the problems of a block, by the position of the line in the block.
-
-        Called for the blocks of all training corpora, in order.
-
-        Args:
-            corpus: Name of the corpus.
-            start: Number of lines of the corpus before the block.
-            is_kept: Whether the text filters have kept each line of the block.
-        """
-        del corpus, start, is_kept
-        return {}
-
-    def report(self) -> DiagnosisReport:
-        """Return the results, after completing all files in `Material.folder`."""
-        return DiagnosisReport()
-
-
-DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry("diagnosis of corpora")
-LEAKAGE: Registry[Callable[..., Any]] = Registry("search for leakage")
-
-
-def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
-    """Return the diagnosis of nmt/extras/cleaning; without it, a diagnosis that finds nothing.
-
-    Raises:
-        ConfigError: nmt/extras/cleaning is missing, but the configuration requires it.
-    """
-    if make := DIAGNOSES.find(_CLEANING):
-        return make(material)
-    alone = {*REASON_FILTERS.names(), "ratio"}
-    whole = [name for name in REASONS if name not in alone]
-    asked = ["`score_with`"] if material.score_with else []
-    asked += [f"filters.{name}: drop" for name in whole if filters.actions.get(name) == "drop"]
-    if asked:
-        problem = f"{' and '.join(asked)} needs nmt/extras/cleaning, which is missing."
-        raise ConfigError(problem, fix="Reinstall nmt with all folders, or remove these settings.")
-    filters.skipped |= dict.fromkeys((*whole, NEAR), "The folder nmt/extras/cleaning is missing.")
-    return Diagnosis(material)

@@ -78,7 +78,7 @@ def cells_of(keys: Rows) -> Rows:
     return (hashes >> shift).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Table:
     """Expected counts of links between source and target words."""
 
@@ -104,7 +104,7 @@ class _Links(NamedTuple):
     totals: tuple[Values, Values]  # Sums for each source and each target word. (V,) and (W,).
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lexicon:
     """Translation probabilities of words. Pickled as the paths of the tables."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nmt.config.data import BatchConfig
 from nmt.data.plan import Stage, epoch_random, epoch_rows, plan_batches
-from nmt.data.resegment import Resegment, install, resegment_installed
+from nmt.data.resegment import Resegment, in_turn, install, resegment_installed
 from nmt.data.store import IntArray, ParallelStore, Rows
 from nmt.data.workers import map_ahead, process_pool
 from nmt.errors import DataError
@@ -31,7 +31,7 @@ from nmt.text.flat import FlatIds
 _LINES_NAMED = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """Packed sentence pairs, without padding.
 
@@ -125,7 +125,7 @@ def _packed(flat: FlatIds, special: int, *, is_last: bool) -> Packed:
     return Packed(torch.from_numpy(ids), cu_seqlens, longest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Position:
     """The position of the next batch in the stream."""
 
@@ -140,7 +140,7 @@ class Position:
         return Position(self.epoch + (self.batch > 0), 0, self.stage + 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _PlannedUpdate:
     """The batches of one optimizer update."""
 
@@ -149,7 +149,7 @@ class _PlannedUpdate:
     after: Position  # position after the update
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loader:
     """Reads the training batches of one process."""
 
@@ -159,9 +159,9 @@ class Loader:
     seed: int  # Seed of the data order.
     rank: int = 0  # Number of this process, from 0.
     num_ranks: int = 1  # Processes that share each epoch.
-    # Replaces the stored ids in each epoch (BPE-dropout or noise). Batches are planned with the
-    # stored lengths, so they exceed ``max_tokens`` (by a fifth with a BPE-dropout of 0.1).
-    resegment: Resegment | None = None
+    # Replace the stored ids in each epoch (noise, BPE-dropout). Batches are planned with the stored
+    # lengths, so they exceed ``max_tokens`` (by a fifth with a BPE-dropout of 0.1).
+    changes: Sequence[Resegment] = ()
     source_bos: bool = False  # Add BOS before sources.
     # Processes that prepare some updates ahead, while a thread plans the next epoch. 0 prepares
     # every batch when it is needed.
@@ -218,15 +218,15 @@ class Loader:
         because an update never mixes two epochs.
         """
         planned = self._planned(start)
-        if not self.num_workers or self.resegment is None:
+        if not self.num_workers or not self.changes:
             yield from map(self._made, planned)
             return
         with (
-            process_pool(self.num_workers, install, self.resegment) as pool,
+            process_pool(self.num_workers, install, self.changes) as pool,
             ThreadPoolExecutor(self.num_workers, "ahead") as threads,
         ):
             loader = replace(
-                self, resegment=lambda *batch: pool.submit(resegment_installed, *batch).result()
+                self, changes=[lambda *batch: pool.submit(resegment_installed, *batch).result()]
             )
             ahead = 2 * self.num_workers  # so that no process has to wait for its next task
             yield from map_ahead(loader._made, planned, threads, ahead)
@@ -289,8 +289,7 @@ class Loader:
     def batch(self, rows: Rows, epoch: int = 0) -> Batch:
         """Return ``rows`` of the store as a batch, with the noise of ``epoch``."""
         sides = self.store.source.ids(rows), self.store.target.ids(rows)
-        if self.resegment is not None:
-            sides = self.resegment(epoch, rows, sides)
+        sides = in_turn(self.changes, epoch, rows, sides)
         return collate(*sides, rows, source_bos=self.source_bos, longest=self.longest)
 
     def describe(self, batches: Sequence[Batch]) -> str:

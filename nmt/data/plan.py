@@ -22,7 +22,7 @@ _CHUNK_ROWS = 1 << 20
 _DOUBLE_BITS = 53  # random bits of a float64 in [0, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stage:
     """A stage of training: its mixture of the corpora, and its end. The last stage has no end."""
 

@@ -144,8 +144,8 @@ class ProblemLog(ExitStack):
             problem = f"The filters dropped all {kind} pairs of {name}: {', '.join(reasons)}."
         return DataError(problem, fix="Check the files, or relax the filters section.")
 
-    def report(self) -> dict[str, Any]:
-        """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
+    def report(self) -> PrepareReport:
+        """Return the counts, the findings and the reasons."""
         actions = self._training.actions
         always = {READ, KEPT}
         counts = {}
@@ -165,10 +165,10 @@ class ProblemLog(ExitStack):
                 "action": actions.get(reason, "drop"),
                 "examples": list(map(_example, self._examples[reason])),
             }
-        return {"counts": counts, "findings": findings, "reasons": reasons}
+        return PrepareReport(counts=counts, findings=findings, reasons=reasons)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SideReport:
     """Statistics of one side of the training data. Lengths are in subwords per sentence."""
 
@@ -296,12 +296,14 @@ def sample_lengths(store: ParallelStore) -> list[list[int]]:
     return np.stack(lengths, axis=1).tolist()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PrepareReport:
     """The report of `nmt prepare`, as written to ``report.json``."""
 
-    folder: str  # the prepared folder
-    up_to_date: bool  # whether the folder was already prepared; then the report is the old one
+    folder: str = ""  # the prepared folder
+    up_to_date: bool = (
+        False  # whether the folder was already prepared; then the report is the old one
+    )
     written: bool = True  # False with ``report_only``
     # By corpus: pairs ``read``, pairs ``kept``, and dropped pairs by reason.
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

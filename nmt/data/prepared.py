@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from nmt.config.data import CorpusConfig, DataConfig, tagged_languages
 from nmt.config.run import RunConfig
-from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped, valid_names
+from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped, valid_sets
 from nmt.data.pairs import SPOOL
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError, shell_command
@@ -44,7 +44,7 @@ _WEIGHTS: Any = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedManifest(SealedManifest):
     """The inputs and the files of a prepared folder."""
 
@@ -159,7 +159,7 @@ class PreparedData:
         return read_lines(self.folder / VALID / "target.txt")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The parts of a configuration that determine the prepared data."""
 
@@ -206,7 +206,7 @@ class Recipe:
     @property
     def valid_sets(self) -> dict[str, CorpusConfig]:
         """Validation sets, by their names in reports."""
-        return dict(zip(valid_names(self.data), self.data.validation, strict=True))
+        return valid_sets(self.data)
 
     def tag_ids(self, corpus: CorpusConfig, tokenizers: Tokenizers) -> tuple[list[int], list[int]]:
         """Return the ids in front of each source and target: language tag, then ``tag``.

@@ -25,12 +25,13 @@ import numpy as np
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.checks import CorpusCheck, name_of_test
 from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
-from nmt.data.filters import Arrays, Diagnosis, FilterChain, ListedProblem, PairProblem
+from nmt.data.diagnosis import Diagnosis
+from nmt.data.filters import FilterChain, ListedProblem, PairProblem
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
 from nmt.data.store import IntArray, Mask, ParallelStore, Rows, Values
-from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, map_blocks
+from nmt.data.workers import Arrays, BlockResult, StoredResults, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
 from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers
@@ -54,7 +55,7 @@ def _texts(pair: SentencePair | BadPair) -> tuple[str, str]:
     return pair.source, pair.target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _FilterPass:
     filters: FilterChain
     corpus: str
@@ -86,7 +87,7 @@ class _FilterPass:
         return listed, counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TextPass(_FilterPass):
     """The first pass: applies the filters of texts.
 
@@ -125,7 +126,7 @@ def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
     return [pair for pair in kept if isinstance(pair, SentencePair)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EncodingPass:
     """Encodes every line of a block. A line that `BadPair` replaces has no tokens."""
 
@@ -149,7 +150,7 @@ class EncodingPass:
         return BlockResult(arrays)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EncodedCorpora:
     """The token ids of every line of all corpora."""
 
@@ -179,7 +180,7 @@ class LineFeatures(NamedTuple):
     problems: Mapping[int, Sequence[PairProblem]]  # found by the diagnosis, by place in the block
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LengthPass(_FilterPass):
     """The last pass: applies the filters of lengths and the problems that the diagnosis has found.
 
@@ -204,7 +205,7 @@ class LengthPass(_FilterPass):
         return BlockResult({"is_kept": is_kept}, [listed, counts])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CorpusReader:
     """Reads all corpora, and keeps the results of the first pass for the last pass."""
 

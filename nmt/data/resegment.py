@@ -48,7 +48,7 @@ _NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resegmenter:
     """Segments sentences into other subwords in each epoch (BPE-dropout, Provilkov et al. 2020).
 
@@ -81,7 +81,7 @@ class Resegmenter:
         return FlatIds.of(sentences)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NoiseAdder:
     """Adds noise to a random share of the pairs in each epoch.
 
@@ -189,11 +189,11 @@ def in_turn(changes: Sequence[Resegment], epoch: int, rows: Rows, stored: Sides)
 _installed: list[Resegment] = []
 
 
-def install(resegment: Resegment) -> None:
-    """Store the function that this worker process calls, so that it is sent only once."""
-    _installed[:] = [resegment]
+def install(changes: Sequence[Resegment]) -> None:
+    """Store the changes that this worker process makes, so that they are sent only once."""
+    _installed[:] = changes
 
 
 def resegment_installed(epoch: int, rows: Rows, stored: Sides) -> Sides:
-    """Call the function that `install` has stored."""
-    return _installed[0](epoch, rows, stored)
+    """Apply the changes that `install` has stored."""
+    return in_turn(_installed, epoch, rows, stored)

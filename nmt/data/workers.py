@@ -43,6 +43,7 @@ _CONNECT_SECONDS = 10
 T = TypeVar("T")
 R = TypeVar("R")
 _VALUES = "values"
+Arrays = Mapping[str, npt.NDArray[Any]]
 logger = logging.getLogger(__name__)
 
 
@@ -193,7 +194,7 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
 class BlockResult(NamedTuple):
     """The result of a function for a block, in a form that can be stored."""
 
-    arrays: Mapping[str, npt.NDArray[Any]]
+    arrays: Arrays
     values: Any = None  # JSON data
 
 
@@ -234,7 +235,7 @@ def has_changed(corpus: str) -> DataError:
     return DataError(f"The corpus {corpus} changed during `nmt prepare`.", fix=fix)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredResults:
     """Wraps a function of a block, and caches its results in files."""
 

@@ -178,17 +178,21 @@ class MetricScorer:
 
     def score(self, hypotheses: Sequence[str]) -> Score:
         """Return the corpus score of a system; see `statistics`."""
-        return self.total(self.statistics(hypotheses))
+        statistics = self.statistics(hypotheses)
+        return self.total(statistics)
 
     def sentence_scores(self, statistics: Floats) -> list[float]:
         """Return sentence-level scores, equal to sacrebleu's, from statistics (n, D)."""
-        return self.metric.sentence_score(statistics).tolist()
+        scores = self.metric.sentence_score(statistics)
+        return scores.tolist()
 
 
 def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
-    if len(lines) != len(others):
+    num_lines = len(lines)
+    num_others = len(others)
+    if num_lines != num_others:
         fix = "Pass files with the same number of lines; line i of each is sentence i."
-        counts = (len(lines), len(others))
+        counts = (num_lines, num_others)
         raise DataError.not_parallel(name, other, counts, fix=fix)
 
 

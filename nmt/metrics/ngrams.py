@@ -41,9 +41,11 @@ def count_ngrams(lines: FlatIds, max_order: int) -> Floats:
 def characters(texts: Iterable[str]) -> FlatIds:
     """Convert texts to the numbers of their characters, without white space."""
     lines = ["".join(text.split()) for text in texts]
-    content = "".join(lines).encode("utf-32-le", "surrogatepass")
+    joined = "".join(lines)
+    content = joined.encode("utf-32-le", "surrogatepass")
+    ids = np.frombuffer(content, "<u4")
     lengths = np.array([len(line) for line in lines], np.int64)
-    return FlatIds(np.frombuffer(content, "<u4"), lengths)
+    return FlatIds(ids, lengths)
 
 
 class WordNumbers:
@@ -91,7 +93,8 @@ def _match_part(sides: Sequence[FlatIds], max_order: int) -> Floats:
     characters_or_words = np.concatenate([side.ids for side in sides])
     _, symbols = np.unique(characters_or_words, return_inverse=True)
     starts = np.arange(len(symbols))
-    to_line_end = np.repeat(np.cumsum(lengths), lengths) - starts
+    line_ends = np.cumsum(lengths)
+    to_line_end = np.repeat(line_ends, lengths) - starts
     # A key contains the number of the line in its high bits, then the symbols of the n-gram.
     lines = np.arange(num_lines)
     keys = np.repeat(np.tile(lines, len(sides)), lengths)
@@ -150,7 +153,8 @@ def bleu(
     divisors = np.where(exists, totals, 1)
     precision = np.where(exists, smoothed / divisors, 1)
     log_precision = np.log(precision).sum(-1)
-    is_scored = (matches > 0).any(-1)
+    is_matched = matches > 0
+    is_scored = is_matched.any(-1)
     if effective:
         orders = np.maximum(exists.sum(-1), 1)
     else:

@@ -79,7 +79,8 @@ def score_by_program(command: Sequence[str], texts: Mapping[str, Sequence[str]])
         except OSError as error:
             problem = f"cannot be started: {error}"
         except subprocess.CalledProcessError as error:
-            last = _errors_of(error).splitlines()[-_SHOWN_LINES:]
+            lines_of_error = _errors_of(error).splitlines()
+            last = lines_of_error[-_SHOWN_LINES:]
             problem = "\n    ".join([f"failed with status {error.returncode}:", *last])
         except (IndexError, ValueError):
             problem = "did not print a number as its last word"
@@ -124,7 +125,8 @@ class ExternalMetric(Metric):
             source = self._source[row] if self._source else None
             references = [stream[row] for stream in self._references]
             values = {"source": source, "hypothesis": line, "references": references}
-            sentences.append(json.dumps(values) + "\n")
+            sentence = json.dumps(values)
+            sentences.append(f"{sentence}\n")
         try:
             lines = run_program(self._command, "".join(sentences)).splitlines()
         except subprocess.CalledProcessError as error:

@@ -18,7 +18,7 @@ from rich.cells import cell_len, set_cell_size
 from nmt.config.migration import FORMAT, FORMAT_KEY, Kind, migrate
 from nmt.errors import GateError, NmtError
 from nmt.files.json_file import field, read_json
-from nmt.metrics.metric import Floats, Score, format_score, label_of
+from nmt.metrics.metric import Floats, References, Score, format_score, label_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Evaluation:
 
     test: str  # Name of the test set.
     # Streams of reference lines. Line i of each stream is a reference of sentence i.
-    references: Sequence[Sequence[str]]
+    references: References
     source: Sequence[str] | None = None  # Source lines, if known.
     # Source and target language, if the models translate several languages.
     languages: tuple[str | None, str | None] = (None, None)
@@ -99,7 +99,8 @@ class Evaluation:
     @property
     def title(self) -> str:
         """Name and size of the test set, for example ``test: 300 sentences, 1 reference``."""
-        num_sentences = len(self.references[0])
+        first = self.references[0]
+        num_sentences = len(first)
         num_references = len(self.references)
         sentences = "sentence" if num_sentences == 1 else "sentences"
         references = "reference" if num_references == 1 else "references"
@@ -163,13 +164,14 @@ class EvaluationReport:
         """The error to raise after the scores are printed: the first failure, or missed gates."""
         if self.failures:
             return self.failures[0]
-        missed: list[str] = []
+        missed = list[str]()
         for _, section in self.titled_sections():
             missed += section.missed
         if not missed:
             return None
+        listed = "\n  ".join(missed)
         fix = "Improve the system, lower `fail_under`, or remove `fail_if_worse`."
-        return GateError("A quality gate was not met.\n  " + "\n  ".join(missed), fix=fix)
+        return GateError(f"A quality gate was not met.\n  {listed}", fix=fix)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON.
@@ -177,11 +179,12 @@ class EvaluationReport:
         Several test sets are a list under ``evaluations``; ``mean`` has the means of their scores.
         """
         values: dict[str, Any] = {}
-        if len(self.evaluations) == 1:
-            values |= self.evaluations[0].as_dict()
+        evaluations = self.evaluations
+        if len(evaluations) == 1:
+            values |= evaluations[0].as_dict()
         else:
-            values["evaluations"] = [evaluation.as_dict() for evaluation in self.evaluations]
-            values["mean"] = mean_scores(self.evaluations)
+            values["evaluations"] = [evaluation.as_dict() for evaluation in evaluations]
+            values["mean"] = mean_scores(evaluations)
         values |= section_values(self.sections)
         values[FORMAT_KEY] = FORMAT
         if self.sentence_level:
@@ -205,31 +208,37 @@ class EvaluationReport:
         if self.sentence_level:
             lines = (json.dumps(x, ensure_ascii=False) for x in self._sentences())
             return "\n".join(lines)
-        titles = [evaluation.title for evaluation in self.evaluations]
-        blocks = ["\n".join(titles), text_table(score_rows(self.evaluations))]
-        notes: list[str] = []
+        evaluations = self.evaluations
+        titles = [evaluation.title for evaluation in evaluations]
+        rows = score_rows(evaluations)
+        blocks = ["\n".join(titles), text_table(rows)]
+        notes = list[str]()
         for prefix, section in self.titled_sections():
             if section.rows:
-                blocks.append(prefix + text_table(section.rows))
+                table = text_table(section.rows)
+                blocks.append(prefix + table)
             if section.meaning:
                 notes.append(section.meaning)
-        settings: list[str] = []
-        scores: list[Score] = []
-        for evaluation in self.evaluations:
+        settings = list[str]()
+        scores = list[Score]()
+        for evaluation in evaluations:
             for system in evaluation.systems:
                 scores += system.scores
-            for system in evaluation.named_systems().values():
+            systems = evaluation.named_systems()
+            for system in systems.values():
                 shown = [f"{key.replace('_', ' ')} {x}" for key, x in system.settings.items()]
                 if shown:
                     settings.append(f"{system.name}: {', '.join(shown)}")
         if any(score.confidence for score in scores):
             notes.append("±: 95% confidence interval, by bootstrap resampling.")
-        notes += paired_tests(self.evaluations)
+        notes += paired_tests(evaluations)
         notes += settings
         if notes:
-            blocks.append("\n".join(dict.fromkeys(notes)))
+            distinct_notes = dict.fromkeys(notes)
+            blocks.append("\n".join(distinct_notes))
         signatures = [(label_of(score.metric), score.signature) for score in scores]
-        blocks.append(text_table(list(dict.fromkeys(signatures))))
+        distinct_signatures = list(dict.fromkeys(signatures))
+        blocks.append(text_table(distinct_signatures))
         return "\n\n".join(blocks)
 
 
@@ -289,7 +298,7 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
         for name in evaluation.named_systems():
             rows[name] = [name]
     is_several = len(evaluations) > 1
-    metrics: list[str] = []
+    metrics = list[str]()
     for evaluation in evaluations:
         systems = evaluation.named_systems()
         metrics = [score.metric for score in evaluation.systems[0].scores]
@@ -297,7 +306,8 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
         head += [prefix + label_of(metric) for metric in metrics]
         for name, row in rows.items():
             if name in systems:
-                row += map(show_score, systems[name].scores)
+                scores = systems[name].scores
+                row += map(show_score, scores)
             else:
                 row += ["-"] * len(metrics)
     if is_several:
@@ -306,8 +316,10 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
         for name, row in rows.items():
             mean = means.get(name, {})
             for metric in metrics:
-                value = mean.get(metric)
-                row.append("-" if value is None else format_score(metric, value))
+                cell = "-"
+                if metric in mean:
+                    cell = format_score(metric, mean[metric])
+                row.append(cell)
     return [head, *rows.values()]
 
 
@@ -342,7 +354,8 @@ def hash_references(references: Iterable[Sequence[str]]) -> str:
     digest = hashlib.sha256()
     for stream in references:
         text = "".join(f"{line}\n" for line in stream) + "\0"
-        digest.update(text.encode("utf-8", "surrogatepass"))
+        content = text.encode("utf-8", "surrogatepass")
+        digest.update(content)
     return digest.hexdigest()
 
 
@@ -357,5 +370,6 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     lines = []
     for row in rows:
         cells = map(set_cell_size, row, widths)
-        lines.append("  ".join(cells).rstrip())
+        line = "  ".join(cells)
+        lines.append(line.rstrip())
     return "\n".join(lines)

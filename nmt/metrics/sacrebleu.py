@@ -51,7 +51,8 @@ class Bleu(Metric):
         lowercase = options.lowercase
         try:
             metric = BLEU(lowercase=lowercase, force=True, tokenize=name, references=first)
-            self.signature = metric.get_signature().format()
+            signature = metric.get_signature()
+            self.signature = signature.format()
             self._words = ngrams.WordNumbers(_bleu_words(metric, lowercase=lowercase))
             self._references = [self._words.lines(stream) for stream in references]
         except _UNUSABLE as error:
@@ -103,7 +104,8 @@ class Chrf(Metric):
         first = [stream[:1] for stream in references]
         self._lowercase = options.lowercase
         metric = CHRF(lowercase=options.lowercase, word_order=self._word_orders, references=first)
-        self.signature = metric.get_signature().format()
+        signature = metric.get_signature()
+        self.signature = signature.format()
         self._words = ngrams.WordNumbers(_split_punctuation)
         self._references = [self._lines(stream) for stream in references]
 
@@ -142,7 +144,8 @@ class Chrf(Metric):
             # As in sacrebleu, orders without n-grams in the reference are not counted.
             totals = ngrams.count_ngrams(lines, max_order) * (reference_totals > 0)
             counts = [totals, reference_totals, matches]
-            columns.append(np.stack(counts, axis=-1))
+            column = np.stack(counts, axis=-1)
+            columns.append(column)
         table = np.concatenate(columns, axis=1)
         return table.reshape(len(table), -1)
 
@@ -165,7 +168,8 @@ class Ter(Metric):
 
     def __init__(self, references: References, options: MetricOptions) -> None:  # noqa: ARG002
         self._metric = TER(references=[stream[:1] for stream in references])
-        self.signature = self._metric.get_signature().format()
+        signature = self._metric.get_signature()
+        self.signature = signature.format()
         self._references = references
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
@@ -247,10 +251,12 @@ def _split_punctuation(line: str) -> list[str]:
     """
     words = []
     for word in line.split():
-        if len(word) > 1 and word[-1] in _PUNCTUATION:
-            words += [word[:-1], word[-1]]
-        elif len(word) > 1 and word[0] in _PUNCTUATION:
-            words += [word[0], word[1:]]
+        first = word[0]
+        last = word[-1]
+        if len(word) > 1 and last in _PUNCTUATION:
+            words += [word[:-1], last]
+        elif len(word) > 1 and first in _PUNCTUATION:
+            words += [first, word[1:]]
         else:
             words.append(word)
     return words

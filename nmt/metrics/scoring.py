@@ -110,7 +110,8 @@ def score_systems(
     scored = []
     for system, table, row in zip(everyone, tables, measured, strict=True):
         scores = tuple(each.score for each in row)
-        scored.append(replace(system, tables=table, scores=scores))
+        scored_system = replace(system, tables=table, scores=scores)
+        scored.append(scored_system)
     if baseline is None:
         return scored, None, _every_two(scored, measured, scorers, resampling)
     *compared, base = scored
@@ -177,8 +178,10 @@ def measure(
     for scorer, table, drawn in zip(flat_scorers, flat_tables, samples, strict=True):
         score = scorer.total(table)
         if drawn is not None:
-            score = replace(score, confidence=confidence_interval(drawn, seed=seed))
-        measured.append(MeasuredScore(score, table, drawn))
+            interval = confidence_interval(drawn, seed=seed)
+            score = replace(score, confidence=interval)
+        measured_score = MeasuredScore(score, table, drawn)
+        measured.append(measured_score)
     rest = iter(measured)
     return [list(islice(rest, len(scorers))) for _ in tables]
 
@@ -195,7 +198,9 @@ def _compare(
     seed = resampling.seed
     uses_trials = resampling.significance == "ar" and resampling.count > 0
     for new, old, scorer in zip(system, baseline, scorers, strict=True):
-        delta = new.score.value - old.score.value
+        now = new.score.value
+        before = old.score.value
+        delta = now - before
         comparison = Comparison(
             baseline=name,
             delta=delta,
@@ -211,10 +216,12 @@ def _compare(
                 p_value = share_of_chance(differences, delta=delta)
             else:
                 p_value = paired_p_value(new.samples, old.samples, delta=delta)
-            p_value = max(p_value, least_p_value(new.table, old.table))
+            least = least_p_value(new.table, old.table)
+            p_value = max(p_value, least)
             interval = confidence_interval(new.samples - old.samples, seed=seed)
             comparison = replace(comparison, low=interval.low, high=interval.high, p_value=p_value)
-        scores.append(replace(new.score, comparison=comparison))
+        score = replace(new.score, comparison=comparison)
+        scores.append(score)
     return tuple(scores)
 
 
@@ -263,15 +270,17 @@ def resample_scores(
     generator = np.random.default_rng(resampling.seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences)
     parts: list[list[Floats]] = [[] for _ in tables]
-    for start in range(0, resampling.count, rows):
-        size = min(rows, resampling.count - start)
+    count = resampling.count
+    for start in range(0, count, rows):
+        size = min(rows, count - start)
         draws = generator.choice(num_sentences, size=(size, num_sentences), replace=True)
         draws += num_sentences * np.arange(size)[:, None]
         counts = np.bincount(draws.ravel(), minlength=size * num_sentences)
         sums = counts.reshape(size, num_sentences).astype(np.float64) @ joined
         sums_of_tables = np.split(sums, ends, axis=1)
         for number, score in enumerate(scores):
-            parts[number].append(score(sums_of_tables[number]))
+            samples = score(sums_of_tables[number])
+            parts[number].append(samples)
     return [np.concatenate(part) for part in parts]
 
 
@@ -296,14 +305,18 @@ def randomised_differences(
     generator = np.random.default_rng(resampling.seed)
     rows = max(1, _CHUNK_DRAWS // num_sentences // _BITS_AT_ONCE) * _BITS_AT_ONCE
     gain = baseline - system
+    sum_of_system = system.sum(0)
+    sum_of_baseline = baseline.sum(0)
     differences = []
-    for start in range(0, resampling.trials, rows):
-        size = min(rows, resampling.trials - start)
+    trials = resampling.trials
+    for start in range(0, trials, rows):
+        size = min(rows, trials - start)
         is_exchanged = generator.integers(2, size=(size, num_sentences), dtype=bool)
         moved = is_exchanged.astype(np.float64) @ gain
-        new = score(system.sum(0) + moved)
-        old = score(baseline.sum(0) - moved)
-        differences.append(np.abs(new - old))
+        new = score(sum_of_system + moved)
+        old = score(sum_of_baseline - moved)
+        difference = np.abs(new - old)
+        differences.append(difference)
     return np.concatenate(differences)
 
 
@@ -315,15 +328,16 @@ def confidence_interval(scores: Floats, *, seed: int) -> ConfidenceInterval:
         seed: Seed of the resampling, to be stored.
     """
     ordered = np.sort(scores)
-    cut = len(ordered) // 40
+    resamples = len(ordered)
+    cut = resamples // 40
     low = float(ordered[cut])
-    high = float(ordered[len(ordered) - cut - 1])
+    high = float(ordered[resamples - cut - 1])
     return ConfidenceInterval(
         mean=float(ordered.mean()),
         half_width=(high - low) / 2,
         low=low,
         high=high,
-        resamples=len(ordered),
+        resamples=resamples,
         seed=seed,
     )
 
@@ -346,7 +360,8 @@ def paired_p_value(system: Floats, baseline: Floats, *, delta: float) -> float:
     0.5
     """
     differences = np.abs(system - baseline)
-    return share_of_chance(differences - differences.mean(), delta=delta)
+    mean = differences.mean()
+    return share_of_chance(differences - mean, delta=delta)
 
 
 def share_of_chance(differences: Floats, *, delta: float) -> float:
@@ -376,4 +391,5 @@ def least_p_value(system: Floats, baseline: Floats) -> float:
     """
     differs = (system != baseline).any(axis=1)
     num_different = int(np.count_nonzero(differs))
-    return min(1.0, 2.0 ** (1 - num_different))
+    exponent = 1 - num_different
+    return min(1.0, 2.0**exponent)

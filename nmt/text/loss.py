@@ -12,7 +12,7 @@ _BLANKS = re.compile(" +")
 _CONTEXT = 12  # characters before and after a difference in an example
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loss:
     """Which of some target lines a model cannot write."""
 

@@ -26,7 +26,7 @@ _WITH_ESCAPES = (".csv", ".json", ".jsonl")  # Formats with escapes of their own
 _DATA = read_toml(__file__, "preprocessing.toml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Preprocessing:
     """A change of a text by another tool. The file of the data describes the fields."""
 

@@ -11,7 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import EPILOG, app
-from nmt.cli.table import COMMANDS
+from nmt.cli.builder import COMMANDS
 
 _ACTED_ON = re.compile(
     r"fix: .*?(nmt [^`(\n]*)|(?<!\S)(--?[a-z][\w-]*)|\b([a-z]\w*(?:\.[a-z]\w*)+(?::\d+)?)"

@@ -12,14 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from typer.testing import CliRunner, Result
 
-from nmt.cli import table
+from nmt.cli import builder
 from nmt.cli.app import app
-from nmt.cli.table import Entry
+from nmt.cli.builder import Entry
 from nmt.config.flag import OF_THE_MODEL, Flag
 from nmt.errors import ConfigError, GateError, shell_command
 from tests.conftest import MISSING
 
-NAMES = (*table.COMMANDS,)
+NAMES = (*builder.COMMANDS,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +85,9 @@ def command(monkeypatch: pytest.MonkeyPatch) -> None:
     module.__dict__.update(Options=Options, work=work)
     monkeypatch.setitem(sys.modules, "made_up", module)
     entry = Entry("made_up:Options", "made_up:work", "Work.\n\nHard.", "nmt work x")
-    monkeypatch.setitem(table.COMMANDS, "work", entry)
+    monkeypatch.setitem(builder.COMMANDS, "work", entry)
     lost = Entry("nmt.extras.lost.options:Options", "nmt.extras.lost.command:lose", "Lose.", "nmt")
-    monkeypatch.setitem(table.COMMANDS, "lose", lost)
+    monkeypatch.setitem(builder.COMMANDS, "lose", lost)
 
 
 def call(*words: str) -> Result:
@@ -138,14 +138,14 @@ def listed(text: str) -> dict[str, list[str]]:
 
 def test_all_commands_are_listed_in_the_order_and_under_the_heading_of_their_group() -> None:
     found = listed(call("--help").stdout)
-    groups = {title: [*names] for title, names in table.GROUPS.items()}
+    groups = {title: [*names] for title, names in builder.GROUPS.items()}
     expected = {**groups, "Commands": ["work", "lose"]}
     assert [*found][: len(expected)] == [*expected]
     assert {title: found[title] for title in expected} == expected
     assert {"--version", "-h,"} <= {*found["General"]}
-    names = [name.split() for name in table.COMMANDS]
+    names = [name.split() for name in builder.COMMANDS]
     assert {words[0] for words in names} == {name for rows in expected.values() for name in rows}
-    for parent in table.PARENTS:
+    for parent in builder.PARENTS:
         below = [words[1] for words in names if words[0] == parent]
         assert listed(call(parent, "--help").stdout)["Commands"] == below
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.config.document import MAX_BYTES, dump_document, parse_document, read_document
+from nmt.config.filling import MODEL_PRESETS, RECIPES, with_scale
 from nmt.config.loader import change_options, dump_config, load_config, load_inference
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.config.presets import MODEL_PRESETS, RECIPES, with_scale
 from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.errors import ConfigError, DataError

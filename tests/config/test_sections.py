@@ -25,10 +25,9 @@ from nmt.config.data import (
     tag_symbol,
     tagged_languages,
 )
-from nmt.config.filling import filled_in
+from nmt.config.filling import MODEL_PRESETS, filled_in, usual_vocab_size, with_scale
 from nmt.config.keys import find_key
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.config.presets import MODEL_PRESETS, usual_vocab_size, with_scale
 from nmt.config.run import RunConfig, check_languages, name_of_folder
 from nmt.config.section import Binds, Free, Registered, Section, bound_values, mark_of
 from nmt.config.training import (

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from nmt.commands.prepare import recipe_of
-from nmt.data import filters, reading
+from nmt.data import reading
 from nmt.data.corpus import Block, read_blocks
-from nmt.data.filters import Diagnosis, Material, PairProblem
+from nmt.data.diagnosis import Diagnosis, Material
+from nmt.data.filters import PairProblem
 from nmt.data.prepare_report import REPORT
 from nmt.data.prepared import PreparedManifest
 from nmt.data.reading import CorpusReader, EncodingPass, TextPass
@@ -246,7 +247,7 @@ def test_a_diagnosis_is_asked_about_every_line_of_the_training_corpora_in_order(
         made.append(Asked(material))
         return made[-1]
 
-    monkeypatch.setattr(filters, "make_diagnosis", make)
+    monkeypatch.setattr("nmt.commands.prepare.make_diagnosis", make)
     data = {"train": train, "valid": [held_out], "test": tests}
     monkeypatch.setattr(reading, "BLOCK_PAIRS", SIZE)
     monkeypatch.setattr(reading, "read_blocks", partial(read_blocks, size=SIZE))

@@ -302,7 +302,7 @@ def test_from_any_place_of_a_stage_the_stream_is_equal(store: ParallelStore, ski
     whole = read(staged(store, *STAGES), Position(), 46)
     position = whole[skipped - 1][1] if skipped else Position()
     assert read(staged(store, *STAGES), position, 46 - skipped) == whole[skipped:]
-    ahead = staged(store, *STAGES, num_workers=1, resegment=None)
+    ahead = staged(store, *STAGES, num_workers=1, changes=())
     assert read(ahead, position, 46 - skipped) == whole[skipped:]
 
 
@@ -371,7 +371,7 @@ def test_each_epoch_is_changed_with_its_own_number(store: ParallelStore) -> None
         drawn.append((epoch, len(rows)))
         return sides
 
-    loader = loader_of(store, resegment=resegment)
+    loader = loader_of(store, changes=[resegment])
     first = loader.updates(Position())
     while (position := next(first)[1]).epoch < 2:
         assert drawn[-1][0] in (position.epoch, position.epoch - 1)

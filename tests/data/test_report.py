@@ -140,16 +140,16 @@ def test_findings_are_counted_by_corpus_and_reason_and_listed_as_dropped_or_repo
         for name, kept in (("a", 9), ("b", 0), ("held", 9)):
             assert findings.counts[name][KEPT] == kept
     report = findings.report()
-    assert report["counts"] == {
+    assert report.counts == {
         "a": {"read": 10, "kept": 9, "ratio": 1},
         "b": {"read": 10, "kept": 0, "own": 1},
         "empty": {"read": 0, "kept": 0},
         "held": {"read": 10, "kept": 9, "length": 1},
     }
-    assert report["findings"] == {"a": {"markup": 2}, "b": {"markup": 1}, "empty": {}}
+    assert report.findings == {"a": {"markup": 2}, "b": {"markup": 1}, "empty": {}}
     reasons = {
         name: (each["action"], each["count"], sorted(x["line"] for x in each["examples"]))
-        for name, each in report["reasons"].items()
+        for name, each in report.reasons.items()
     }
     expected = {
         "markup": ("report", 3, [1, 3, 5]), "ratio": ("drop", 1, [2]), "url": ("report", 0, []),

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from nmt.config.data import DataConfig, Direction, TokenizerConfig
 from nmt.data.prepared import PreparedData, Recipe
-from nmt.data.vocabulary import TextSample, training_weights
+from nmt.data.vocabulary import TextSample, cover, training_weights
 from nmt.errors import ConfigError, DataError, TokenizerError
-from nmt.text.coverage import cover
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from tests.commands.preparing import config_for, corpus, prepare, write, write_pairs
 from tests.learning import train_sentencepiece

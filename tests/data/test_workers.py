@@ -59,7 +59,7 @@ def loader_of(folder: Path, seed: int) -> Loader:
     side = SubwordDropout(PIECES, scores, [piece != "." for piece in PIECES], 0.3)
     config = BatchConfig(max_tokens=60, gradient_accumulation=2)
     resegment = Resegmenter((side, side), seed=seed, longest=50)
-    return Loader(store, config, weights=[1.0], seed=1, resegment=resegment)
+    return Loader(store, config, weights=[1.0], seed=1, changes=[resegment])
 
 
 def drawn(loader: Loader, start: Position, number: int) -> list[Any]:
@@ -144,7 +144,7 @@ def test_the_next_epoch_is_planned_before_this_one_ends(
         return plan(self, epoch, stage)
 
     monkeypatch.setattr(Loader, "plan", noted)
-    updates = replace(loader, num_workers=1, resegment=None).updates(Position())
+    updates = replace(loader, num_workers=1, changes=()).updates(Position())
     next(updates)
     with news:
         assert news.wait_for(lambda: len(planned) == 2, 20)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from nmt.commands.evaluate import EvaluatedSet
 from nmt.commands.evaluation_set import training_data
-from nmt.data.filters import LEAKAGE
+from nmt.data.diagnosis import LEAKAGE
 from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.files.progress import progress_bar

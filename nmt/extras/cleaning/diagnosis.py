@@ -10,23 +10,19 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.filters import (
-    Arrays,
-    Diagnosis,
-    DiagnosisReport,
-    ListedProblem,
-    Material,
-    PairProblem,
-    filter_actions,
-)
+from nmt.data.diagnosis import Diagnosis, Material
+from nmt.data.filters import ListedProblem, PairProblem, filter_actions
 from nmt.data.pairs import SentencePair
+from nmt.data.prepare_report import PrepareReport
 from nmt.data.store import ParallelStore
+from nmt.data.workers import Arrays
 from nmt.extras.cleaning.alignment import FEWEST_SCORED, SMALLEST, CutLines, align_corpora
 from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
 from nmt.extras.cleaning.ranges import Range
@@ -193,8 +189,8 @@ class CorpusDiagnosis(Diagnosis):
                 problems[line - start].append(problem)
         return problems
 
-    def report(self) -> DiagnosisReport:
-        """Return the results of all checks, and finish writing the score files."""
+    def complete(self, report: PrepareReport) -> PrepareReport:
+        """Add the results of all checks to a report, and finish writing the score files."""
         if self._dual is not None:
             scores = {}
             lines = {}
@@ -221,22 +217,31 @@ class CorpusDiagnosis(Diagnosis):
         for (side, value), count in self._num_detected.most_common():
             values[value] += count
             sides[side][value] = {"count": count, "first": self._first_detected[side, value]}
-        warnings = []
+        reasons = dict(report.reasons)
+        if "language" in reasons:
+            languages = {"values": dict(values.most_common()), "sides": dict(sides)}
+            reasons["language"] = {**reasons["language"], **languages}
+        overlap = {}
+        num_near = self._leaks.num_near()
+        for name, counts in report.overlap.items():
+            overlap[name] = {**counts, "near_sources_in_train": num_near.get(name, 0)}
+        warnings = list(report.warnings)
         if self.material.filters.scores.limit is None:
             for name, of_lines in self._scores["scores"].items():
                 low, usual = np.nanquantile(of_lines[:], (0.01, 0.5))
                 spread = f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
                 text = f"{name}: to use the score file, set filters.scores.limit; {spread}"
                 warnings.append(text)
-        return DiagnosisReport(
+        return replace(
+            report,
+            reasons=reasons,
             shifts=shifts,
             unrelated=unrelated,
             leakage=self._leaks.found,
-            near=self._leaks.num_near(),
-            languages={"values": dict(values.most_common()), "sides": dict(sides)},
-            skipped=self._skipped(),
+            overlap=overlap,
+            skipped={**report.skipped, **self._skipped()},
+            notes=[*report.notes, *_notes([*shifts, *unrelated])],
             warnings=warnings,
-            notes=[*_notes([*shifts, *unrelated])],
         )
 
     def _skipped(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig, TokenizerConfig
-from nmt.config.presets import scale_of
+from nmt.config.filling import scale_of
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import check_plain_text, count_characters, read_corpus
 from nmt.data.pairs import BadPair, ReadOptions

@@ -32,8 +32,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nmt.config.filling import usual_vocab_size
 from nmt.config.model import ModelConfig
-from nmt.config.presets import usual_vocab_size
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
 from nmt.data.plan import epoch_weights

@@ -221,6 +221,7 @@ def test_the_page_counts_each_held_out_sentence_once_and_shows_it(tmp_path: Path
     write_pairs(tmp_path, source[:3] + near + new, [*target[:5], "Something else."], "valid")
     report = prepare(config, report_dir=tmp_path / "report")
     assert len(report.leakage) > 5
+    assert report.overlap["valid"]["near_sources_in_train"] == 2
     root = ElementTree.parse(tmp_path / "report" / "report.html").getroot()
     tiles = {dt: " ".join(dd.split()) for dt, dd in tiles_of(root).items()}
     assert tiles["Held-out sentences in the training data"] == "5 of 6: 3 exact, 2 near"

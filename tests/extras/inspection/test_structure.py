@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nmt.config.filling import MODEL_PRESETS
 from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
-from nmt.config.presets import MODEL_PRESETS
 from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Stack, Table, figure_lines
 from nmt.extras.inspection.inspected import Inspected

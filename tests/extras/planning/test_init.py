@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from nmt.cli.app import app
 from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig
-from nmt.config.presets import SCALES, scale_of
+from nmt.config.filling import SCALES, scale_of
 from nmt.config.run import RunConfig
 from nmt.data.corpus import count_characters
 from nmt.errors import ConfigError, DataError

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.config.data import BatchConfig
+from nmt.config.filling import MODEL_PRESETS, SCALES, scale_of, usual_vocab_size
 from nmt.config.model import ModelConfig
-from nmt.config.presets import MODEL_PRESETS, SCALES, scale_of, usual_vocab_size
 from nmt.config.run import RunConfig
 from nmt.config.training import ScheduleConfig, TrainingConfig
 from nmt.data.prepare_report import PrepareReport, SideReport
