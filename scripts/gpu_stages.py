@@ -467,7 +467,7 @@ def gradients_of(updater: Updater, batch: Batch) -> tuple[Tensor, Gradients]:
     updater._sum_gradients([batch], 1.0)
     loss = torch.tensor(float(flat.sums[0]))
     views = flat.views(flat.gradient)
-    gradients = {name: view.double().cpu().clone() for name, view in views}
+    gradients = {name: view.double().cpu().clone() for name, view in views.items()}
     flat.clear()
     return loss, gradients
 

@@ -308,33 +308,22 @@ class Trainer:
                 keys = [f"training.{key}" for key in limits if getattr(self._training, key)]
                 outcome = f"training is complete at step {step:,}; to continue, raise "
                 outcome += " and ".join(keys)
-            while reason is None:
-                reason = self._run_stage()
+            with (
+                closing(self._loader.updates(progress.position)) as batches,
+                self._updater.pace.stream(batches) as updates,
+            ):
+                while reason is None:
+                    stage = progress.position.stage  # an entry of data.stages
+                    self._update(updates)
+                    reason = self._reason_to_end()
+                    if progress.position.stage != stage:
+                        note = f"starting stage {progress.position.stage + 1} of data.stages"
+                        self._report(TrainingEvent(progress.step, note))
             self._read()
             self._writer.save_the_end(progress)
         if reason == "signal":
             outcome = f"stopped at step {progress.step:,}; run the same command again to resume"
         self._report(TrainingEvent(progress.step, outcome, "end", {"reason": reason}))
-        return reason
-
-    def _run_stage(self) -> str | None:
-        """Make updates until training or the stage ends; return why training ends, if it does.
-
-        A stage is an entry of data.stages, which ends after its number of updates.
-        """
-        progress = self.progress
-        stage = progress.position.stage
-        reason = None
-        with (
-            closing(self._loader.updates(progress.position)) as batches,
-            self._updater.pace.stream(batches) as updates,
-        ):
-            while reason is None and progress.position.stage == stage:
-                self._update(updates)
-                reason = self._reason_to_end()
-        if progress.position.stage != stage:
-            note = f"starting stage {progress.position.stage + 1} of data.stages"
-            self._report(TrainingEvent(progress.step, note))
         return reason
 
     def _reason_to_end(self) -> str | None:
@@ -361,8 +350,7 @@ class Trainer:
         self.seconds += time.perf_counter() - begin
         self._all_stop |= stats.stop
         self._unread.append(stats)
-        if self._writer.writing is not None:
-            self._writer.look()
+        self._writer.look()
         # A GPU has not finished the update yet, and reading its loss would wait for it. Therefore
         # the loss is read later, when it is needed or when many updates are queued.
         if len(self._unread) == self._updater.pace.max_inflight_updates:

@@ -122,10 +122,11 @@ def compile_layers(
     Raises:
         DeviceError: Compilation failed, and the setting is not ``auto``.
     """
-    if wanted == "auto" and device.type == "cuda" and not is_worth_it:
-        return Compilation(False, "layers not compiled (training is too short)")
-    if not (device.type == "cuda" if wanted == "auto" else wanted):
+    is_auto = wanted == "auto"
+    if not wanted or (is_auto and device.type != "cuda"):
         return Compilation(is_on=False)
+    if is_auto and not is_worth_it:
+        return Compilation(False, "layers not compiled (training is too short)")
     keep_compiled_code()
     begin = time.perf_counter()
     try:
@@ -136,7 +137,7 @@ def compile_layers(
         raise
     except Exception as error:
         reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-        if wanted != "auto":
+        if not is_auto:
             fix = "Set training.compile to false, or install g++ (and triton for a GPU)."
             problem = f"The layers cannot be compiled on {device}: {reason}"
             raise DeviceError(problem, fix=fix) from error

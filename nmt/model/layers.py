@@ -240,28 +240,30 @@ class SelfAttention(_Attention):
         key = self._norm("key_norm", key)
         relative = self.positions
         vectors = None
-        if cache is not None:
+        if relative is not None:
+            if cache is not None:
+                positions = cache.position
+                vectors = relative.vectors(positions, cache.order)
+            else:
+                assert sentences is not None
+                positions = sentences.positions
+                # Backends expect vectors of the width of `Padding`.
+                order = torch.arange(row_width(sentences), device=values.device)
+                vectors = relative.vectors(order, order)
             # Keys are stored after rotation, because their positions never change.
-            if relative is not None:
-                query = relative.rotate(query, cache.position)
-                key = relative.rotate(key, cache.position)
-                vectors = relative.vectors(cache.position, cache.order)
+            query = relative.rotate(query, positions)
+            key = relative.rotate(key, positions)
+        if cache is not None:
             keys, values, mask = cache.extend(key, value)
             if vectors is not None:  # the query has one position, so all rows share the vectors
                 of_keys, of_values = vectors
                 keys = keys + of_keys
                 values = values + of_values
             mixed = cached_attention(query, keys, values, mask)
-            return self.output(mixed.flatten(1))
-        assert sentences is not None
-        if relative is not None:
-            query = relative.rotate(query, sentences.positions)
-            key = relative.rotate(key, sentences.positions)
-            # Backends expect vectors of the width of `Padding`.
-            order = torch.arange(row_width(sentences), device=values.device)
-            vectors = relative.vectors(order, order)
-        segments = Segments(sentences, sentences, causal)
-        mixed = attention(query, key, value, segments, vectors=vectors, dropout=self._drop)
+        else:
+            assert sentences is not None
+            segments = Segments(sentences, sentences, causal)
+            mixed = attention(query, key, value, segments, vectors=vectors, dropout=self._drop)
         return self.output(mixed.flatten(1))
 
 
@@ -312,16 +314,16 @@ class CrossAttention(_Attention):
                 is_source = cache.mask[:, 0, 0] == 0
                 weights.append(mean_weights(beams, keys, is_source))
             mixed = cached_attention(query, *cache)
-            return self.output(mixed.flatten(1))
-        assert memory is not None
-        assert segments is not None
-        key, value = self.project_cross_kv(memory)
-        if weights is not None:
-            targets, sources, _ = segments
-            queries = targets.pad(query)
-            keys = sources.pad(key)
-            weights.append(mean_weights(queries, keys, sources.mask()))
-        mixed = attention(query, key, value, segments, dropout=self._drop)
+        else:
+            assert memory is not None
+            assert segments is not None
+            key, value = self.project_cross_kv(memory)
+            if weights is not None:
+                targets, sources, _ = segments
+                queries = targets.pad(query)
+                keys = sources.pad(key)
+                weights.append(mean_weights(queries, keys, sources.mask()))
+            mixed = attention(query, key, value, segments, dropout=self._drop)
         return self.output(mixed.flatten(1))
 
 

@@ -247,25 +247,11 @@ class Embedding(nn.Module):
         return dropout(values, config.dropout, self.training)
 
 
-def _sinusoidal(config: ModelConfig, dim: int) -> SinusoidalPositions:
-    return SinusoidalPositions(dim, config.positions)
-
-
-def _learned(config: ModelConfig, dim: int) -> LearnedPositions:
-    return LearnedPositions(config.max_positions, dim)
-
-
-def _rotary(_config: ModelConfig, _dim: int) -> RotaryPositions:
-    return RotaryPositions()
-
-
-def _relative(config: ModelConfig, dim: int) -> RelativeEmbeddings:
-    return RelativeEmbeddings(config.max_relative_distance, dim)
-
-
 # The entries of registry.toml.
 NO_POSITIONS = PositionScheme()
-SINUSOIDAL = PositionScheme(_sinusoidal)
-LEARNED = PositionScheme(_learned)
-ROTARY = PositionScheme(relative=_rotary)
-RELATIVE = PositionScheme(relative=_relative)
+SINUSOIDAL = PositionScheme(lambda config, dim: SinusoidalPositions(dim, config.positions))
+LEARNED = PositionScheme(lambda config, dim: LearnedPositions(config.max_positions, dim))
+ROTARY = PositionScheme(relative=lambda _config, _dim: RotaryPositions())
+RELATIVE = PositionScheme(
+    relative=lambda config, dim: RelativeEmbeddings(config.max_relative_distance, dim)
+)

@@ -75,8 +75,6 @@ class Transformer(nn.Module):
         self.recompute = False
         self._compiler: Callable[[_Forward], _Forward] | None = None
         self._compiled: dict[_Forward, _Forward] = {}
-        self._shares_inputs = config.shares_inputs
-        self._ties_output = config.ties_output
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied embeddings are one parameter under the first name, so they are stored once.
         if not config.shares_inputs:
@@ -102,14 +100,14 @@ class Transformer(nn.Module):
     @property
     def target_embeddings(self) -> Tensor:
         """Embedding matrix of the target: (V, D)."""
-        if self._shares_inputs:
+        if self.config.shares_inputs:
             return self.source_vectors
         return self.target_vectors
 
     @property
     def output_weight(self) -> Tensor:
         """Output projection: (V, D)."""
-        if self._ties_output:
+        if self.config.ties_output:
             return self.target_embeddings
         return self.output_vectors
 

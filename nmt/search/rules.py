@@ -135,23 +135,25 @@ class Rules:
         config = self._config
         log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)
         length = history.shape[-1] + 1
-        early: Tensor | None = None
+        early: Tensor | None = None  # None if no sentence is too short
         last: Tensor | None = None
         if length not in self._free_lengths:
             shortest, longest = self.limits[:, sentences]
-            early = shortest > length
-            last = longest <= length
-            delay_end(log_probs, early)
+            if length < shortest.max():
+                early = shortest > length
+                delay_end(log_probs, early)
+            if length >= longest.min():
+                last = longest <= length
         if config.no_repeat_ngram_size:
             forbid_repeated_ngrams(log_probs, history, config.no_repeat_ngram_size)
             renormalize(log_probs, None if last is None else ~last)
-        elif early is not None and early.any():
+        elif early is not None:
             renormalize(log_probs, early)
         if config.repetition_penalty != 1:
             penalize_repetition(log_probs, history, config.repetition_penalty)
         if self._phrases is not None:
             forbid_phrases(log_probs, self._phrases[sentences], history)
-        if last is not None and last.any():
+        if last is not None:
             end_at_limit(log_probs, last)
         if self._end_loops:
             end_loops(log_probs, history)

@@ -304,7 +304,8 @@ class CheckpointWriter:
         self._record = record
         self._report = report
         self.saved_step = 0  # step of the newest checkpoint
-        self.writing: Future[TrainingEvent | None] | None = None  # the checkpoint now being written
+        # The checkpoint now being written.
+        self._writing: Future[TrainingEvent | None] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if updater.pace.uses_threads else None
 
     def __enter__(self) -> Self:
@@ -333,7 +334,7 @@ class CheckpointWriter:
             else:
                 model = files.host_copies(model)
                 optimizer = files.host_copies(optimizer)
-                self.writing = self._thread.submit(write, model, optimizer)
+                self._writing = self._thread.submit(write, model, optimizer)
         if self._thread is None:
             self.wait()
 
@@ -351,9 +352,9 @@ class CheckpointWriter:
         Raises:
             CheckpointError: As for `save`.
         """
-        writing = self.writing
+        writing = self._writing
         if writing is not None and (wait or writing.done()):
-            self.writing = None
+            self._writing = None
             self._take_note(writing.result())
 
     def _take_note(self, saved: TrainingEvent | None) -> None:

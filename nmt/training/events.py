@@ -146,7 +146,7 @@ def lines_of_checkpoint(lines: Iterable[bytes], last_steps: Mapping[str, int]) -
 def _finite(value: Any) -> Any:
     """Replace numbers that are not finite by None: JSON has no NaN and no infinity."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -217,9 +217,9 @@ class Console:
         """Advance the bar for an update; otherwise log the event."""
         values = event.values
         if event.kind == "validation":
-            for name in [name for name in values if name in REPORTED_METRICS][:1]:
-                if values[name] is not None:
-                    self._score = f", {label_of(name)} {values[name]:.2f}"
+            name = next((name for name in values if name in REPORTED_METRICS), None)
+            if name is not None and values[name] is not None:
+                self._score = f", {label_of(name)} {values[name]:.2f}"
         if self._bar.disable or event.kind not in ("update", "saved"):
             logger.log(event.level, event.text)
         elif event.kind == "update":

@@ -121,17 +121,13 @@ def loss_name(config: TrainingConfig) -> str:
     return "r_drop" if config.r_drop_weight else "cross_entropy"
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
 def cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     gold: Tensor,
     smoothing: float,
-    compiler: Compiler = _as_it_is,
+    compiler: Compiler = lambda function: function,
 ) -> Tensor:
     """Return the label-smoothed cross-entropy, summed over tokens and computed in chunks of rows.
 
@@ -388,12 +384,11 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, step: _Step
     ) -> Tensor:
-        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         # Under autocast, `hidden` has another dtype than the parameters.
         cast_weight = weight.to(hidden.dtype)
         cast_bias = None if bias is None else bias.to(hidden.dtype)
         sizes = _Chunks.of(hidden, cast_weight)
-        sums = _ChunkSums(cast_weight, cast_bias, step, sizes, (needs_weight, needs_bias))
+        sums = _ChunkSums(cast_weight, cast_bias, step, sizes, ctx.needs_input_grad[1:3])
         of_hidden = torch.empty_like(hidden)
         chunks = (tensor.split(sizes.size) for tensor in (hidden, of_hidden, gold))
         for states, of_states, wanted in zip(*chunks, strict=True):
@@ -409,14 +404,10 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_hidden, of_weight, of_bias = ctx.saved_tensors
-        scale = gradient.to(of_hidden.dtype)
-        of_hidden = of_hidden * scale
-        if of_weight is not None:
-            of_weight = of_weight * scale
-        if of_bias is not None:
-            of_bias = of_bias * scale
-        return of_hidden, of_weight, of_bias, None, None
+        gradients = ctx.saved_tensors
+        scale = gradient.to(gradients[0].dtype)
+        scaled = [None if tensor is None else tensor * scale for tensor in gradients]
+        return *scaled, None, None
 
 
 _chunked: Callable[..., Tensor] = _ChunkedLoss.apply

@@ -90,28 +90,28 @@ class FlatParameters:
     ) -> None:
         self.working_dtype = dtype  # Dtype of the model's parameters.
         self._fused_rows = fused_rows(model)
-        matrices: list[tuple[str, nn.Parameter]] = []
-        others: list[tuple[str, nn.Parameter]] = []
-        self._frozen: list[tuple[str, nn.Parameter]] = []
+        matrices: dict[str, nn.Parameter] = {}
+        others: dict[str, nn.Parameter] = {}
+        self._frozen: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
-                self._frozen.append((name, parameter))
+                self._frozen[name] = parameter
             elif is_matrix(name, parameter):
-                matrices.append((name, parameter))
+                matrices[name] = parameter
             else:
-                others.append((name, parameter))
-        self._trained = matrices + others
+                others[name] = parameter
+        self._trained = matrices | others
         self._held: list[nn.Parameter] = []
         if frozen_dtype is not None:
-            self._held = [parameter for _, parameter in self._frozen]
-            self._frozen = []
+            self._held = list(self._frozen.values())
+            self._frozen = {}
             for parameter in self._held:
                 is_vector = parameter.ndim == 1  # small, and norms need the dtype of their input
                 parameter.data = parameter.data.to(dtype if is_vector else frozen_dtype)
-        named = self._trained + self._frozen
-        flat = [parameter.detach().float().flatten() for _, parameter in named]
+        named = self._trained | self._frozen
+        flat = [parameter.detach().float().flatten() for parameter in named.values()]
         self._master = torch.cat(flat)
-        self.trained_size = sum(p.numel() for _, p in self._trained)
+        self.trained_size = sum(p.numel() for p in self._trained.values())
         # Master copy of the trained parameters. (trained_size,), float32.
         self.weights = self._master[: self.trained_size]
         # `gradient` and `sums` in one buffer, so that processes sum both in one call.
@@ -121,16 +121,15 @@ class FlatParameters:
         # Sum of the loss, and number of batch splits: see `nmt.training.update`. (2,), float32.
         self.sums = self.shared[self.trained_size :]
         self._working = self._master if dtype == torch.float32 else self._master.to(dtype)
-        working = dict(_cut(self._working, named))
-        for name, parameter in named:
-            parameter.data = working[name]
+        for name, view in _cut(self._working, named).items():
+            named[name].data = view
         self._unwritten: dict[nn.Parameter, Tensor] = {}
         self._gradients: dict[nn.Parameter, Tensor] = {}
-        gradients = dict(self.views(self.gradient))
-        for name, parameter in self._trained:
-            self._gradients[parameter] = gradients[name]
+        for name, view in self.views(self.gradient).items():
+            parameter = self._trained[name]
+            self._gradients[parameter] = view
             if dtype == torch.float32:
-                parameter.grad = gradients[name]
+                parameter.grad = view
             else:
                 parameter.register_post_accumulate_grad_hook(self._take)
         self.clear()
@@ -141,10 +140,10 @@ class FlatParameters:
 
         Checks this order, on which optimizers and `nmt.training.update.GradientReduction` depend.
         """
-        are_matrices = [is_matrix(*item) for item in self._trained]
-        count = sum(are_matrices)
-        assert all(are_matrices[:count]), "the matrices must come first in the flat buffers"
-        return sum(p.numel() for _, p in self._trained[:count])
+        matrices = [name for name, p in self._trained.items() if is_matrix(name, p)]
+        first = list(self._trained)[: len(matrices)]
+        assert first == matrices, "the matrices must come first in the flat buffers"
+        return sum(self._trained[name].numel() for name in matrices)
 
     def _take(self, parameter: nn.Parameter) -> None:
         """Move a gradient of the working dtype into the float32 buffer.
@@ -190,11 +189,11 @@ class FlatParameters:
 
         Parameters without an entry stay; frozen ones of another file are copied to float32.
         """
-        named = self._trained + self._frozen
-        parameters = self._held + [parameter for _, parameter in named]
+        named = self._trained | self._frozen
+        parameters = [*self._held, *named.values()]
         before = [parameter.data for parameter in parameters]
         try:
-            for name, parameter in named:
+            for name, parameter in named.items():
                 parameter.data = weights.get(name, parameter.data)
             for parameter in self._held:
                 parameter.data = parameter.data.float()
@@ -203,8 +202,8 @@ class FlatParameters:
             for parameter, data in zip(parameters, before, strict=True):
                 parameter.data = data
 
-    def views(self, flat: Tensor, begin: int = 0) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, view) for each trained parameter in a flat buffer.
+    def views(self, flat: Tensor, begin: int = 0) -> dict[str, Tensor]:
+        """Return a view for each trained parameter in a flat buffer, by name.
 
         Args:
             flat: Values of all trained parameters, or of a contiguous part of them. (n,).
@@ -218,24 +217,24 @@ class FlatParameters:
         Fused weights, such as those of query, key and value, are split into their matrices.
         """
         matrices: list[Tensor] = []
-        for name, view in self.views(flat):
+        for name, view in self.views(flat).items():
             matrices += view.split(self._fused_rows.get(name, len(view)))
         return matrices
 
-    def frozen(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, float32 view) for each frozen parameter, except those of another file."""
+    def frozen(self) -> dict[str, Tensor]:
+        """Return a float32 view for each frozen parameter, except those of another file."""
         return _cut(self._master[self.trained_size :], self._frozen)
 
 
-def _cut(
-    flat: Tensor, named: Iterable[tuple[str, Tensor]], start: int = 0
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, view) for each parameter of ``named`` that is completely inside ``flat``."""
-    for name, parameter in named:
+def _cut(flat: Tensor, named: Mapping[str, Tensor], start: int = 0) -> dict[str, Tensor]:
+    """Return a view for each parameter of ``named`` that is completely inside ``flat``."""
+    views = {}
+    for name, parameter in named.items():
         stop = start + parameter.numel()
         if start >= 0 and stop <= len(flat):
-            yield name, flat[start:stop].view(parameter.shape)
+            views[name] = flat[start:stop].view(parameter.shape)
         start = stop
+    return views
 
 
 class Optimizer:
@@ -284,7 +283,7 @@ class Optimizer:
             if values.ndim == 0:
                 state[key] = values.view(1)
             else:
-                for name, view in self._parameters.views(values, self._begin):
+                for name, view in self._parameters.views(values, self._begin).items():
                     state[f"{key}/{name}"] = view
         return state
 
@@ -346,13 +345,13 @@ OptimizerConstructor = Callable[[FlatParameters, OptimizerConfig], Optimizer]
 OPTIMIZERS = Registry[OptimizerConstructor]("optimizer")
 
 
-def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy ``tensors[name]`` into ``place`` for each (name, place) of ``places``.
+def copy_tensors(tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
+    """Copy ``tensors[name]`` into ``places[name]`` for each name of ``places``.
 
     Raises:
         CheckpointError: A tensor is missing or has a different shape.
     """
-    for name, place in places:
+    for name, place in places.items():
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != place.shape:
             shape = "nothing" if tensor is None else str(tuple(tensor.shape))
@@ -406,7 +405,7 @@ class ModelOptimizer:
         # If the update is skipped, this leaves only zeros and NaN.
         self.parameters.gradient.mul_(gradient_scale * not_skipped)
         self._optimizer.step(learning_rate, skipped)
-        if self._ema is not None and self._ema_decay is not None:
+        if self._ema is not None:
             count = self._optimizer.step_count
             grown = (1 + count) / (_AVERAGE_WARMUP + count)
             share = (1 - grown.clamp(max=self._ema_decay)) * not_skipped
@@ -439,13 +438,13 @@ class ModelOptimizer:
         flat = self._eval_weights()
         if flat is None:
             flat = self.parameters.weights
-        return dict(self.parameters.views(flat)) | dict(self.parameters.frozen())
+        return self.parameters.views(flat) | self.parameters.frozen()
 
     def state(self) -> dict[str, Tensor]:
         """Return views of all tensors other than `weights` that a resumed run needs, by name."""
         state = self._optimizer.state()
         if self._eval_weights() is not None:
-            for name, view in self.parameters.views(self.parameters.weights):
+            for name, view in self.parameters.views(self.parameters.weights).items():
                 state[f"{_TRAINED}/{name}"] = view
         return state
 
@@ -468,7 +467,7 @@ class ModelOptimizer:
             problem += f"Needed for every trained parameter: {', '.join(needed)}."
             fix = "Copy optimizer, ema_decay and freeze from the config.yaml of the run."
             raise CheckpointError(problem, fix=fix)
-        copy_tensors(state, places.items())
+        copy_tensors(state, places)
         self.parameters.sync_from_master()
 
     @torch.no_grad()
@@ -478,12 +477,12 @@ class ModelOptimizer:
         Raises:
             CheckpointError: A tensor is missing or has a different shape.
         """
-        copy_tensors(weights, self.parameters.views(self.parameters.weights))
-        copy_tensors(weights, self.parameters.frozen())
-        self.parameters.sync_from_master()
+        parameters = self.parameters
+        copy_tensors(weights, parameters.views(parameters.weights) | parameters.frozen())
+        parameters.sync_from_master()
         self._optimizer.reset()
         if self._ema is not None:
-            self._ema.copy_(self.parameters.weights)
+            self._ema.copy_(parameters.weights)
 
 
 def _kinds(state: Iterable[str]) -> list[str]:

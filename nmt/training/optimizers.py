@@ -184,8 +184,8 @@ class TorchOptimizer(Optimizer):
         super().__init__(parameters, config)
         self._named: dict[str, Tensor] = {}
         by_decay: dict[float, list[Tensor]] = {}
-        gradients = dict(parameters.views(parameters.gradient))
-        for name, view in parameters.views(parameters.weights):
+        gradients = parameters.views(parameters.gradient)
+        for name, view in parameters.views(parameters.weights).items():
             parameter = torch.nn.Parameter(view)
             parameter.grad = gradients[name]
             self._named[name] = parameter

@@ -109,10 +109,10 @@ class GradientReduction:
         self._is_on = False
         # The matrices of the layers come first. Backward reaches them roughly in reverse order.
         num_early = parameters.matrix_size if in_slices else 0
-        early = list(parameters.views(parameters.shared[:num_early]))
+        early = parameters.views(parameters.shared[:num_early])
         stop = begin = num_early
         count = 0
-        for name, view in reversed(early):
+        for name, view in reversed(early.items()):
             assert view.storage_offset() + view.numel() == begin, "parameters must be adjacent"
             begin = int(view.storage_offset())
             count += 1

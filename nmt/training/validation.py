@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 
 from nmt.config.data import Direction
@@ -34,6 +33,7 @@ from nmt.metrics.metric import (
 )
 from nmt.metrics.program import score_by_program
 from nmt.metrics.sacrebleu import bleu_tokenizer
+from nmt.model.transformer import evaluating
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.events import TrainingEvent
 from nmt.training.processes import StopSignal
@@ -298,13 +298,12 @@ class Validator:
         Raises:
             StoppedBySignal: A signal interrupted the validation, in all processes.
         """
-        model = self.updater.model
-        was_training = model.training
-        with self.updater.optimizer.eval_weights():
-            model.eval()
-            with torch.inference_mode():
-                sets = {held_out.name: self._scores(held_out) for held_out in self.sets}
-            model.train(was_training)
+        with (
+            self.updater.optimizer.eval_weights(),
+            evaluating(self.updater.model),
+            torch.inference_mode(),
+        ):
+            sets = {held_out.name: self._scores(held_out) for held_out in self.sets}
         choosing = [held_out.name for held_out in self.sets if held_out.is_choosing]
         return combine(sets, choosing, self.choose_by)
 
@@ -383,13 +382,11 @@ def choose_samples(scores: Sequence[float]) -> list[int]:
     return list(dict.fromkeys([ranked[0], median, ranked[-1]]))
 
 
-def fixed_batches(loader: Loader, processes: Processes, among: Rows | None = None) -> list[Batch]:
+def fixed_batches(loader: Loader, processes: Processes, among: Rows) -> list[Batch]:
     """Return this process's share of a fixed set of batches.
 
-    The shares of all processes together cover the rows ``among``, by default the whole store.
+    The shares of all processes together cover the rows ``among`` of the store.
     """
-    if among is None:
-        among = np.arange(len(loader.store))
     source_lengths, target_lengths = loader.lengths(among)
     max_tokens = loader.config.max_tokens
     if max_tokens is not None:  # the limit must not drop the longest pair

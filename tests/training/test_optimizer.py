@@ -195,7 +195,7 @@ def test_the_buffer_contains_every_parameter_once_and_in_order(
     model = model_with(frozen)
     before = weights_of(model)
     flat = FlatParameters(model, dtype)
-    trained, kept = dict(flat.views(flat.weights)), dict(flat.frozen())
+    trained, kept = flat.views(flat.weights), flat.frozen()
     assert trained.keys() | kept.keys() == before.keys()
     assert not trained.keys() & kept.keys()
     assert kept.keys() == {
@@ -228,7 +228,7 @@ def test_an_order_in_which_matrices_do_not_come_first_is_noticed_where_it_matter
 ) -> None:
     model = small_model()
     flat = FlatParameters(model, torch.float32)
-    flat._trained.reverse()
+    flat._trained = dict(reversed(flat._trained.items()))
     with pytest.raises(AssertionError, match="the matrices must come first"):
         use(model, flat)
 
@@ -237,7 +237,7 @@ def test_bf16_gradients_are_summed_in_float32_and_weights_are_copied_on_request(
     model = model_with()
     before = model.source_vectors.detach().clone()
     flat = FlatParameters(model, torch.bfloat16)
-    gradients = dict(flat.views(flat.gradient))
+    gradients = flat.views(flat.gradient)
     for _ in range(2):
         flat.gradient.fill_(7)  # of the update before: never added to
         for value in (256.0, 1.0):  # bf16 has no 257
@@ -305,7 +305,7 @@ def test_lent_weights_leave_no_parameter_changed() -> None:
     flat = FlatParameters(model, torch.bfloat16, torch.bfloat16)
     before = {name: parameter.data for name, parameter in model.named_parameters()}
     assert {each.dtype for each in before.values()} == {torch.bfloat16}
-    with flat.lend(dict(flat.views(flat.weights))):
+    with flat.lend(flat.views(flat.weights)):
         assert {each.dtype for each in model.parameters()} == {torch.float32}
     for name, parameter in model.named_parameters():
         assert parameter.dtype == torch.bfloat16

@@ -58,7 +58,7 @@ def drive(model: Transformer, optimizer: ModelOptimizer, learning_rates: Sequenc
     flat = optimizer.parameters
     for learning_rate in learning_rates:
         flat.accumulate()
-        for name, gradient in flat.views(flat.gradient):
+        for name, gradient in flat.views(flat.gradient).items():
             gradient.copy_(slope(model.get_parameter(name).detach()))
         optimizer.step(learning_rate, 1.0, NOT_SKIPPED)
 

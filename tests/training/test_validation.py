@@ -58,7 +58,7 @@ def test_validation_reports_plain_cross_entropy_and_the_training_loss(
     setup.updater.optimizer.load_weights(weights)
     scores, model = setup.validator(), setup.updater.model.eval()
     loader = replace(setup.loader, store=PreparedData.open(config.prepared_dir).valid)
-    batches = fixed_batches(loader, Processes())
+    batches = fixed_batches(loader, Processes(), np.arange(len(loader.store)))
     sums, tokens = torch.zeros(2, dtype=torch.float64), 0
     for batch in batches:
         logits = model.logits(model(batch.source, batch.target)).double()
