@@ -370,8 +370,8 @@ def _weights(length: int) -> Hashes:
     weights = np.zeros(shape, np.uint64)
     for column, gone in enumerate(deleted):
         left = [place for place in range(length) if place not in gone]
-        powers = _powers(len(left))
-        weights[left, column] = powers
+        num_left = len(left)
+        weights[left, column] = _powers(num_left)
     return weights
 
 

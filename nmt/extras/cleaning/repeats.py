@@ -115,7 +115,8 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
         least = np.minimum.reduceat(permuted, starts)
         sketch[:, column] = least.astype(np.uint8)
     bands = sketch.view(np.uint64)
-    is_short = np.array(lengths) < _MIN_SKETCHED
+    num_words = np.array(lengths)
+    is_short = num_words < _MIN_SKETCHED
     bands[is_short] = 0
     return bands
 
