@@ -147,12 +147,10 @@ class DecoderState:
         if has_all:
             return state
         sentences = sentences.to(device)
-        return replace(
-            state,
-            cross_kv=self.cross_kv.index_select(2, sentences),
-            source_mask=self.source_mask.index_select(0, sentences),
-            allowed=_selected(self.allowed, sentences),
-        )
+        cross_kv = self.cross_kv.index_select(2, sentences)
+        source_mask = self.source_mask.index_select(0, sentences)
+        allowed = _selected(self.allowed, sentences)
+        return replace(state, cross_kv=cross_kv, source_mask=source_mask, allowed=allowed)
 
 
 def _selected(rows: Tensor | None, indices: Tensor) -> Tensor | None:
