@@ -42,6 +42,9 @@ EPILOG = "\b\n" + _TEXT.replace("\n\n", "\n\n\b\n")  # \b: keep the lines of a p
 BROKEN_PIPE = 141  # Exit code in shells of a program stopped by SIGPIPE.
 _GENERAL = ("set_", "json", "quiet", "verbose", "help")  # The last options of every help.
 _STDERR = 2  # The descriptor of standard error.
+# How Typer writes a default that is a description, and the range of a number at the end.
+_DESCRIBED_DEFAULT = re.compile(r"\[default: \(([^()]*)\)")
+_RANGE = re.compile(r"(  \[|; )[-\d.<=]*x[<>]=?[-\d.]+\]$")
 
 # Base class of the errors that Typer raises; Typer exports only this subclass.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -233,14 +236,13 @@ class _Command(TyperCommand):
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        # Arguments and options come first, general options last.
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         general: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             names, text = parameter.get_help_record(ctx) or ("", "")
             text = text.replace(f"({OF_THE_MODEL})", _model_default(parameter.name))
-            text = re.sub(r"\[default: \(([^()]*)\)", r"[default: \1", text)  # a description
-            text = re.sub(r"(  \[|; )[-\d.<=]*x[<>]=?[-\d.]+\]$", r"\1]", text)  # a range
-            text = text.removesuffix("  []").replace("; ]", "]")
+            text = _without_range(text)
             if _is_argument(parameter):
                 sections["Arguments"].append((parameter_name(parameter), text))
             elif parameter.name in _GENERAL:
@@ -253,6 +255,20 @@ class _Command(TyperCommand):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def _without_range(text: str) -> str:
+    """Remove the parentheses around a described default, and the range of a number.
+
+    >>> _without_range("Size.  [default: (the vocabulary); 0<=x<1]")
+    'Size.  [default: the vocabulary]'
+    >>> _without_range("Rate.  [0<=x<=1]")
+    'Rate.'
+    """
+    text = _DESCRIBED_DEFAULT.sub(r"[default: \1", text)
+    text = _RANGE.sub(r"\1]", text)
+    # What is left of the brackets may be empty, or end in a separator.
+    return text.removesuffix("  []").replace("; ]", "]")
 
 
 def _model_default(name: str) -> str:

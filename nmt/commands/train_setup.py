@@ -183,10 +183,12 @@ def _build_changes(config: RunConfig, data: PreparedData) -> list[Resegment]:
     """
     rates = [corpus.noise.rates for corpus in config.data.training]
     bpe_dropout = config.batch.bpe_dropout
+    changes: list[Resegment] = []
+    if not any(rates) and not bpe_dropout:
+        return changes  # made-up data have no tokenizers
     seed = config.training.seed
     longest = config.filters.max_length
     tokenizers = load_tokenizers(data.tokenizer_dir)
-    changes: list[Resegment] = []
     if any(rates):
         ends = np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right")
         changes.append(NoiseAdder(tokenizers, ends, rates, seed=seed, longest=longest))

@@ -289,7 +289,8 @@ class Loader:
     def batch(self, rows: Rows, epoch: int = 0) -> Batch:
         """Return ``rows`` of the store as a batch, with the noise of ``epoch``."""
         sides = self.store.source.ids(rows), self.store.target.ids(rows)
-        sides = in_turn(self.changes, epoch, rows, sides)
+        if self.changes:
+            sides = in_turn(self.changes, epoch, rows, sides)
         return collate(*sides, rows, source_bos=self.source_bos, longest=self.longest)
 
     def describe(self, batches: Sequence[Batch]) -> str:

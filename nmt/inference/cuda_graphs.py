@@ -116,28 +116,36 @@ class _Step:
         self._positions = torch.arange(sizes.target, device=self_kv.device)
 
         def step() -> Tensor:
-            filled = new_zeros(1, 1, 1, sizes.target)
-            filled.masked_fill_(self._positions > self.inputs.position, -torch.inf)
-            return model.decode_token(self.inputs, filled=filled)
+            # 0 at positions up to the current one, minus infinity after it.
+            mask = new_zeros(1, 1, 1, sizes.target)
+            mask.masked_fill_(self._positions > self.inputs.position, -torch.inf)
+            return model.decode_token(self.inputs, filled=mask)
 
+        # `_repeat` runs the recorded step, which writes its result into `_hidden`.
         self._repeat, self._hidden = record(step)
-        self._source: Callable[[], Tensor | None] = lambda: None
-        self._lent: Callable[[], Tensor | None] = lambda: None
+        # Weak references to what was copied into the inputs, and to the cache of the batch that
+        # uses this graph. They return None without such a tensor.
+        self._copied_cross_kv: Callable[[], Tensor | None] = lambda: None
+        self._lent_self_kv: Callable[[], Tensor | None] = lambda: None
 
     def lend(self, state: DecoderState) -> DecoderState | None:
-        """Return ``state`` with the caches moved into this graph; None if the graph is in use."""
-        lent = self._lent()
-        is_same = self._source() is state.cross_kv
-        if lent is not None:
-            is_lent = lent is state.self_kv
-            return state if is_lent and is_same else None
-        if not is_same:
+        """Return ``state`` with the caches in this graph; None if another batch uses the graph.
+
+        The graph is free again when nobody holds the returned cache any more.
+        """
+        in_use = self._lent_self_kv()
+        has_cross_kv = self._copied_cross_kv() is state.cross_kv
+        if in_use is not None:
+            is_ours = in_use is state.self_kv and has_cross_kv
+            return state if is_ours else None
+        if not has_cross_kv:
             self._take_source(state)
-        lent = self.inputs.self_kv[:, :, : state.self_kv.shape[2]]
+        num_rows = state.self_kv.shape[2]
+        cache = self.inputs.self_kv[:, :, :num_rows]
         filled = slice(state.length)
-        lent[..., filled, :].copy_(state.self_kv[..., filled, :])
-        self._lent = weakref.ref(lent)
-        return replace(state, self_kv=lent)
+        cache[..., filled, :].copy_(state.self_kv[..., filled, :])
+        self._lent_self_kv = weakref.ref(cache)
+        return replace(state, self_kv=cache)
 
     def holds(self, inputs: StepInputs) -> bool:
         """Whether ``inputs`` has the table, and a view of the cache, of this graph."""
@@ -153,7 +161,7 @@ class _Step:
         cross_kv[:, :, :num_sentences, :, :length].copy_(state.cross_kv)
         mask[..., length:] = -torch.inf
         mask[:num_sentences, ..., :length].copy_(state.source_mask)
-        self._source = weakref.ref(state.cross_kv)
+        self._copied_cross_kv = weakref.ref(state.cross_kv)
 
     def __call__(self, ids: Tensor, position: Tensor) -> Tensor:
         """Run `Transformer.decode_token` on the caches in this graph."""

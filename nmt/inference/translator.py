@@ -315,20 +315,22 @@ class Translator:
         return self._search(segments, decoding, lambda _: self.options.progress(0))
 
     def _add_details(self, segments: Sequence[Segment], outputs: list[Output]) -> None:
-        """Add the requested optional outputs for the best hypothesis of each segment."""
+        """Add the requested optional outputs, of the best hypothesis of each segment, in place."""
         wanted = self.options.outputs
         source, target = self.tokenizers
-        with_output = [row for row, output in enumerate(outputs) if output.hypotheses]
-        lengths = [len(segments[row].ids) for row in with_output]
+        decoded = [row for row, output in enumerate(outputs) if output.hypotheses]
+        lengths = [len(segments[row].ids) for row in decoded]
         decoding = self.options.engine_decoding
         for batch in self.engine.batches(lengths, decoding, target.vocab_size):
-            rows = [with_output[index] for index in batch]
-            sources = [segments[row].read_ids for row in rows]
+            rows = [decoded[index] for index in batch]
             best = {row: outputs[row].hypotheses[0].ids for row in rows}
+            # What the model reads: tags before the source, the start token before the target.
+            sources = [segments[row].read_ids for row in rows]
             targets = [segments[row].start_ids + best[row] for row in rows]
             if wanted & {"alignments", "attention"}:
                 attention = self.engine.attention(sources, targets)
                 for row, weights in zip(rows, attention, strict=True):
+                    # `align_words` leaves out the weights of tags.
                     source_subwords = source.subwords(segments[row].ids)
                     target_subwords = target.subwords(best[row])
                     alignment = align_words(weights, source_subwords, target_subwords)

@@ -74,11 +74,33 @@ class ReportSection:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """What `read_report` reads of the JSON of an `Evaluation`."""
+    """The scores of systems on one test set, as in the JSON of ``nmt evaluate``.
+
+    `as_dict` writes it, and `read_report` reads it; the sections are not read back.
+    """
 
     systems: Annotated[tuple[SystemRecord, ...], Field(min_length=1)]
     test: str  # Name of the test set.
+    num_sentences: int = 0
+    num_references: int = 0  # References of each sentence.
     references_sha256: str = ""  # Identifies the test set: `hash_references`.
+    baseline: SystemRecord | None = None  # The system that all others are compared with.
+    paired_test: str | None = None  # Description of the significance test; None without p-values.
+    sections: Sequence[ReportSection] = ()  # Results of analyses.
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON. Empty values are left out."""
+        values = {
+            "systems": [system.as_dict() for system in self.systems],
+            "test": self.test,
+            "num_sentences": self.num_sentences,
+            "num_references": self.num_references,
+            "references_sha256": self.references_sha256,
+            "baseline": self.baseline and self.baseline.as_dict(),
+            "paired_test": self.paired_test,
+            **section_values(self.sections),
+        }
+        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,17 +139,17 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Empty values are left out."""
-        values = {
-            "systems": [system.as_dict() for system in self.systems],
-            "test": self.test,
-            "num_sentences": len(self.references[0]),
-            "num_references": len(self.references),
-            "references_sha256": hash_references(self.references),
-            "baseline": self.baseline and self.baseline.as_dict(),
-            "paired_test": self.paired_test,
-            **section_values(self.sections),
-        }
-        return {name: value for name, value in values.items() if value}
+        record = EvaluationRecord(
+            systems=self.systems,
+            test=self.test,
+            num_sentences=len(self.references[0]),
+            num_references=len(self.references),
+            references_sha256=hash_references(self.references),
+            baseline=self.baseline,
+            paired_test=self.paired_test,
+            sections=self.sections,
+        )
+        return record.as_dict()
 
     def sentences(self) -> Iterator[dict[str, Any]]:
         """Yield a JSON object for every sentence of every system: texts, scores and alarms."""

@@ -70,6 +70,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> None:
         super().__init__()
         self.config = config
+        self._shares_inputs = config.shares_inputs
+        self._ties_output = config.ties_output
         # Whether to store only the inputs of each layer, and recompute the rest in the backward
         # pass.
         self.recompute = False
@@ -100,14 +102,14 @@ class Transformer(nn.Module):
     @property
     def target_embeddings(self) -> Tensor:
         """Embedding matrix of the target: (V, D)."""
-        if self.config.shares_inputs:
+        if self._shares_inputs:
             return self.source_vectors
         return self.target_vectors
 
     @property
     def output_weight(self) -> Tensor:
         """Output projection: (V, D)."""
-        if self.config.ties_output:
+        if self._ties_output:
             return self.target_embeddings
         return self.output_vectors
 

@@ -184,10 +184,10 @@ class DiverseSelector(BeamSelector):
         size = self._beam_size
         first_pools = beams.sentences.unsqueeze(1) * self._num_groups
         pools = first_pools + torch.arange(self._num_groups)  # (B, G)
-        full = self._finished.full(pools).unsqueeze(-1)
+        is_full = self._finished.full(pools).unsqueeze(-1)  # (B, G, 1)
         num_chosen = torch.zeros_like(log_probs[:, 0])  # beams of earlier groups. (B, V)
         rows = torch.arange(len(pools)).unsqueeze(1)
-        groups = []
+        continued = []  # Candidates of each group.
         for group in range(self._num_groups):
             # At the first step all groups continue the same empty hypothesis.
             first = group * size
@@ -196,7 +196,7 @@ class DiverseSelector(BeamSelector):
             of_group = slice(first, first + size)
             # A full group continues with empty beams, so that all groups keep the same width.
             totals = beams.totals[:, of_group]
-            totals = totals.masked_fill(full[:, group], -inf)
+            totals = totals.masked_fill(is_full[:, group], -inf)
             values = log_probs[:, of_group]  # (B, k, V)
             # The penalty only affects the ranking: the totals below are sums of `values`.
             penalty = self._strength * num_chosen.unsqueeze(1)
@@ -207,12 +207,13 @@ class DiverseSelector(BeamSelector):
             history = beams.history[:, of_group]
             self._finish(candidates, pools[:, group], history, coverage[:, of_group])
             active = candidates.active(size)
-            groups.append(active._replace(parents=active.parents + first))
+            # Numbers of beams in the group become numbers of beams of the sentence.
+            continued.append(active._replace(parents=active.parents + first))
             is_used = active.log_probs.isfinite().to(num_chosen)
             num_chosen.scatter_add_(1, active.tokens.to(log_probs.device), is_used)
-        parents, tokens, totals = map(torch.hstack, zip(*groups, strict=True))
-        of_groups = totals.unflatten(1, (self._num_groups, -1))
-        active_groups = self._finished.active(pools, of_groups.amax(-1))
+        parents, tokens, totals = map(torch.hstack, zip(*continued, strict=True))
+        best_of_groups = totals.unflatten(1, (self._num_groups, -1)).amax(-1)  # (B, G)
+        active_groups = self._finished.active(pools, best_of_groups)
         return Selection(tokens, totals, parents, active_groups.any(1))
 
 

@@ -58,22 +58,27 @@ class Rules:
         self._config = config
         self._max_positions = max_positions
         self._end_loops = end_loops
+        # Minimum (row 0) and maximum (row 1) output length of each sentence.
         self.limits = length_limits(source_lengths, config, max_positions)
         if constraints:
-            needed = torch.tensor([each.num_tokens + 1 for each in constraints])
+            # Required tokens and EOS must fit.
+            needed = torch.tensor([own.num_tokens + 1 for own in constraints])
             needed.clamp_(max=max_positions or sys.maxsize)
             self.limits[1] = self.limits[1].maximum(needed)
-        shortest, longest = self.limits.tolist()
+        minimums, maximums = self.limits.tolist()
         # Lengths at which no sentence is at a limit.
-        self._free_lengths = range(max(shortest, default=0), min(longest, default=0))
+        self._free_lengths = range(max(minimums, default=0), min(maximums, default=0))
         self._phrases: Tensor | None = None
-        phrases = [each.forbidden for each in constraints]
+        phrases = [own.forbidden for own in constraints]
         if any(phrases):
             self._phrases = _phrase_table(phrases)
         self._prefixes: Tensor | None = None  # padded. (sentences, longest prefix)
-        if any(each.prefix for each in constraints):
-            prefixes = [each.first_ids if each.prefix else () for each in constraints]
-            rows = [torch.tensor(ids, dtype=torch.int64) for ids in prefixes]
+        if any(own.prefix for own in constraints):
+            rows = []
+            for own in constraints:
+                # With the start token, if there is one.
+                ids = own.first_ids if own.prefix else ()
+                rows.append(torch.tensor(ids, dtype=torch.int64))
             self._prefixes = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
 
     @property

@@ -251,16 +251,17 @@ class Optimizer:
     ) -> None:
         self._parameters = parameters
         self._config = config
-        self._begin = part.start or 0
+        self._part_start = part.start or 0  # In the flat buffers.
         self._weights = parameters.weights[part]
         self._gradient = parameters.gradient[part]
-        self._kept: dict[str, Tensor] = {}
+        # Tensors that `state` returns and `reset` sets to zero, by name.
+        self._state_tensors: dict[str, Tensor] = {}
         # Number of updates that were not skipped. Scalar.
-        self.step_count = self._keep("step", self._weights.new_zeros(()))
+        self.step_count = self._add_state("step", self._weights.new_zeros(()))
 
-    def _keep(self, name: str, values: Tensor) -> Tensor:
+    def _add_state(self, name: str, values: Tensor) -> Tensor:
         """Add ``values``, a scalar or a buffer of the size of the trained part, to `state`."""
-        self._kept[name] = values
+        self._state_tensors[name] = values
         return values
 
     def step(self, learning_rate: float, skipped: Tensor) -> None:
@@ -279,17 +280,17 @@ class Optimizer:
         The name of a tensor that belongs to a parameter ends in ``/`` and the parameter's name.
         """
         state = {}
-        for key, values in self._kept.items():
+        for key, values in self._state_tensors.items():
             if values.ndim == 0:
                 state[key] = values.view(1)
             else:
-                for name, view in self._parameters.views(values, self._begin).items():
+                for name, view in self._parameters.views(values, self._part_start).items():
                     state[f"{key}/{name}"] = view
         return state
 
     def reset(self) -> None:
         """Reset the state, so that training starts afresh from the current weights."""
-        for values in self._kept.values():
+        for values in self._state_tensors.values():
             values.zero_()
 
     def eval_weights(self) -> Tensor | None:
@@ -307,10 +308,10 @@ class AdamW(Optimizer):
         self, parameters: FlatParameters, config: OptimizerConfig, part: slice = slice(None)
     ) -> None:
         super().__init__(parameters, config, part)
-        mean = self._keep("exp_avg", torch.zeros_like(self._weights))
-        square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
+        mean = self._add_state("exp_avg", torch.zeros_like(self._weights))
+        square = self._add_state("exp_avg_sq", torch.zeros_like(self._weights))
         buffers = (self._weights, self._gradient, mean, square)
-        num_decayed = max(parameters.matrix_size - self._begin, 0)
+        num_decayed = max(parameters.matrix_size - self._part_start, 0)
         decayed = [buffer[:num_decayed] for buffer in buffers]
         others = [buffer[num_decayed:] for buffer in buffers]
         groups = [(decayed, config.weight_decay), (others, 0.0)]

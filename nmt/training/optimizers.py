@@ -31,10 +31,10 @@ class ScheduleFreeAdamW(Optimizer):
         super().__init__(parameters, config)
         dtype = precise_dtype(self._weights.device)
         zero = self._weights.new_zeros((), dtype=dtype)
-        self.step_count = self._keep("step", zero)
-        self._weight_sum = self._keep("weight_sum", zero.clone())
-        self._z = self._keep("z", self._weights.clone())
-        self._square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
+        self.step_count = self._add_state("step", zero)
+        self._weight_sum = self._add_state("weight_sum", zero.clone())
+        self._z = self._add_state("z", self._weights.clone())
+        self._square = self._add_state("exp_avg_sq", torch.zeros_like(self._weights))
         self._num_decayed = parameters.matrix_size
 
     @override
@@ -117,7 +117,7 @@ class Muon(Optimizer):
     def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
         size = parameters.matrix_size
         super().__init__(parameters, config, slice(0, size))
-        self._momentum = self._keep("momentum", torch.zeros_like(self._weights))
+        self._momentum = self._add_state("momentum", torch.zeros_like(self._weights))
         self._adamw = AdamW(parameters, config, slice(size, None))
         self.step_count = self._adamw.step_count
         self._change = torch.empty_like(self._weights)
