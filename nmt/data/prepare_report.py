@@ -314,13 +314,13 @@ class PrepareReport:
     reasons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Ranges of source lines (``corpus``, ``start``, ``end``) whose translations are ``offset``
     # lines below; above if negative.
-    shifts: Sequence[Mapping[str, Any]] = ()
+    shifts: Sequence[Mapping[str, Any]] = field(default_factory=list)
     # Ranges of lines (``corpus``, ``start``, ``end``) that are not translations.
-    unrelated: Sequence[Mapping[str, Any]] = ()
+    unrelated: Sequence[Mapping[str, Any]] = field(default_factory=list)
     # Held-out sentences (``set``, ``line``) in training lines (``corpus``, ``train_line``);
     # ``kind`` is ``exact`` or ``near``. The first leak of a kind has both texts: ``sentence`` and
     # ``train_text``.
-    leakage: Sequence[Mapping[str, Any]] = ()
+    leakage: Sequence[Mapping[str, Any]] = field(default_factory=list)
     # By held-out set: its number of pairs, and how many sources, targets and pairs are also in the
     # training data. ``near_sources_in_train``: with one or two words changed, or inside a line.
     overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
