@@ -1,8 +1,8 @@
 """Learns the vocabularies from a sample of the training pairs, weighted as in training.
 
-SentencePiece looks at the text as a whole. The letters of a small language beside a large one are
-then too rare for the vocabulary, and its sentences are spelled in bytes. So `cover` chooses the
-characters of a vocabulary, so that each language of a training has its letters.
+SentencePiece counts characters in all of the text. If one language has much more text than
+another, the letters of the other are too rare for the vocabulary, and its sentences are spelled in
+bytes. Therefore `cover` chooses characters so that each language of a training has its letters.
 """
 
 from __future__ import annotations

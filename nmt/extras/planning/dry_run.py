@@ -407,9 +407,12 @@ def _memory(setup: TrainingSetup, loader: Loader, plan: Sequence[Rows]) -> dict[
         peak += round(bytes_per_token * (most_tokens - tokens))
     buffers = resident_bytes(updater.optimizer, updater.model)
     buffers["activations"] = peak
+    largest_batches = []
+    for source, target in lengths:
+        largest_batches.append((len(source), int(source.max()), int(target.max())))
     return {
         **buffers,
-        "largest_batches": [(len(x), int(x.max()), int(y.max())) for x, y in lengths],
+        "largest_batches": largest_batches,
         "splits": splits,
         "total": sum(buffers.values()),
     }

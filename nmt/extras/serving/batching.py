@@ -109,7 +109,8 @@ class Batcher:
 
     async def run(self, client: str, work: Callable[[], T]) -> T:
         """Run ``work`` in one of the threads, in its turn, and return the result."""
-        (future,) = self.submit(client, [(lambda *_: [work()], Request(""))])
+        no_text = Request("")
+        (future,) = self.submit(client, [(lambda *_: [work()], no_text)])
         result: T = await future
         return result
 
