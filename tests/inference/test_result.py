@@ -169,7 +169,9 @@ def test_optional_outputs_are_returned_and_change_nothing_else(translator: Trans
         assert all(source < len(line.split()) for source, _ in result.alignment)
 
 
-RESERVED = {"low_confidence", "prefix", "required", "forbidden", "error", *RESULT_FIELDS}
+TEXTS = {"prefix", "tag", "from", "to"}
+PHRASES = {"required", "forbidden"}
+RESERVED = {"low_confidence", "error", *TEXTS, *PHRASES, *RESULT_FIELDS}
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
