@@ -27,11 +27,11 @@ from nmt.data.workers import HERE, Workers
 
 Probabilities = npt.NDArray[np.float32]
 
-_CELLS = 1 << 25  # 128 MiB per table; two tables are in memory
-_HASH = np.uint64(0x9E3779B97F4A7C15)
+_CELLS = 1 << 25  # 128 MiB per table; two tables are in memory. A power of two.
+_HASH = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio (Fibonacci hashing).
 _ITERATIONS = 4
-_MOST_COMMON = 200
-_MOST_CANDIDATES = 30
+_MOST_COMMON = 200  # Frequent target tokens of a shortlist.
+_MOST_CANDIDATES = 30  # Translations of each source token in a shortlist.
 _COOCCURRENCES_AT_ONCE = 1 << 20
 _MERGED_AT_ONCE = 1 << 21
 _PAIRS_AT_ONCE = 1 << 16
@@ -52,30 +52,50 @@ class Cooccurrences:
     def __init__(self, lines: Lines, pairs: Pairs, num_targets: int) -> None:
         source = lines.source.ids(pairs.sources)
         target = lines.target.ids(pairs.targets)
-        self.sides = source, target  # s and t tokens of P pairs.
-        widths = target.lengths[source.sentences]  # co-occurrences of each source token
-        first = target.offsets[source.sentences] - (np.cumsum(widths) - widths)
-        source_places = np.repeat(np.arange(len(source.ids)), widths)
-        target_places = np.arange(len(source_places)) + np.repeat(first, widths)
-        # Source and target token of each meeting. (n,) and (n,).
-        self.places = source_places, target_places
-        rows = source.ids.astype(np.int64) * num_targets
-        # Both words of each meeting: source * W + target. (n,).
-        self.keys = rows[source_places] + target.ids[target_places]
+        self.sides = source, target  # The s and the t tokens of P pairs.
+        # Co-occurrences are ordered by source token. A source token co-occurs with all target
+        # tokens of its pair, one after the other, so the index of the target token is the index of
+        # the co-occurrence plus a shift, which is the same for all of them.
+        num_partners = target.lengths[source.sentences]  # (s,)
+        num_earlier = np.cumsum(num_partners) - num_partners  # of earlier source tokens. (s,)
+        shifts = target.offsets[source.sentences] - num_earlier
+        source_indices = np.repeat(np.arange(len(source.ids)), num_partners)
+        target_indices = np.arange(len(source_indices)) + np.repeat(shifts, num_partners)
+        # Of each co-occurrence: the indices of both tokens in ``sides``. (n,) and (n,), int64.
+        self.token_indices = source_indices, target_indices
+        first_keys = source.ids.astype(np.int64) * num_targets
+        # Of each co-occurrence: both words in one number, source id * W + target id. (n,), int64.
+        self.keys = first_keys[source_indices] + target.ids[target_indices]
 
     def sums(self, side: int, values: npt.NDArray[np.floating]) -> Values:
-        """Sum values (n,) over all co-occurrences of each token of one side. (s,) or (t,)."""
+        """Return the sum of a value over all co-occurrences of each token of one side.
+
+        Args:
+            side: 0 for source tokens, 1 for target tokens.
+            values: The value of each co-occurrence. (n,)
+
+        Returns:
+            The sums, float64. (s,) or (t,)
+        """
         num_tokens = len(self.sides[side].ids)
-        return np.bincount(self.places[side], values, num_tokens).astype(np.float64)
+        return np.bincount(self.token_indices[side], values, num_tokens).astype(np.float64)
 
 
 def cells_of(keys: Rows) -> Rows:
-    """Return the table cells of word pairs. Keys: source id * W + target id, any shape."""
+    """Return the table cells of word pairs.
+
+    If all keys are smaller than the table, each of them is its own cell. A large vocabulary has
+    more word pairs than cells; then a hash selects the cell.
+
+    Args:
+        keys: Source id * W + target id, any shape.
+    """
     if keys.size and int(keys.max()) < _CELLS:
         return keys
-    shift = np.uint64(64 - (_CELLS.bit_length() - 1))
-    hashes = keys.astype(np.uint64) * _HASH
-    return (hashes >> shift).astype(np.int64)
+    hashes = keys.astype(np.uint64) * _HASH  # wraps around at 2**64
+    # The highest bits of the product are the best mixed ones, so they are the index of the cell.
+    index_bits = _CELLS.bit_length() - 1
+    return (hashes >> np.uint64(64 - index_bits)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -99,8 +119,8 @@ def _table_of(path: Path, totals: tuple[Values, Values]) -> _Table:
 class _Links(NamedTuple):
     """The expected counts of a batch, to be added to a table."""
 
-    keys: Rows  # Of each meeting. (n,).
-    values: Probabilities  # Probability of a link there. (n,).
+    keys: Rows  # Of each co-occurrence: source id * W + target id. (n,).
+    probs: Probabilities  # Of each co-occurrence: the probability of a link. (n,).
     totals: tuple[Values, Values]  # Sums for each source and each target word. (V,) and (W,).
 
 
@@ -112,63 +132,84 @@ class Lexicon:
     sizes: tuple[int, int]  # V and W.
     frequencies: tuple[Values, Values]  # Relative frequencies of the words. (V,) and (W,).
     table: _Table | None = None
-    before: _Table | None = None  # The table of the iteration before ``table``.
+    previous_table: _Table | None = None  # The table of the iteration before ``table``.
 
     def links(self, pairs: Pairs) -> _Links:
         """Return the expected counts of a batch (E-step)."""
         joint = Cooccurrences(self.lines, pairs, self.sizes[1])
-        links = self.posterior(joint, self.table)
-        source, target = (self._totals(joint, side, links) for side in (0, 1))
-        return _Links(joint.keys, links, (source, target))
+        link_probs = self.posterior(joint, self.table)
+        source_totals = self._totals(joint, 0, link_probs)
+        target_totals = self._totals(joint, 1, link_probs)
+        return _Links(joint.keys, link_probs, (source_totals, target_totals))
 
-    def _totals(self, joint: Cooccurrences, side: int, links: Probabilities) -> Values:
-        sums = joint.sums(side, links)
-        totals = np.bincount(joint.sides[side].ids, sums, self.sizes[side])
-        return totals.astype(np.float64)
+    def _totals(self, joint: Cooccurrences, side: int, link_probs: Probabilities) -> Values:
+        """Sum link probabilities over all tokens of each word of one side. (V,) or (W,)."""
+        token_totals = joint.sums(side, link_probs)
+        word_totals = np.bincount(joint.sides[side].ids, token_totals, self.sizes[side])
+        return word_totals.astype(np.float64)
 
     def posterior(self, joint: Cooccurrences, table: _Table | None) -> Probabilities:
-        """Return the probability of a link at each co-occurrence (both directions). (n,)."""
-        result = np.ones(len(joint.keys), np.float32)
-        # Before the first iteration, factors that are equal within a pair cancel out.
-        counts = result
+        """Return the probability of a link at each co-occurrence.
+
+        In one direction, each token is generated by one token of the other side of its pair, or by
+        the empty word. The probability of a link is the probability that this one token generated
+        it, divided by the sum over all tokens and the empty word. The result is the product of both
+        directions.
+
+        Args:
+            joint: The co-occurrences.
+            table: Counts of links; None before the first iteration, when all tokens of a pair are
+                equally likely.
+
+        Returns:
+            Probabilities, float32. (n,)
+        """
+        link_probs = np.ones(len(joint.keys), np.float32)
+        counts = link_probs  # without a table, all counts are 1
         if table is not None:
             counts = table.cells[cells_of(joint.keys)]
-        for side, flat in enumerate(joint.sides):
-            # Probability that each token of this side generates the token of the other side.
+        for side, flat in enumerate(joint.sides):  # the side that generates
+            generated = 1 - side
+            # Count / total of the word is its translation probability. Each of the l tokens of a
+            # line is the generating one with probability 1/l, if the empty word is not.
             scale = (1 - _EMPTY_WORD) / flat.lengths[flat.sentences]
+            # Without a table, all totals are equal, and the division below cancels them out.
             if table is not None:
                 scale /= np.maximum(table.totals[side][flat.ids], 1e-9)
-            likely = counts * scale.astype(np.float32)[joint.places[side]]
-            other = 1 - side
-            whole = joint.sums(other, likely)
+            joint_probs = counts * scale.astype(np.float32)[joint.token_indices[side]]
+            token_probs = joint.sums(generated, joint_probs)
             if table is not None:
-                whole += _EMPTY_WORD * self.frequencies[other][joint.sides[other].ids]
-            share = (1 / np.maximum(whole, 1e-30)).astype(np.float32)
-            result *= likely * share[joint.places[other]]
-        return result
+                words = joint.sides[generated].ids
+                token_probs += _EMPTY_WORD * self.frequencies[generated][words]
+            inverse = (1 / np.maximum(token_probs, 1e-30)).astype(np.float32)
+            link_probs *= joint_probs * inverse[joint.token_indices[generated]]
+        return link_probs
 
 
 def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
     """Cut pairs into batches of about `_COOCCURRENCES_AT_ONCE` co-occurrences."""
-    weights = lines.source.lengths[pairs.sources].astype(np.int64)
-    weights = weights * lines.target.lengths[pairs.targets] + 8
-    batch_numbers = np.cumsum(weights) // _COOCCURRENCES_AT_ONCE
-    cuts = np.flatnonzero(np.diff(batch_numbers)) + 1
-    sources = np.split(pairs.sources, cuts)
-    targets = np.split(pairs.targets, cuts)
-    for part in map(Pairs, sources, targets):
-        if len(part.sources):
-            yield part
+    costs = lines.source.lengths[pairs.sources].astype(np.int64)
+    # The constant limits the number of pairs in a batch, even if all of them are blank.
+    costs = costs * lines.target.lengths[pairs.targets] + 8
+    batch_indices = np.cumsum(costs) // _COOCCURRENCES_AT_ONCE
+    # Item i of the difference compares pair i + 1, where a batch may start, with pair i.
+    starts = np.flatnonzero(np.diff(batch_indices)) + 1
+    sources = np.split(pairs.sources, starts)
+    targets = np.split(pairs.targets, starts)
+    for batch in map(Pairs, sources, targets):
+        if len(batch.sources):  # without pairs there is one empty batch
+            yield batch
 
 
-def sample_step(lines: Lines, num: int) -> int:
-    """Return the step k: every k-th of ``num`` lines gives enough data to learn a lexicon."""
-    total = 0
-    for start in range(0, num, _PAIRS_AT_ONCE):
+def sample_step(lines: Lines, num_lines: int) -> int:
+    """Return the step k: every k-th of ``num_lines`` gives enough data to learn a lexicon."""
+    num_cooccurrences = 0
+    for start in range(0, num_lines, _PAIRS_AT_ONCE):
         rows = slice(start, start + _PAIRS_AT_ONCE)
         source_lengths = lines.source.lengths[rows].astype(np.int64)
-        total += int(source_lengths @ lines.target.lengths[rows])
-    return max(1, math.ceil(total / _MOST_COOCCURRENCES))
+        # A pair has source length times target length co-occurrences: summed, a dot product.
+        num_cooccurrences += int(source_lengths @ lines.target.lengths[rows])
+    return max(1, math.ceil(num_cooccurrences / _MOST_COOCCURRENCES))
 
 
 def learn_lexicon(
@@ -195,35 +236,41 @@ def learn_lexicon(
         iterations: Number of iterations of expectation maximization.
     """
     num_sources, num_targets = vocab_sizes
-    counts = np.full(num_sources, 0.5), np.full(num_targets, 0.5)
+    # Words that do not occur get half an occurrence, so that no frequency is zero.
+    source_counts = np.full(num_sources, 0.5)
+    target_counts = np.full(num_targets, 0.5)
     for batch in batches(lines, pairs):
-        for side, rows, count in zip((lines.source, lines.target), batch, counts, strict=True):
-            count += np.bincount(side.ids(rows).ids, minlength=len(count))
-    source_counts, target_counts = counts
+        source_ids = lines.source.ids(batch.sources).ids
+        target_ids = lines.target.ids(batch.targets).ids
+        source_counts += np.bincount(source_ids, minlength=num_sources)
+        target_counts += np.bincount(target_ids, minlength=num_targets)
     frequencies = source_counts / source_counts.sum(), target_counts / target_counts.sum()
     lexicon = Lexicon(lines, vocab_sizes, frequencies)
     for _ in range(iterations):
-        lexicon = replace(lexicon, before=None)  # frees memory
+        lexicon = replace(lexicon, previous_table=None)  # frees memory
         cells = np.zeros(min(_CELLS, num_sources * num_targets), np.float32)
         totals = np.zeros(num_sources), np.zeros(num_targets)
         for links in workers.map(lexicon.links, batches(lines, pairs)):
             # The dtype of an array from another process is another object, with which np.add.at of
             # numpy 2.4 is twenty times slower. A view has the dtype of this process.
             keys = links.keys.view(np.int64)
-            values = links.values.view(np.float32)
-            np.add.at(cells, cells_of(keys), values)
-            for total, part in zip(totals, links.totals, strict=True):
-                total += part
+            probs = links.probs.view(np.float32)
+            np.add.at(cells, cells_of(keys), probs)
+            for total, batch_total in zip(totals, links.totals, strict=True):
+                total += batch_total  # in place, for the source words and for the target words
         table = _Table(cells, totals)
         if folder is not None:
             table = replace(table, path=folder / f"{uuid4().hex}.cells")
             cells.tofile(str(table.path))
-        lexicon = replace(lexicon, table=table, before=lexicon.table)
+        lexicon = replace(lexicon, table=table, previous_table=lexicon.table)
     return lexicon
 
 
 def likely_translations(
-    lines: Lines, vocab_sizes: tuple[int, int], most: int, lexicon: Lexicon | None = None
+    lines: Lines,
+    vocab_sizes: tuple[int, int],
+    max_translations: int,
+    lexicon: Lexicon | None = None,
 ) -> npt.NDArray[np.int32]:
     """Return the most probable target tokens for each source token, most probable first.
 
@@ -231,37 +278,40 @@ def likely_translations(
         lines: Sentence pairs; source and target of a pair have the same row. Of a large corpus, an
             evenly spaced sample is used.
         vocab_sizes: V and W.
-        most: Maximum number of translations per source token.
+        max_translations: Maximum number of translations per source token.
         lexicon: A lexicon of the same text; None learns a lexicon here, which takes most of the
             time.
 
     Returns:
-        Token ids, padded with -1. (V, most).
+        Token ids, padded with -1. (V, max_translations).
     """
-    num = len(lines.source.lengths)
-    rows = np.arange(0, num, sample_step(lines, num))
+    num_lines = len(lines.source.lengths)
+    rows = np.arange(0, num_lines, sample_step(lines, num_lines))
     pairs = Pairs(rows, rows)
     if lexicon is None:  # counting the links below is one more iteration
         lexicon = learn_lexicon(lines, vocab_sizes, pairs, iterations=_ITERATIONS - 1)
-    lexicon = replace(lexicon, lines=lines, before=None)
+    lexicon = replace(lexicon, lines=lines, previous_table=None)
     num_sources, num_targets = vocab_sizes
     dtype: npt.DTypeLike = np.int64
     if num_sources * num_targets < 1 << 31:
         dtype = np.int32  # half the memory
-    waiting = [(np.empty(0, dtype), np.empty(0))]
-    num_waiting = 0  # since the last merge
-    # Several word pairs may share a cell, so links are counted by the words themselves.
+    # Several word pairs may share a cell of the table, so links are counted again, by the words
+    # themselves. Each item has the distinct keys of some batches, and the count of each key. They
+    # are merged from time to time, to save memory. A merge keeps four times the wanted number,
+    # because a link that is rare so far may become frequent.
+    unmerged = [(np.empty(0, dtype), np.empty(0))]
+    num_unmerged = 0  # keys since the last merge
     for links in map(lexicon.links, batches(lines, pairs)):
-        keys, counts = _summed(links.keys.astype(dtype), links.values)
-        waiting.append((keys, counts))
-        num_waiting += len(keys)
-        if num_waiting > _MERGED_AT_ONCE:
-            keys, counts, _ = _likeliest(waiting, num_targets, 4 * most)
-            waiting = [(keys, counts)]
-            num_waiting = 0
-    keys, _, ranks = _likeliest(waiting, num_targets, most)
-    table = np.full((num_sources, most), -1, np.int32)
-    sources, targets = np.divmod(keys, num_targets)
+        keys, counts = _summed(links.keys.astype(dtype), links.probs)
+        unmerged.append((keys, counts))
+        num_unmerged += len(keys)
+        if num_unmerged > _MERGED_AT_ONCE:
+            keys, counts, _ = _likeliest(unmerged, num_targets, 4 * max_translations)
+            unmerged = [(keys, counts)]
+            num_unmerged = 0
+    keys, _, ranks = _likeliest(unmerged, num_targets, max_translations)
+    table = np.full((num_sources, max_translations), -1, np.int32)
+    sources, targets = np.divmod(keys, num_targets)  # key = source * W + target
     table[sources, ranks] = targets
     return table
 
@@ -282,28 +332,35 @@ def write_shortlist(
 
 def _summed(keys: IntArray, values: npt.NDArray[np.floating]) -> tuple[IntArray, Values]:
     """Return the distinct keys in rising order, and the sum of the values of each key."""
-    distinct, places = np.unique(keys, return_inverse=True)
-    return distinct, np.bincount(places, values).astype(np.float64)
+    distinct, indices = np.unique(keys, return_inverse=True)  # keys == distinct[indices]
+    return distinct, np.bincount(indices, values).astype(np.float64)
 
 
 def _likeliest(
-    parts: Sequence[tuple[IntArray, Values]], num_targets: int, most: int
+    unmerged: Sequence[tuple[IntArray, Values]], num_targets: int, max_links: int
 ) -> tuple[IntArray, Values, Rows]:
-    """Merge counts of links, and keep the ``most`` frequent links of each source token.
+    """Merge counts of links, and keep the most frequent links of each source token.
+
+    Args:
+        unmerged: Arrays of keys (source id * W + target id), each with the counts of the keys.
+        num_targets: Size of the target vocabulary, W.
+        max_links: Maximum number of links of a source token.
 
     Returns:
         Keys in rising order, their counts, and their ranks within the source token, from 0. Equal
         counts are ranked by key.
     """
-    all_keys = np.concatenate([keys for keys, _ in parts])
-    all_counts = np.concatenate([counts for _, counts in parts])
-    keys, counts = _summed(all_keys, all_counts)
+    repeated_keys = np.concatenate([keys for keys, _ in unmerged])
+    partial_counts = np.concatenate([counts for _, counts in unmerged])
+    keys, counts = _summed(repeated_keys, partial_counts)
     sources = keys // num_targets
     # numpy sorts 16-bit integers by radix sort, which is faster.
     smallest_dtype = np.min_scalar_type(int(sources.max(initial=0)))
     order = np.lexsort((-counts, sources.astype(smallest_dtype)))
+    # Keys are in rising order, so the keys of a source are neighbours. ``order`` sorts by source
+    # first, so it only moves keys within their source, which starts at the same index as before.
+    starts = np.searchsorted(sources, sources)
     ranks = np.empty(len(order), np.int64)
-    firsts = np.searchsorted(sources, sources)
-    ranks[order] = np.arange(len(order)) - firsts
-    kept = ranks < most
-    return keys[kept], counts[kept], ranks[kept]
+    ranks[order] = np.arange(len(order)) - starts
+    is_frequent = ranks < max_links
+    return keys[is_frequent], counts[is_frequent], ranks[is_frequent]

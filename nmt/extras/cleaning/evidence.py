@@ -142,9 +142,9 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
     pairs, was_learned = batch
     joint = Cooccurrences(lexicon.lines, pairs, lexicon.sizes[1])
     source, target = joint.sides
-    source_places, target_places = joint.places
+    source_places, target_places = joint.token_indices
     # Counts that each pair has added: 0 for unseen pairs, more for words that a line repeats.
-    learned = lexicon.posterior(joint, lexicon.before)
+    learned = lexicon.posterior(joint, lexicon.previous_table)
     pair_of = source.sentences[source_places]
     learned *= was_learned[pair_of]
     source_repeats = _repeats(source)
@@ -166,7 +166,7 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
         lengths = given.lengths[given.sentences]
         scale = 1 / ((known + _PRIOR) * lengths)
         scale = scale.astype(np.float32)
-        places = joint.places[side]
+        places = joint.token_indices[side]
         likely = joint.sums(other_side, links * scale[places])
         frequencies = lexicon.frequencies[other_side]
         ratio = likely / frequencies[other.ids]
