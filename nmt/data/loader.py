@@ -28,7 +28,7 @@ from nmt.packed import Packed, move, round_up
 from nmt.text import BOS_ID, EOS_ID
 from nmt.text.flat import FlatIds
 
-_LINES_NAMED = 8
+_LINES_NAMED = 8  # lines of a corpus that an error message lists
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,14 @@ class Batch:
         """Split the batch into two batches with half of the sentences each."""
         num_pairs = len(self.rows)
         middle = num_pairs // 2
-        split = int(self.target.cu_seqlens[middle])
-        first = self._part(0, middle, self.gold[:split])
-        last = self._part(middle, num_pairs, self.gold[split:])
+        # ``target`` and ``gold`` have the same number of tokens for each sentence.
+        num_first_tokens = int(self.target.cu_seqlens[middle])
+        first = self._part(0, middle, self.gold[:num_first_tokens])
+        last = self._part(middle, num_pairs, self.gold[num_first_tokens:])
         return first, last
 
     def _part(self, start: int, stop: int, gold: Tensor) -> Batch:
+        """Return the pairs from ``start`` to ``stop`` (exclusive), with their ``gold`` tokens."""
         source = self.source.part(start, stop)
         target = self.target.part(start, stop)
         return Batch(source, target, gold, self.rows[start:stop])
@@ -111,17 +113,18 @@ def collate(
     return Batch(source=source, target=target, gold=gold.ids, rows=rows)
 
 
-def _packed(flat: FlatIds, special: int, *, is_last: bool) -> Packed:
-    """Pack sentences, with a special token at the end or at the start of each."""
+def _packed(flat: FlatIds, special_id: int, *, is_last: bool) -> Packed:
+    """Pack sentences, with a special token as the last or as the first token of each."""
+    # Start of each sentence, and the end of the last one, if each has one more token. (B + 1,)
     borders = flat.offsets + np.arange(len(flat.offsets))
-    places = borders[:-1]
+    special_indices = borders[:-1]  # starts
     if is_last:
-        places = borders[1:] - 1
-    ids = np.full(borders[-1], special, dtype=np.int64)
-    others = np.delete(np.arange(len(ids)), places)
-    ids[others] = flat.ids
+        special_indices = borders[1:] - 1  # last token of each sentence
+    ids = np.full(borders[-1], special_id, dtype=np.int64)
+    text_indices = np.delete(np.arange(len(ids)), special_indices)
+    ids[text_indices] = flat.ids
     cu_seqlens = torch.from_numpy(borders.astype(np.int32))
-    longest = int(flat.lengths.max()) + 1
+    longest = int(flat.lengths.max()) + 1  # with the special token
     return Packed(torch.from_numpy(ids), cu_seqlens, longest)
 
 
@@ -136,7 +139,10 @@ class Position:
     stage_updates: int = 0  # Completed updates of this stage.
 
     def next_stage(self) -> Position:
-        """Return the position at the start of the next stage, in a new epoch."""
+        """Return the position at the start of the next stage, in a new epoch.
+
+        If this epoch has begun, it ends here: then the number of completed epochs rises by 1.
+        """
         return Position(self.epoch + (self.batch > 0), 0, self.stage + 1)
 
 
@@ -145,7 +151,7 @@ class _PlannedUpdate:
     """The batches of one optimizer update."""
 
     batches: Sequence[Rows]  # rows of each batch
-    epoch: int
+    epoch: int  # epoch of the batches, from 0
     after: Position  # position after the update
 
 
@@ -191,13 +197,14 @@ class Loader:
         store = self.store
         weights = self.stages[stage].weights if self.stages else self.weights
         rows = epoch_rows(store.corpus, weights, seed=self.seed, epoch=epoch)
-        wanted: slice | Rows = slice(None) if rows is None else rows
-        source_lengths, target_lengths = self.lengths(wanted)
+        # None: the epoch reads every row once. Then an index into its rows is the row itself.
+        selected: slice | Rows = slice(None) if rows is None else rows
+        source_lengths, target_lengths = self.lengths(selected)
         if not len(source_lengths):
             shown = ", ".join(map(str, weights))
             fix = "Raise data.train.*.weight, the number of times that an epoch reads a corpus."
             raise DataError(f"The weights ({shown}) select none of {len(store):,} pairs.", fix=fix)
-        plan = plan_batches(
+        batches = plan_batches(  # of indices into the rows of the epoch
             source_lengths,
             target_lengths,
             max_tokens=self.config.max_tokens,
@@ -205,11 +212,14 @@ class Loader:
             noise=self.config.length_noise,
             random=epoch_random(self.seed, epoch),
         )
-        # Every process reads the same number of batches; some batches are read twice for this.
-        per_rank = math.ceil(len(plan) / self.num_ranks)
-        numbers = range(self.rank, per_rank * self.num_ranks, self.num_ranks)
-        mine = [plan[number % len(plan)] for number in numbers]
-        return mine if rows is None else [rows[batch] for batch in mine]
+        # Processes take turns, and each reads the same number of batches. If the last turn is not
+        # complete, it continues with the first batches, which are then read twice.
+        num_turns = math.ceil(len(batches) / self.num_ranks)
+        indices = range(self.rank, num_turns * self.num_ranks, self.num_ranks)
+        rank_batches = [batches[index % len(batches)] for index in indices]
+        if rows is None:
+            return rank_batches
+        return [rows[batch] for batch in rank_batches]
 
     def updates(self, start: Position) -> Generator[tuple[list[Batch], Position], None, None]:
         """Yield the batches of each optimizer update, and the position after them, endlessly.
@@ -219,54 +229,64 @@ class Loader:
         """
         planned = self._planned(start)
         if not self.num_workers or not self.changes:
-            yield from map(self._made, planned)
+            yield from map(self._load, planned)
             return
+        # Threads load the batches. Only the changes run in processes, because they are slow: each
+        # process gets all of them when it starts, and a thread waits for its result.
         with (
             process_pool(self.num_workers, install, self.changes) as pool,
             ThreadPoolExecutor(self.num_workers, "ahead") as threads,
         ):
             loader = replace(
-                self, changes=[lambda *batch: pool.submit(resegment_installed, *batch).result()]
+                self, changes=[lambda *inputs: pool.submit(resegment_installed, *inputs).result()]
             )
             ahead = 2 * self.num_workers  # so that no process has to wait for its next task
-            yield from map_ahead(loader._made, planned, threads, ahead)
+            yield from map_ahead(loader._load, planned, threads, ahead)
 
     def _planned(self, start: Position) -> Iterator[_PlannedUpdate]:
         """Yield the updates after a position, endlessly."""
-        size = self.config.gradient_accumulation
+        update_batches = self.config.gradient_accumulation
         position = start
         while True:  # one stage after the other
             stage = position.stage
-            for plan in self._plans(position.epoch, stage):
+            for batches in self._plans(position.epoch, stage):  # one epoch after the other
                 epoch = position.epoch
-                for first in range(position.batch, len(plan), size):
-                    end = min(first + size, len(plan))
-                    position = self._after(position, end, is_over=end == len(plan))
-                    yield _PlannedUpdate(plan[first:end], epoch, position)
-                    if position.epoch != epoch:  # also if the stage ends within the epoch
+                # Only the first epoch may start in the middle.
+                for first in range(position.batch, len(batches), update_batches):
+                    end = min(first + update_batches, len(batches))
+                    position = self._after(position, end, is_over=end == len(batches))
+                    yield _PlannedUpdate(batches[first:end], epoch, position)
+                    # The end of a stage ends the epoch, even if it has more batches.
+                    if position.epoch != epoch:
                         break
-                if position.stage != stage:
+                if position.stage != stage:  # these plans are of the old stage
                     break
 
     def _plans(self, epoch: int, stage: int) -> Iterator[list[Rows]]:
-        """Yield the plans of a stage, epoch by epoch, endlessly."""
-        make = partial(self.plan, stage=stage)
+        """Yield the plans of a stage, epoch by epoch, endlessly. ``epoch`` is the first one."""
+        plan_epoch = partial(self.plan, stage=stage)
         epochs = itertools.count(epoch)
         if not self.num_workers:
-            yield from map(make, epochs)
+            yield from map(plan_epoch, epochs)
             return
         # A thread plans the next epoch during the current one.
         with ThreadPoolExecutor(1, "ahead") as thread:
-            yield from map_ahead(make, epochs, thread, ahead=1)
+            yield from map_ahead(plan_epoch, epochs, thread, ahead=1)
 
     def _after(self, position: Position, batch: int, *, is_over: bool) -> Position:
-        """Return the position after an update: ``batch`` is next, unless the epoch is over."""
+        """Return the position after an update.
+
+        Args:
+            position: The position before the update.
+            batch: Index of the next batch of the epoch.
+            is_over: Whether the update has the last batches of the epoch.
+        """
         after = replace(position, batch=batch)
         if is_over:
             after = replace(position, epoch=position.epoch + 1, batch=0)
         if not self.stages:
             return after
-        epochs = position.stage_epochs + is_over
+        epochs = position.stage_epochs + is_over  # True counts 1
         updates = position.stage_updates + 1
         after = replace(after, stage_epochs=epochs, stage_updates=updates)
         is_last = after.stage + 1 == len(self.stages)
@@ -275,15 +295,16 @@ class Loader:
         return after
 
     def epoch_updates(self) -> Iterator[int]:
-        """Yield the number of updates of each epoch."""
-        count = 0
+        """Yield the number of updates of each epoch, endlessly."""
+        num_updates = 0
         for update in self._planned(Position()):
-            count += 1
-            if update.after.epoch > update.epoch:
-                yield count
-                count = 0
+            num_updates += 1
+            if update.after.epoch > update.epoch:  # the last update of its epoch
+                yield num_updates
+                num_updates = 0
 
-    def _made(self, update: _PlannedUpdate) -> tuple[list[Batch], Position]:
+    def _load(self, update: _PlannedUpdate) -> tuple[list[Batch], Position]:
+        """Return the batches of an update, and the position after it."""
         return [self.batch(rows, update.epoch) for rows in update.batches], update.after
 
     def batch(self, rows: Rows, epoch: int = 0) -> Batch:
@@ -298,14 +319,14 @@ class Loader:
         rows = np.concatenate([batch.rows for batch in batches])
         corpora = self.store.corpus[rows]
         lines = self.store.lines[rows]
-        parts = []
+        descriptions = []
         for corpus in np.unique(corpora):
             key = self.keys[corpus] if self.keys else f"data.train.{corpus}"
-            of_corpus = np.sort(lines[corpora == corpus])
-            shown = [f"{line:,}" for line in of_corpus[:_LINES_NAMED]]
-            part = f"{key} lines {', '.join(shown)}"
-            num_more = len(of_corpus) - len(shown)
+            corpus_lines = np.sort(lines[corpora == corpus])
+            shown = [f"{line:,}" for line in corpus_lines[:_LINES_NAMED]]
+            description = f"{key} lines {', '.join(shown)}"
+            num_more = len(corpus_lines) - len(shown)
             if num_more:
-                part += f" and {num_more:,} more"
-            parts.append(part)
-        return "; ".join(parts)
+                description += f" and {num_more:,} more"
+            descriptions.append(description)
+        return "; ".join(descriptions)

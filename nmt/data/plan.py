@@ -18,7 +18,7 @@ from nmt.config.data import DataConfig
 from nmt.data.store import IntArray, Rows
 from nmt.errors import DataError
 
-_CHUNK_ROWS = 1 << 20
+_CHUNK_ROWS = 1 << 20  # rows of which temporary arrays are in memory
 _DOUBLE_BITS = 53  # random bits of a float64 in [0, 1)
 
 
@@ -51,12 +51,13 @@ def tempered_weights(
     if temperature == 1:
         return list(weights)
     num_pairs = _products(weights, sizes)
-    shares = [count ** (1 / temperature) for count in num_pairs]
-    scale = sum(num_pairs) / (sum(shares) or 1)
-    return _quotients([share * scale for share in shares], sizes)
+    tempered = [count ** (1 / temperature) for count in num_pairs]
+    scale = sum(num_pairs) / (sum(tempered) or 1)  # 1 if all corpora are empty
+    return _quotients([count * scale for count in tempered], sizes)
 
 
 def _products(weights: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """Return the number of pairs that an epoch reads of each corpus."""
     return [weight * size for weight, size in zip(weights, sizes, strict=True)]
 
 
@@ -66,22 +67,28 @@ def _quotients(num_pairs: Sequence[float], sizes: Sequence[int]) -> list[float]:
 
 
 def replay_weights(
-    weights: Sequence[float], sizes: Sequence[int], num_others: int, share: float
+    weights: Sequence[float], sizes: Sequence[int], num_new: int, share: float
 ) -> list[float]:
     """Return how often an epoch reads each corpus, so that replay has a share of its pairs.
 
-    The weights of the other corpora, which are the first ones, stay the same.
-
     Source: mixed fine-tuning of Chu et al. (2017), here with a share to choose.
+
+    Args:
+        weights: How often to read each corpus: first the new corpora, whose weights stay the same,
+            then the corpora to replay, whose weights are multiplied by the same factor.
+        sizes: Number of pairs of each corpus.
+        num_new: Number of new corpora.
+        share: Share of the pairs of an epoch that are replayed.
 
     >>> replay_weights([1, 2, 1], [100, 50, 200], 2, 0.2)
     [1, 2, 0.25]
     """
     num_pairs = _products(weights, sizes)
-    num_replayed = sum(num_pairs[:num_others]) * share / (1 - share)
-    factor = num_replayed / (sum(num_pairs[num_others:]) or 1)
-    replayed = [weight * factor for weight in weights[num_others:]]
-    return [*weights[:num_others], *replayed]
+    # With N new pairs and R replayed pairs, R / (N + R) = share, so R = N * share / (1 - share).
+    num_replayed = sum(num_pairs[:num_new]) * share / (1 - share)
+    factor = num_replayed / (sum(num_pairs[num_new:]) or 1)  # 1 if they are empty
+    replay = [weight * factor for weight in weights[num_new:]]
+    return [*weights[:num_new], *replay]
 
 
 def epoch_weights(data: DataConfig, sizes: Sequence[int]) -> list[float]:
@@ -103,22 +110,25 @@ def build_stages(data: DataConfig, sizes: Sequence[int]) -> list[Stage]:
         data: The data section of the configuration.
         sizes: Number of pairs of each training corpus.
     """
-    names = [corpus.name for corpus in data.train]
+    names = [str(corpus.name) for corpus in data.train]
     stages = []
     for config in data.stages:
-        weights = [config.mix.get(str(name), 0.0) for name in names]
-        shares = [weight / sum(weights) for weight in weights]
-        length = float(sum(itertools.compress(sizes, shares)))
+        weights = [config.mix.get(name, 0.0) for name in names]
+        shares = [weight / sum(weights) for weight in weights]  # of the pairs of an epoch
+        # Pairs of an epoch. `compress` leaves out the corpora with the share 0.
+        epoch_pairs = float(sum(itertools.compress(sizes, shares)))
         epochs = None
         updates = None
-        for unit, number in (config.until or {}).items():  # at most one
+        # ``until`` has at most one item: ``steps``, or the name of a corpus, and their number.
+        for unit, amount in (config.until or {}).items():
             if unit in config.mix:
                 index = names.index(unit)
-                epochs = math.ceil(number)
-                length = number / epochs * sizes[index] / shares[index]
+                epochs = math.ceil(amount)
+                # An epoch reads amount / epochs of this corpus, which is the corpus's share of it.
+                epoch_pairs = amount / epochs * sizes[index] / shares[index]
             elif unit == "steps":
-                updates = int(number)
-        num_pairs = [share * length for share in shares]
+                updates = int(amount)
+        num_pairs = [share * epoch_pairs for share in shares]
         stages.append(Stage(_quotients(num_pairs, sizes), epochs, updates))
     return stages
 
@@ -140,15 +150,15 @@ def epoch_rows(corpus: IntArray, weights: Sequence[float], *, seed: int, epoch: 
     """
     if all(weight == 1 for weight in weights):
         return None
-    random = _generator(seed, epoch, 1)
-    parts = []
+    random = _generator(seed, epoch, 1)  # 1 for repetitions; 0 is for `epoch_random`
+    readings = []  # arrays of rows, of which each is read once
     for index, weight in enumerate(weights):
-        rows = np.flatnonzero(corpus == index)
-        times = int(weight)
-        num_extra = round((weight - times) * len(rows))
-        parts += [rows] * times
-        parts.append(np.sort(random.permutation(rows)[:num_extra]))
-    return np.concatenate(parts).astype(np.int64, copy=False)
+        corpus_rows = np.flatnonzero(corpus == index)
+        num_full = int(weight)  # how often every row is read
+        num_extra = round((weight - num_full) * len(corpus_rows))
+        readings += [corpus_rows] * num_full
+        readings.append(np.sort(random.permutation(corpus_rows)[:num_extra]))
+    return np.concatenate(readings).astype(np.int64, copy=False)
 
 
 def epoch_random(seed: int, epoch: int) -> np.random.Generator:
@@ -189,27 +199,29 @@ def plan_batches(
     Raises:
         DataError: A pair has more than ``max_tokens`` tokens.
     """
-    count = len(source_lengths)
-    if count == 0:
+    num_pairs = len(source_lengths)
+    if num_pairs == 0:
         return []
     order = length_order(source_lengths, target_lengths, noise=noise, random=random)
-    sizes = source_lengths + target_lengths
-    longest = int(sizes.argmax())
-    if max_tokens is not None and sizes[longest] > max_tokens:
-        problem = f"A sentence pair has {sizes[longest]:,} tokens; the limit is {max_tokens:,}."
+    pair_lengths = source_lengths + target_lengths
+    longest = int(pair_lengths.max())
+    if max_tokens is not None and longest > max_tokens:
+        problem = f"A sentence pair has {longest:,} tokens; the limit is {max_tokens:,}."
         raise DataError(problem, fix="Raise batch.max_tokens, or lower filters.max_length.")
-    ends = np.cumsum(sizes[order], dtype=np.int64)
-    budget = max_tokens or int(ends[-1])
+    # Total tokens of the sorted pairs up to each pair, this pair included. (n,)
+    cumulative = np.cumsum(pair_lengths[order], dtype=np.int64)
+    budget = max_tokens or int(cumulative[-1])
     batches = []
-    start = 0
+    start = 0  # index in ``order`` of the first pair of the next batch
     num_tokens = 0  # of all batches so far
-    while start < count:
-        stop = int(np.searchsorted(ends, num_tokens + budget, side="right"))
-        stop = min(stop, start + (max_sentences or count))
+    while start < num_pairs:
+        # The first pair that does not fit into the budget of this batch.
+        stop = int(np.searchsorted(cumulative, num_tokens + budget, side="right"))
+        stop = min(stop, start + (max_sentences or num_pairs))
         batches.append(order[start:stop])
-        num_tokens = int(ends[stop - 1])
+        num_tokens = int(cumulative[stop - 1])
         start = stop
-    return [batches[number] for number in random.permutation(len(batches))]
+    return [batches[index] for index in random.permutation(len(batches))]
 
 
 def length_order(
@@ -217,10 +229,11 @@ def length_order(
 ) -> Rows:
     """Sort rows by the longer side with noise, then by source, by target, and at random.
 
-    The result equals ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise *
-    spread))))``, with n float32 (``spread``, from -0.5 to 0.5) and then n float64 drawn from
-    ``random``. All keys are packed into 64 bits. If few bits are left for the float64, the order of
-    pairs with equal lengths may differ.
+    There are four sort keys: ``rint(max(source, target) * (1 + noise * spread))``, ``source``,
+    ``target``, and a random float64. ``random`` draws n float32 for ``spread``, from -0.5 to 0.5,
+    and then the n float64. One number of 64 bits contains all keys of a row, the first key in its
+    highest bits, so rows are sorted by one array. If few bits are left for the float64, only its
+    first digits count.
 
     Args:
         source: Tokens of each source. (n,)
@@ -233,25 +246,27 @@ def length_order(
     """
     longest_source = int(source.max(initial=0))
     longest_target = int(target.max(initial=0))
-    longest_key = max(longest_source, longest_target) * (1 + noise) + 1
+    # More than the longest side with noise. The 1 is for rounding.
+    noisy_limit = max(longest_source, longest_target) * (1 + noise) + 1
     source_bits = longest_source.bit_length()
     target_bits = longest_target.bit_length()
-    length_bits = int(longest_key).bit_length() + source_bits + target_bits
+    length_bits = int(noisy_limit).bit_length() + source_bits + target_bits
     random_bits = min(64 - length_bits, _DOUBLE_BITS)
     packed = np.empty(len(source), dtype=np.uint64)
     starts = range(0, len(source), _CHUNK_ROWS)
     for start in starts:
         rows = slice(start, start + _CHUNK_ROWS)
-        sources = source[rows].astype(np.int64)
-        targets = target[rows].astype(np.int64)
-        spread = random.random(len(sources), dtype=np.float32) - 0.5
-        noisy = np.maximum(sources, targets) * (1 + noise * spread)
+        chunk_source = source[rows].astype(np.int64)
+        chunk_target = target[rows].astype(np.int64)
+        spread = random.random(len(chunk_source), dtype=np.float32) - 0.5
+        noisy = np.maximum(chunk_source, chunk_target) * (1 + noise * spread)
         key = np.rint(noisy).astype(np.int64)
-        key = key << source_bits | sources
-        key = key << target_bits | targets
+        key = key << source_bits | chunk_source
+        key = key << target_bits | chunk_target
         packed[rows] = key << random_bits
+    # A second loop, so that all float32 are drawn before the first float64.
     for start in starts:
-        part = packed[start : start + _CHUNK_ROWS]
-        drawn = random.random(len(part)) * 2.0**random_bits
-        part |= drawn.astype(np.uint64)
+        chunk = packed[start : start + _CHUNK_ROWS]  # a view: changes are made in ``packed``
+        fractions = random.random(len(chunk)) * 2.0**random_bits
+        chunk |= fractions.astype(np.uint64)
     return np.argsort(packed)

@@ -24,7 +24,7 @@ from nmt.text.noise import Noise, spacing, title_case, typos, upper_case, withou
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
 from nmt.text.tokenizer import Tokenizers
 
-Sides: TypeAlias = tuple[FlatIds, FlatIds]  # Of source and target.
+Sides: TypeAlias = tuple[FlatIds, FlatIds]  # Ids of the sources and of the targets.
 # (epoch, rows of the store, stored ids) -> the ids to use in this epoch.
 Resegment: TypeAlias = Callable[[int, Rows, Sides], Sides]
 
@@ -67,17 +67,19 @@ class Resegmenter:
             rows: Rows of the store.
             stored: Stored ids of both sides.
         """
-        source = self._drawn(0, epoch, rows, stored[0])
-        target = self._drawn(1, epoch, rows, stored[1])
+        stored_source, stored_target = stored
+        source = self._resegment(0, epoch, rows, stored_source)
+        target = self._resegment(1, epoch, rows, stored_target)
         return source, target
 
-    def _drawn(self, side: int, epoch: int, rows: Rows, stored: FlatIds) -> FlatIds:
+    def _resegment(self, side: int, epoch: int, rows: Rows, stored: FlatIds) -> FlatIds:
+        """Draw a segmentation of each sentence of a side: 0 for sources, 1 for targets."""
         sentences = stored.rows()
-        for place, row in enumerate(rows.tolist()):
+        for index, row in enumerate(rows.tolist()):
             random = sentence_generator(self.seed, epoch, row, side)
-            drawn = self.sides[side].resegment(sentences[place], random)
-            if len(drawn) <= self.longest:
-                sentences[place] = drawn
+            ids = self.sides[side].resegment(sentences[index], random)
+            if len(ids) <= self.longest:
+                sentences[index] = ids
         return FlatIds.of(sentences)
 
 
@@ -96,50 +98,57 @@ class NoiseAdder:
     longest: int  # Maximum subwords of a side.
 
     def drawn(self, epoch: int, rows: Rows) -> dict[str, Mask]:
-        """Return, for each kind of noise, which ``rows`` receive it in an epoch. (len(rows),)."""
-        corpus = np.searchsorted(self.ends, rows, side="right")
-        drawn = {}
+        """Return, for each kind of noise, which ``rows`` receive it in an epoch. (len(rows),).
+
+        A kind that no corpus receives is left out.
+        """
+        corpus = np.searchsorted(self.ends, rows, side="right")  # index of the corpus of each row
+        masks = {}
         for kind in _NOISES:
-            rates = np.array([of_corpus.get(kind, 0.0) for of_corpus in self.rates])
+            rates = np.array([corpus_rates.get(kind, 0.0) for corpus_rates in self.rates])
             if rates.any():
-                drawn[kind] = _uniform(f"{self.seed} {epoch} {kind}", rows) < rates[corpus]
-        return drawn
+                masks[kind] = _uniform(f"{self.seed} {epoch} {kind}", rows) < rates[corpus]
+        return masks
 
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
         """Return the ids of ``rows`` for the epoch. For the arguments see `Resegmenter`."""
-        drawn = self.drawn(epoch, rows)
-        is_noisy = np.any(list(drawn.values()), axis=0)
-        places = np.flatnonzero(is_noisy).tolist()
-        if not places:
+        masks = self.drawn(epoch, rows)
+        is_noisy = np.any(list(masks.values()), axis=0)
+        noisy_indices = np.flatnonzero(is_noisy).tolist()  # in ``rows``
+        if not noisy_indices:
             return stored
-        source, target = (side.rows() for side in stored)
-        for place in places:
-            kinds = [kind for kind, is_drawn in drawn.items() if is_drawn[place]]
-            random = Random(f"{self.seed} {epoch} {rows[place]}")
-            noisy = self._noisy(source[place], target[place], kinds, random)
-            source[place], target[place] = noisy
-        return FlatIds.of(source), FlatIds.of(target)
+        sources, targets = (side.rows() for side in stored)
+        for index in noisy_indices:
+            kinds = [kind for kind, mask in masks.items() if mask[index]]
+            random = Random(f"{self.seed} {epoch} {rows[index]}")
+            noisy_pair = self._noisy_pair(sources[index], targets[index], kinds, random)
+            sources[index], targets[index] = noisy_pair
+        return FlatIds.of(sources), FlatIds.of(targets)
 
-    def _noisy(
+    def _noisy_pair(
         self, source: list[int], target: list[int], kinds: Sequence[str], random: Random
     ) -> tuple[list[int], list[int]]:
-        sides = source, target
-        if UNK_ID in source or UNK_ID in target:
-            return sides
+        """Return the ids of a pair with some kinds of noise.
+
+        The ids are unchanged if a side has unknown characters, or would be blank or too long.
+        """
+        pair = source, target
+        if UNK_ID in source or UNK_ID in target:  # cannot be decoded
+            return pair
         texts = []
-        tags = []
-        for ids, tokenizer in zip(sides, self.tokenizers, strict=True):
+        tags = []  # of each side: the ids of its tags, which get no noise
+        for ids, tokenizer in zip(pair, self.tokenizers, strict=True):
             untagged = tokenizer.without_tags(ids)
-            tags.append(ids[: len(ids) - len(untagged)])
+            tags.append(ids[: len(ids) - len(untagged)])  # tags come first
             texts.append(tokenizer.decode(untagged))
-        noisy = []
-        changed = _with_noise((texts[0], texts[1]), kinds, random)
-        for text, tokenizer, first in zip(changed, self.tokenizers, tags, strict=True):
+        noisy_ids = []
+        changed_texts = _with_noise((texts[0], texts[1]), kinds, random)
+        for text, tokenizer, side_tags in zip(changed_texts, self.tokenizers, tags, strict=True):
             ids = tokenizer.encode(text)
-            if not ids or len(first) + len(ids) > self.longest:
-                return sides
-            noisy.append(first + ids)
-        return noisy[0], noisy[1]
+            if not ids or len(side_tags) + len(ids) > self.longest:
+                return pair
+            noisy_ids.append(side_tags + ids)
+        return noisy_ids[0], noisy_ids[1]
 
 
 def noisy_texts(
@@ -153,12 +162,13 @@ def noisy_texts(
     >>> noisy_texts(("Ein Hund.", "A dog."), {"upper_case": 1.0}, Random(1))
     ('EIN HUND.', 'A DOG.')
     """
-    kinds = [kind for kind in _NOISES if kind in rates]
-    drawn = [kind for kind in kinds if random.random() < rates[kind]]
-    return _with_noise(texts, drawn, random)
+    possible = [kind for kind in _NOISES if kind in rates]  # in the order of application
+    kinds = [kind for kind in possible if random.random() < rates[kind]]
+    return _with_noise(texts, kinds, random)
 
 
 def _with_noise(texts: tuple[str, str], kinds: Iterable[str], random: Random) -> tuple[str, str]:
+    """Apply kinds of noise to source and target, one after the other."""
     for kind in kinds:
         noise, changes_target = _NOISES[kind]
         source, target = texts
@@ -170,12 +180,17 @@ def _with_noise(texts: tuple[str, str], kinds: Iterable[str], random: Random) ->
 
 
 def _uniform(stream: str, rows: Rows) -> Values:
-    """Return a random number in [0, 1) for each row, by SplitMix64 (Steele et al. 2014)."""
-    start = hashlib.sha256(stream.encode()).digest()[:8]
-    z = rows.astype(np.uint64) * _GOLDEN + np.frombuffer(start, "<u8")
+    """Return a random number in [0, 1) for each row, by SplitMix64 (Steele et al. 2014).
+
+    The number of a row depends only on the row and on ``stream``, which identifies a sequence of
+    independent random numbers, such as one kind of noise in one epoch.
+    """
+    seed = hashlib.sha256(stream.encode()).digest()[:8]  # 8 bytes: one uint64
+    z = rows.astype(np.uint64) * _GOLDEN + np.frombuffer(seed, "<u8")
     for shift, factor in _MIXING:
         z = (z ^ (z >> shift)) * factor
     z ^= z >> np.uint64(31)
+    # A float64 has 53 bits, so the highest 53 of the 64 bits are used.
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -186,7 +201,7 @@ def in_turn(changes: Sequence[Resegment], epoch: int, rows: Rows, stored: Sides)
     return stored
 
 
-_installed: list[Resegment] = []
+_installed: list[Resegment] = []  # The changes of this worker process.
 
 
 def install(changes: Sequence[Resegment]) -> None:

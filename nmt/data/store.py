@@ -29,7 +29,7 @@ Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float64]
 _SIDES = ("source", "target")
-_COUNTED_AT_ONCE = 1 << 20
+_COUNTED_AT_ONCE = 1 << 20  # ids
 _ROWS_AT_ONCE = 10_000
 
 
@@ -71,8 +71,10 @@ class StoredSide:
 
     def __init__(self, folder: Path, side: str, dtype: npt.DTypeLike) -> None:
         self._ids = _mapped(folder / f"{side}.ids.bin", dtype)
+        # Start of each row in the ids, and the end of the last row. (n + 1,)
         self._offsets = _mapped(folder / f"{side}.offsets.bin", "<i8")
-        if self._offsets[-1:].tolist() != [len(self._ids)]:  # an empty file has no offset
+        # The last offset must be the end of the ids. A slice, because an empty file has no offset.
+        if self._offsets[-1:].tolist() != [len(self._ids)]:
             raise ValueError(f"the size of {side}.ids.bin does not match its offsets")
         # Lengths in tokens, without EOS. (n,), int32.
         self.lengths = np.diff(self._offsets).astype(np.int32)
@@ -80,26 +82,26 @@ class StoredSide:
     def ids(self, rows: IntArray) -> FlatIds:
         """Return the ids of ``rows``."""
         lengths = self.lengths[rows].astype(np.int64)
-        ends = np.cumsum(lengths)
-        # Start of each row in the file minus its start in the result.
-        shifts = self._offsets[rows] - (ends - lengths)
-        places = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
-        return FlatIds(self._ids[places], lengths)
+        starts = np.cumsum(lengths) - lengths  # of each row in the result
+        # An index in the result plus the shift of its row is the index in the file.
+        shifts = self._offsets[rows] - starts
+        indices = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
+        return FlatIds(self._ids[indices], lengths)
 
     def blocks(self) -> Iterator[FlatIds]:
         """Yield the ids of all rows in blocks."""
-        num = len(self.lengths)
-        for start in range(0, num, _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, num))
+        num_rows = len(self.lengths)
+        for start in range(0, num_rows, _ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + _ROWS_AT_ONCE, num_rows))
             yield self.ids(rows)
 
     def counts(self, vocab_size: int, rows: slice = slice(None)) -> IntArray:
-        """Return the number of occurrences of each id in the rows. (vocab_size,)."""
-        start, stop, _ = rows.indices(len(self.lengths))
-        end = int(self._offsets[stop])
+        """Return the number of occurrences of each id in a range of rows. (vocab_size,), int64."""
+        first_row, end_row, _ = rows.indices(len(self.lengths))
+        end = int(self._offsets[end_row])
         counts = np.zeros(vocab_size, dtype=np.int64)
-        for first in range(int(self._offsets[start]), end, _COUNTED_AT_ONCE):
-            ids = self._ids[first : min(first + _COUNTED_AT_ONCE, end)]
+        for start in range(int(self._offsets[first_row]), end, _COUNTED_AT_ONCE):
+            ids = self._ids[start : min(start + _COUNTED_AT_ONCE, end)]
             counts += np.bincount(ids, minlength=vocab_size)
         return counts
 
@@ -137,7 +139,8 @@ class ParallelStore:
         return len(self.corpus)
 
     def rows_of(self, corpus: int) -> slice:
-        """Return the rows of a corpus; a store contains one corpus after the other."""
+        """Return the rows of a corpus, by its index; empty if the store has none of its pairs."""
+        # A store contains one corpus after the other, so ``corpus`` is sorted.
         start, stop = np.searchsorted(self.corpus, (corpus, corpus + 1))
         return slice(int(start), int(stop))
 
@@ -148,6 +151,7 @@ def _opened(folder: Path) -> ParallelStore:
 
 
 def _mapped(path: Path, dtype: npt.DTypeLike) -> IntArray:
+    """Open a file of numbers as an array, without reading it into memory. (n,)."""
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r")
@@ -166,15 +170,16 @@ class StoreWriter(ExitStack):
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
-        self._num_ids = dict.fromkeys(_SIDES, 0)
+        self._num_ids = dict.fromkeys(_SIDES, 0)  # written so far, by side
+        # Exits run in reverse order, so `_finish` runs after all files are closed.
         self.push(self._finish)
         names = ["corpus.bin", "lines.bin"]
         for side in _SIDES:
             names += [f"{side}.ids.bin", f"{side}.offsets.bin"]
-        self._files = {}
+        self._files = {}  # open files, by name
         for name in names:
             self._files[name] = self.enter_context((folder / name).open("wb"))
-        for side in _SIDES:
+        for side in _SIDES:  # the start of the first sentence; `append` adds the ends
             self._write(f"{side}.offsets.bin", np.zeros(1), "<i8")
 
     def append(
@@ -190,6 +195,7 @@ class StoreWriter(ExitStack):
         """
         for side, flat in (("source", source), ("target", target)):
             self._write(f"{side}.ids.bin", flat.ids, self._dtype)
+            # The start of the first sentence is already there: it is the end of the last one.
             ends = self._num_ids[side] + flat.offsets[1:]
             self._write(f"{side}.offsets.bin", ends, "<i8")
             self._num_ids[side] += len(flat.ids)
@@ -199,7 +205,8 @@ class StoreWriter(ExitStack):
     def _write(self, name: str, values: npt.NDArray[Any], dtype: str) -> None:
         self._files[name].write(values.astype(dtype).tobytes())
 
-    def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+    def _finish(self, error_type: type[BaseException] | None, *_: object) -> None:
+        """Write the layout, so that the store can be opened, unless an error has occurred."""
+        if error_type is None:
             layout = json.dumps({"ids": self._dtype})
             (self._folder / "layout.json").write_bytes(layout.encode())
