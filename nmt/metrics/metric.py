@@ -118,9 +118,8 @@ class Score:
     metric: str  # Name of the metric.
     value: float  # In full precision. BLEU and chrF: 0 to 100; TER may exceed 100; COMET: 0 to 1.
     signature: str  # Settings that are needed to reproduce the score, in sacrebleu's format.
-    confidence: ConfidenceInterval | None = (
-        None  # 95% interval by bootstrap resampling, if requested.
-    )
+    # 95% interval by bootstrap resampling, if requested.
+    confidence: ConfidenceInterval | None = None
     comparison: Comparison | None = None  # Difference from the baseline, if there is one.
 
     def as_dict(self) -> dict[str, Any]:
@@ -130,8 +129,8 @@ class Score:
 
 def given_values(record: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that are not None, as plain values for JSON."""
-    values = asdict(record).items()
-    return {name: value for name, value in values if value is not None}
+    fields = asdict(record).items()
+    return {name: value for name, value in fields if value is not None}
 
 
 class MetricScorer:
@@ -151,6 +150,7 @@ class MetricScorer:
         self.name, argument = split_argument(name)
         if not references or not references[0]:
             raise DataError("The reference is empty.", fix="Pass a file with references.")
+        # Messages number the streams from 1. All streams must be as long as the first.
         for number, stream in enumerate(references[1:], start=2):
             _check_lengths("reference 1", references[0], f"reference {number}", stream)
         self._reference = references[0]
@@ -178,8 +178,7 @@ class MetricScorer:
 
     def score(self, hypotheses: Sequence[str]) -> Score:
         """Return the corpus score of a system; see `statistics`."""
-        statistics = self.statistics(hypotheses)
-        return self.total(statistics)
+        return self.total(self.statistics(hypotheses))
 
     def sentence_scores(self, statistics: Floats) -> list[float]:
         """Return sentence-level scores, equal to sacrebleu's, from statistics (n, D)."""
@@ -187,13 +186,15 @@ class MetricScorer:
         return scores.tolist()
 
 
-def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
+def _check_lengths(
+    name: str, lines: Sequence[str], other_name: str, other_lines: Sequence[str]
+) -> None:
     num_lines = len(lines)
-    num_others = len(others)
-    if num_lines != num_others:
+    num_other_lines = len(other_lines)
+    if num_lines != num_other_lines:
         fix = "Pass files with the same number of lines; line i of each is sentence i."
-        counts = (num_lines, num_others)
-        raise DataError.not_parallel(name, other, counts, fix=fix)
+        counts = (num_lines, num_other_lines)
+        raise DataError.not_parallel(name, other_name, counts, fix=fix)
 
 
 def split_argument(metric: str) -> tuple[str, str]:
@@ -203,6 +204,7 @@ def split_argument(metric: str) -> tuple[str, str]:
         ConfigError: The metric is unknown or does not take an argument.
     """
     name, _, argument = metric.partition(":")
+    # ``bleu:`` is refused, too, although the text after its colon is empty.
     if not METRICS[name].argument and metric != name:
         raise ConfigError(f"{metric}: {name} does not take an argument.", fix=f"Use {name}.")
     return name, argument
@@ -218,25 +220,27 @@ def requested_metrics(texts: Sequence[str]) -> dict[str, str]:
     """Return metrics by name: ``BLEU,comet:M`` becomes ``{bleu: bleu, comet: comet:M}``.
 
     Args:
-        texts: Metrics in any case, separated by commas.
+        texts: Metrics in any case, separated by commas. Without texts, the result is empty.
 
     Raises:
-        ConfigError: A metric is unknown, or occurs with two arguments, or ``texts`` are empty. The
-            message lists all unknown metrics.
+        ConfigError: A metric is unknown, or occurs with two arguments, or ``texts`` contain no
+            metric. The message lists all unknown metrics.
     """
-    parts = [part.strip() for part in ",".join(texts).split(",")]
-    if texts and not any(parts):
+    entries = [entry.strip() for entry in ",".join(texts).split(",")]
+    if texts and not any(entries):
         raise ConfigError("`metric` is empty.", fix="Add a metric, such as bleu.")
-    asked = dict.fromkeys(registered_name(part) for part in parts if part)
-    metrics = {metric.partition(":")[0]: metric for metric in asked}
+    # Metrics with their arguments, in the requested order, each once.
+    requested = dict.fromkeys(registered_name(entry) for entry in entries if entry)
+    metrics = {metric.partition(":")[0]: metric for metric in requested}
     unknown = [name for name in metrics if name not in METRICS]
     if unknown:
-        known = ", ".join(name for name in METRICS if name != "external")
-        fix = f"Use {known}. For a different metric, pass `external` COMMAND. It reads one "
+        valid_names = ", ".join(name for name in METRICS if name != "external")
+        fix = f"Use {valid_names}. For a different metric, pass `external` COMMAND. It reads one "
         fix += "JSON object per line (source, hypothesis, references), and writes one number each."
         raise ConfigError(f"Unknown metrics: {', '.join(unknown)}.", fix=fix)
-    if len(metrics) < len(asked):
-        raise ConfigError(f"{', '.join(asked)}: a metric occurs twice.", fix="Use two commands.")
+    if len(metrics) < len(requested):  # one name with two arguments
+        problem = f"{', '.join(requested)}: a metric occurs twice."
+        raise ConfigError(problem, fix="Use two commands.")
     return metrics
 
 
@@ -268,7 +272,7 @@ def lower_is_better(metric: str) -> bool:
     """Whether a lower score is better: a loss, or a metric that counts errors."""
     if metric == "loss":
         return True
-    kind = METRICS.find(metric) or Metric
+    kind = METRICS.find(metric) or Metric  # a metric that is not registered has the defaults
     return kind.lower_is_better
 
 

@@ -39,7 +39,9 @@ def run_program(command: str | Sequence[str], text: str = "") -> str:
         OSError: The program cannot be started.
         CalledProcessError: The program fails.
     """
-    environment = {x: os.environ[x] for x in os.environ if not _OF_LAUNCHER.fullmatch(x)}
+    environment = {
+        name: os.environ[name] for name in os.environ if not _OF_LAUNCHER.fullmatch(name)
+    }
     process = subprocess.run(
         command,
         shell=isinstance(command, str),
@@ -79,10 +81,10 @@ def score_by_program(command: Sequence[str], texts: Mapping[str, Sequence[str]])
         except OSError as error:
             problem = f"cannot be started: {error}"
         except subprocess.CalledProcessError as error:
-            lines_of_error = _errors_of(error).splitlines()
-            last = lines_of_error[-_SHOWN_LINES:]
-            problem = "\n    ".join([f"failed with status {error.returncode}:", *last])
-        except (IndexError, ValueError):
+            error_lines = _errors_of(error).splitlines()
+            last_lines = error_lines[-_SHOWN_LINES:]
+            problem = "\n    ".join([f"failed with status {error.returncode}:", *last_lines])
+        except (IndexError, ValueError):  # no words, or the last one is not a number
             problem = "did not print a number as its last word"
     fix = "Correct training.validation.command."
     raise DataError(f"The program `{shown}` {problem}.", fix=fix)
@@ -120,32 +122,35 @@ class ExternalMetric(Metric):
         Raises:
             DataError: The command fails, or does not write one number for each sentence.
         """
-        sentences = []
-        for row, line in enumerate(hypotheses):
-            source = self._source[row] if self._source else None
-            references = [stream[row] for stream in self._references]
-            values = {"source": source, "hypothesis": line, "references": references}
-            sentence = json.dumps(values)
-            sentences.append(f"{sentence}\n")
+        inputs = []
+        for index, hypothesis in enumerate(hypotheses):
+            source = self._source[index] if self._source else None
+            references = [stream[index] for stream in self._references]
+            sentence = {"source": source, "hypothesis": hypothesis, "references": references}
+            inputs.append(f"{json.dumps(sentence)}\n")
         try:
-            lines = run_program(self._command, "".join(sentences)).splitlines()
+            outputs = run_program(self._command, "".join(inputs)).splitlines()
         except subprocess.CalledProcessError as error:
             message = _errors_of(error)[-_SHOWN_CHARACTERS:] or "no message"
             raise self._error(f"failed with status {error.returncode}: {message}") from error
-        if len(lines) != len(hypotheses):
-            raise self._error(f"wrote {len(lines):,} lines for {len(hypotheses):,} sentences")
-        scores = [self._number(line, number) for number, line in enumerate(lines, start=1)]
+        if len(outputs) != len(hypotheses):
+            raise self._error(f"wrote {len(outputs):,} lines for {len(hypotheses):,} sentences")
+        scores = []
+        for line_number, line in enumerate(outputs, start=1):
+            scores.append(self._parse_score(line, line_number))
         return np.column_stack([scores, np.ones(len(scores))])
 
-    def _number(self, line: str, number: int) -> float:
+    def _parse_score(self, line: str, line_number: int) -> float:
+        """Return the score in a line of output: a number, or an object with the key ``score``."""
         try:
             parsed = json.loads(line)
-            value = float(parsed["score"] if isinstance(parsed, dict) else parsed)
+            score = float(parsed["score"] if isinstance(parsed, dict) else parsed)
         except (ValueError, TypeError, KeyError):
-            value = math.nan
-        if not math.isfinite(value):
-            raise self._error(f"did not write a finite number in line {number:,}: {line[:80]!r}")
-        return value
+            score = math.nan  # refused below, as infinite scores are
+        if not math.isfinite(score):
+            problem = f"did not write a finite number in line {line_number:,}: {line[:80]!r}"
+            raise self._error(problem)
+        return score
 
     def _error(self, problem: str) -> DataError:
         fix = "For each line of JSON, the command must write one line with a number."

@@ -164,7 +164,7 @@ class Evaluation:
                 values["scores"] = {metric: scores[metric][row] for metric in scores}
                 if system.results:
                     result = system.results[row]
-                    values["score"] = result.score
+                    values["score"] = result.score  # of the search, not of a metric
                     values["log_prob"] = result.log_prob
                     values["alarms"] = list(result.alarms)
                     if result.confidence is not None:
@@ -228,7 +228,7 @@ class EvaluationReport:
     def as_text(self) -> str:
         """Return tables with rounded scores and 95% intervals, then one-line explanations."""
         if self.sentence_level:
-            lines = (json.dumps(x, ensure_ascii=False) for x in self._sentences())
+            lines = (json.dumps(values, ensure_ascii=False) for values in self._sentences())
             return "\n".join(lines)
         evaluations = self.evaluations
         titles = [evaluation.title for evaluation in evaluations]
@@ -241,20 +241,21 @@ class EvaluationReport:
                 blocks.append(prefix + table)
             if section.meaning:
                 notes.append(section.meaning)
-        settings = list[str]()
+        descriptions = list[str]()  # The settings of each system with settings.
         scores = list[Score]()
         for evaluation in evaluations:
             for system in evaluation.systems:
                 scores += system.scores
             systems = evaluation.named_systems()
             for system in systems.values():
-                shown = [f"{key.replace('_', ' ')} {x}" for key, x in system.settings.items()]
-                if shown:
-                    settings.append(f"{system.name}: {', '.join(shown)}")
+                settings = system.settings
+                words = [f"{key.replace('_', ' ')} {settings[key]}" for key in settings]
+                if words:
+                    descriptions.append(f"{system.name}: {', '.join(words)}")
         if any(score.confidence for score in scores):
             notes.append("±: 95% confidence interval, by bootstrap resampling.")
         notes += paired_tests(evaluations)
-        notes += settings
+        notes += descriptions
         if notes:
             distinct_notes = dict.fromkeys(notes)
             blocks.append("\n".join(distinct_notes))
@@ -287,22 +288,29 @@ def read_report(path: Path) -> Sequence[EvaluationRecord]:
 
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
-    """Return each evaluation with a prefix for tables: the test set's name if there are several."""
+    """Return each evaluation with a prefix for its tables.
+
+    The prefix is the name of the test set, or empty if there is only one test set.
+    """
     if len(evaluations) == 1:
         return [(evaluations[0], "")]
     return [(evaluation, f"{evaluation.test}: ") for evaluation in evaluations]
 
 
 def mean_scores(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float]]:
-    """Return the mean over all test sets, by system and metric, for systems of all test sets."""
-    first, *others = [evaluation.named_systems() for evaluation in evaluations]
+    """Return the mean over all test sets, by system and metric.
+
+    Only systems that have translated all test sets have means.
+    """
+    # For each test set: name -> system.
+    first, *later = [evaluation.named_systems() for evaluation in evaluations]
     means = {}
     for name, system in first.items():
-        if not all(name in systems for systems in others):
+        if not all(name in systems for systems in later):
             continue
-        # The order of the metrics depends on the language of the test set.
+        # By metric, because the order of the metrics depends on the language of the test set.
         values = {score.metric: [score.value] for score in system.scores}
-        for systems in others:
+        for systems in later:
             for score in systems[name].scores:
                 values.setdefault(score.metric, []).append(score.value)
         means[name] = {metric: fmean(numbers) for metric, numbers in values.items()}
@@ -312,19 +320,20 @@ def mean_scores(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float]
 def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     """Return a table: a row for each system, a column for each metric of each test set.
 
-    Several test sets are followed by their mean.
+    After the columns of several test sets come those of their mean. A system that has not
+    translated a test set has ``-`` in its columns.
     """
     head = ["system"]
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}  # Name of the system -> cells of its row.
     for evaluation in evaluations:
         for name in evaluation.named_systems():
             rows[name] = [name]
-    is_several = len(evaluations) > 1
-    metrics = list[str]()
+    has_mean = len(evaluations) > 1
+    metrics = list[str]()  # After the loop: those of the last test set.
     for evaluation in evaluations:
         systems = evaluation.named_systems()
         metrics = [score.metric for score in evaluation.systems[0].scores]
-        prefix = f"{evaluation.test} " if is_several else ""
+        prefix = f"{evaluation.test} " if has_mean else ""
         head += [prefix + label_of(metric) for metric in metrics]
         for name, row in rows.items():
             if name in systems:
@@ -332,7 +341,7 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
                 row += map(show_score, scores)
             else:
                 row += ["-"] * len(metrics)
-    if is_several:
+    if has_mean:
         means = mean_scores(evaluations)
         head += [f"mean {label_of(metric)}" for metric in metrics]
         for name, row in rows.items():
@@ -346,7 +355,10 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
 
 
 def show_score(score: Score) -> str:
-    """Format a score with its interval, and its difference from the baseline if there is one."""
+    """Format a score with its interval, and its difference from the baseline if there is one.
+
+    For example ``26.31 ± 0.42 (+1.20, p = 0.012)``.
+    """
     text = format_score(score.metric, score.value)
     if score.confidence is not None:
         text += f" ± {format_score(score.metric, score.confidence.half_width)}"
@@ -361,21 +373,22 @@ def show_score(score: Score) -> str:
 
 def show_p_value(p_value: float) -> str:
     """Format a p-value with three decimals."""
-    if p_value < 0.0005:
+    if p_value < 0.0005:  # three decimals would be 0.000
         return "p < 0.001"
     return f"p = {p_value:.3f}"
 
 
 def paired_tests(evaluations: Iterable[Evaluation]) -> list[str]:
-    """Return the descriptions of the significance tests; empty without p-values."""
-    return list(dict.fromkeys(f"p: {x.paired_test}" for x in evaluations if x.paired_test))
+    """Return the different descriptions of the significance tests; empty without p-values."""
+    tests = (evaluation.paired_test for evaluation in evaluations)
+    return [f"p: {test}" for test in dict.fromkeys(tests) if test]
 
 
 def hash_references(references: Iterable[Sequence[str]]) -> str:
     """Return the sha256 of the references, which identifies a test set."""
     digest = hashlib.sha256()
     for stream in references:
-        text = "".join(f"{line}\n" for line in stream) + "\0"
+        text = "".join(f"{line}\n" for line in stream) + "\0"  # separates the streams
         content = text.encode("utf-8", "surrogatepass")
         digest.update(content)
     return digest.hexdigest()

@@ -44,38 +44,38 @@ class Bleu(Metric):
     label = "BLEU"
 
     def __init__(self, references: References, options: MetricOptions) -> None:
-        # `force` turns off a warning about a flag of sacrebleu's command line. sacrebleu takes the
-        # number of references, which is in the signature, from the first sentence.
-        name = bleu_tokenizer(options)
+        tokenizer = bleu_tokenizer(options)
+        # sacrebleu counts the references, for the signature, in the first sentence.
         first = [stream[:1] for stream in references]
         lowercase = options.lowercase
         try:
-            metric = BLEU(lowercase=lowercase, force=True, tokenize=name, references=first)
+            # `force` turns off a warning about a flag of sacrebleu's command line.
+            metric = BLEU(lowercase=lowercase, force=True, tokenize=tokenizer, references=first)
             signature = metric.get_signature()
             self.signature = signature.format()
             self._words = ngrams.WordNumbers(_bleu_words(metric, lowercase=lowercase))
             self._references = [self._words.lines(stream) for stream in references]
         except _UNUSABLE as error:
             remedy = "Its model is downloaded at first use: check the connection"
-            if name.endswith("mecab"):
-                extra = name.partition("-")[0]
+            if tokenizer.endswith("mecab"):
+                extra = tokenizer.partition("-")[0]
                 remedy = f"Run `pip install 'sacrebleu[{extra}]'`, or set `tokenize` to char"
-            why = str(error).strip().partition("\n")[0]
-            problem = f"BLEU's tokenizer {name} cannot be used here: {why}"
+            reason = str(error).strip().partition("\n")[0]
+            problem = f"BLEU's tokenizer {tokenizer} cannot be used here: {reason}"
             fix = f"{remedy}. Or use chrf, which needs no tokenizer."
             raise ConfigError(problem, fix=fix) from error
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 10)."""
         lines = self._words.lines(hypotheses)
-        references = [reference.lengths for reference in self._references]
-        lengths = np.sort(references, axis=0)  # ties: the shorter
-        closest = np.abs(lengths - lines.lengths).argmin(0)
         matches = ngrams.match_counts(lines, self._references, BLEU_ORDERS)
-        chosen = np.take_along_axis(lengths, closest[None], 0)[0]
-        return np.column_stack(
-            [lines.lengths, chosen, matches, ngrams.count_ngrams(lines, BLEU_ORDERS)]
-        )
+        totals = ngrams.count_ngrams(lines, BLEU_ORDERS)
+        # Lengths in words, (references, n). Sorted, so that of two lengths that are equally close,
+        # `argmin` finds the shorter one, which comes first.
+        lengths = np.sort([reference.lengths for reference in self._references], axis=0)
+        closest = np.abs(lengths - lines.lengths).argmin(0)  # (n,), an index in ``lengths``
+        closest_lengths = np.take_along_axis(lengths, closest[None], 0)[0]
+        return np.column_stack([lines.lengths, closest_lengths, matches, totals])
 
     def score(self, sums: Floats, *, effective: bool = False) -> Floats:
         """Return the scores of summed counts. (R, 10) -> (R,)."""
@@ -112,21 +112,23 @@ class Chrf(Metric):
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 3 M)."""
         lines = self._lines(hypotheses)
+        # For each stream of references: counts, (n, 3 M), and their scores, (n,).
         tables = [self._counts(lines, reference) for reference in self._references]
         scores = [self.score(table) for table in tables]
-        best = np.array(scores).argmax(0)
+        best_streams = np.array(scores).argmax(0)  # (n,)
         rows = np.arange(len(hypotheses))
-        return np.array(tables)[best, rows]
+        return np.array(tables)[best_streams, rows]
 
     def score(self, sums: Floats) -> Floats:
         """Return the scores of summed counts. (R, 3 M) -> (R,)."""
+        # Each order has three neighbouring columns.
         totals = sums[:, 0::_CHRF_COUNTS]
         reference_totals = sums[:, 1::_CHRF_COUNTS]
         matches = sums[:, 2::_CHRF_COUNTS]
         return ngrams.chrf(totals, reference_totals, matches)
 
     def _lines(self, texts: Sequence[str]) -> list[FlatIds]:
-        """Convert texts to characters, and to words if needed."""
+        """Convert texts to characters and, for chrF++, to words: one or two `FlatIds`."""
         if self._lowercase:
             texts = [text.lower() for text in texts]
         lines = [ngrams.characters(texts)]
@@ -135,18 +137,23 @@ class Chrf(Metric):
         return lines
 
     def _counts(self, hypotheses: Sequence[FlatIds], references: Sequence[FlatIds]) -> Floats:
-        """Return the counts of each sentence for one stream of references. (n, 3 M)."""
-        columns = []
+        """Return the counts of each sentence for one stream of references. (n, 3 M).
+
+        Args:
+            hypotheses: Characters of the sentences, then words if needed: see `_lines`.
+            references: The same of the references.
+        """
+        tables = []  # For characters, then for words: (n, orders, 3).
         max_orders = (CHRF_ORDERS, self._word_orders)
+        # Not strict, because the order of words is left over if there are only characters.
         for lines, reference, max_order in zip(hypotheses, references, max_orders, strict=False):
             matches = ngrams.match_counts(lines, [reference], max_order)
             reference_totals = ngrams.count_ngrams(reference, max_order)
             # As in sacrebleu, orders without n-grams in the reference are not counted.
             totals = ngrams.count_ngrams(lines, max_order) * (reference_totals > 0)
             counts = [totals, reference_totals, matches]
-            column = np.stack(counts, axis=-1)
-            columns.append(column)
-        table = np.concatenate(columns, axis=1)
+            tables.append(np.stack(counts, axis=-1))
+        table = np.concatenate(tables, axis=1)  # (n, M, 3)
         return table.reshape(len(table), -1)
 
 
@@ -168,23 +175,25 @@ class Ter(Metric):
 
     def __init__(self, references: References, options: MetricOptions) -> None:  # noqa: ARG002
         self._metric = TER(references=[stream[:1] for stream in references])
-        signature = self._metric.get_signature()
-        self.signature = signature.format()
+        self.signature = self._metric.get_signature().format()
         self._references = references
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 2)."""
         statistics = []
-        references = zip(*self._references, strict=True)
-        for hypothesis, own in zip(hypotheses, references, strict=True):
-            score: Any = self._metric.sentence_score(hypothesis, own)
+        references_by_sentence = zip(*self._references, strict=True)
+        for hypothesis, references in zip(hypotheses, references_by_sentence, strict=True):
+            score: Any = self._metric.sentence_score(hypothesis, references)
             statistics.append((score.num_edits, score.ref_length))
         return np.array(statistics, np.float64)
 
     def score(self, sums: Floats) -> Floats:
-        """Return the scores of summed counts; 100 if the reference is empty. (R, 2) -> (R,)."""
+        """Return the scores of summed counts. (R, 2) -> (R,).
+
+        If the reference is empty, the score is 100, or 0 if the hypothesis is empty, too.
+        """
         edits, lengths = sums.T
-        rates = (edits > 0).astype(np.float64)
+        rates = (edits > 0).astype(np.float64)  # The rates for a reference length of 0.
         np.divide(edits, lengths, out=rates, where=lengths > 0)
         return 100 * rates
 
@@ -195,6 +204,7 @@ def default_tokenizer(language: str | None) -> str:
     >>> default_tokenizer("zh-CN"), default_tokenizer("tha"), default_tokenizer("de")
     ('zh', 'char', '13a')
     """
+    # At most one code matches.
     for code in matching(language or "", _LANGUAGE_TOKENIZERS):
         return _LANGUAGE_TOKENIZERS[code]
     if language is None or writes_spaces(language):
@@ -217,7 +227,7 @@ def bleu_tokenizer(options: MetricOptions) -> str:
         return options.tokenize
     name = default_tokenizer(options.target_language)
     try:
-        BLEU(tokenize=name, force=True)
+        BLEU(tokenize=name, force=True)  # fails if the tokenizer is not installed
     except _UNUSABLE:
         text = "BLEU's tokenizer %s is not installed, so BLEU counts characters; "
         text += "`pip install 'sacrebleu[%s]'` installs it."
@@ -233,6 +243,7 @@ def bleu_words(language: str | None) -> Callable[[str], list[str]]:
 
 
 def _bleu_words(metric: BLEU, *, lowercase: bool = False) -> Callable[[str], list[str]]:
+    """Return a function that splits a line into words with the tokenizer of ``metric``."""
     tokenize: Callable[[str], str] = metric.tokenizer
 
     def words(line: str) -> list[str]:
@@ -245,6 +256,8 @@ def _bleu_words(metric: BLEU, *, lowercase: bool = False) -> Callable[[str], lis
 
 def _split_punctuation(line: str) -> list[str]:
     """Split a line into words, and one punctuation mark off the end or the start of each word.
+
+    These are the words of chrF++. A mark at the end takes precedence.
 
     >>> _split_punctuation("(now) (then .")
     ['(now', ')', '(', 'then', '.']

@@ -38,7 +38,8 @@ from nmt.text.preprocessing import TOKENIZED, find_preprocessing
 CorpusScore: TypeAlias = Callable[[Floats], Floats]
 
 _CHUNK_DRAWS = 1 << 22  # Draws held in memory at once.
-# numpy draws this many booleans at once: chunks must be multiples, to draw the same values.
+# numpy draws this many booleans at once. A chunk must be a multiple of it, so that the chunks
+# together get the same draws as one large call.
 _BITS_AT_ONCE = 32
 # Characters of the scripts without spaces between words.
 _UNSPACED = regex.compile(script_class(*sorted(UNSPACED)) + "+")
@@ -99,50 +100,57 @@ def score_systems(
     Raises:
         DataError: A system does not have as many lines as the references.
     """
-    everyone = list(systems)
+    to_score = list(systems)
     if baseline is not None:
-        everyone.append(baseline)
-    tables = []
-    for system in everyone:
-        statistics = (scorer.statistics(system.lines) for scorer in scorers)
-        tables.append(tuple(statistics))
-    measured = measure(tables, scorers, resampling)
+        to_score.append(baseline)
+    tables_by_system = []  # For each system, the statistics of each metric.
+    for system in to_score:
+        tables = tuple(scorer.statistics(system.lines) for scorer in scorers)
+        tables_by_system.append(tables)
+    measured_by_system = measure(tables_by_system, scorers, resampling)
     scored = []
-    for system, table, row in zip(everyone, tables, measured, strict=True):
-        scores = tuple(each.score for each in row)
-        scored_system = replace(system, tables=table, scores=scores)
-        scored.append(scored_system)
+    for system, tables, measured in zip(
+        to_score, tables_by_system, measured_by_system, strict=True
+    ):
+        scores = tuple(result.score for result in measured)
+        scored.append(replace(system, tables=tables, scores=scores))
     if baseline is None:
-        return scored, None, _every_two(scored, measured, scorers, resampling)
-    *compared, base = scored
-    for number, system in enumerate(compared):
-        scores = _compare(measured[number], measured[-1], base.name, scorers, resampling)
-        compared[number] = replace(system, scores=scores)
-    return compared, base, None
+        return scored, None, _compare_pairs(scored, measured_by_system, scorers, resampling)
+    *compared, scored_baseline = scored
+    measured_baseline = measured_by_system[-1]
+    for index, system in enumerate(compared):
+        measured = measured_by_system[index]
+        scores = _compare(measured, measured_baseline, baseline.name, scorers, resampling)
+        compared[index] = replace(system, scores=scores)
+    return compared, scored_baseline, None
 
 
-def _every_two(
+def _compare_pairs(
     systems: Sequence[System],
     measured: Sequence[Sequence[MeasuredScore]],
     scorers: Sequence[MetricScorer],
     resampling: Resampling,
 ) -> ReportSection | None:
-    """Return a table of the differences of all pairs of systems; None without p-values."""
+    """Return a table of the differences of all pairs of systems.
+
+    None if there is no pair, no metric or no resampling, without which there are no p-values.
+    """
     if len(systems) < 2 or not (scorers and resampling.count):
         return None
     values = []
     rows = [["difference", *(scorer.metric.label for scorer in scorers)]]
     for first, second in combinations(range(len(systems)), 2):
-        one = systems[first].name
-        other = systems[second].name
-        row = [f"{other} - {one}"]
-        for score in _compare(measured[second], measured[first], one, scorers, resampling):
+        # The first system of a pair is the baseline of the second.
+        baseline = systems[first].name
+        system = systems[second].name
+        row = [f"{system} - {baseline}"]
+        for score in _compare(measured[second], measured[first], baseline, scorers, resampling):
             comparison = score.comparison
             assert comparison is not None
             assert comparison.p_value is not None
             value = {
-                "first": one,
-                "second": other,
+                "first": baseline,
+                "second": system,
                 "metric": score.metric,
                 "delta": comparison.delta,
                 "p_value": comparison.p_value,
@@ -167,23 +175,25 @@ def measure(
     Returns:
         For each system, one result for each metric.
     """
+    # All metrics of the first system, then all metrics of the second, and so on.
     flat_tables = list(chain.from_iterable(tables))
     flat_scorers = list(scorers) * len(tables)
-    samples: Sequence[Floats | None] = [None] * len(flat_tables)
+    flat_samples: Sequence[Floats | None] = [None] * len(flat_tables)
     seed = resampling.seed
     if resampling.count and flat_tables:
         functions = [scorer.metric.score for scorer in flat_scorers]
-        samples = resample_scores(flat_tables, functions, resampling)
-    measured = []
-    for scorer, table, drawn in zip(flat_scorers, flat_tables, samples, strict=True):
+        flat_samples = resample_scores(flat_tables, functions, resampling)
+    flat_results = []
+    for scorer, table, samples in zip(flat_scorers, flat_tables, flat_samples, strict=True):
         score = scorer.total(table)
-        if drawn is not None:
-            interval = confidence_interval(drawn, seed=seed)
+        if samples is not None:
+            interval = confidence_interval(samples, seed=seed)
             score = replace(score, confidence=interval)
-        measured_score = MeasuredScore(score, table, drawn)
-        measured.append(measured_score)
-    rest = iter(measured)
-    return [list(islice(rest, len(scorers))) for _ in tables]
+        result = MeasuredScore(score, table, samples)
+        flat_results.append(result)
+    # Each slice takes the results of one system.
+    remaining = iter(flat_results)
+    return [list(islice(remaining, len(scorers))) for _ in tables]
 
 
 def _compare(
@@ -193,14 +203,20 @@ def _compare(
     scorers: Sequence[MetricScorer],
     resampling: Resampling,
 ) -> tuple[Score, ...]:
-    """Return the scores of a system, each with its difference from the baseline of this name."""
+    """Return the scores of a system, each with its difference from the baseline.
+
+    Args:
+        system: Results of the system, one for each metric.
+        baseline: Results of the baseline, one for each metric.
+        name: Name of the baseline.
+        scorers: One for each metric.
+        resampling: Options of the test. Without resampling, the differences have no p-values.
+    """
     scores = []
     seed = resampling.seed
     uses_trials = resampling.significance == "ar" and resampling.count > 0
     for new, old, scorer in zip(system, baseline, scorers, strict=True):
-        now = new.score.value
-        before = old.score.value
-        delta = now - before
+        delta = new.score.value - old.score.value
         comparison = Comparison(
             baseline=name,
             delta=delta,
@@ -216,8 +232,9 @@ def _compare(
                 p_value = share_of_chance(differences, delta=delta)
             else:
                 p_value = paired_p_value(new.samples, old.samples, delta=delta)
-            least = least_p_value(new.table, old.table)
-            p_value = max(p_value, least)
+            smallest = least_p_value(new.table, old.table)
+            p_value = max(p_value, smallest)
+            # The interval of the difference comes from the bootstrap, whatever the test is.
             interval = confidence_interval(new.samples - old.samples, seed=seed)
             comparison = replace(comparison, low=interval.low, high=interval.high, p_value=p_value)
         score = replace(new.score, comparison=comparison)
@@ -237,11 +254,13 @@ def odd_texts(
         language: Code of the target language, if known.
     """
     for system in systems:
-        traces = find_preprocessing(system.lines, [TOKENIZED])
-        if traces is not None:
-            yield f"{system.name} {traces[1]}\n  Scores of tokenized text are not comparable."
+        preprocessing = find_preprocessing(system.lines, [TOKENIZED])
+        if preprocessing is not None:
+            _, description = preprocessing
+            yield f"{system.name} {description}\n  Scores of tokenized text are not comparable."
     sample = "".join(reference[:100])
-    num_unspaced = sum(map(len, _UNSPACED.findall(sample)))
+    num_unspaced = sum(map(len, _UNSPACED.findall(sample)))  # in characters
+    # A text without spaces may also contain names and numbers in other scripts.
     is_unspaced = num_unspaced > len(sample) / 3
     if is_unspaced and (tokenize or default_tokenizer(language)) == "13a":
         fix = "set `languages` to en-zh, en-ja or en-th, or `tokenize` to zh, ja-mecab or char."
@@ -264,24 +283,26 @@ def resample_scores(
         For each table, one score for each resampled test set. (R,).
     """
     num_sentences = len(tables[0])
+    # All tables side by side, so that one matrix product sums all of them.
     joined = np.hstack(tables)
     widths = [table.shape[1] for table in tables]
-    ends = np.cumsum(widths)[:-1]
+    borders = np.cumsum(widths)[:-1]  # Columns at which the second and all later tables start.
     generator = np.random.default_rng(resampling.seed)
-    rows = max(1, _CHUNK_DRAWS // num_sentences)
-    parts: list[list[Floats]] = [[] for _ in tables]
+    chunk_size = max(1, _CHUNK_DRAWS // num_sentences)
+    chunks_by_table: list[list[Floats]] = [[] for _ in tables]
     count = resampling.count
-    for start in range(0, count, rows):
-        size = min(rows, count - start)
+    for start in range(0, count, chunk_size):
+        size = min(chunk_size, count - start)  # Resampled test sets in this chunk.
         draws = generator.choice(num_sentences, size=(size, num_sentences), replace=True)
+        # Each test set gets its own range of numbers, so that one call counts all test sets.
         draws += num_sentences * np.arange(size)[:, None]
         counts = np.bincount(draws.ravel(), minlength=size * num_sentences)
         sums = counts.reshape(size, num_sentences).astype(np.float64) @ joined
-        sums_of_tables = np.split(sums, ends, axis=1)
-        for number, score in enumerate(scores):
-            samples = score(sums_of_tables[number])
-            parts[number].append(samples)
-    return [np.concatenate(part) for part in parts]
+        sums_by_table = np.split(sums, borders, axis=1)
+        for chunks, score, table_sums in zip(chunks_by_table, scores, sums_by_table, strict=True):
+            samples = score(table_sums)
+            chunks.append(samples)
+    return [np.concatenate(chunks) for chunks in chunks_by_table]
 
 
 def randomised_differences(
@@ -303,21 +324,22 @@ def randomised_differences(
     """
     num_sentences = len(system)
     generator = np.random.default_rng(resampling.seed)
-    rows = max(1, _CHUNK_DRAWS // num_sentences // _BITS_AT_ONCE) * _BITS_AT_ONCE
-    gain = baseline - system
-    sum_of_system = system.sum(0)
-    sum_of_baseline = baseline.sum(0)
-    differences = []
+    # The number of trials in a chunk is a multiple of `_BITS_AT_ONCE`.
+    chunk_size = max(1, _CHUNK_DRAWS // num_sentences // _BITS_AT_ONCE) * _BITS_AT_ONCE
+    # What an exchange of a sentence adds to the system and takes from the baseline. (n, D).
+    change = baseline - system
+    system_sum = system.sum(0)
+    baseline_sum = baseline.sum(0)
+    chunks = []
     trials = resampling.trials
-    for start in range(0, trials, rows):
-        size = min(rows, trials - start)
+    for start in range(0, trials, chunk_size):
+        size = min(chunk_size, trials - start)  # Trials in this chunk.
         is_exchanged = generator.integers(2, size=(size, num_sentences), dtype=bool)
-        moved = is_exchanged.astype(np.float64) @ gain
-        new = score(sum_of_system + moved)
-        old = score(sum_of_baseline - moved)
-        difference = np.abs(new - old)
-        differences.append(difference)
-    return np.concatenate(differences)
+        changes = is_exchanged.astype(np.float64) @ change  # (size, D)
+        system_scores = score(system_sum + changes)
+        baseline_scores = score(baseline_sum - changes)
+        chunks.append(np.abs(system_scores - baseline_scores))
+    return np.concatenate(chunks)
 
 
 def confidence_interval(scores: Floats, *, seed: int) -> ConfidenceInterval:
@@ -329,7 +351,7 @@ def confidence_interval(scores: Floats, *, seed: int) -> ConfidenceInterval:
     """
     ordered = np.sort(scores)
     resamples = len(ordered)
-    cut = resamples // 40
+    cut = resamples // 40  # 2.5% of the scores lie below the interval, and 2.5% above it.
     low = float(ordered[cut])
     high = float(ordered[resamples - cut - 1])
     return ConfidenceInterval(
@@ -367,7 +389,8 @@ def paired_p_value(system: Floats, baseline: Floats, *, delta: float) -> float:
 def share_of_chance(differences: Floats, *, delta: float) -> float:
     """Return the share of random differences that are larger than ``delta``.
 
-    Ties do not count as larger, as in sacrebleu.
+    Ties do not count as larger, as in sacrebleu. The real test set counts as one more difference
+    that is larger, so the share is never 0.
 
     Args:
         differences: Differences of resampled or exchanged test sets. (R,).
