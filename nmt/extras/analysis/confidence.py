@@ -16,9 +16,9 @@ _MEANING = (
     "confidence: correlation with sentence chrF (1 is perfect). The calibration error is the mean "
     "difference between confidence and chrF over ten groups of lines."
 )
-_PARTS = 10
-_FEWEST = 30
-_FLAT = 1e-6  # Smaller ranges are rounding errors.
+_NUM_GROUPS = 10  # Groups of lines for the calibration error.
+_MIN_SENTENCES = 30  # With fewer sentences, correlations mean nothing.
+_MIN_RANGE = 1e-6  # Smaller ranges of confidence or chrF are rounding errors.
 
 
 def confidence_section(scored: EvaluatedSet) -> ReportSection | None:
@@ -58,22 +58,24 @@ def confidence_quality(
         - ``calibration_error``: mean absolute difference of expected and actual chrF.
     """
     rows = [row for row, result in enumerate(system.results) if result.confidence is not None]
-    if len(rows) < _FEWEST:
+    if len(rows) < _MIN_SENTENCES:
         return None
     confidences = [system.results[row].confidence for row in rows]
     expected = np.array(confidences, np.float64)
+    # Returns a tuple of the lines in ``rows``, because there are at least two rows.
     select = itemgetter(*rows)
     streams = [list(select(stream)) for stream in references]
     scorer = MetricScorer("chrf", streams, MetricOptions())
-    table = scorer.statistics(select(system.lines))
-    actual = np.array(scorer.sentence_scores(table), np.float64)
-    smallest_range = min(np.ptp(expected), np.ptp(actual))
-    if smallest_range < _FLAT:  # there is no correlation
+    statistics = scorer.statistics(select(system.lines))
+    actual = np.array(scorer.sentence_scores(statistics), np.float64)
+    smaller_range = min(np.ptp(expected), np.ptp(actual))
+    if smaller_range < _MIN_RANGE:  # the correlation with a constant is not defined
         return None
+    # Indices of the lines in ten groups of about the same size, from low to high confidence.
     order = np.argsort(expected, kind="stable")
-    parts = np.array_split(order, _PARTS)
-    mean_expected = [float(expected[part].mean()) for part in parts]
-    mean_actual = [float(actual[part].mean()) for part in parts]
+    groups = np.array_split(order, _NUM_GROUPS)
+    mean_expected = [float(expected[group].mean()) for group in groups]
+    mean_actual = [float(actual[group].mean()) for group in groups]
     errors = np.abs(np.subtract(mean_expected, mean_actual))
     pearson = np.corrcoef(expected, actual)[0, 1]
     both_ranks = ranks(expected), ranks(actual)
@@ -89,11 +91,13 @@ def confidence_quality(
 
 
 def ranks(values: Floats) -> Floats:
-    """Return ranks from 1. Equal values get the mean of their ranks.
+    """Return the rank of each value, from 1 for the smallest; equal values get their mean rank.
 
     >>> ranks(np.array([5.0, 1.0, 5.0])).tolist()
     [2.5, 1.0, 2.5]
     """
+    # ``inverse`` is the index of each value among the sorted different values.
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    # n equal values have the ranks last - n + 1 to last. The mean is last - (n - 1) / 2.
     mean_ranks: Floats = np.cumsum(counts) - (counts - 1) / 2
     return mean_ranks[inverse]

@@ -42,32 +42,37 @@ class GateResult:
     alpha: float | None = None  # Significance level: smaller p-values are significant.
 
     def __str__(self) -> str:
-        name = f"{self.system}: {label_of(self.metric)} is"
+        subject = f"{self.system}: {label_of(self.metric)} is"
         rounded = format_score(self.metric, self.value)
         if self.kind == "fail-if-worse":
             outcome = "not significantly worse" if self.met else "significantly worse"
             delta = format_score(self.metric, self.value - self.required, "+")
             test = f"(p = {self.p_value:.4f}, alpha {self.alpha:g})"
-            return f"{name} {rounded}, {delta} against {self.baseline}: {outcome} {test}"
+            return f"{subject} {rounded}, {delta} against {self.baseline}: {outcome} {test}"
         if self.met:
-            return f"{name} {rounded}, not below {self.required:g}"
-        # More decimals if rounding would hide that the value is too low.
+            return f"{subject} {rounded}, not below {self.required:g}"
+        # Rounding could hide that the value is too low: 26.96 has the short form 27.0. Remove texts
+        # until the first has enough decimals; the last text has all.
         texts = [rounded, f"{self.value:.4f}", f"{self.value:.6f}", str(self.value)]
         while len(texts) > 1 and float(texts[0]) >= self.required:
             del texts[0]
-        return f"{name} {texts[0]}, {self.required - self.value:.2g} below {self.required:g}"
+        return f"{subject} {texts[0]}, {self.required - self.value:.2g} below {self.required:g}"
 
 
 def gate_section(scored: EvaluatedSet) -> ReportSection:
-    """Check every system except the baseline at every gate."""
+    """Check every system except the baseline at every gate.
+
+    The values of the section are the fields of all results, so that `gates_of` can read the results
+    back. Gates that are met are in its text.
+    """
     options = scored.options
     results = []
     for system in scored.systems:
         results += check_gates(system.name, system.scores, scored.gates)
         if options.fail_if_worse:
             # Only requested metrics, not metrics that only `fail_under` uses.
-            counted = [score for score in system.scores if score.metric in scored.metrics]
-            results += check_regressions(system.name, counted, options.alpha)
+            requested = [score for score in system.scores if score.metric in scored.metrics]
+            results += check_regressions(system.name, requested, options.alpha)
     values = [given_values(result) for result in results]
     met = "\n".join(f"gate met: {result}" for result in results if result.met)
     missed = [str(result) for result in results if not result.met]
@@ -99,13 +104,13 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
     gates = {}
     problems = []
     for part in chain.from_iterable(text.split(",") for text in texts):
-        name, equals, number = part.strip().partition("=")
+        name, equals_sign, number = part.strip().partition("=")
         name = registered_name(name.strip())
         number = number.strip()
-        value = math.nan
+        value = math.nan  # not between 0 and 100, as for a text that is no number
         with suppress(ValueError):
             value = float(number)
-        if not equals:
+        if not equals_sign:
             problems.append(f"{part.strip()!r} has no equals sign")
         elif name not in METRICS:
             problems.append(f"{name!r} is not a metric (use {', '.join(METRICS)})")
@@ -115,7 +120,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
             problems.append(f"{name} occurs twice")
         elif not 0 <= value <= 100:
             problems.append(f"{number!r} in {part.strip()!r} is not a number between 0 and 100")
-        gates[name] = value
+        gates[name] = value  # after a problem as well, to find names that occur twice
     if problems:
         fix = "Write metric=score, separated by commas, for example bleu=27,chrf=55."
         raise ConfigError("`fail_under` is invalid: " + "; ".join(problems) + ".", fix=fix)
@@ -154,6 +159,7 @@ def check_regressions(system: str, scores: Iterable[Score], alpha: float) -> lis
         change = score.comparison
         if change is None or change.p_value is None:
             raise ValueError(f"{system} has no p-value for {score.metric}")
+        # ``delta`` is the score minus that of the baseline.
         is_worse = as_quality(score.metric, change.delta) < 0 and change.p_value < alpha
         gate = GateResult(
             kind="fail-if-worse",

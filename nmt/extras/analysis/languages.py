@@ -21,15 +21,21 @@ _MEANING = (
     "wrong language: share of the translations that are in another language of the model, by "
     "script, py3langid and the trigrams of the training text."
 )
-_FOREIGN = 0.5  # Largest share of letters of another script in a text of its language.
-_ODDS = 5.0  # A line is in another language if that is more than this many times as likely.
+# A line with a larger share of letters of another script is in another language.
+_MAX_FOREIGN_SHARE = 0.5
+# A line is in another language if that is more than this many times as likely.
+_MIN_ODDS = 5.0
 
 
 def language_section(scored: EvaluatedSet) -> ReportSection | None:
-    """Return the languages of the test set, and the share of translations in another language."""
+    """Return the languages of the test set, and the share of translations in another language.
+
+    None if the test set has no target language.
+    """
     test = scored.test
     if test.target_language is None:
         return None
+    # Profiles of the first model that has profiles; languages of all models.
     profiles = NO_PROFILES
     codes = list[str]()
     for model in scored.models:
@@ -68,24 +74,31 @@ def wrong_language_share(
         None if the languages cannot be distinguished, or if all lines are blank.
     """
     codes = list(dict.fromkeys(codes))
-    script = script_of(target)
-    own, *_ = matching(target, codes) or [target]
-    others = [code for code in codes if code != own]
-    # Other scripts are enough to distinguish the remaining languages.
-    similar = [code for code in others if not script or script_of(code) in (None, script)]
-    compared = [own, *similar]
+    target_script = script_of(target)
+    # The model may have another code for the target language, such as "de" for "deu".
+    target_code, *_ = matching(target, codes) or [target]
+    other_codes = [code for code in codes if code != target_code]
+    # Languages that may have the script of the target. The script is enough to recognise the rest.
+    same_script = [
+        code
+        for code in other_codes
+        if not target_script or script_of(code) in (None, target_script)
+    ]
+    compared = [target_code, *same_script]
     texts = [line for line in lines if line.strip()]
-    if not texts or not (others or script):
+    if not texts:
         return None
-    if similar and not (are_identifiable(compared) or profiles.cover(compared)):
+    if not other_codes and not target_script:  # there is nothing to compare with
+        return None
+    if same_script and not (are_identifiable(compared) or profiles.cover(compared)):
         return None
 
     def is_wrong(text: str) -> bool:
-        if foreign_share(text, target) > _FOREIGN:
+        if foreign_share(text, target) > _MAX_FOREIGN_SHARE:
             return True
-        if not similar:
+        if not same_script:
             return False
         shares = language_shares(text, compared, profiles)
-        return any(shares[code] > _ODDS * shares[own] for code in similar)
+        return any(shares[code] > _MIN_ODDS * shares[target_code] for code in same_script)
 
     return sum(map(is_wrong, texts)) / len(texts)

@@ -37,8 +37,8 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
     if any(evaluation.baseline for evaluation in evaluations):
         changes = change_rows(evaluations)
     charts = run_charts({model.name: model.folder for model in models})
-    shown = ("Loss", "Translation quality")
-    curves = [chart for chart in charts if chart.title.startswith(shown)]
+    titles = ("Loss", "Translation quality")  # other charts, such as speed, say nothing here
+    curves = [chart for chart in charts if chart.title.startswith(titles)]
     return render(
         "evaluation.html.j2",
         title="Translation quality",
@@ -54,7 +54,8 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
 
 
 def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
-    signatures = {}
+    """Return the values of the template for one test set."""
+    signatures = {}  # metric -> signature
     for system in evaluation.systems:
         for score in system.scores:
             signatures[score.metric] = score.signature
@@ -75,10 +76,11 @@ def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str,
 
 def _calibration(values: Mapping[str, Any]) -> Markup:
     """Return a chart of expected and measured quality of one system."""
-    deciles = values["deciles"]
-    all_means = list(chain.from_iterable(deciles))
-    lowest = min(all_means)
-    highest = max(all_means)
+    deciles = values["deciles"]  # pairs of expected and measured chrF
+    means = list(chain.from_iterable(deciles))
+    lowest = min(means)
+    highest = max(means)
+    # Both axes have the same range: that of the round ticks around all values.
     low, *_, high = round_ticks(lowest, highest)
     low = max(low, 0)
     high = min(high, 100)
@@ -98,7 +100,10 @@ def _calibration(values: Mapping[str, Any]) -> Markup:
 
 
 def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
-    """Yield the worst and best sentences of a system, and the most different of two systems."""
+    """Yield the worst and best sentences of a system, and the most different of two systems.
+
+    The system is the first of the evaluation; the second system may be the baseline.
+    """
     systems = list(evaluation.systems[:2])
     if evaluation.baseline and len(systems) == 1:
         systems.append(evaluation.baseline)
@@ -109,18 +114,19 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
     scorer = MetricScorer("chrf", evaluation.references, MetricOptions())
     statistics = [scorer.statistics(system.lines) for system in systems]
     scores = list(map(scorer.sentence_scores, statistics))
-    order = sorted(range(len(lines)), key=scores[0].__getitem__)
-    worst = [row for row in order if lines[row] != reference[row]]
+    # Indices of the lines, from the lowest to the highest score of the first system.
+    ascending = sorted(range(len(lines)), key=scores[0].__getitem__)
+    worst = [row for row in ascending if lines[row] != reference[row]]
     worst = worst[:_SHOWN]
-    best = order[::-1]
-    chosen = {f"Worst of {name}": worst, f"Best of {name}": best[:_SHOWN]}
+    descending = ascending[::-1]
+    rows_by_title = {f"Worst of {name}": worst, f"Best of {name}": descending[:_SHOWN]}
     if len(systems) > 1:
-        other = systems[1]
-        differing = [row for row in order if lines[row] != other.lines[row]]
-        differing.sort(key=lambda row: -abs(scores[0][row] - scores[1][row]))
-        chosen[f"Most different: {name} and {other.name}"] = differing[:_SHOWN]
-    links = {}
-    if models and source:  # word alignments of the worst sentences
+        second = systems[1]
+        different = [row for row in ascending if lines[row] != second.lines[row]]
+        different.sort(key=lambda row: -abs(scores[0][row] - scores[1][row]))
+        rows_by_title[f"Most different: {name} and {second.name}"] = different[:_SHOWN]
+    links = {}  # index of a line -> word alignment; only for the worst sentences
+    if models and source:
         pairs = [(source[row], lines[row]) for row in worst]
         languages = LanguageOptions(*evaluation.languages, models[0].tag)
         model_scorer = load_scorer(models[0])
@@ -128,13 +134,14 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
         links = dict(zip(worst, aligned, strict=True))
 
     def sentence(row: int) -> dict[str, Any]:
-        parts = [("reference", [(reference[row], False)])]
+        """Return one sentence: labelled texts in parts, of which True marks the differences."""
+        texts = [("reference", [(reference[row], False)])]
         glosses = []
         if source:
-            parts.insert(0, ("source", [(source[row], False)]))
+            texts.insert(0, ("source", [(source[row], False)]))
             glosses = gloss(source[row], lines[row], links.get(row, ()))
-        for system, of_system in zip(systems, scores, strict=True):
-            label = f"{system.name}, chrF {of_system[row]:.1f}"
+        for system, system_scores in zip(systems, scores, strict=True):
+            label = f"{system.name}, chrF {system_scores[row]:.1f}"
             if system.results:
                 result = system.results[row]
                 if result.confidence is not None:
@@ -143,30 +150,30 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
                     label += f", suspicious: {', '.join(result.alarms)}"
             line = system.lines[row]
             differences = word_differences(line, reference[row])
-            parts.append((label, differences))
-        return {"line": row + 1, "parts": parts, "gloss": glosses}
+            texts.append((label, differences))
+        return {"line": row + 1, "parts": texts, "gloss": glosses}
 
-    for title, rows in chosen.items():
+    for title, rows in rows_by_title.items():
         yield {"name": title, "sentences": [sentence(row) for row in rows]}
 
 
 def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:
-    """Return each source word with the output words that are aligned to it.
+    """Return each source word with the output words that are aligned to it; empty without links.
 
     >>> gloss("Hunde laufen schnell", "dogs run", ((0, 0), (1, 1)))
     [('Hunde', 'dogs'), ('laufen', 'run'), ('schnell', '')]
     """
     if not links:
         return []
-    words = source.split()
+    source_words = source.split()
     output_words = output.split()
-    aligned: list[list[str]] = [[] for _ in words]
-    for place, target in links:
-        is_inside = place < len(words) and target < len(output_words)
-        if is_inside:
-            word = output_words[target]
-            aligned[place].append(word)
-    return list(zip(words, map(" ".join, aligned), strict=True))
+    aligned: list[list[str]] = [[] for _ in source_words]  # output words of each source word
+    for source_index, output_index in links:
+        # A tokenizer can split words at spaces where `str.split` does not.
+        if source_index < len(source_words) and output_index < len(output_words):
+            word = output_words[output_index]
+            aligned[source_index].append(word)
+    return list(zip(source_words, map(" ".join, aligned), strict=True))
 
 
 def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
@@ -179,13 +186,14 @@ def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
     reference_words = reference.split()
     matcher = SequenceMatcher(a=words, b=reference_words, autojunk=False)
     parts = []
-    place = 0
+    position = 0  # of the first word that is in no part yet
+    # The last matching block is empty, at the end of the text: no words can remain after the loop.
     for start, _, size in matcher.get_matching_blocks():
-        other = words[place:start]
-        same = words[start : start + size]
-        place = start + size
-        if other:
-            parts.append((" ".join(other), True))
-        if same:
-            parts.append((" ".join(same), False))
+        different = words[position:start]
+        position = start + size
+        equal = words[start:position]
+        if different:
+            parts.append((" ".join(different), True))
+        if equal:
+            parts.append((" ".join(equal), False))
     return parts

@@ -41,20 +41,24 @@ def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()
     if any(evaluation.baseline for evaluation in evaluations):
         rows = change_rows(evaluations)
     legend = paired_tests(evaluations)
-    for score in chain.from_iterable(each.systems[0].scores for each in evaluations):
+    # All systems of an evaluation have the same metrics and signatures.
+    for score in chain.from_iterable(evaluation.systems[0].scores for evaluation in evaluations):
         legend.append(f"{label_of(score.metric)} `{score.signature}`")
     return render(
         "evaluation.md.j2",
         report=report,
         gates=gates_of(*evaluations),
         rows=rows,
-        legend=dict.fromkeys(legend),
+        legend=dict.fromkeys(legend),  # each line once
         escaped=lambda text: _MARKDOWN.sub(r"\\\1", str(text).replace("\n", " ")),
     )
 
 
 def change_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """Return a table of the changes against the baseline, with their intervals."""
+    """Return a table of the changes against the baseline, with their intervals.
+
+    The significance level is that of the first gate with a level, or the usual level.
+    """
     alphas = [gate.alpha for gate in gates_of(*evaluations) if gate.alpha is not None]
     alphas.append(_USUAL_ALPHA)
     alpha = alphas[0]
@@ -66,6 +70,7 @@ def change_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
 
 
 def _change(name: str, score: Score, alpha: float) -> list[str]:
+    """Return the seven cells of one row; cells without a baseline or a test are empty."""
     shown = partial(format_score, score.metric)
     change = score.comparison
     row = [name, label_of(score.metric)]
@@ -74,13 +79,13 @@ def _change(name: str, score: Score, alpha: float) -> list[str]:
     row += [shown(score.value - change.delta), shown(score.value), shown(change.delta, "+")]
     if change.p_value is None or change.low is None or change.high is None:
         return [*row, "", "not tested"]
-    word = "no significant difference"
+    verdict = "no significant difference"
     if change.p_value < alpha:
-        word = "better"
+        verdict = "better"
         if as_quality(score.metric, change.delta) < 0:
-            word = "worse"
+            verdict = "worse"
     interval = f"{shown(change.low, '+')} to {shown(change.high, '+')}"
-    return [*row, interval, f"{word} ({show_p_value(change.p_value)})"]
+    return [*row, interval, f"{verdict} ({show_p_value(change.p_value)})"]
 
 
 def as_junit(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:
@@ -109,30 +114,39 @@ def read_baseline_report(
     except (OSError, ValueError) as error:
         problem = f"{path} is not a JSON report of nmt evaluate: {what_is_wrong(error)}."
         raise ConfigError(problem, fix=_AGAIN) from error
-    identity = hash_references(references)
-    matching = [each for each in evaluations if each.references_sha256 == identity]
-    if not matching:
+    # A report may have several test sets. The references identify the set, not its name.
+    references_hash = hash_references(references)
+    same_set = [
+        evaluation for evaluation in evaluations if evaluation.references_sha256 == references_hash
+    ]
+    if not same_set:
         names = ", ".join(evaluation.test for evaluation in evaluations)
         problem = f"the references of {names} and {test} differ"
         fix = "Evaluate the baseline on the same sentences and references."
         raise ConfigError(f"{path} is a report of a different test set: {problem}.", fix=fix)
-    system, *others = matching[0].systems
-    if others:
-        problem = f"{path} contains {len(others) + 1} systems, but a baseline must be one system."
+    system, *more_systems = same_set[0].systems
+    if more_systems:
+        problem = (
+            f"{path} contains {len(more_systems) + 1} systems, but a baseline must be one system."
+        )
         raise ConfigError(problem, fix="Create the report again with one system.")
     _check_signatures(path, system, scorers)
-    if len(system.lines) != len(references[0]):
+    if len(system.lines) != len(references[0]):  # a report may leave the translations out
         problem = f"{path} does not contain the translations (hypotheses) of {test}."
         raise ConfigError(problem, fix=_AGAIN)
     return System(f"{system.name} ({path.name})", system.lines)
 
 
 def _check_signatures(path: Path, system: SystemRecord, scorers: Sequence[MetricScorer]) -> None:
+    """Raise an error if a metric has other settings than in a report; versions may differ.
+
+    Metrics that the report does not have are not checked.
+    """
     signatures = {score.metric: score.signature for score in system.scores}
     for scorer in scorers:
-        now = scorer.metric.signature
-        before = signatures.get(scorer.name, now)
-        if _VERSION.sub("", before) != _VERSION.sub("", now):
-            problem = f"{path} was scored with {scorer.name} {before}; the options now give {now}."
+        new = scorer.metric.signature
+        old = signatures.get(scorer.name, new)
+        if _VERSION.sub("", old) != _VERSION.sub("", new):
+            problem = f"{path} was scored with {scorer.name} {old}; the options now give {new}."
             fix = "Use the same `tokenize`, `lowercase`, model and references for both."
             raise ConfigError(problem, fix=fix)

@@ -42,25 +42,27 @@ _Lines = Sequence[str]
 def robustness_section(scored: EvaluatedSet) -> ReportSection:
     """Translate the noisy test set with every model; measure the loss under every metric."""
     test = scored.test
-    values: list[dict[str, Any]] = []
+    values: list[dict[str, Any]] = []  # from `noise_losses`: of each system, noise and metric
+    # The first systems are the models; files of translations after them cannot be tested.
     for model, system in zip(scored.models, scored.systems, strict=False):
         source_language, target_language = model.config.languages
-        read = joiner_for(test.source_language or source_language)
-        written = joiner_for(test.target_language or target_language)
-        for noisy in noisy_sources(test.source or (), read, scored.resampling.seed):
+        source_joiner = joiner_for(test.source_language or source_language)
+        target_joiner = joiner_for(test.target_language or target_language)
+        for noisy in noisy_sources(test.source or (), source_joiner, scored.resampling.seed):
             name = f"{test.name} ({noisy.noise})"
             translated = model.translate(name, noisy.lines, test).lines
-            values += noise_losses(system, noisy, translated, written, scored)
+            values += noise_losses(system, noisy, translated, target_joiner, scored)
+    # The table has a row for each system and noise, and a column for each metric.
     head = ["system", "noise"]
-    rows: dict[tuple[str, str], list[str]] = {}
-    for x in values:  # a row for each system and noise, and a column for each metric
-        shown = partial(format_score, x["metric"])
-        cell = f"{shown(x['clean'])} -> {shown(x['noisy'])}, loss {shown(x['loss'])}"
-        if "confidence" in x:
-            cell += f" ± {shown(x['confidence']['half_width'])}"
-        case = x["system"], x["noise"]
-        rows.setdefault(case, [*case]).append(cell)
-        label = label_of(x["metric"])
+    rows: dict[tuple[str, str], list[str]] = {}  # (system, noise) -> cells
+    for loss in values:
+        shown = partial(format_score, loss["metric"])
+        cell = f"{shown(loss['clean'])} -> {shown(loss['noisy'])}, loss {shown(loss['loss'])}"
+        if "confidence" in loss:
+            cell += f" ± {shown(loss['confidence']['half_width'])}"
+        row_labels = loss["system"], loss["noise"]
+        rows.setdefault(row_labels, [*row_labels]).append(cell)
+        label = label_of(loss["metric"])
         if label not in head:
             head.append(label)
     meaning = "robustness: score lost to each kind of noise in the source."
@@ -73,17 +75,25 @@ class NoisySource:
 
     noise: str
     lines: _Lines  # Noisy lines to translate.
-    groups: Sequence[int] = ()  # For ``split``: number of noisy lines for each source line.
+    # For ``split``: number of noisy lines (1 or 2) that each source line was cut into.
+    num_parts: Sequence[int] = ()
 
     def outputs(self, translated: _Lines, joiner: str) -> _Lines:
-        """For ``split``, join the translations of the halves; otherwise return all unchanged."""
-        if not self.groups:
+        """Return translations of the noisy lines as they are scored.
+
+        For ``split``, the translations of the halves of a line are joined; otherwise nothing
+        changes.
+        """
+        if not self.num_parts:
             return translated
-        rest = iter(translated)
-        return [joiner.join(islice(rest, count)) for count in self.groups]
+        remaining = iter(translated)  # each join takes the next translations
+        return [joiner.join(islice(remaining, count)) for count in self.num_parts]
 
     def scored(self, lines: _Lines, joiner: str) -> _Lines:
-        """Return clean translations or references; for ``joined``, every two lines as one."""
+        """Return clean translations, source lines or references as they are scored.
+
+        For ``joined``, every two lines are one; otherwise nothing changes.
+        """
         if self.noise == JOINED:
             return _joined(lines, joiner)
         return lines
@@ -99,15 +109,15 @@ def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySourc
     """
     for name, noise in NOISES.items():
         lines = []
-        for number, line in enumerate(source):
-            random = Random(f"{seed} {name} {number}")
+        for index, line in enumerate(source):
+            random = Random(f"{seed} {name} {index}")
             lines.append(noise(line, random))
         yield NoisySource(name, lines)
     yield NoisySource(JOINED, _joined(source, joiner))
     halves = list(map(_halves, source))
     lines = list(chain.from_iterable(halves))
-    counts = list(map(len, halves))
-    yield NoisySource(SPLIT, lines, counts)
+    num_parts = list(map(len, halves))
+    yield NoisySource(SPLIT, lines, num_parts)
 
 
 def noise_losses(
@@ -125,6 +135,10 @@ def noise_losses(
         translated: Translations of the noisy lines.
         joiner: Text between two sentences of the target language, such as a space.
         scored: The clean test set with its references and metrics.
+
+    Yields:
+        The names of ``system``, ``noise`` and ``metric``; the scores ``clean`` and ``noisy``; the
+        ``loss``; and, with resampling, the interval of the loss as ``confidence``.
     """
     test = scored.test
     references = [noisy.scored(stream, joiner) for stream in test.references]
@@ -135,16 +149,17 @@ def noise_losses(
     clean_tables = [scorer.statistics(clean_lines) for scorer in scorers]
     noisy_tables = [scorer.statistics(noisy_lines) for scorer in scorers]
     measured = measure([clean_tables, noisy_tables], scorers, scored.resampling)
-    for old, new in zip(*measured, strict=True):
-        metric = old.score.metric
-        before = old.score.value
-        after = new.score.value
+    for clean, with_noise in zip(*measured, strict=True):
+        metric = clean.score.metric
+        clean_value = clean.score.value
+        noisy_value = with_noise.score.value
         values = {"system": system.name, "noise": noisy.noise, "metric": metric}
-        values |= {"clean": before, "noisy": after}
-        values["loss"] = as_quality(metric, before - after) or 0.0  # not -0.0
-        if old.samples is not None and new.samples is not None:
-            losses = old.samples - new.samples
-            losses *= as_quality(metric, 1.0)
+        values |= {"clean": clean_value, "noisy": noisy_value}
+        loss = as_quality(metric, clean_value - noisy_value)
+        values["loss"] = loss or 0.0  # -0.0 becomes 0.0
+        if clean.samples is not None and with_noise.samples is not None:
+            losses = clean.samples - with_noise.samples
+            losses *= as_quality(metric, 1.0)  # -1 if lower scores are better
             interval = confidence_interval(losses, seed=scored.resampling.seed)
             values["confidence"] = asdict(interval)
         yield values
@@ -155,9 +170,11 @@ def _joined(lines: _Lines, joiner: str) -> _Lines:
 
 
 def _halves(line: str) -> _Lines:
+    """Cut a line in the middle; a line of one word stays whole."""
     words = line.split(" ")
     if len(words) == 1:
         return [line]
+    # With an odd number of words, the first half has one word more.
     middle = (len(words) + 1) // 2
     halves = words[:middle], words[middle:]
     return list(map(" ".join, halves))
@@ -192,12 +209,13 @@ class Contrastive:
         values = []
         for model in models:
             scorer = load_scorer(model)
-            right = scorer.score([(pair.source, pair.right) for pair in self._pairs])
-            wrong = scorer.score([(pair.source, pair.wrong) for pair in self._pairs])
+            all_right = scorer.score([(pair.source, pair.right) for pair in self._pairs])
+            all_wrong = scorer.score([(pair.source, pair.wrong) for pair in self._pairs])
+            # Category -> number of pairs. Every pair also counts in the category of all pairs.
             num_pairs = Counter[str]()
             num_correct = Counter[str]()
-            for pair, one, other in zip(self._pairs, right, wrong, strict=True):
-                is_correct = one.score > other.score
+            for pair, right, wrong in zip(self._pairs, all_right, all_wrong, strict=True):
+                is_correct = right.score > wrong.score
                 for category in filter(None, (ALL, pair.category)):
                     num_pairs[category] += 1
                     num_correct[category] += is_correct
@@ -224,7 +242,7 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
     pairs = []
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
-        has_texts = all(cells[:3])
+        has_texts = all(cells[:3])  # only the category may be empty
         if len(cells) not in (3, 4) or not has_texts:
             problem = f"expected 3 or 4 non-empty columns, found {len(cells)}"
             columns = "source, right translation, wrong translation and optionally a category"
@@ -238,6 +256,7 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
 
 def load_scorer(model: EvaluatedModel) -> Scorer:
     """Load the weights of a model to score or align translations."""
+    # The options of ``nmt evaluate`` that scoring needs, too.
     names = ("device", "checkpoint", "threads", "ensemble")
     scorer = load_attribute("nmt.inference.scorer:Scorer")  # imports torch only if it is needed
     options = {name: model.loading[name] for name in names}

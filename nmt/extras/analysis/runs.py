@@ -15,7 +15,7 @@ from nmt.errors import CheckpointError
 from nmt.files.atomic import check_output, open_output
 from nmt.training.report import HtmlReport, render_comparison
 
-_SAME = ("name", "run_dir")  # They differ in all runs.
+_DIFFER_ALWAYS = ("name", "run_dir")  # Keys that say nothing about how runs differ.
 
 
 class ReportOptions(Options):
@@ -37,7 +37,7 @@ def report(options: ReportOptions) -> TextResult:
         CheckpointError: A folder is not a run folder.
     """
     path = options.output
-    settings = []
+    settings = []  # of each run: dotted key -> value as text
     for run in options.runs:
         if not (run / "metrics.jsonl").is_file():
             fix = "Pass the folder that `nmt train` printed, for example runs/demo."
@@ -51,8 +51,8 @@ def report(options: ReportOptions) -> TextResult:
     else:
         path = path or Path("runs.html")
         check_output(path, *options.runs)
-        named = {str(run): run for run in options.runs}
-        page = render_comparison(named, [*_differing(settings)])
+        folders = {str(run): run for run in options.runs}  # name on the page -> folder
+        page = render_comparison(folders, [*_differing(settings)])
         with open_output(path) as file:
             file.write(page.encode("utf-8", "replace"))
     return TextResult(str(path), {"path": str(path)})
@@ -61,20 +61,25 @@ def report(options: ReportOptions) -> TextResult:
 def _differing(settings: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, list[str]]]:
     """Yield each key whose value differs between runs, with the value of each run."""
     for key in dict.fromkeys(chain.from_iterable(settings)):
-        values = [of_run.get(key, "\N{EN DASH}") for of_run in settings]
-        if len({*values}) > 1 and key not in _SAME:
+        values = [run_settings.get(key, "\N{EN DASH}") for run_settings in settings]
+        if len({*values}) > 1 and key not in _DIFFER_ALWAYS:
             yield key, values
 
 
-def _flat(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every value of a configuration with its dotted key."""
-    if isinstance(values, list):
-        values = dict(enumerate(values))
-    if values is None:
-        values = "null"
-    if not isinstance(values, dict):
-        yield key, str(values)
+def _flat(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every value of a configuration with its dotted key.
+
+    Args:
+        node: A mapping, a list (whose keys are the indices), or a single value.
+        key: Dotted key of the node; empty for the whole configuration.
+    """
+    if isinstance(node, list):
+        node = dict(enumerate(node))
+    if node is None:
+        node = "null"  # as in YAML
+    if not isinstance(node, dict):
+        yield key, str(node)
         return
     prefix = f"{key}." if key else ""
-    for name, value in values.items():
-        yield from _flat(value, f"{prefix}{name}")
+    for name, child in node.items():
+        yield from _flat(child, f"{prefix}{name}")

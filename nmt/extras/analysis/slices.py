@@ -47,8 +47,10 @@ _COVERED = {0.25: "below 25%", 0.5: "25-49%", 0.75: "50-74%"}
 _RATIOS = {0.8: "below 0.8", 1.25: "0.8-1.25"}
 _CASES = ("both cases", "no capitals", "all capitals", "no letters with case")
 _KEPT = ("nothing to keep", "kept", "lost")
-_VERY_OFTEN = 1 << 62
-_LONGEST_WORD = 64  # subwords with a factor of their own in the hash
+_VERY_OFTEN = 1 << 62  # Count of the rarest word of a line without words: above all limits.
+_LONGEST_WORD = 64  # Positions in a word with a factor of their own; later ones share the last.
+# The factor of each position in a word: (64,), uint64. All factors are odd, because multiplying by
+# an odd number modulo 2^64 maps different ids to different products.
 _factors = np.random.default_rng(1).integers(1, 1 << 63, _LONGEST_WORD, np.uint64)
 _FACTORS = _factors | np.uint64(1)
 _SPACE = "\u2581"
@@ -65,7 +67,7 @@ class Group:
 
 def slice_section(scored: EvaluatedSet) -> ReportSection:
     """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
-    common = []
+    common = []  # groups that are the same for all systems
     for name, labels in scored.labels.items():
         names = list(dict.fromkeys(labels))
         common.append(Group(name, labels, names))
@@ -73,41 +75,48 @@ def slice_section(scored: EvaluatedSet) -> ReportSection:
     if scored.options.slices:
         source = scored.test.source
         references = scored.test.references
-        data = [list(training_data(model.folder)) for model in scored.models]
+        # For each model: its data, then the data of the models that it was initialized from.
+        training = [list(training_data(model.folder)) for model in scored.models]
         if source is not None:
             counts = None
-            if data and data[0]:
-                tokenizer = load_tokenizers(data[0][0].tokenizer_dir).source
-                stores = [prepared.train for prepared in data[0]]
+            # Words are counted in all data of the first model, with the tokenizer of the model.
+            if training and training[0]:
+                tokenizer = load_tokenizers(training[0][0].tokenizer_dir).source
+                stores = [prepared.train for prepared in training[0]]
                 counts = count_in_training(stores, tokenizer, source)
             common += groups_of_source(source, counts)
-        # The first systems are the models; the others are files of translations.
-        data += [[]] * (len(scored.systems) - len(data))
-        for system, prepared in zip(scored.systems, data, strict=True):
-            of_system = list(common)
-            if prepared and source is not None:
-                of_system.insert(0, leakage_group(prepared, source))
-            of_system += groups_of_system(system, source, references)
-            groups[system.name] = of_system
+        # The systems after the models are files of translations: they have no training data.
+        training += [[]] * (len(scored.systems) - len(training))
+        for system, datasets in zip(scored.systems, training, strict=True):
+            system_groups = list(common)
+            if datasets and source is not None:
+                system_groups.insert(0, leakage_group(datasets, source))
+            system_groups += groups_of_system(system, source, references)
+            groups[system.name] = system_groups
     return score_slices(scored.systems, scored.scorers, scored.resampling, groups)
 
 
 def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
     """Group source lines by whether they occur in the training data: exact, near, or not found."""
-    kinds: dict[int, str] = {}
-    total = sum(len(prepared.train) for prepared in data)
-    with progress_bar("looking for leaks", unit="lines", total=total) as bar:
+    kinds: dict[int, str] = {}  # index of a source line -> "exact" or "near"
+    num_pairs = sum(len(prepared.train) for prepared in data)
+    with progress_bar("looking for leaks", unit="lines", total=num_pairs) as bar:
         training = _training_lines(data, bar.update)
         for leak in LEAKAGE["near"](source, training):
+            # A line can have several leaks. One exact leak makes the line exact.
             if kinds.get(leak.held_out) != "exact":
                 kinds[leak.held_out] = "exact" if leak.is_exact else "near"
-    labels = [kinds.get(number, NOT_SEEN) for number in range(len(source))]
+    labels = [kinds.get(index, NOT_SEEN) for index in range(len(source))]
     return Group(SEEN, labels, [NOT_SEEN, "near", "exact"])
 
 
 def _training_lines(
     data: Iterable[PreparedData], progress: Callable[[int], object]
 ) -> Iterator[list[str]]:
+    """Yield the source lines of training data, without tags, in one list for each stored block.
+
+    ``progress`` gets the number of lines of a block when the caller asks for the next block.
+    """
     for prepared in data:
         tokenizer = load_tokenizers(prepared.tokenizer_dir).source
         for block in prepared.train.source.blocks():
@@ -119,9 +128,14 @@ def _training_lines(
 def groups_of_source(
     source: Sequence[str], counts: Sequence[LineCounts] | None = None
 ) -> Iterator[Group]:
-    """Yield the groups by source text and, if known, by word counts in the training data."""
-    lengths = [len(_WORD.findall(line)) for line in source]
-    yield _binned("source words", lengths, _LENGTHS, "40 and more")
+    """Yield the groups by source text and, with ``counts``, by word counts in the training data.
+
+    Args:
+        source: Lines of the source text.
+        counts: For each line, the counts of its words; None without training data.
+    """
+    num_words = [len(_WORD.findall(line)) for line in source]
+    yield _binned("source words", num_words, _LENGTHS, "40 and more")
     yield Group("source case", list(map(_case, source)), _CASES)
     if counts is None:
         return
@@ -136,23 +150,23 @@ def groups_of_system(
 ) -> Iterator[Group]:
     """Yield the groups that depend on the translations of one system."""
     if source is not None:
-        numbers = []
-        names = []
-        for line, output, *translations in zip(source, system.lines, *references, strict=True):
-            kind = _kept(_numbers(line), _numbers(output))
-            numbers.append(kind)
-            copied = _tokens(line) & _tokens(" ".join(translations))
+        number_labels = []
+        name_labels = []
+        for line, output, *line_references in zip(source, system.lines, *references, strict=True):
+            number_labels.append(_copy_label(_numbers(line), _numbers(output)))
+            # A token that is in the source and in any reference is one that translators copy.
+            copied = _tokens(line) & _tokens(" ".join(line_references))
             copied_names = set(filter(_is_name, copied))
-            kind = _kept(copied_names, _tokens(output))
-            names.append(kind)
-        yield Group("numbers", numbers, _KEPT)
-        yield Group("names and copied tokens", names, _KEPT)
+            name_labels.append(_copy_label(copied_names, _tokens(output)))
+        yield Group("numbers", number_labels, _KEPT)
+        yield Group("names and copied tokens", name_labels, _KEPT)
     ratios = []
     for output, reference in zip(system.lines, references[0], strict=True):
+        # In characters. The 1 keeps the ratio finite if the reference is empty.
         ratio = (len(output) + 1) / (len(reference) + 1)
         ratios.append(ratio)
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
-    if system.results:
+    if system.results:  # a file of translations has no results of a guard
         labels = ["suspicious" if result.alarms else "not suspicious" for result in system.results]
         yield Group("guard", labels, ["not suspicious", "suspicious"])
 
@@ -171,29 +185,30 @@ def score_slices(
         resampling: Options of the confidence intervals.
         groups: Groups of each system, by name of the system.
     """
-    # By group and slice, then by system: plain values for JSON, and the cells of the table.
-    by_slice = defaultdict[tuple[str, str], dict[str, dict[str, Any]]](dict)
-    cells = defaultdict[tuple[str, str], dict[str, list[str]]](dict)
+    # (group, slice) -> name of the system -> values for JSON, and cells of the table. Groups may
+    # differ between systems: a system without a group has no entry for the slices of the group.
+    values_by_slice = defaultdict[tuple[str, str], dict[str, dict[str, Any]]](dict)
+    cells_by_slice = defaultdict[tuple[str, str], dict[str, list[str]]](dict)
     no_scores = ["-"] * len(scorers)
     for system in systems:
         for group in groups[system.name]:
             labels = np.array(group.labels, dtype=object)
             for name in group.slices:
                 (rows,) = np.nonzero(labels == name)
-                num = len(rows)
-                is_small = num < SMALL_SLICE
+                num_sentences = len(rows)
+                is_small = num_sentences < SMALL_SLICE
                 scores = list[Score]()
-                shown = ["0", *no_scores]
-                if num:
+                cells = ["0", *no_scores]
+                if num_sentences:
                     tables = [table[rows] for table in system.tables]
-                    (measured,) = measure([tables], scorers, resampling)
-                    scores = [each.score for each in measured]
-                    count = f"{num:,} (few)" if is_small else f"{num:,}"
-                    shown = [count, *map(show_score, scores)]
-                cells[group.name, name][system.name] = shown
-                by_slice[group.name, name][system.name] = {
+                    (measured_scores,) = measure([tables], scorers, resampling)
+                    scores = [measured.score for measured in measured_scores]
+                    size = f"{num_sentences:,} (few)" if is_small else f"{num_sentences:,}"
+                    cells = [size, *map(show_score, scores)]
+                cells_by_slice[group.name, name][system.name] = cells
+                values_by_slice[group.name, name][system.name] = {
                     "name": system.name,
-                    "num_sentences": num,
+                    "num_sentences": num_sentences,
                     "is_small": is_small,
                     "scores": [score.as_dict() for score in scores],
                 }
@@ -206,29 +221,38 @@ def score_slices(
         head += (f"{prefix}{scorer.metric.label}" for scorer in scorers)
     table = [head]
     values = []
-    for (group_name, name), by_system in by_slice.items():
+    for (group_name, name), values_by_system in values_by_slice.items():
         row = [group_name, name]
         for system in systems:
-            row += cells[group_name, name].get(system.name, ["-", *no_scores])
-        of_systems = list(by_system.values())
-        if any(part["num_sentences"] for part in of_systems):
-            table.append(row)  # empty slices are only in the values
-        values.append({"group": group_name, "name": name, "systems": of_systems})
+            row += cells_by_slice[group_name, name].get(system.name, ["-", *no_scores])
+        slice_values = list(values_by_system.values())
+        if any(system_values["num_sentences"] for system_values in slice_values):
+            table.append(row)  # slices that are empty for all systems are only in the values
+        values.append({"group": group_name, "name": name, "systems": slice_values})
     meaning = _MEANING
-    if any(group == SEEN for group, _ in by_slice):
+    if any(group_name == SEEN for group_name, _ in values_by_slice):
         meaning += _LEAKS_MEAN
     return ReportSection("slices", "Slices", table, values, meaning)
 
 
-def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], rest: str) -> Group:
-    """Group numbers into bins. ``limits`` maps upper limits to names; ``rest`` is the last bin."""
-    names = [*limits.values(), rest]
+def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], last: str) -> Group:
+    """Group numbers into bins.
+
+    Args:
+        name: Name of the group.
+        values: A number for each sentence.
+        limits: Upper limit (exclusive, ascending) -> name of the bin below it.
+        last: Name of the bin from the highest limit.
+    """
+    names = [*limits.values(), last]
+    # "right" puts a number that equals a limit into the bin above the limit.
     bins = np.searchsorted(list(limits), list(values), side="right")
     labels = [names[index] for index in bins]
     return Group(name, labels, names)
 
 
 def _case(line: str) -> str:
+    """Return the name of a slice from `_CASES`."""
     has_upper = any(map(str.isupper, line))
     has_lower = any(map(str.islower, line))
     if has_upper and has_lower:
@@ -243,6 +267,7 @@ def _numbers(line: str) -> set[str]:
 
 
 def _tokens(line: str) -> set[str]:
+    """Return the tokens between spaces, without the punctuation around them."""
     tokens = [token.strip(".,;:!?\"'()[]«»„“”") for token in line.split()]
     return set(filter(None, tokens))
 
@@ -254,11 +279,11 @@ def _is_name(token: str) -> bool:
     return not (token.islower() and token.isalpha())
 
 
-def _kept(wanted: set[str], written: set[str]) -> str:
-    """Return whether there is anything to keep, and whether ``written`` contains all of it."""
-    if not wanted:
+def _copy_label(required: set[str], output: set[str]) -> str:
+    """Return the name of a slice: whether the output contains all that it is required to copy."""
+    if not required:
         return "nothing to keep"
-    return "kept" if wanted <= written else "lost"
+    return "kept" if required <= output else "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +298,8 @@ class LineCounts:
         """Share of the pairs that occur; 1 without pairs."""
         if not self.pairs:
             return 1.0
-        num_found = sum(count > 0 for count in self.pairs)
-        return num_found / len(self.pairs)
+        num_occurring = sum(count > 0 for count in self.pairs)
+        return num_occurring / len(self.pairs)
 
 
 def count_in_training(
@@ -294,68 +319,85 @@ def count_in_training(
     encoded = FlatIds.of(tokenizer.encode_batch(lines))
     words = hasher.words(encoded)
     pairs = words.pairs()
-    both = np.concatenate([words.hashes, pairs.hashes])
-    distinct, places = np.unique(both, return_inverse=True)
-    counts = np.zeros(len(distinct), np.int64)
+    # Words and pairs are counted together. ``distinct`` is sorted; ``inverse`` is the index in
+    # ``distinct`` of each word, then of each pair.
+    words_and_pairs = np.concatenate([words.hashes, pairs.hashes])
+    distinct, inverse = np.unique(words_and_pairs, return_inverse=True)
+    counts = np.zeros(len(distinct), np.int64)  # occurrences in the training data
     for store in stores:
         for block in store.source.blocks():
-            seen = hasher.words(block)
-            for hashes in (seen.hashes, seen.pairs().hashes):
-                is_wanted = np.isin(hashes, distinct)
-                wanted = np.searchsorted(distinct, hashes[is_wanted])
-                counts += np.bincount(wanted, minlength=len(counts))
-    of_words, of_pairs = np.split(counts[places], [len(words.hashes)])
-    word_counts = words.by_line(of_words, len(lines))
-    pair_counts = pairs.by_line(of_pairs, len(lines))
-    return list(map(LineCounts, word_counts, pair_counts))
+            block_words = hasher.words(block)
+            for hashes in (block_words.hashes, block_words.pairs().hashes):
+                is_counted = np.isin(hashes, distinct)
+                indices = np.searchsorted(distinct, hashes[is_counted])
+                counts += np.bincount(indices, minlength=len(counts))
+    word_counts, pair_counts = np.split(counts[inverse], [len(words.hashes)])
+    words_by_line = words.by_line(word_counts, len(lines))
+    pairs_by_line = pairs.by_line(pair_counts, len(lines))
+    return list(map(LineCounts, words_by_line, pairs_by_line))
 
 
 class _HashedWords(NamedTuple):
-    """Words, or pairs of adjacent words, of several lines, in order."""
+    """N words, or N pairs of adjacent words, of several lines, in order."""
 
-    hashes: npt.NDArray[np.uint64]
-    lines: npt.NDArray[np.intp]  # Index of the line of each word.
+    hashes: npt.NDArray[np.uint64]  # (N,).
+    lines: npt.NDArray[np.intp]  # Index of the line of each word: (N,), ascending.
 
     def pairs(self) -> _HashedWords:
         """Return the pairs of adjacent words."""
+        # Two factors, so that the hash of a pair depends on the order of its words.
         hashes = self.hashes[:-1] * _FACTORS[0]
         hashes += self.hashes[1:] * _FACTORS[1]
         lines = self.lines[1:]
-        is_same_line = lines == self.lines[:-1]
+        is_same_line = lines == self.lines[:-1]  # the last word of a line has no pair
         return _HashedWords(hashes[is_same_line], lines[is_same_line])
 
     def by_line(self, counts: npt.NDArray[np.int64], num_lines: int) -> Iterator[list[int]]:
-        """Yield for each line the counts of its words."""
+        """Yield for each line the counts of its words, from one count for each word: (N,)."""
+        # Index of the first word of each line but the first. A line without words has an empty
+        # range, because its border equals that of the next line.
         borders = np.searchsorted(self.lines, np.arange(1, num_lines))
         return map(np.ndarray.tolist, np.split(counts, borders))
 
 
 class _WordHasher:
-    """Splits token ids into words, and hashes each word."""
+    """Splits token ids into words, and hashes each word.
+
+    The text of a token (with a sign for a space) decides whether it begins a word, and whether it
+    is punctuation: a token without letters and digits.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = [piece for piece, _, _ in tokenizer.pieces()]
+        # By token id: (V,), bool.
         self._follows_space = np.array([piece.startswith(_SPACE) for piece in pieces])
         self._has_letters = np.array([any(map(str.isalnum, piece)) for piece in pieces])
 
     def words(self, lines: FlatIds) -> _HashedWords:
-        """Return the words of lines."""
+        """Return the words of lines, without punctuation.
+
+        A word that begins at token s with the ids t_0, t_1, ... has the hash sum_i mix((t_i + 1) x
+        factor_i), modulo 2^64.
+        """
         # A word begins after a space, after punctuation, and at the start of a line. A token of
-        # punctuation is a "word", too, until the end of this function.
+        # punctuation is a "word", too, until the end of this function. All arrays have an entry for
+        # each token, except ``starts`` and those computed from it: an entry for each word.
         ids = lines.ids
         is_word = self._has_letters[ids]
         is_first = self._follows_space[ids] | ~is_word
-        is_first[1:] |= ~is_word[:-1]
+        is_first[1:] |= ~is_word[:-1]  # the token after punctuation
         line_starts = lines.offsets[:-1]
-        is_first[line_starts[lines.lengths > 0]] = True
+        is_first[line_starts[lines.lengths > 0]] = True  # empty lines have no first token
         starts = np.flatnonzero(is_first)
         lengths = np.diff(starts, append=len(ids))
-        place_in_word = np.arange(len(ids)) - np.repeat(starts, lengths)
-        places = place_in_word.clip(max=_LONGEST_WORD - 1)
-        products = ids.astype(np.uint64) + np.uint64(1)
-        products *= _FACTORS[places]
+        position_in_word = np.arange(len(ids)) - np.repeat(starts, lengths)
+        positions = position_in_word.clip(max=_LONGEST_WORD - 1)
+        products = ids.astype(np.uint64) + np.uint64(1)  # 0 times any factor is 0
+        products *= _FACTORS[positions]
+        # Mix the upper bits into the lower bits. Otherwise the sum would be linear in the ids, and
+        # words whose ids differ in a regular way would more often get the same hash.
         products ^= products >> np.uint64(29)
         hashes = np.add.reduceat(products, starts)
-        line_of = lines.sentences[starts]
+        line_of_word = lines.sentences[starts]
         is_kept = is_word[starts]
-        return _HashedWords(hashes[is_kept], line_of[is_kept])
+        return _HashedWords(hashes[is_kept], line_of_word[is_kept])
