@@ -31,35 +31,41 @@ from nmt.text.identification import (
 from nmt.text.languages import foreign_share, script_of
 from nmt.text.preprocessing import tokenized_text
 
-_IDENTICAL_SHARE = 0.1
-_FEWEST_LINES = 100
+_IDENTICAL_SHARE = 0.1  # Of the pairs; a larger share with identical sides is a warning.
+_FEWEST_LINES = 100  # Minimum number of pairs for a correlation.
 _LOW_CORRELATION = 0.3
 _LANGUAGE_LINES = 500  # Lines whose languages are identified.
 _FEWEST_CHARACTERS = 12  # Of a line whose language is identified.
-_FEWEST_OF_LANGUAGE = 20
-_FEWEST_SIGNS = 3  # Lines in another language.
-_MOST_FOREIGN = 0.5
+_FEWEST_OF_LANGUAGE = 20  # Minimum number of lines to detect a language.
+_FEWEST_SIGNS = 3  # Minimum number of lines in another language than the expected one.
+_MOST_FOREIGN = 0.5  # Share of letters in another script, in a line that can be in a language.
 _PROFILE_PAIRS = 5000  # From the beginning of each corpus.
 Texts = Sequence[tuple[str, str]]  # sources and targets
 _Key = tuple[tuple[str, str], ...]  # two languages, then language and text of one or two sides
 _Keys = tuple[_Key, _Key, _Key]  # of the source, the target and the pair
 
 
-def _is_clear(share: float, other: float) -> bool:
-    """Whether ``share`` is more than three times ``other``, plus 2 percentage points."""
-    return share > 3 * other + 0.02
+def _is_clear(share: float, rival_share: float) -> bool:
+    """Whether ``share`` is more than three times ``rival_share``, plus 2 percentage points."""
+    return share > 3 * rival_share + 0.02
 
 
 def _labels(lines: Iterable[str]) -> Counter[str]:
-    """Count the first lines by the likeliest language; short lines are left out."""
-    first = islice(lines, _LANGUAGE_LINES)
-    texts = [line for line in first if len(line) >= _FEWEST_CHARACTERS]
+    """Return the number of lines by the label of the likeliest language.
+
+    Only the first lines are read. Short lines are left out, because their language is unsure.
+    """
+    first_lines = islice(lines, _LANGUAGE_LINES)
+    texts = [line for line in first_lines if len(line) >= _FEWEST_CHARACTERS]
     labels = map(likeliest_label, texts)
     return Counter(labels)
 
 
 def _share_in(code: str, lines: Sequence[str]) -> float | None:
-    """Return the share of lines that can be in a language; None if that cannot be identified."""
+    """Return the share of lines that can be in a language; None if that cannot be identified.
+
+    A language that py3langid does not support is identified by its script, if that is not Latin.
+    """
     expected = similar_labels(code)
     if expected:
         labels = _labels(lines)
@@ -87,10 +93,14 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
     num_similar = sum(map(labels.__getitem__, expected))
     likeliest, count = labels.most_common(1)[0]
     total = labels.total()
-    is_clear = _is_clear(count / total, num_similar / total)
-    if likeliest in expected or count < _FEWEST_SIGNS or not is_clear:
+    if likeliest in expected or count < _FEWEST_SIGNS:
         return None
-    return next((code for code in others if likeliest in similar_labels(code)), likeliest)
+    if not _is_clear(count / total, num_similar / total):
+        return None
+    for code in others:
+        if likeliest in similar_labels(code):
+            return code
+    return likeliest
 
 
 def likely_language(lines: Iterable[str]) -> str | None:
@@ -100,8 +110,8 @@ def likely_language(lines: Iterable[str]) -> str | None:
         return None
     likeliest, count = labels.most_common(1)[0]
     total = labels.total()
-    rest = total - count
-    is_clear = _is_clear(count / total, rest / total)
+    num_others = total - count  # lines in all other languages together
+    is_clear = _is_clear(count / total, num_others / total)
     return likeliest if is_clear else None
 
 
@@ -128,7 +138,7 @@ def learn_profiles(recipe: Recipe) -> LanguageProfiles:
         DataError: A corpus is missing, damaged or not parallel.
     """
     config = recipe.config
-    lines: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}  # by language
     for direction in config.directions:
         lines |= {code: [] for code in direction}
     if are_identifiable(lines):
@@ -148,66 +158,71 @@ class CorpusCheck:
     Args:
         source_language: Code of the expected source language.
         target_language: Code of the expected target language.
-        pairs: The first block.
+        pairs: The first block; further blocks follow with `update`.
     """
 
     def __init__(self, source_language: str, target_language: str, pairs: Texts = ()) -> None:
-        self._identical = 0
+        self._num_identical = 0  # pairs whose sides are identical
         self._num_pairs = 0
         self._languages = (source_language, target_language)
-        self._first: list[tuple[str, str]] = []  # for the detection of the languages
-        self._sums = np.zeros((3, 3))  # sums of products of (1, source, target) log lengths
+        self._first_pairs: list[tuple[str, str]] = []  # for the detection of the languages
+        # A pair has three values: 1 and the log lengths of source and target, in characters. Sums
+        # over all pairs of the products of each two values. (3, 3)
+        self._sums = np.zeros((3, 3))
         self.update(pairs)
 
     def update(self, pairs: Texts) -> None:
         """Add the next block of pairs to the statistics."""
-        self._first += pairs[: _LANGUAGE_LINES - len(self._first)]
+        self._first_pairs += pairs[: _LANGUAGE_LINES - len(self._first_pairs)]
         self._num_pairs += len(pairs)
         source_lengths = [len(source) for source, _ in pairs]
         target_lengths = [len(target) for _, target in pairs]
         logs = np.log1p([source_lengths, target_lengths])
-        values = np.vstack((np.ones(len(pairs)), logs))
+        values = np.vstack((np.ones(len(pairs)), logs))  # (3, pairs)
         self._sums += values @ values.T
-        self._identical += sum(source == target for source, target in pairs)
+        self._num_identical += sum(source == target for source, target in pairs)
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings as sentences."""
-        if self._identical > _IDENTICAL_SHARE * self._num_pairs:
-            share = self._identical / self._num_pairs
+        if self._num_identical > _IDENTICAL_SHARE * self._num_pairs:
+            share = self._num_identical / self._num_pairs
             yield f"{share:.0%} of the pairs have identical sides. Is one file passed twice?"
         yield from self.swapped()
-        sides = zip(*self._first, strict=True)
+        sides = zip(*self._first_pairs, strict=True)  # all sources and all targets; or no item
         for language, lines in zip(self._languages, sides, strict=False):
             warning = tokenized_text(lines, language)
             if warning is not None:
                 yield warning
         correlation = self._length_correlation()
-        if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
+        if self._num_pairs >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
             text = f"source and target lengths hardly correlate ({correlation:.2f})"
             yield f"{text}. Are the files aligned line by line?"
 
     def _length_correlation(self) -> float:
-        """Return the correlation of the log lengths of both sides: high for translations."""
-        mean = self._sums / max(self._sums[0, 0], 1)
-        mean_logs = mean[0, 1:]
-        covariance = mean[1:, 1:] - np.outer(mean_logs, mean_logs)
-        variances = np.diag(covariance).clip(0)
+        """Return the correlation of the log lengths of both sides: high for translations.
+
+        1 if a side has lines of one length only, which has no correlation.
+        """
+        means = self._sums / max(self._num_pairs, 1)  # of the products of each two values
+        mean_logs = means[0, 1:]  # products with 1
+        covariance = means[1:, 1:] - np.outer(mean_logs, mean_logs)  # (2, 2)
+        variances = np.diag(covariance).clip(0)  # rounding may make them negative
         spread = np.sqrt(variances.prod())
         return float(covariance[0, 1] / spread) if spread > 1e-9 else 1.0
 
     def swapped(self) -> Iterator[str]:
         """Yield a warning if each side looks like the language of the other side."""
-        if not self._first:
+        if not self._first_pairs:
             return
-        sides = list(zip(*self._first, strict=True))
+        sides = list(zip(*self._first_pairs, strict=True))  # all sources, then all targets
         source, target = self._languages
-        are_clear = []
-        for place, code in enumerate(self._languages):
-            share = _share_in(code, sides[place])
-            share_of_other = _share_in(code, sides[1 - place])
-            if share is not None and share_of_other is not None:
-                are_clear.append(_is_clear(share_of_other, share))
-        if are_clear and all(are_clear):
+        seem_swapped = []  # of each language that can be identified
+        for side, code in enumerate(self._languages):
+            share_here = _share_in(code, sides[side])
+            share_on_other_side = _share_in(code, sides[1 - side])
+            if share_here is not None and share_on_other_side is not None:
+                seem_swapped.append(_is_clear(share_on_other_side, share_here))
+        if seem_swapped and all(seem_swapped):
             looks = f"the source looks like {target} and the target like {source}"
             yield f"{looks}. Are the sides swapped?"
 
@@ -222,25 +237,27 @@ def held_out_sets(recipe: Recipe) -> tuple[dict[str, CorpusConfig], list[str]]:
     config = recipe.config
     data = recipe.data
     sets = dict(recipe.valid_sets)
-    unchecked = []
+    not_downloaded = []
     # Data sets of training and validation are downloaded anyway.
-    trained_on = (*data.training, *data.validation)
-    downloaded = {corpus.huggingface for corpus in trained_on}
+    downloaded = {corpus.huggingface for corpus in (*data.training, *data.validation)}
     for name, corpus in data.test.items():
-        is_cached = not is_on_hub(corpus) or corpus.huggingface in downloaded
         if corpus.sacrebleu is not None:
-            is_cached = corpus.sacrebleu in cached_test_sets(config.direction(corpus))
-        if is_cached:
+            is_available = corpus.sacrebleu in cached_test_sets(config.direction(corpus))
+        else:
+            is_available = not is_on_hub(corpus) or corpus.huggingface in downloaded
+        if is_available:
             sets[name] = corpus
         else:
-            unchecked.append(name)
+            not_downloaded.append(name)
+    # Sets in sacrebleu's cache are compared even if they are not configured. A configured set may
+    # be one of them, under its own name, or have the name of one of them.
     configured = (*recipe.valid_sets.values(), *data.test.values())
-    names = {corpus.sacrebleu for corpus in configured}.union(unchecked)
+    excluded = {corpus.sacrebleu for corpus in configured}.union(not_downloaded)
     cached = cached_test_sets((config.source_language, config.target_language))
     for name, (source, target) in cached.items():
-        if name not in names:
+        if name not in excluded:
             sets.setdefault(name, CorpusConfig(source=source, target=target))
-    return sets, unchecked
+    return sets, not_downloaded
 
 
 def name_of_test(name: str) -> str:
@@ -262,13 +279,13 @@ class Overlap:
     def __init__(
         self, sets: Mapping[str, Sequence[SentencePair]], directions: Mapping[str, Direction]
     ) -> None:
-        self._sets: dict[str, list[_Keys]] = {}
-        self._wanted = set[_Key]()
-        self._seen = set[_Key]()
+        self._sets: dict[str, list[_Keys]] = {}  # by name: the keys of each pair
+        self._wanted = set[_Key]()  # keys of all sets
+        self._seen = set[_Key]()  # those that occur in the training data
         for name, pairs in sets.items():
-            keys = [_keys(directions[name], *pair) for pair in pairs]
-            self._sets[name] = keys
-            self._wanted.update(*keys)
+            set_keys = [_keys(directions[name], *pair) for pair in pairs]
+            self._sets[name] = set_keys
+            self._wanted.update(*set_keys)
 
     def see(self, pairs: Sequence[SentencePair], direction: Direction) -> None:
         """Record the held-out sentences that occur in a block of training pairs."""
@@ -278,13 +295,13 @@ class Overlap:
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the counts of `PrepareReport.overlap`, by set, without near copies."""
         counts = {}
-        for name, pairs in self._sets.items():
-            seen = np.zeros(3, np.int64)  # sources, targets and pairs
-            for keys in pairs:
-                seen += [key in self._seen for key in keys]
-            num_sources, num_targets, num_pairs = seen.tolist()
+        for name, set_keys in self._sets.items():
+            num_seen = np.zeros(3, np.int64)  # sources, targets and pairs
+            for keys in set_keys:
+                num_seen += [key in self._seen for key in keys]  # True counts 1
+            num_sources, num_targets, num_pairs = num_seen.tolist()
             counts[name] = {
-                "pairs": len(pairs),
+                "pairs": len(set_keys),
                 "sources_in_train": num_sources,
                 "near_sources_in_train": 0,
                 "targets_in_train": num_targets,
@@ -293,13 +310,14 @@ class Overlap:
         return counts
 
 
-def _keys(direction: Direction, source: str, target: str, _: int) -> _Keys:
+def _keys(direction: Direction, source: str, target: str, _line: int) -> _Keys:
     """Return keys that identify the source, the target and the pair. No side may be blank.
 
-    A pair and the reversed pair have the same key.
+    A pair and the reversed pair have the same key. Spacing does not count. Called with the fields
+    of a `SentencePair`.
     """
-    languages = min(direction), max(direction)
-    source_key = direction.source, " ".join(source.split())
-    target_key = direction.target, " ".join(target.split())
-    pair_key = sorted((source_key, target_key))
-    return (languages, source_key), (languages, target_key), (languages, *pair_key)
+    languages = min(direction), max(direction)  # the same for both directions
+    source_side = direction.source, " ".join(source.split())
+    target_side = direction.target, " ".join(target.split())
+    both_sides = sorted((source_side, target_side))
+    return (languages, source_side), (languages, target_side), (languages, *both_sides)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,29 @@ VALID = "valid"  # name of the validation set in reports
 BLOCK_PAIRS = 10_000
 # Size of the first blocks of a corpus, so that progress is shown and all workers start early.
 _FIRST_PAIRS = 1000
-_BLOCK_BYTES = 1 << 20
+_BYTES_AT_ONCE = 1 << 20
 _LATER_BYTES = bytes(range(0x80, 0xC0))  # continuation bytes of UTF-8
-_FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
+_FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")  # of `CorpusConfig`
 
 
 def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
-    """Return a unique name for each corpus in reports: its ``name``, or the path or hub name."""
-    names = [VALID]
+    """Return a unique name for each corpus in reports: its ``name``, or the path or hub name.
+
+    A name that occurs again gets the number of its corpus, such as ``train.tsv (2)``.
+    """
+    names = [VALID]  # no corpus may have this name
     for corpus in corpora:
-        name = corpus.name or _place(corpus)
-        if name in names:
-            numbered = (f"{name} ({number})" for number in count(len(names)))
-            name = next(other for other in numbered if other not in names)
-        names.append(name)
-    return names[1:]
+        name = corpus.name or _origin(corpus)
+        unique_name = name
+        number = len(names)
+        while unique_name in names:
+            unique_name = f"{name} ({number})"
+            number += 1
+        names.append(unique_name)
+    return names[1:]  # without `VALID`
 
 
-def _place(corpus: CorpusConfig) -> str:
+def _origin(corpus: CorpusConfig) -> str:
     """Return the file of a corpus or of its source side, its name on a hub, or the demo corpus."""
     if is_piped(corpus):
         return STANDARD_INPUT
@@ -53,6 +58,7 @@ def valid_sets(data: DataConfig) -> dict[str, CorpusConfig]:
 
     A single set of ``data.valid`` without a name is called ``valid``.
     """
+    # Training corpora are included, because their names must be different too.
     corpora = (*data.training, *data.validation)
     names = corpus_names(corpora)[len(data.training) :]
     if len(data.valid) == 1 and not data.valid[0].name:
@@ -68,9 +74,9 @@ def is_piped(config: CorpusConfig) -> bool:
 def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     """Return the local files of a corpus; empty for a hub or the demo corpus."""
     paths = [getattr(config, key) for key in (*_FILE_KEYS, "scores")]
-    if config.huggingface is not None:
-        place = Path(config.huggingface)
-        paths += filter(Path.is_file, (place, *sorted(place.rglob("*"))))
+    if config.huggingface is not None:  # a name on the hub, or a local file or folder
+        local = Path(config.huggingface)
+        paths += filter(Path.is_file, (local, *sorted(local.rglob("*"))))
     return tuple(path for path in paths if path is not None)
 
 
@@ -84,7 +90,8 @@ def check_sources(data: DataConfig) -> bool:
     corpora = data.corpora.values()
     files = list(chain.from_iterable(map(corpus_files, corpora)))
     num_piped = sum(map(is_piped, data.train))
-    if num_piped > 1 or sum(map(is_standard, files)) > num_piped:
+    num_standard = sum(map(is_standard, files))  # more, if another key or another section has "-"
+    if num_piped > 1 or num_standard > num_piped:
         problem = "Standard input (-) can only be the tsv of a single training corpus."
         raise ConfigError(problem, fix="Write the other corpora to files, and use their paths.")
     for path in files:
@@ -103,15 +110,17 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
     Raises:
         DataError: A file is missing. The message lists every missing file with its key.
     """
-    missing = []
-    for name, corpus in corpora.items():
+    problems = []
+    for corpus_key, corpus in corpora.items():
         for key in (*_FILE_KEYS, "scores"):
             path = getattr(corpus, key)
             if path is not None and _is_missing(path):
-                missing.append(f"{name}.{key}: {path} does not exist.{near_file(path)}")
-    if missing:
+                problem = f"{path} does not exist.{near_file(path)}"
+                problems.append(f"{corpus_key}.{key}: {problem}")
+    if problems:
         fix = f"Relative paths start at the working directory, {Path.cwd()}; paths with "
-        raise DataError("\n  ".join(missing), fix=f"{fix}@config/, at the configuration's folder.")
+        fix += "@config/, at the configuration's folder."
+        raise DataError("\n  ".join(problems), fix=fix)
 
 
 def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
@@ -132,13 +141,14 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
     path = corpus.tsv or corpus.csv or corpus.jsonl
     if path is None:
         return
-    # Item i of each list is the text of line i + 1.
+    # Item i of each list is the text of line i + 1, so that messages have the right line. Lines
+    # that cannot be read are missing from the pairs; here they are empty.
     sources: list[str] = []
     targets = []
     for pair in first_pairs(corpus, ReadOptions(*languages, "skip"), NUM_LINES):
-        skipped = [""] * (pair.line - 1 - len(sources))
-        sources += [*skipped, pair.source]
-        targets += [*skipped, pair.target]
+        empty_lines = [""] * (pair.line - 1 - len(sources))
+        sources += [*empty_lines, pair.source]
+        targets += [*empty_lines, pair.target]
     check_plain(sources, shown_path(path))
     check_plain(targets, shown_path(path))
 
@@ -159,13 +169,13 @@ def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[Sentence
     return chain.from_iterable(block.pairs for block in read_blocks(config, options))
 
 
-def first_pairs(config: CorpusConfig, options: ReadOptions, number: int) -> list[SentencePair]:
-    """Return the readable pairs among the first ``number`` pairs of a corpus.
+def first_pairs(config: CorpusConfig, options: ReadOptions, num_pairs: int) -> list[SentencePair]:
+    """Return the readable pairs among the first ``num_pairs`` pairs of a corpus.
 
     Raises:
         DataError: See `read_corpus`.
     """
-    pairs = islice(read_corpus(config, options), number)
+    pairs = islice(read_corpus(config, options), num_pairs)
     return [pair for pair in pairs if isinstance(pair, SentencePair)]
 
 
@@ -203,33 +213,35 @@ class Block:
 def read_blocks(
     config: CorpusConfig, options: ReadOptions, size: int = BLOCK_PAIRS
 ) -> Iterator[Block]:
-    """Yield the pairs of a corpus in blocks of up to ``size``; the first block is smaller.
+    """Yield the pairs of a corpus in blocks of up to ``size`` pairs; the first blocks are smaller.
 
     Raises:
         DataError: See `read_corpus`. Problems in single lines are raised by `Block.pairs`.
     """
     names, columns, parse = columns_of(config, options)
-    limit = config.max_pairs or sys.maxsize
-    done = 0
-    while done < limit:
-        most = min(size, limit - done)
-        if done < size:
-            most = min(most, _FIRST_PAIRS)
-        block = tuple(list(islice(column, most)) for column in columns)
-        counts = [len(column) for column in block]
-        if len(set(counts)) > 1:  # one file is shorter
+    max_pairs = config.max_pairs or sys.maxsize
+    num_read = 0
+    while num_read < max_pairs:
+        num_wanted = min(size, max_pairs - num_read)
+        if num_read < size:
+            num_wanted = min(num_wanted, _FIRST_PAIRS)
+        block_columns = tuple(list(islice(column, num_wanted)) for column in columns)
+        counts = [len(column) for column in block_columns]
+        if len(set(counts)) > 1:  # two files, of which one is shorter
+            # Count the lines before this block, and the lines after it, for the message.
             for side, column in enumerate(columns):
-                counts[side] += done + sum(1 for _ in column)
+                counts[side] += num_read + sum(1 for _ in column)
             source, target = counts
             raise DataError.not_parallel(names[0], names[1], (source, target))
         if not counts[0]:
             break
-        yield Block(parse, block, done + 1)
-        done += counts[0]
-    if not done:
-        place = " and ".join(names) or f"{config.huggingface} (split {config.split})"
+        yield Block(parse, block_columns, num_read + 1)
+        num_read += counts[0]
+    if not num_read:
+        # A corpus without files is a data set of a hub.
+        origin = " and ".join(names) or f"{config.huggingface} (split {config.split})"
         fix = "Pass files with one sentence (or pair) per line, or set a split that has rows."
-        raise DataError(f"{place}: no sentence pairs.", fix=fix)
+        raise DataError(f"{origin}: no sentence pairs.", fix=fix)
 
 
 def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
@@ -243,23 +255,25 @@ def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]
     """
     total = 0.0
     for corpus in corpora:
-        if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
+        is_data_set = corpus.huggingface is not None or corpus.sacrebleu is not None
+        if is_piped(corpus) or is_data_set:
             name = corpus.huggingface or corpus.sacrebleu or "standard input"
             problem = f"The size of {name} is unknown, so nmt cannot choose the training defaults."
             raise ConfigError(problem, fix="Add a training section: `training: {max_minutes: 60}`.")
         num_lines = 0
         num_characters = 0
         for path in {*corpus_files(corpus)} - {corpus.scores}:
-            num_lines = 0  # files of a corpus have the same number
+            num_lines = 0  # only of the last file: all files of a corpus have the same number
             with open_binary(path) as stream:
-                while block := stream.read(_BLOCK_BYTES):
-                    num_lines += block.count(b"\n")
-                    num_characters += len(block.translate(None, _LATER_BYTES))
+                while piece := stream.read(_BYTES_AT_ONCE):
+                    num_lines += piece.count(b"\n")
+                    # A character of UTF-8 has one first byte, so the other bytes do not count.
+                    num_characters += len(piece.translate(None, _LATER_BYTES))
         if corpus.demo is not None:
             for pair in demo_pairs(corpus.demo, *corpus.direction(languages)):
                 num_lines += 1
                 num_characters += sum(map(len, pair))
-        most_lines = corpus.max_pairs or num_lines
-        share = min(1.0, most_lines / max(num_lines, 1))
+        max_lines = corpus.max_pairs or num_lines
+        share = min(1.0, max_lines / max(num_lines, 1))  # of the lines that are used
         total += corpus.weight * (num_characters * share)
     return round(total)

@@ -66,7 +66,14 @@ class Diagnosis:
         looked: Arrays,
         found: Sequence[ListedProblem],
     ) -> None:
-        """Process the kept pairs and the problems of the next block, in corpus order."""
+        """Process the kept pairs and the problems of the next block, in corpus order.
+
+        Args:
+            corpus: Name of the corpus.
+            pairs: The pairs that the filters of texts have kept.
+            looked: Result of ``look`` for these pairs.
+            found: Problems that the filters have found in the block.
+        """
 
     def end(self, num_lines: Mapping[str, int]) -> None:
         """Finish the first pass. Called after all blocks with the number of lines by corpus."""
@@ -114,12 +121,15 @@ def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
     """
     if make := DIAGNOSES.find(_CLEANING):
         return make(material)
-    alone = {*REASON_FILTERS.names(), "ratio"}
-    whole = [name for name in REASONS if name not in alone]
-    asked = ["`score_with`"] if material.score_with else []
-    asked += [f"filters.{name}: drop" for name in whole if filters.actions.get(name) == "drop"]
-    if asked:
-        problem = f"{' and '.join(asked)} needs nmt/extras/cleaning, which is missing."
+    # Reasons for which a filter looks at one pair at a time; all other reasons need a diagnosis.
+    of_filters = {*REASON_FILTERS.names(), "ratio"}
+    of_diagnosis = [reason for reason in REASONS if reason not in of_filters]
+    settings = ["`score_with`"] if material.score_with else []  # that require the folder
+    dropping = [reason for reason in of_diagnosis if filters.actions.get(reason) == "drop"]
+    settings += [f"filters.{reason}: drop" for reason in dropping]
+    if settings:
+        problem = f"{' and '.join(settings)} needs nmt/extras/cleaning, which is missing."
         raise ConfigError(problem, fix="Reinstall nmt with all folders, or remove these settings.")
-    filters.skipped |= dict.fromkeys((*whole, NEAR), "The folder nmt/extras/cleaning is missing.")
+    why = "The folder nmt/extras/cleaning is missing."
+    filters.skipped |= dict.fromkeys((*of_diagnosis, NEAR), why)
     return Diagnosis(material)

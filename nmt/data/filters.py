@@ -17,6 +17,7 @@ from nmt.errors import ConfigError
 from nmt.registry import Registry
 from nmt.text.identification import NO_PROFILES, LanguageProfiles
 
+# Actions of the reasons that the configuration cannot change.
 ALWAYS: Mapping[str, Action] = MappingProxyType({
     "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop", "bytes": "drop",
 })  # fmt: skip
@@ -26,7 +27,7 @@ REASONS = tuple(
     if field.annotation in (Rule, LanguageRule) or "off" in get_args(field.annotation)
 )  # fmt: skip
 NEAR = "near copies of held-out sentences"  # A check that is not a filter.
-_SHORT_PAIR_ALLOWANCE = 3
+_SHORT_PAIR_ALLOWANCE = 3  # Added to both lengths before their ratio is computed.
 
 
 class PairProblem(NamedTuple):
@@ -74,6 +75,7 @@ class Filter:
         return None
 
 
+# A method of a filter, called with the texts or the lengths of source and target.
 _Check = Callable[[Any, Any], PairProblem | str | None]
 # Makers of the filters of ``filters.extra``, called with the parameters in the configuration.
 FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
@@ -170,22 +172,25 @@ class FilterChain:
         self.skipped = dict(skipped)
         self.warnings = list(warnings)
         self.notes = list[str]()
-        # Filters are called for every pair, so methods that find nothing are left out.
-        self._of_text = list[_Check]()
-        self._of_length = list[_Check]()
-        self._of_usual_length = list[_Check]()
-        for each in filters:
-            if each.note and each.note not in warnings:
-                self.notes.append(each.note)
-            if _overrides(each, "text_problem"):
-                self._of_text.append(each.text_problem)
-            if _overrides(each, "length_problem"):
-                checks = self._of_length if each.counts_bytes else self._of_usual_length
-                checks.append(each.length_problem)
+        # Checks are called for every pair, so the methods of the base class, which find nothing,
+        # are left out.
+        self._text_checks = list[_Check]()
+        self._length_checks = list[_Check]()  # of filters with ``counts_bytes``
+        self._usual_length_checks = list[_Check]()  # of the other filters
+        for pair_filter in filters:
+            if pair_filter.note and pair_filter.note not in warnings:
+                self.notes.append(pair_filter.note)
+            if _overrides(pair_filter, "text_problem"):
+                self._text_checks.append(pair_filter.text_problem)
+            if _overrides(pair_filter, "length_problem"):
+                checks = self._usual_length_checks
+                if pair_filter.counts_bytes:
+                    checks = self._length_checks
+                checks.append(pair_filter.length_problem)
 
     def text_problems(self, source: str, target: str) -> list[PairProblem]:
         """Return the problems that all filters find in the texts of a pair."""
-        return _problems(check(source, target) for check in self._of_text)
+        return _problems(check(source, target) for check in self._text_checks)
 
     def length_problems(
         self, lengths: tuple[int, int], usual_lengths: tuple[float, float]
@@ -196,9 +201,10 @@ class FilterChain:
             lengths: Length of source and target.
             usual_lengths: The same, where three characters spelled in bytes count as one subword.
         """
-        results = [check(*usual_lengths) for check in self._of_usual_length]
-        results += [check(*lengths) for check in self._of_length]
+        results = [check(*usual_lengths) for check in self._usual_length_checks]
+        results += [check(*lengths) for check in self._length_checks]
         problems = _problems(results)
+        # A pair that is too long in usual subwords is also too long in bytes: say it once.
         if any(problem.reason == "length" for problem in problems):
             return [problem for problem in problems if problem.reason != "bytes"]
         return problems
@@ -214,11 +220,18 @@ class FilterChain:
 
 
 def _problems(results: Iterable[PairProblem | str | None]) -> list[PairProblem]:
-    return [PairProblem(each) if isinstance(each, str) else each for each in results if each]
+    """Return the problems among the results of filters: a problem, only a reason, or None."""
+    problems = []
+    for result in results:
+        if isinstance(result, PairProblem):
+            problems.append(result)
+        elif result:
+            problems.append(PairProblem(result))
+    return problems
 
 
-def _overrides(each: Filter, method: str) -> bool:
-    return getattr(type(each), method) is not getattr(Filter, method)
+def _overrides(pair_filter: Filter, method: str) -> bool:
+    return getattr(type(pair_filter), method) is not getattr(Filter, method)
 
 
 def filter_actions(config: FilterConfig) -> dict[str, Action]:
@@ -250,6 +263,7 @@ def training_filters(
             the action drop, or with a model, cannot run.
     """
     actions = filter_actions(config)
+    # Arguments of `FilterChain`.
     skipped = {name: "Off in the configuration." for name in REASONS if name not in actions}
     warnings = []
     filters: list[Filter] = [Blank()]
@@ -257,18 +271,18 @@ def training_filters(
         if name not in actions:
             continue
         try:
-            made = REASON_FILTERS[name](config, source, target, profiles)
+            text_filter = REASON_FILTERS[name](config, source, target, profiles)
         except ConfigError as error:
             if actions[name] == "drop":
                 problem = f"filters.{name} is set to `drop`, but cannot run. {error.problem}"
                 raise ConfigError(problem, fix=error.fix) from error
             if name == "language" and config.language.model is not None:
-                raise
+                raise  # the user has chosen this model
             skipped[name] = f"{error.problem} Fix: {error.fix}"
             continue
-        filters.append(made)
-        if made.note and actions[name] == "drop":
-            warnings.append(made.note)
+        filters.append(text_filter)
+        if text_filter.note and actions[name] == "drop":
+            warnings.append(text_filter.note)
     filters.append(Length(config.max_length, config.min_length))
     filters.append(Bytes(config.max_length, min_length=0))
     if "ratio" in actions:
@@ -284,5 +298,5 @@ def training_filters(
 
 def held_out_filters(config: FilterConfig) -> FilterChain:
     """Return the filters of validation pairs. Only blank and too long pairs are dropped."""
-    longest = config.max_length
-    return FilterChain([Blank(), Length(longest), Bytes(longest, min_length=0)])
+    max_length = config.max_length
+    return FilterChain([Blank(), Length(max_length), Bytes(max_length, min_length=0)])

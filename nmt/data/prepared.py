@@ -69,8 +69,8 @@ class PreparedManifest(SealedManifest):
         scored_with: Sequence[str],
     ) -> PreparedManifest:
         """Make the manifest of a folder in which all other files are complete."""
-        files = {}
-        data_hash = hashlib.sha256()
+        files = {}  # records by relative path
+        data_hash = hashlib.sha256()  # of the files of the token stores, which end with .bin
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 record = FileRecord.of(path)
@@ -101,7 +101,7 @@ class PreparedManifest(SealedManifest):
         try:
             values = cls.sealed_values(path)
             version = values["format_version"]
-            if version == FORMAT_VERSION:
+            if version == FORMAT_VERSION:  # for another version see the end
                 return TypeAdapter(cls).validate_python(values)
         except FileNotFoundError as error:
             problem = f"{folder} is not a prepared folder: {MANIFEST} is missing."
@@ -183,7 +183,15 @@ class Recipe:
         return training.init_from if training.keeps_vocabulary else None
 
     def spooled(self, piped: IO[bytes] | None, folder: Path) -> Recipe:
-        """Copy standard input, which can be read only once, and return a recipe with the copy."""
+        """Copy standard input, which can be read only once, and return a recipe with the copy.
+
+        Args:
+            piped: Standard input; None if it was not opened.
+            folder: Folder for the copy.
+
+        Returns:
+            A recipe in which the copy replaces ``tsv: -``; this recipe if no corpus has it.
+        """
         are_piped = list(map(is_piped, self.data.train))
         if piped is None or not any(are_piped):
             return self
@@ -191,9 +199,9 @@ class Recipe:
         with path.open("wb") as file:
             shutil.copyfileobj(piped, file)
         train = list(self.data.train)
-        number = are_piped.index(True)
-        changes = {"tsv": path, "name": list(self.corpora)[number]}  # the name in reports
-        train[number] = train[number].model_copy(update=changes)
+        index = are_piped.index(True)  # `check_sources` allows only one
+        name = list(self.corpora)[index]  # in reports; not the path of the copy
+        train[index] = train[index].model_copy(update={"tsv": path, "name": name})
         data = self.data.model_copy(update={"train": tuple(train)})
         config = self.config.model_copy(update={"data": data})
         return replace(self, config=config, input=path)
@@ -214,13 +222,15 @@ class Recipe:
         Raises:
             ConfigError: The vocabulary does not contain a tag.
         """
-        codes = tagged_languages(self.config.language_tags, self.config.direction(corpus))
+        direction = self.config.direction(corpus)
+        # Languages of the tags in front of the source and of the target; None without a tag.
+        source_code, target_code = tagged_languages(self.config.language_tags, direction)
         source_ids = []
         target_ids = []
-        if codes[0] is not None:
-            source_ids.append(tokenizers.source.language_id(codes[0]))
-        if codes[1] is not None:
-            target_ids.append(tokenizers.target.language_id(codes[1]))
+        if source_code is not None:
+            source_ids.append(tokenizers.source.language_id(source_code))
+        if target_code is not None:
+            target_ids.append(tokenizers.target.language_id(target_code))
         if corpus.tag is not None:
             tag_id = tokenizers.source.tag_id(corpus.tag)
             if tag_id not in source_ids:  # it may be the tag of the language
@@ -230,10 +240,12 @@ class Recipe:
     @property
     def _is_weighted(self) -> bool:
         """Whether the vocabulary is learned from some corpora more than from others."""
+        if self.config.tokenizer.models is not None:  # it is not learned
+            return False
         data = self.data
         weights = {corpus.weight for corpus in data.training}
-        is_mixed = data.stages or data.replay or data.temperature != 1 or len(weights) > 1
-        return self.config.tokenizer.models is None and bool(is_mixed)
+        has_weights = len(weights) > 1 or data.temperature != 1
+        return has_weights or bool(data.stages or data.replay)
 
     @property
     def files(self) -> list[Path]:
@@ -252,19 +264,19 @@ class Recipe:
             vocab_hash: Replaces the hash of the vocabulary of ``init_from`` if that model has been
                 deleted, because a resumed run no longer needs it.
         """
-        bound = dict(self.bound)
+        inputs = dict(self.bound)
         if self.init_from is None:  # the vocabulary is learned from text with noise
-            bound["noise"] = [corpus.noise.rates for corpus in self.data.training]
-            if self.vocabulary is None:
-                bound["learning"] = _LEARNING
-            if self.vocabulary is None and self._is_weighted:
-                bound["weights"] = self.data.model_dump(mode="json", include=_WEIGHTS)
+            inputs["noise"] = [corpus.noise.rates for corpus in self.data.training]
+            if self.vocabulary is None:  # not copied from a run either
+                inputs["learning"] = _LEARNING
+                if self._is_weighted:
+                    inputs["weights"] = self.data.model_dump(mode="json", include=_WEIGHTS)
         else:
             folder = self.init_from / TOKENIZER
             if vocab_hash is None or folder.is_dir():
                 vocab_hash = tokenizer_hash(folder)
-            bound["tokenizer"] = vocab_hash
-        return sha256_of_json([FORMAT_VERSION, bound])
+            inputs["tokenizer"] = vocab_hash
+        return sha256_of_json([FORMAT_VERSION, inputs])
 
     def accepts(self, manifest: PreparedManifest) -> bool:
         """Whether a prepared folder has the settings of this recipe; corpora are not compared."""
@@ -272,14 +284,17 @@ class Recipe:
             return manifest.config_hash == self.hash(manifest.vocab_hash)
         if manifest.vocab_hash != tokenizer_hash(self.vocabulary):
             return False
-        as_learned = replace(self, vocabulary=None).hash()
-        return manifest.config_hash in (self.hash(), as_learned, self.hash_of_run)
+        # A resumed run keeps its vocabulary. The folder may have been prepared for the resumed run,
+        # or, with the same vocabulary, for a new run or by another version of nmt.
+        hash_of_new_run = replace(self, vocabulary=None).hash()
+        return manifest.config_hash in (self.hash(), hash_of_new_run, self.hash_of_run)
 
 
 def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     """Return the size, modification time and hash of each input file, by path."""
     sources: dict[str, Mapping[str, Any]] = {}
     for path in recipe.files:
+        # A copy of standard input is described as standard input.
         name = STANDARD if path == recipe.input else str(path)
         with suppress(OSError):  # reading the corpus reports the problem
             status = path.stat()
@@ -292,7 +307,12 @@ def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
 
 
 def are_unchanged(sources: Mapping[str, Mapping[str, Any]], piped: Path | None = None) -> bool:
-    """Whether input files are unchanged, by size and time, or by content if the time differs."""
+    """Whether input files are unchanged, by size and time, or by content if the time differs.
+
+    Args:
+        sources: Result of `describe_sources` for the older files.
+        piped: A copy of standard input; None assumes that standard input is unchanged.
+    """
     try:
         return all(_is_unchanged(Path(name), record, piped) for name, record in sources.items())
     except OSError:
@@ -300,7 +320,8 @@ def are_unchanged(sources: Mapping[str, Mapping[str, Any]], piped: Path | None =
 
 
 def _is_unchanged(path: Path, record: Mapping[str, Any], piped: Path | None) -> bool:
-    if is_standard(path):
+    """Whether one file is unchanged. ``record`` has its older size, time and hash."""
+    if is_standard(path):  # a copy has another time, so only the content counts
         if piped is None:
             return True
         path = piped

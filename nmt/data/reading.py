@@ -68,7 +68,7 @@ class _FilterPass:
         Args:
             block: The pairs.
             is_kept: Whether each pair is kept. Changed in place.
-            problems: Problems of pairs, by place in the block.
+            problems: Problems of pairs, by index of the pair in the block.
 
         Returns:
             The listed problems, and the counts of dropped pairs by the first reason that drops
@@ -76,13 +76,16 @@ class _FilterPass:
         """
         listed = []
         counts = Counter[str]()
-        for row, of_pair in problems.items():
-            pair = block.pairs[row]
-            texts = _texts(pair)
-            listed += [ListedProblem(self.corpus, pair.line, *each, *texts) for each in of_pair]
-            reason = self.filters.dropping(of_pair)
+        for index, pair_problems in problems.items():
+            pair = block.pairs[index]
+            source, target = _texts(pair)
+            listed += [  # a problem is its reason, value and limit
+                ListedProblem(self.corpus, pair.line, *problem, source, target)
+                for problem in pair_problems
+            ]
+            reason = self.filters.dropping(pair_problems)
             if reason is not None:
-                is_kept[row] = False
+                is_kept[index] = False
                 counts[reason] += 1
         return listed, counts
 
@@ -103,14 +106,14 @@ class TextPass(_FilterPass):
         Raises:
             DataError: A line cannot be read.
         """
-        problems = {}
-        for row, pair in enumerate(block.pairs):
+        problems = {}  # by index of the pair in the block
+        for index, pair in enumerate(block.pairs):
             if isinstance(pair, BadPair):
-                of_pair = [PairProblem(pair.reason)]
+                pair_problems = [PairProblem(pair.reason)]
             else:
-                of_pair = self.filters.text_problems(pair.source, pair.target)
-            if of_pair:
-                problems[row] = of_pair
+                pair_problems = self.filters.text_problems(pair.source, pair.target)
+            if pair_problems:
+                problems[index] = pair_problems
         is_kept = np.ones(len(block), np.bool_)
         listed, counts = self._drop(block, is_kept, problems)
         counts[READ] = len(block)
@@ -140,10 +143,10 @@ class EncodingPass:
             DataError: A line cannot be read.
         """
         numbers = [pair.line for pair in block.pairs]
-        sides = zip(*map(_texts, block.pairs), strict=True)
+        sides = zip(*map(_texts, block.pairs), strict=True)  # all sources, then all targets
         arrays: dict[str, Ids] = {"numbers": np.array(numbers, np.int64)}
-        for side, lines in enumerate(sides):
-            encoded = self.tokenizers[side].encode_batch(lines, self.threads)
+        for side, texts in enumerate(sides):
+            encoded = self.tokenizers[side].encode_batch(texts, self.threads)
             flat = FlatIds.of(encoded)
             arrays[f"ids_{side}"] = flat.ids
             arrays[f"lengths_{side}"] = flat.lengths
@@ -155,7 +158,7 @@ class EncodedCorpora:
     """The token ids of every line of all corpora."""
 
     tokenizers: Tokenizers
-    lines: ParallelStore
+    lines: ParallelStore  # in the order of the corpora
     spans: Mapping[str, tuple[int, int]]  # first row of each corpus, and the row after its last row
 
     def rows(self, corpus: str, block: Block) -> Rows:
@@ -164,11 +167,12 @@ class EncodedCorpora:
         Raises:
             DataError: The corpus has become longer.
         """
-        first, end = self.spans[corpus]
-        start = first + block.first - 1  # line numbers count from 1
-        if start + len(block) > end:
+        corpus_start, corpus_end = self.spans[corpus]
+        start = corpus_start + block.first - 1  # line numbers count from 1
+        end = start + len(block)
+        if end > corpus_end:
             raise has_changed(corpus)
-        return np.arange(start, start + len(block))
+        return np.arange(start, end)
 
 
 class LineFeatures(NamedTuple):
@@ -177,7 +181,8 @@ class LineFeatures(NamedTuple):
     lengths: IntArray  # subwords of source and target, tags included. (2, lines)
     usual_lengths: Values  # see `FilterChain.length_problems`. (2, lines)
     is_kept: Mask  # whether the first pass has kept each line
-    problems: Mapping[int, Sequence[PairProblem]]  # found by the diagnosis, by place in the block
+    # Problems that the diagnosis has found, by index of the line in the block.
+    problems: Mapping[int, Sequence[PairProblem]]
 
 
 @dataclass(frozen=True)
@@ -192,14 +197,15 @@ class LengthPass(_FilterPass):
         """Filter the pairs that the first pass has kept."""
         features: LineFeatures = block.features
         is_kept = features.is_kept.copy()
-        lengths = features.lengths.T.tolist()
+        lengths = features.lengths.T.tolist()  # one list for each line: of source and target
         usual_lengths = features.usual_lengths.T.tolist()
+        # Texts are only needed for the list of problems, so most blocks need not be parsed.
         problems = {}
-        for row in np.flatnonzero(is_kept).tolist():
-            of_lengths = self.filters.length_problems(lengths[row], usual_lengths[row])
-            of_pair = [*features.problems.get(row, ()), *of_lengths]
-            if of_pair:  # most blocks need not be parsed
-                problems[row] = of_pair
+        for index in np.flatnonzero(is_kept).tolist():
+            length_problems = self.filters.length_problems(lengths[index], usual_lengths[index])
+            pair_problems = [*features.problems.get(index, ()), *length_problems]
+            if pair_problems:
+                problems[index] = pair_problems
         listed, counts = self._drop(block, is_kept, problems)
         counts[KEPT] = int(is_kept.sum())
         return BlockResult({"is_kept": is_kept}, [listed, counts])
@@ -248,12 +254,20 @@ class CorpusReader:
         """Call ``function`` with every block of corpus ``name``; yield each block and its result.
 
         Results are stored in ``shards`` under a hash of ``depends_on`` and all other inputs. After
-        a kill, the same command reads the stored results. ``verb`` is for the progress bar.
+        a kill, the same command reads the stored results.
+
+        Args:
+            verb: Verb of the progress bar. Each function has its own.
+            name: Name of the corpus.
+            function: Called in any process.
+            depends_on: JSON data: inputs of ``function`` other than the block, the languages, and
+                the settings of the corpus and the filters.
         """
         corpus = self.corpora[name]
         if self.shards is not None:
             config = self.recipe.config
-            settings = [part.model_dump(mode="json") for part in (corpus, config.filters)]
+            sections = corpus, config.filters
+            settings = [section.model_dump(mode="json") for section in sections]
             versions = [__version__, *map(_installed_version, _LIBRARIES)]
             key = sha256_of_json([versions, verb, name, config.languages, settings, depends_on])
             function = StoredResults(function, self.shards, key, BLOCK_PAIRS)
@@ -268,9 +282,17 @@ class CorpusReader:
     def kept_pairs(
         self, name: str, direction: Direction, results: Iterable[tuple[Block, BlockResult]]
     ) -> Iterator[tuple[list[SentencePair], BlockResult]]:
-        """Record the results of the first pass for a corpus; yield the kept pairs of each block."""
-        masks = self.is_kept[name] = []
-        check = self.checks[name] = CorpusCheck(*direction)
+        """Record the results of the first pass for a corpus; yield the kept pairs of each block.
+
+        Args:
+            name: Name of the corpus.
+            direction: Languages of the corpus.
+            results: The blocks, and the results of `TextPass` for them.
+        """
+        masks: list[Mask] = []
+        self.is_kept[name] = masks
+        check = CorpusCheck(*direction)
+        self.checks[name] = check
         for block, result in results:
             is_kept = result.arrays["is_kept"]
             pairs = kept_pairs(block, is_kept)
@@ -288,19 +310,20 @@ class CorpusReader:
             DataError: The corpus has become longer.
         """
         corpus = self.corpora[name]
-        tags = self.recipe.tag_ids(corpus, encoded.tokenizers)
+        tags = self.recipe.tag_ids(corpus, encoded.tokenizers)  # of sources and of targets
+        # For each side: the number of usual subwords that each subword counts as. (V,)
         usual_subwords = [np.array(model.usual_subwords()) for model in encoded.tokenizers]
-        for number, block in enumerate(self.blocks(corpus)):
+        for block_index, block in enumerate(self.blocks(corpus)):
             rows = encoded.rows(name, block)
-            is_kept = self.is_kept[name][number]
+            is_kept = self.is_kept[name][block_index]
             lengths = []
             usual_lengths = []
             sides = encoded.lines.source.ids(rows), encoded.lines.target.ids(rows)
-            for place, side in enumerate(sides):
-                num_tags = len(tags[place])
-                usual = np.ceil(side.sums(usual_subwords[place]))
-                lengths.append(side.lengths + num_tags)
-                usual_lengths.append(usual + num_tags)
+            for side, flat in enumerate(sides):
+                num_tags = len(tags[side])
+                num_usual = np.ceil(flat.sums(usual_subwords[side]))
+                lengths.append(flat.lengths + num_tags)
+                usual_lengths.append(num_usual + num_tags)
             problems = diagnosis.of_block(name, block.first - 1, is_kept)
             features = LineFeatures(np.array(lengths), np.array(usual_lengths), is_kept, problems)
             yield replace(block, features=features)
