@@ -47,20 +47,22 @@ class Determiner(NamedTuple):
     forms: Mapping[str, Sequence[str]]
 
 
-_WORDS: dict[str, Any] = read_toml(__file__, "demo.toml")
+_WORDS: dict[str, Any] = read_toml(__file__, "demo.toml")  # comments there explain the columns
 
 
 def _pairs(key: str) -> list[Phrase]:
+    """Return a list of words in both languages."""
     return [Phrase(*row) for row in _WORDS[key]]
 
 
 _NUMBERS = _pairs("numbers")
 _TENS = _pairs("tens")
 _DAYS = _pairs("days")
-_FORMS: dict[str, str] = _WORDS["forms"]
-_THIRD = 2  # person: a column of `_FORMS`
+_FORMS: dict[str, str] = _WORDS["forms"]  # by tense: a German form or ending for each person
+# Persons, which are columns of `_FORMS`.
+_THIRD = 2
 _PLURAL = 4
-_NUM_ADJECTIVES = (0, 0, 1, 1, 1, 2, 2, 3)
+_NUM_ADJECTIVES = (0, 0, 1, 1, 1, 2, 2, 3)  # Of a noun. One number is drawn.
 _SPLITS = {"test": (0, 300), "valid": (300, 600), "train": (600, 40_600)}  # First pair, and end.
 
 
@@ -72,14 +74,14 @@ def number(value: int) -> Phrase:
     """
     if value < len(_NUMBERS):
         return _NUMBERS[value]
-    tens = _TENS[value // 10 - 2]
+    tens = _TENS[value // 10 - 2]  # the list starts with twenty
     ones = value % 10
     if ones == 0:
         return tens
     english, german = _NUMBERS[ones]
     if ones == 1:
-        german = "ein"
-    return Phrase(f"{tens.english}-{english}", f"{german}und{tens.german}")
+        german = "ein"  # not "eins"
+    return Phrase(f"{tens.english}-{english}", f"{german}und{tens.german}")  # ones before tens
 
 
 def noun_phrase(
@@ -91,6 +93,7 @@ def noun_phrase(
         english = noun.plural
         german = noun.german_plural
     else:
+        # Only masculine nouns have another article as an object.
         case = "accusative" if is_object and noun.gender == "m" else noun.gender
         english = noun.singular
         german = noun.accusative if is_object else noun.german
@@ -98,7 +101,8 @@ def noun_phrase(
     english_words = [word.english for word in adjectives]
     english_words.append(english)
     article = determiner.english
-    if article == "a" and english_words[0][0] in "aeio":
+    first_word = english_words[0]
+    if article == "a" and first_word[0] in "aeio":
         article = "an"
     german_words = [word.german + ending for word in adjectives]
     english_phrase = " ".join([article, *english_words])
@@ -110,14 +114,16 @@ def noun_phrase(
 class _Clause:
     """The parts of a clause, from which the rules build sentences."""
 
-    tense: str
-    statement: str  # English
-    question: str  # English
-    subject: str  # German, as all of the following parts
-    verb: str  # finite
-    thing: str  # object
-    end: str  # last words of a main clause
-    last: str  # last words of a subordinate clause
+    tense: str  # a key of `_FORMS`
+    # In English:
+    statement: str
+    question: str
+    # In German:
+    subject: str
+    verb: str  # the finite verb, without a separable prefix
+    thing: str  # the object
+    end: str  # last words of a main clause: prefix, participle or infinitive
+    subordinate_end: str  # last words of a subordinate clause, which include the finite verb
 
 
 class SentenceGenerator:
@@ -129,11 +135,12 @@ class SentenceGenerator:
 
     def sentence(self) -> Phrase:
         """Draw a sentence and its translation."""
-        rules = [self._statement] * 5
+        rules = [self._statement] * 5  # five of eight sentences
         rules += [self._because, self._because, self._question]
         english, german, mark = self._choice(rules)()
         texts = []
         for words in (english, german):
+            # Absent parts of a sentence leave spaces.
             text = " ".join(words.split()).replace(" ,", ",")
             texts.append(text[0].upper() + text[1:] + mark)
         return Phrase(*texts)
@@ -142,19 +149,21 @@ class SentenceGenerator:
         """Draw a noun phrase and its person.
 
         Args:
-            names: Determiners to choose from, with slashes between them.
+            names: Determiners to choose from, with slashes between them: keys of the list of
+                determiners, or ``number``.
             kinds: Kinds of nouns to choose from: ``p`` for people, ``t`` for things.
             is_object: Whether the phrase is an object.
         """
         kind = self._choice(kinds)
         name = self._choice(names.split("/"))
-        groups = _WORDS["adjectives"]
+        groups = _WORDS["adjectives"]  # a noun gets at most one adjective of a group
         if kind == "p":
-            groups = groups[:3]
+            groups = groups[:3]  # the other groups do not suit people
         num_adjectives = self._choice(_NUM_ADJECTIVES)
-        chosen = self._random.sample(groups, num_adjectives)
-        adjectives = [Phrase(*self._choice(group)) for group in chosen]
+        drawn_groups = self._random.sample(groups, num_adjectives)
+        adjectives = [Phrase(*self._choice(group)) for group in drawn_groups]
         noun = Noun(*self._choice(_WORDS["nouns"][kind]))
+        # The number is always drawn, even if it is not used.
         count = number(self._random.randrange(2, 100))
         determiner = Determiner(count.english, {"plural": (count.german, "e")})
         if name != "number":
@@ -163,19 +172,22 @@ class SentenceGenerator:
         return phrase, _PLURAL if "plural" in determiner.forms else _THIRD
 
     def _subject(self) -> tuple[Phrase, int]:
+        """Draw a subject and its person."""
         kind = self._choice(["pronouns", "names", "people"])
         if kind == "people":
-            return self._noun("the/the/a/the plural", "p")
+            return self._noun("the/the/a/the plural", "p")  # "the" is drawn twice as often
         english, german, person = self._choice(_WORDS[kind])
         return Phrase(english, german), person
 
     def _clause(self) -> _Clause:
-        tense = self._choice(["past", *_FORMS])
+        """Draw a subject, a verb in a tense, and an object."""
+        tense = self._choice(["past", *_FORMS])  # the past is drawn twice as often
         subject, person = self._subject()
         base, third, past, prefix, stem, participle, kinds = self._choice(_WORDS["verbs"])
         thing, _ = self._noun("the/a/a/the plural/plural/number", kinds, is_object=True)
+        # German: the ending of the verb in the present, else the auxiliary or modal verb.
         finite = _FORMS[tense].split()[person]
-        if tense == "present":
+        if tense == "present":  # he fetches: er holt ... ab; weil er ... abholt
             auxiliary = "do"
             verb = base
             if person == _THIRD:
@@ -183,17 +195,17 @@ class SentenceGenerator:
                 verb = third
             finite = stem + finite
             end = prefix
-            last = prefix + finite
-        elif tense == "past":
+            subordinate_end = prefix + finite
+        elif tense == "past":  # he fetched: er hat ... abgeholt; weil er ... abgeholt hat
             auxiliary = "did"
             verb = past
             end = participle
-            last = f"{participle} {finite}"
-        else:
+            subordinate_end = f"{participle} {finite}"
+        else:  # he must fetch: er muss ... abholen; weil er ... abholen muss
             auxiliary = tense
             verb = f"{tense} {base}"
             end = f"{prefix}{stem}en"
-            last = f"{end} {finite}"
+            subordinate_end = f"{end} {finite}"
         return _Clause(
             tense=tense,
             statement=f"{subject.english} {verb} {thing.english}",
@@ -202,50 +214,57 @@ class SentenceGenerator:
             verb=finite,
             thing=thing.german,
             end=end,
-            last=last,
+            subordinate_end=subordinate_end,
         )
 
     def _when(self, tense: str) -> tuple[Phrase, Phrase]:
         """Draw a day that suits the tense, and a time of day."""
         weekday = self._choice(_DAYS)
-        hour = number(self._random.randrange(2, 13))
+        hour = number(self._random.randrange(2, 13))  # from two to twelve
         other_day = self._choice(_pairs("past_days" if tense == "past" else "later_days"))
         day = self._choice([Phrase(f"on {weekday.english}", f"am {weekday.german}"), other_day])
         return day, Phrase(f"at {hour.english} o'clock", f"um {hour.german} Uhr")
 
     def _statement(self) -> tuple[str, str, str]:
+        """Draw a statement, with up to two adverbials of time."""
         clause = self._clause()
         day, time = self._when(clause.tense)
         none = Phrase("", "")
+        # Adverbials at the beginning of the sentence, and after its verb.
         orders = [(none, none), (day, none), (none, day), (day, time)]
-        first, later = self._choice(orders)
+        opening, later = self._choice(orders)
         start = f"{clause.subject} {clause.verb}"
-        if first.german:
-            start = f"{first.german} {clause.verb} {clause.subject}"
+        if opening.german:  # the German verb stays second, so the subject moves behind it
+            start = f"{opening.german} {clause.verb} {clause.subject}"
         german = f"{start} {later.german} {clause.thing} {clause.end}"
-        return f"{first.english} {clause.statement} {later.english}", german, "."
+        return f"{opening.english} {clause.statement} {later.english}", german, "."
 
     def _question(self) -> tuple[str, str, str]:
+        """Draw a question. Its German verb comes first."""
         clause = self._clause()
         day, _ = self._when(clause.tense)
         german = f"{clause.verb} {clause.subject} {day.german} {clause.thing} {clause.end}"
         return f"{clause.question} {day.english}", german, "?"
 
     def _because(self) -> tuple[str, str, str]:
+        """Draw two clauses. In the German subordinate clause, the verb comes last."""
         main = self._clause()
         reason = self._clause()
         german = f"{main.subject} {main.verb} {main.thing} {main.end}, "
-        german += f"weil {reason.subject} {reason.thing} {reason.last}"
+        german += f"weil {reason.subject} {reason.thing} {reason.subordinate_end}"
         return f"{main.statement} because {reason.statement}", german, "."
 
 
 def _draw() -> Iterator[Phrase]:
-    """Draw pairs without end: the test set, the validation set, then the training data."""
+    """Draw pairs without end: the test set, the validation set, then the training data.
+
+    No sentence of a language occurs twice.
+    """
     generator = SentenceGenerator(seed=20_241)
     seen = set[str]()
     while True:
         pair = generator.sentence()
-        if seen.isdisjoint(pair):  # no sentence occurs twice
+        if seen.isdisjoint(pair):  # both sentences are new
             seen.update(pair)
             yield pair
 
@@ -259,7 +278,8 @@ def demo_pairs(split: str, source_language: str, target_language: str) -> Iterat
     Raises:
         ConfigError: The languages are not English and German.
     """
-    # de-AT is German; den is not.
+    # Variants such as de-AT count as German, but other codes that begin with de, such as den, do
+    # not.
     languages = [primary_code(source_language), primary_code(target_language)]
     if sorted(languages) != ["de", "en"]:
         problem = f"The demo corpus is English and German, not {' and '.join(languages)}."

@@ -31,8 +31,8 @@ from nmt.text.tokenizer import SPACE, Tokenizer, Tokenizers, tokenizer_hash
 
 REPORT = "report.json"
 PAGE = "report.html"
-_TEXT_WIDTH = 40
-_NUM_LENGTHS = 400
+_TEXT_WIDTH = 40  # characters of an example text in a message
+_NUM_LENGTHS = 400  # pairs whose lengths the report lists
 # Files that list the pairs with a problem, with the columns `_COLUMNS`.
 DROPPED = "dropped.tsv.gz"
 REPORTED = "reported.tsv.gz"
@@ -57,22 +57,23 @@ def printable(value: float | str) -> str:
     text = str(value)
     if text.isprintable():
         return text
+    # Without the quotes of `repr`.
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 @contextmanager
 def open_table(path: Path, *columns: str) -> Iterator[gzip.GzipFile]:
     """Open a new gzipped TSV file and write its header. The same rows give the same bytes."""
-    # No file name and no time in the gzip header.
+    # Level 6; no file name and the time 0 in the gzip header.
     with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as file:
         file.write("\t".join(columns).encode() + b"\n")
         yield file
 
 
-def _draw(problem: ListedProblem) -> tuple[int, str, int]:
+def _random_rank(problem: ListedProblem) -> tuple[int, str, int]:
     """Return a sort key that chooses the same pseudo-random examples every time."""
-    number = zlib.crc32(f"{problem.corpus}:{problem.line}".encode())
-    return number, problem.corpus, problem.line
+    checksum = zlib.crc32(f"{problem.corpus}:{problem.line}".encode())
+    return checksum, problem.corpus, problem.line
 
 
 def _example(problem: ListedProblem) -> dict[str, Any]:
@@ -97,36 +98,48 @@ class ProblemLog(ExitStack):
         self._corpora = list(corpora)
         self._dropped = self.enter_context(open_table(folder / DROPPED, *_COLUMNS))
         self._reported = self.enter_context(open_table(folder / REPORTED, *_COLUMNS))
-        # By reason: the number of pairs of each corpus, and examples.
+        # Of the training corpora. By reason: the number of pairs by corpus, and some examples.
         self._reasons = defaultdict[str, Counter[str]](Counter)
         self._examples = defaultdict[str, list[ListedProblem]](list)
-        # Pairs read, pairs kept, and dropped pairs by the first reason that drops them.
+        # By corpus: pairs read, pairs kept, and dropped pairs by the first reason that drops them.
         names = (*self._corpora, *held_out)
         self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in names}
 
     def take(
         self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]
     ) -> list[ListedProblem]:
-        """Add the problems and the counts of a block, and return the problems."""
-        rows, counts = values
+        """Add the problems and the counts of a block, and return the problems.
+
+        Args:
+            corpus: Name of the corpus.
+            values: ``BlockResult.values`` of a pass: the problems, as tuples or lists of the fields
+                of a `ListedProblem`, and the counts.
+        """
+        problem_rows, counts = values
         self.counts[corpus].update(counts)
-        problems = [ListedProblem(*row) for row in rows]  # rows that were stored are lists
+        problems = [ListedProblem(*row) for row in problem_rows]  # stored rows are lists
         is_training = corpus in self._corpora
         for problem in problems:
             is_dropped = not is_training or self._training.drops(problem.reason)
             table = self._dropped if is_dropped else self._reported
-            cells = map(printable, problem[: len(_COLUMNS)])
+            cells = map(printable, problem[: len(_COLUMNS)])  # the texts are left out
             line = "\t".join(cells)
             table.write(f"{line}\n".encode())
             if is_training:
                 self._reasons[problem.reason][corpus] += 1
                 self._examples[problem.reason].append(problem)
+        # Keep a few examples of each reason that this block has.
         for reason in {problem.reason for problem in problems}:
-            self._examples[reason] = nsmallest(_NUM_EXAMPLES, self._examples[reason], key=_draw)
+            examples = self._examples[reason]
+            self._examples[reason] = nsmallest(_NUM_EXAMPLES, examples, key=_random_rank)
         return problems
 
     def check_kept(self, kind: str, corpora: Iterable[str]) -> None:
         """Check that at least one pair of each corpus is kept.
+
+        Args:
+            kind: ``training`` or ``validation``, for the message.
+            corpora: Names of the corpora.
 
         Raises:
             DataError: All pairs of a corpus were dropped. The message lists the reasons.
@@ -147,17 +160,19 @@ class ProblemLog(ExitStack):
     def report(self) -> PrepareReport:
         """Return the counts, the findings and the reasons."""
         actions = self._training.actions
-        always = {READ, KEPT}
         counts = {}
         findings = {}
         reasons = {}
-        for corpus, numbers in self.counts.items():
-            counts[corpus] = {key: n for key, n in numbers.items() if n or key in always}
+        for corpus, corpus_counts in self.counts.items():
+            # Reasons that have dropped no pair are left out.
+            counts[corpus] = {
+                key: count for key, count in corpus_counts.items() if count or key in (READ, KEPT)
+            }
         for corpus in self._corpora:
             reported = {}
-            for reason, by_corpus in self._reasons.items():
-                if by_corpus[corpus] and actions.get(reason) == "report":
-                    reported[reason] = by_corpus[corpus]
+            for reason, count_by_corpus in self._reasons.items():
+                if count_by_corpus[corpus] and actions.get(reason) == "report":
+                    reported[reason] = count_by_corpus[corpus]
             findings[corpus] = reported
         for reason in dict.fromkeys((*actions, *self._reasons)):
             reasons[reason] = {
@@ -197,20 +212,20 @@ def report_sides(
         tokenizers: Tokenizers of both sides.
     """
     reports = []
-    for place, side in enumerate((store.source, store.target)):
-        tokenizer = tokenizers[place]
-        languages = [direction[place] for direction in directions]
+    for side, stored in enumerate((store.source, store.target)):
+        tokenizer = tokenizers[side]
+        languages = [direction[side] for direction in directions]  # of each corpus
         for language in dict.fromkeys(languages):
             uses = np.zeros(tokenizer.vocab_size, np.int64)
-            lengths = []
-            for number, other in enumerate(languages):
-                if other == language:
-                    rows = store.rows_of(number)
-                    uses += side.counts(tokenizer.vocab_size, rows)
-                    lengths.append(side.lengths[rows])
-            if uses.any():
+            lengths = []  # an array for each corpus in this language
+            for corpus, corpus_language in enumerate(languages):
+                if corpus_language == language:
+                    rows = store.rows_of(corpus)
+                    uses += stored.counts(tokenizer.vocab_size, rows)
+                    lengths.append(stored.lengths[rows])
+            if uses.any():  # every sentence may have been dropped
                 report = _report_side(language, tokenizer, np.concatenate(lengths), uses)
-                reports.append(replace(report, side=_SIDES[place]))
+                reports.append(replace(report, side=_SIDES[side]))
     return reports
 
 
@@ -226,12 +241,13 @@ def _report_side(
         uses: Occurrences of each subword. (V,)
     """
     num_tokens = int(uses.sum())
-    counts = np.bincount(lengths)
-    # Sentences up to each length; occurrences of the most frequent subwords.
-    num_up_to = np.cumsum(counts)
-    num_most_used = np.cumsum(np.sort(uses)[::-1])
-    shares = _SHARES * len(lengths)
-    median, p99, p999 = np.searchsorted(num_up_to, shares).tolist()
+    counts = np.bincount(lengths)  # item i: number of sentences with i subwords
+    num_up_to_length = np.cumsum(counts)  # item i: number of sentences with at most i subwords
+    # Item i: occurrences of the i + 1 most frequent subwords.
+    num_covered = np.cumsum(np.sort(uses)[::-1])
+    # The smallest length that is enough for each share of the sentences.
+    wanted = _SHARES * len(lengths)
+    median, p99, p999 = np.searchsorted(num_up_to_length, wanted).tolist()
     is_fallback = list(map(tokenizer.is_fallback, range(len(uses))))
     return SideReport(
         language=language,
@@ -243,7 +259,8 @@ def _report_side(
         max_length=len(counts) - 1,
         fallback_rate=int(uses[is_fallback].sum()) / num_tokens,
         num_used=int(np.count_nonzero(uses)),
-        num_for_most=int(np.searchsorted(num_most_used, 0.99 * num_tokens)) + 1,
+        # The index of the first item that is enough, plus 1, because it counts from 0.
+        num_for_most=int(np.searchsorted(num_covered, 0.99 * num_tokens)) + 1,
         lengths=counts[: p999 + 1].tolist(),
     )
 
@@ -282,16 +299,17 @@ def lost_pairs(counts: Mapping[str, Mapping[str, int]], corpora: Iterable[str]) 
         dropped = dict(counts[name])
         num_read = dropped.pop(READ)
         num_kept = dropped.pop(KEPT)
+        # What is left are the dropped pairs by reason.
         if num_kept < _FEWEST_KEPT * num_read:
-            reason = max(dropped, key=dropped.__getitem__)
+            reason = max(dropped, key=dropped.__getitem__)  # the most frequent one
             text = f"{name}: only {num_kept:,} of {num_read:,} sentence pairs are left; the "
             yield f"{text}reason {reason} dropped {dropped[reason]:,}. Check the examples below"
 
 
 def sample_lengths(store: ParallelStore) -> list[list[int]]:
     """Return the lengths of source and target, in subwords, of 400 evenly spaced pairs."""
-    places = np.linspace(0, len(store) - 1, _NUM_LENGTHS)
-    rows = np.unique(places.astype(np.int64))
+    positions = np.linspace(0, len(store) - 1, _NUM_LENGTHS)
+    rows = np.unique(positions.astype(np.int64))  # a small store has fewer rows than positions
     lengths = store.source.lengths[rows], store.target.lengths[rows]
     return np.stack(lengths, axis=1).tolist()
 
@@ -301,9 +319,8 @@ class PrepareReport:
     """The report of `nmt prepare`, as written to ``report.json``."""
 
     folder: str = ""  # the prepared folder
-    up_to_date: bool = (
-        False  # whether the folder was already prepared; then the report is the old one
-    )
+    # Whether the folder was already prepared. Then the report is the old one.
+    up_to_date: bool = False
     written: bool = True  # False with ``report_only``
     # By corpus: pairs ``read``, pairs ``kept``, and dropped pairs by reason.
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -356,13 +373,14 @@ class PrepareReport:
 
     def as_page(self) -> str:
         """Return the report as an HTML page."""
-        sides = [side for side in self.sides if side.lengths]
-        svg = ""
+        sides = [side for side in self.sides if side.lengths]  # that have a curve
+        svg = ""  # no chart
         if sides:
             chart = Chart(
                 "Sentences by length",
                 "kept sentences",
                 [Curve(side.language, list(enumerate(side.lengths))) for side in sides],
+                # The largest length. The chart needs at least the lengths 0 and 1.
                 end=max(2, *(len(side.lengths) for side in sides)) - 1,
                 size=(500, 260),
                 from_zero=True,
@@ -416,19 +434,20 @@ class PrepareReport:
 
     def example(self, corpus: str, reason: str) -> str:
         """Return an example line of a corpus for a reason; an empty text without examples."""
-        examples = self.reasons.get(reason, {}).get("examples", ())
-        of_corpus = [example for example in examples if example["corpus"] == corpus]
-        readable = [example for example in of_corpus if example["source"] or example["target"]]
+        all_examples = self.reasons.get(reason, {}).get("examples", ())
+        examples = [example for example in all_examples if example["corpus"] == corpus]
+        # A pair that could not be read has no text.
+        readable = [example for example in examples if example["source"] or example["target"]]
         if not readable:
             return ""
-        first = min(readable, key=itemgetter("line"))
+        example = min(readable, key=itemgetter("line"))
         texts = []
         for side in _SIDES:
-            text = printable(first[side])
+            text = printable(example[side])
             if len(text) > _TEXT_WIDTH:
                 text = text[:_TEXT_WIDTH] + "…"
             texts.append(text)
-        return f"line {first['line']:,}: {' | '.join(texts)}"
+        return f"line {example['line']:,}: {' | '.join(texts)}"
 
 
 def current_report(

@@ -7,7 +7,6 @@ bytes. Therefore `cover` chooses characters so that each language of a training 
 
 from __future__ import annotations
 
-import operator
 import random
 import shutil
 from collections import Counter, deque
@@ -48,34 +47,41 @@ class Reservoir:
         self.num_characters = 0
 
     def add(self, source: str, target: str) -> None:
-        """Add a pair, by algorithm R."""
+        """Add a pair, by algorithm R.
+
+        The i-th pair enters a full sample with probability capacity / i, and replaces a random
+        pair. So all pairs so far are in the sample with the same probability.
+        """
         self.num_added += 1
-        slot = len(self.pairs)
-        if slot >= self._capacity:
-            slot = self._random.randrange(self.num_added)
-            if slot >= self._capacity:
+        index = len(self.pairs)  # behind the last pair: append
+        if index >= self._capacity:
+            index = self._random.randrange(self.num_added)
+            if index >= self._capacity:
                 return
         pair = clean_source(source), target
         self.num_characters += _size(pair)
-        if slot == len(self.pairs):
+        if index == len(self.pairs):
             self.pairs.append(pair)
         else:
-            self.num_characters -= _size(self.pairs[slot])
-            self.pairs[slot] = pair
+            self.num_characters -= _size(self.pairs[index])
+            self.pairs[index] = pair
 
     def halve(self) -> None:
-        """Remove a random half of the sample, so that it stays uniform."""
+        """Remove a random half of the sample, so that it stays uniform. Halve the capacity too."""
         self._capacity = len(self.pairs) // 2
         self.pairs = self._random.sample(self.pairs, self._capacity)
         self.num_characters = sum(map(_size, self.pairs))
 
 
 def _size(pair: tuple[str, str]) -> int:
+    """Return the number of characters of both sides."""
     return len(pair[0]) + len(pair[1])
 
 
 class TextSample:
-    """A sample of each training corpus, with clean sources. The largest ones are cut first.
+    """A sample of each training corpus, with clean sources.
+
+    Whenever all samples together are too large, the one with the most pairs is halved.
 
     Args:
         directions: Languages of each corpus.
@@ -102,6 +108,7 @@ class TextSample:
         self._reservoirs = {name: Reservoir(max_pairs, generator) for name in directions}
         self._noise = noise
         self._noise_random = random.Random(_NOISE_SEED)
+        # Of all samples together.
         self._num_pairs = 0
         self._num_characters = 0
         # How often SentencePiece counts a line of each corpus.
@@ -124,6 +131,7 @@ class TextSample:
             self._add_sizes(largest, 1)
 
     def _add_sizes(self, reservoir: Reservoir, sign: int) -> None:
+        """Add the size of a sample to the totals; with the sign -1, subtract it."""
         self._num_pairs += sign * len(reservoir.pairs)
         self._num_characters += sign * reservoir.num_characters
 
@@ -133,27 +141,36 @@ class TextSample:
     def weigh(self, data: DataConfig) -> None:
         """Count each corpus as often as training reads it."""
         sizes = [reservoir.num_added for reservoir in self._reservoirs.values()]
-        num_pairs = map(operator.mul, training_weights(data, sizes), sizes)
-        per_line = {}
-        for name, number in zip(self._reservoirs, num_pairs, strict=True):
-            per_line[name] = number / max(len(self._reservoirs[name].pairs), 1)
-        used = list(filter(None, per_line.values()))
-        unit = min(used, default=1.0)
-        if unit != max(used, default=1.0):
+        weights = training_weights(data, sizes)
+        frequencies = {}  # by corpus: how many pairs of training a line of its sample stands for
+        for (name, reservoir), weight in zip(self._reservoirs.items(), weights, strict=True):
+            num_read = weight * reservoir.num_added
+            frequencies[name] = num_read / max(len(reservoir.pairs), 1)
+        positive = list(filter(None, frequencies.values()))
+        # Counts are whole numbers: 1 if all are equal, else `_PRECISION` for the rarest line.
+        unit = min(positive, default=1.0)
+        if unit != max(positive, default=1.0):
             unit /= _PRECISION
-        self._counts = {name: round(count / unit) for name, count in per_line.items()}
+        self._counts = {name: round(count / unit) for name, count in frequencies.items()}
 
     def characters(self, sides: Sequence[int]) -> dict[str, Counter[str]]:
-        """Return how often each character occurs in each language of some sides."""
+        """Return how often each character occurs in each language of some sides.
+
+        Args:
+            sides: 0 for sources, 1 for targets.
+
+        Returns:
+            By language: counts of characters, in which each line counts as often as in `lines`.
+        """
         counts = dict[str, Counter[str]]()
         for name, reservoir in self._reservoirs.items():
             for side in sides:
-                in_sample = Counter[str]()
+                sample_counts = Counter[str]()
                 for pair in reservoir.pairs:
-                    in_sample.update(pair[side])
-                of_language = counts.setdefault(self._directions[name][side], Counter())
-                for character, number in in_sample.items():
-                    of_language[character] += number * self._counts[name]
+                    sample_counts.update(pair[side])
+                language_counts = counts.setdefault(self._directions[name][side], Counter())
+                for character, count in sample_counts.items():
+                    language_counts[character] += count * self._counts[name]
         return counts
 
     def lines(self, sides: Sequence[int], *, is_last: bool) -> Iterator[tuple[str, int]]:
@@ -165,7 +182,7 @@ class TextSample:
         """
         for name, reservoir in self._reservoirs.items():
             pairs = deque(reservoir.pairs)
-            if is_last:
+            if is_last:  # then each pair is freed as soon as it is yielded
                 reservoir.pairs = []
             while pairs:
                 pair = pairs.popleft()
@@ -201,7 +218,8 @@ def cover(counts: Mapping[str, Counter[str]], share: float, room: int | None) ->
     [' ', 'a', '\u03b1']
     """
     wanted = {language: _covering(count, share) for language, count in counts.items()}
-    shares = {" ": 1.0}  # the largest share of each wanted character in any language
+    # The largest share of each wanted character in any language. The space is always chosen.
+    shares = {" ": 1.0}
     for language, characters in wanted.items():
         total = counts[language].total()
         for character in characters:
@@ -222,15 +240,15 @@ def cover(counts: Mapping[str, Counter[str]], share: float, room: int | None) ->
 
 def _covering(counts: Counter[str], share: float) -> list[str]:
     """Return the most frequent characters that make up a share of a text."""
-    wanted = share * counts.total()
+    num_needed = share * counts.total()
     characters: list[str] = []
-    covered = 0
+    num_covered = 0
     # Of equally frequent characters, the one with the lowest code point comes first.
     for character in sorted(counts, key=lambda character: (-counts[character], character)):
-        if covered >= wanted:
+        if num_covered >= num_needed:
             break
         characters.append(character)
-        covered += counts[character]
+        num_covered += counts[character]
     return characters
 
 
@@ -244,8 +262,9 @@ def training_weights(data: DataConfig, sizes: Sequence[int]) -> list[float]:
     stages = build_stages(data, sizes)
     if not stages:
         return epoch_weights(data, sizes)
-    columns = zip(*(stage.weights for stage in stages), strict=True)
-    return [sum(column) / len(stages) for column in columns]
+    # Of each corpus: its weights in all stages.
+    corpus_weights = zip(*(stage.weights for stage in stages), strict=True)
+    return [sum(weights) / len(stages) for weights in corpus_weights]
 
 
 def learn_tokenizers(sample: TextSample, folder: Path, recipe: Recipe) -> list[str]:
@@ -265,44 +284,58 @@ def learn_tokenizers(sample: TextSample, folder: Path, recipe: Recipe) -> list[s
     """
     folder.mkdir()
     config = recipe.config.tokenizer
-    start = recipe.vocabulary
+    existing = recipe.vocabulary  # a folder of tokenizers; None to learn or adopt them
     if recipe.init_from is not None:
-        start = recipe.init_from / folder.name
-    if start is not None:
-        tokenizer.load_tokenizers(start)  # raises an error if they are damaged
-        for path in start.glob("*.model"):
+        existing = recipe.init_from / folder.name
+    if existing is not None:
+        tokenizer.load_tokenizers(existing)  # raises an error if they are damaged
+        for path in existing.glob("*.model"):
             shutil.copy(path, folder)
         return []
-    # By name of the model: the sides whose text it is learned from.
-    models: dict[str, tuple[int, ...]] = {tokenizer.SOURCE: (0,), tokenizer.TARGET: (1,)}
+    # By file name of a model: the sides whose text it is learned from; 0: sources, 1: targets.
+    sides_by_name: dict[str, tuple[int, ...]] = {tokenizer.SOURCE: (0,), tokenizer.TARGET: (1,)}
     if config.joint:
-        models = {tokenizer.JOINT: (0, 1)}
-    if config.models is not None:
-        for path, name in zip(config.models, models, strict=False):
+        sides_by_name = {tokenizer.JOINT: (0, 1)}
+    if config.models is not None:  # files of the user
+        for path, name in zip(config.models, sides_by_name, strict=False):
             tokenizer.adopt(path, folder / name)
         return []
     sample.weigh(recipe.data)
     warnings = []
-    for name, sides in models.items():
+    for name, sides in sides_by_name.items():
         warnings += _learn(sample, folder / name, recipe, sides)
     return warnings
 
 
 def _learn(sample: TextSample, path: Path, recipe: Recipe, sides: Sequence[int]) -> list[str]:
-    """Learn a tokenizer from the text of some sides. With the target side, the sample is empty."""
+    """Learn a tokenizer from the text of some sides.
+
+    Args:
+        sample: The text. It is empty afterwards if ``sides`` contains the target side.
+        path: File to write. Its name is one of `nmt.text.tokenizer`.
+        recipe: Settings of the tokenizer.
+        sides: 0 for sources, 1 for targets; both for a joint vocabulary.
+
+    Returns:
+        Warnings about characters that the vocabulary does not contain.
+    """
+    # Settings are pairs: of a source or joint vocabulary, which has the index False, and of a
+    # target vocabulary, which has the index True.
     is_target = path.name == tokenizer.TARGET
     symbols = recipe.config.tag_symbols[is_target]
-    if not is_target:  # as they are in a clean source; with a joint vocabulary, also as they were
+    if not is_target:
+        # The tokenizer reads clean sources, and symbols are spelled as in its text. A joint one
+        # also reads targets, which are not clean, so it has both spellings.
         clean = tuple(map(clean_source, symbols))
         symbols = tuple(dict.fromkeys(symbols + clean)) if len(sides) > 1 else clean
     config = recipe.config.tokenizer.model_copy(update={"user_defined_symbols": symbols})
-    characters = None
+    characters = None  # no limit
     warnings = []
     if config.kind != "word":  # a word with one character less would be another word
-        fixed, most = _room(config, is_target=is_target)
-        covered = cover(sample.characters(sides), config.character_coverage, most)
-        characters = covered.characters
-        warnings = list(_warnings(covered, config.vocab_sizes[is_target], fixed))
+        num_fixed, max_characters = _room(config, is_target=is_target)
+        coverage = cover(sample.characters(sides), config.character_coverage, max_characters)
+        characters = coverage.characters
+        warnings = list(_warnings(coverage, config.vocab_sizes[is_target], num_fixed))
     lines = sample.lines(sides, is_last=1 in sides)
     tokenizer.train_sentencepiece(
         lines, path, config, threads=_LEARNING_THREADS, characters=characters
@@ -311,25 +344,33 @@ def _learn(sample: TextSample, path: Path, recipe: Recipe, sides: Sequence[int])
 
 
 def _room(config: TokenizerConfig, *, is_target: bool) -> tuple[int, int | None]:
-    """Return how many subwords are not learned, and the largest number of characters.
+    """Return how many subwords are not learned, and the maximum number of characters, or None.
 
     Characters take at most half of a vocabulary, so that there is room for longer subwords. Without
     bytes there is no limit, because characters outside of the vocabulary would be lost.
     """
     size = config.vocab_sizes[is_target]
-    fixed = NUM_SPECIAL + len(config.user_defined_symbols) + config.unused[is_target]
+    num_fixed = NUM_SPECIAL + len(config.user_defined_symbols) + config.unused[is_target]
     if not config.byte_fallback:
-        return fixed, None
-    fixed += _NUM_BYTES
-    most = size - fixed
+        return num_fixed, None
+    num_fixed += _NUM_BYTES
+    max_characters = size - num_fixed
     if config.kind != "char":
-        most = min(most, size // 2)
-    return fixed, max(most, 1)
+        max_characters = min(max_characters, size // 2)
+    return num_fixed, max(max_characters, 1)
 
 
-def _warnings(covered: Coverage, size: int, fixed: int) -> Iterator[str]:
-    needed = max(2 * covered.num_wanted, covered.num_wanted + fixed)
-    for language, (number, share) in covered.lacking.items():
-        text = f"a vocabulary of {size:,} has no room for {number:,} characters of {language} "
+def _warnings(coverage: Coverage, size: int, num_fixed: int) -> Iterator[str]:
+    """Yield a warning for each language whose characters do not all fit into the vocabulary.
+
+    Args:
+        coverage: The chosen characters.
+        size: Size of the vocabulary.
+        num_fixed: Number of its subwords that are not learned.
+    """
+    # Both limits of `_room` on the number of characters, solved for the size.
+    needed = max(2 * coverage.num_wanted, coverage.num_wanted + num_fixed)
+    for language, (num_lacking, share) in coverage.lacking.items():
+        text = f"a vocabulary of {size:,} has no room for {num_lacking:,} characters of {language} "
         text += f"({share:.1%} of its text), which are therefore spelled in bytes. "
         yield f"{text}To have room for all, set tokenizer.vocab_size to {needed} or more"

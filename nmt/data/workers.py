@@ -42,7 +42,7 @@ LOCAL = "local"  # starts a Dask scheduler with workers on this machine
 _CONNECT_SECONDS = 10
 T = TypeVar("T")
 R = TypeVar("R")
-_VALUES = "values"
+_VALUES = "values"  # name of the array that contains `BlockResult.values` in a file
 Arrays = Mapping[str, npt.NDArray[Any]]
 logger = logging.getLogger(__name__)
 
@@ -61,18 +61,19 @@ def map_ahead(
     Raises:
         DeviceError: A worker process was killed or could not start.
     """
-    coming = deque(executor.submit(make, item) for item in islice(items, ahead))
+    futures = deque(executor.submit(make, item) for item in islice(items, ahead))
     try:
-        while coming:
-            result = coming.popleft().result()
-            coming.extend(executor.submit(make, item) for item in islice(items, 1))
+        while futures:
+            result = futures.popleft().result()
+            # Submit the next item, if there is one, before the caller uses the result.
+            futures.extend(executor.submit(make, item) for item in islice(items, 1))
             yield result
     except BrokenProcessPool as error:
         fix = "If memory is short, use fewer workers; the same command resumes. If a Python script "
         fix += "calls nmt, put the call under `if __name__ == '__main__':`."
         raise DeviceError("A worker process was killed or could not start.", fix=fix) from error
     finally:
-        for future in coming:
+        for future in futures:
             future.cancel()
 
 
@@ -105,6 +106,7 @@ def _begin(install: Callable[[Any], object] | None, value: Any) -> None:
 
 
 def _end_with_parent() -> None:
+    """Wait for the end of the parent process, then end this process at once."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -169,6 +171,7 @@ def open_workers(workers: int | None, scheduler: str | None) -> Iterator[Workers
 
 
 def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
+    """Yield the workers of a Dask scheduler. For the arguments see `open_workers`."""
     try:
         import distributed  # noqa: PLC0415 - a second, and seldom needed
     except ImportError as error:
@@ -187,8 +190,8 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
         fix = "Run `dask scheduler` on that host, and pass its address, such as tcp://host:8786."
         raise ConfigError(f"No Dask scheduler answers at {scheduler}: {error}", fix=fix) from error
     with client:
-        size = sum(client.nthreads().values())
-        yield Workers(client.get_executor(), 2 * max(size, 1), 1, see_files=is_here)
+        num_threads = sum(client.nthreads().values())  # of all workers; 0 before they connect
+        yield Workers(client.get_executor(), 2 * max(num_threads, 1), 1, see_files=is_here)
 
 
 class BlockResult(NamedTuple):
@@ -209,7 +212,7 @@ def map_blocks(
     """Call a function for each block; yield each block with its result, in order.
 
     Args:
-        name: Text of the progress bar, such as ``reading train.de``.
+        name: Text of the progress bar: a verb and the corpus, such as ``reading train.de``.
         blocks: Read in this process, a few blocks in advance.
         function: A deterministic, picklable function; may be `StoredResults`.
         workers: Workers that call the function.
@@ -218,15 +221,16 @@ def map_blocks(
     Raises:
         DataError: The number of lines differs from ``total``.
     """
-    done = 0
-    sent, blocks = tee(blocks)  # buffers the blocks that are in progress
+    num_lines = 0
+    # One copy for the workers, and one to yield. The blocks that are in progress are buffered.
+    submitted, blocks = tee(blocks)
     with progress_bar(name, unit="pairs", total=total, leave=False) as progress:
-        for block, result in zip(blocks, workers.map(function, sent), strict=True):
+        for block, result in zip(blocks, workers.map(function, submitted), strict=True):
             yield block, result
-            done += len(block)
+            num_lines += len(block)
             progress.update(len(block))
-    if total is not None and done != total:
-        raise has_changed(name.partition(" ")[2])
+    if total is not None and num_lines != total:
+        raise has_changed(name.partition(" ")[2])  # the corpus, without the verb
 
 
 def has_changed(corpus: str) -> DataError:
@@ -242,12 +246,12 @@ class StoredResults:
     function: Callable[[Block], BlockResult]
     folder: Path
     key: str  # hash of all inputs of the function other than the block
-    least: int = 0  # minimum number of lines of a block whose result is stored
+    min_lines: int = 0  # minimum number of lines of a block whose result is stored
 
     def __call__(self, block: Block) -> BlockResult:
         """Read the result from its file, or compute and store it. Can run in any process."""
         # Workers on other machines may not have access to the folder.
-        if len(block) < self.least or not self.folder.is_dir():
+        if len(block) < self.min_lines or not self.folder.is_dir():
             return self.function(block)
         digest = hashlib.sha256(f"{self.key} {block.content}".encode()).hexdigest()
         path = self.folder / f"{block.first:010}-{digest[:32]}.shard"
@@ -255,16 +259,17 @@ class StoredResults:
             with path.open("rb") as file, np.load(file) as stored:
                 if stored.zip.testzip() is not None:
                     raise BadZipFile("its content has changed")
-                arrays: dict[str, Any] = dict(stored)
+                arrays: dict[str, Any] = dict(stored)  # reads all arrays
             return BlockResult(arrays, json.loads(arrays.pop(_VALUES).tobytes()))
-        except FileNotFoundError:
+        except FileNotFoundError:  # not computed yet
             pass
         except Exception:  # of the system, zipfile, numpy or JSON
             logger.warning("%s is damaged: computing it again", path)
         result = self.function(block)
         values = np.frombuffer(json.dumps(result.values).encode(), np.uint8)
         arrays = {**result.arrays, _VALUES: values}
-        # The rename is atomic but not synced: checksums detect damage by a power cut.
+        # The rename is atomic but not synced: checksums detect damage by a power cut. The process
+        # id keeps two processes that compute the same result apart.
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         with temporary.open("wb") as new:
             np.savez(new, **arrays)
@@ -282,7 +287,7 @@ def work_folder(beside: Path) -> Iterator[Path]:
         OSError: The folder cannot be created.
     """
     folder = beside.with_name(f".{beside.name}.work")
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)  # an interrupted run may have left it
     is_done = False
     try:
         yield folder
