@@ -48,14 +48,15 @@ KINDS: dict[Kind, str] = {
     "decoder": "Decoder self-attention",
     "cross": "Cross-attention (decoder to source)",
 }
+# Name of a sublayer in a layer -> name of the residual connection around it.
 _RESIDUALS = {
     "self_attention": "self_residual",
     "cross_attention": "cross_residual",
     "feed_forward": "feed_forward_residual",
 }
-_MATRICES = ("matrix", "formula", "shape", "of this sentence", "packed")
-_NORMS = ("sublayer", "stream before", "added", "stream after", "added / before",
-         "gradient of stream", "gradient of weights")  # fmt: skip
+_MATRIX_COLUMNS = ("matrix", "formula", "shape", "of this sentence", "packed")
+_FLOW_COLUMNS = ("sublayer", "stream before", "added", "stream after", "added / before",
+                 "gradient of stream", "gradient of weights")  # fmt: skip
 
 
 class Heads(NamedTuple):
@@ -85,15 +86,17 @@ class Sublayer:
     name: str  # ``self_attention``, ``cross_attention`` or ``feed_forward``.
     module: Attention | FeedForward
     residual: Residual
-    # The input, and in cross-attention also the output of the encoder (S, D').
+    # Positional arguments of the module: the input (T, D); in cross-attention, then the output of
+    # the encoder (S, D').
     arguments: tuple[Any, ...]
-    added: Tensor  # Output, which is added to the residual stream. (T, D).
-    before: Tensor  # The residual stream below. (T, D).
-    after: Tensor  # The residual stream above, in a post-norm model after the norm. (T, D).
+    output: Tensor  # What the sublayer adds to the residual stream. (T, D).
+    stream_below: Tensor  # The residual stream before the addition. (T, D).
+    # The residual stream after the addition; in a post-norm model, after the norm, too. (T, D).
+    stream_above: Tensor
 
     @property
     def inputs(self) -> Tensor:
-        """The residual stream, in a pre-norm model after the norm. (T, D)."""
+        """The input: ``stream_below``, in a pre-norm model after the norm. (T, D)."""
         return self.arguments[0]
 
     @property
@@ -108,6 +111,7 @@ class Sublayer:
         module = self.module
         assert not isinstance(module, FeedForward)
         width = module.head_dim
+        # Queries, keys and values are (tokens, heads, E) until they are transposed below.
         if isinstance(module, SelfAttention):
             fused = module.query_key_value(self.inputs).unflatten(1, (-1, width))
             query, key, value = fused.split(module.sizes, 1)
@@ -118,30 +122,32 @@ class Sublayer:
             key, value = module.project_cross_kv(self.arguments[1])
         if module.heads:
             query = module.heads["query_norm"](query)
-        scheme = getattr(module, "positions", None)
-        order = torch.arange(len(self.inputs))
+        scheme = getattr(module, "positions", None)  # only self-attention can have one
+        positions = torch.arange(len(self.inputs))
         if scheme is not None:
-            query = scheme.rotate(query, order)
-            key = scheme.rotate(key, order)
-        share = module.num_heads // module.num_kv_heads
-        query = query.transpose(0, 1)
-        key = key.repeat_interleave(share, 1).transpose(0, 1)
-        value = value.repeat_interleave(share, 1).transpose(0, 1)
-        products = query @ key.mT
-        # Shaw et al. (2018): additional keys and values that depend on the distance.
-        vectors = scheme and scheme.vectors(order, order)
-        if vectors is not None:
-            of_distance = torch.einsum("hte,tse->hts", query, vectors[0])
-            products = products + of_distance
+            query = scheme.rotate(query, positions)
+            key = scheme.rotate(key, positions)
+        # Grouped-query attention: several query heads read the same key and the same value.
+        queries_per_key = module.num_heads // module.num_kv_heads
+        query = query.transpose(0, 1)  # (H, T, E)
+        key = key.repeat_interleave(queries_per_key, 1).transpose(0, 1)  # (H, S, E)
+        value = value.repeat_interleave(queries_per_key, 1).transpose(0, 1)  # (H, S, E)
+        products = query @ key.mT  # (H, T, S)
+        # Shaw et al. (2018): additional keys and values that depend on the distance between query
+        # and key, (T, S, E) each. None for other schemes.
+        distance_vectors = scheme and scheme.vectors(positions, positions)
+        if distance_vectors is not None:
+            more_products = torch.einsum("hte,tse->hts", query, distance_vectors[0])
+            products = products + more_products
         scores = products * width**-0.5
         if self.kind == "decoder":
             future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, -torch.inf)
         weights = scores.softmax(-1)
         mixed = weights @ value
-        if vectors is not None:
-            of_distance = torch.einsum("hts,tse->hte", weights, vectors[1])
-            mixed = mixed + of_distance
+        if distance_vectors is not None:
+            more_values = torch.einsum("hts,tse->hte", weights, distance_vectors[1])
+            mixed = mixed + more_values
         return Heads(query, key, value, products, scores, weights, mixed)
 
 
@@ -173,29 +179,31 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
         source: Input of the encoder: one sentence.
         target: Input of the decoder: BOS and the target.
     """
+    # Module -> its positional arguments and its output in this pass.
     calls: dict[nn.Module, tuple[tuple[Any, ...], Tensor]] = {}
 
-    def keep(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+    def record_call(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
         calls[module] = (arguments, output)
 
     with evaluating(model), ExitStack() as handles:
         for module in model.modules():
             if isinstance(module, Attention | FeedForward | Residual):
-                handles.enter_context(module.register_forward_hook(keep))
+                handles.enter_context(module.register_forward_hook(record_call))
         hidden = model(source, target)
     sublayers = []
     for side in get_args(Side):
         for number, layer in enumerate(getattr(model, side), 1):
             modules = dict(layer.named_children())
             for name, residual_name in _RESIDUALS.items():
-                if name in modules:
+                if name in modules:  # encoder layers have no cross-attention
                     module = modules[name]
                     residual = modules[residual_name]
-                    arguments, added = calls[module]
-                    (before, _), after = calls[residual]
+                    arguments, output = calls[module]
+                    # A residual connection is called with the stream and the sublayer's output.
+                    (below, _), above = calls[residual]
                     sublayers.append(
                         Sublayer(
-                            side, number, name, module, residual, arguments, added, before, after
+                            side, number, name, module, residual, arguments, output, below, above
                         )
                     )
     return Recording(tuple(sublayers), hidden)
@@ -205,13 +213,14 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
 def without_causal_mask(model: Transformer) -> Iterator[None]:
     """Inside this context, decoder tokens also read later tokens."""
 
-    def see_all(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
+    # A hook that changes the arguments returns the new positional and the new keyword arguments.
+    def drop_mask(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
         return args, {**options, "causal": False}
 
     with ExitStack() as handles:
         for layer in model.decoder:
             attention = layer.get_submodule("self_attention")
-            hook = attention.register_forward_pre_hook(see_all, with_kwargs=True)
+            hook = attention.register_forward_pre_hook(drop_mask, with_kwargs=True)
             handles.enter_context(hook)
         yield
 
@@ -219,13 +228,15 @@ def without_causal_mask(model: Transformer) -> Iterator[None]:
 @contextmanager
 def without_head(attention: Attention, head: int) -> Iterator[None]:
     """Inside this context, the output of a head (numbered from 1) is 0."""
+    # The input of the output projection is the concatenation of all heads: a head is a range of
+    # columns.
     end = head * attention.head_dim
     columns = torch.arange(end - attention.head_dim, end)
 
-    def silence(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+    def set_to_zero(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         return (args[0].index_fill(-1, columns, 0),)
 
-    with attention.output.register_forward_pre_hook(silence):
+    with attention.output.register_forward_pre_hook(set_to_zero):
         yield
 
 
@@ -240,79 +251,90 @@ def score(inspected: Inspected) -> Iterator[Figure]:
     numbers are shown.
     """
     recording = record(inspected.model, inspected.source, inspected.target)
-    layers = recording.attention("encoder")
-    layer = max(inspected.layers(len(layers)), default=len(layers))
-    name = f"Encoder {layer_names(len(layers))[layer - 1]}"
-    sublayer = layers[layer - 1]
-    heads = sublayer.heads()
+    sublayers = recording.attention("encoder")
+    # The chosen layer, numbered from 1; the top layer if no layer is chosen, or if only the decoder
+    # has the chosen layer.
+    layer = max(inspected.layers(len(sublayers)), default=len(sublayers))
+    name = f"Encoder {layer_names(len(sublayers))[layer - 1]}"
+    sublayer = sublayers[layer - 1]
+    all_heads = sublayer.heads()
     labels = inspected.source_labels
     for head in inspected.choice.head or (1,):
-        of_head = Heads(*(tensor[head - 1] for tensor in heads))
+        one_head = Heads(*(tensor[head - 1] for tensor in all_heads))  # without the dimension H
         steps = []
-        for place, label in enumerate(labels):
-            figures = _query(labels, place, of_head)
+        for position, label in enumerate(labels):
+            figures = _query_figures(labels, position, one_head)
             title = f"query of {isolated(label)}"
             steps.append(Step(title, figures))
         title = f"{name}, head {head}: one query at a time"
         yield Steps(title, steps)
     steps = []
-    for place, label in enumerate(labels):
-        stages = _stages(sublayer, heads, place)
+    for position, label in enumerate(labels):
+        stages = _stages(sublayer, all_heads, position)
         steps.append(Step(label, [stages]))
     title = f"{name}: all heads, W^O, addition and norm"
     yield Steps(title, steps)
     yield matrices(sublayer, "The same with matrices")
 
 
-def _query(labels: Sequence[str], place: int, head: Heads) -> list[Figure]:
-    """Return the calculation for one query of one head: a row for each key, and the sum."""
-    query = head.query[place]
-    products = head.products[place].tolist()
-    scores = head.scores[place].tolist()
-    weights = head.weights[place].tolist()
+def _query_figures(labels: Sequence[str], position: int, head: Heads) -> list[Figure]:
+    """Return the calculation for one query of one head: the first key, then a table of all keys.
+
+    Args:
+        labels: Label of each token.
+        position: Position of the query, from 0.
+        head: Results of one head, without the dimension H.
+    """
+    query = head.query[position]
+    products = head.products[position].tolist()
+    scores = head.scores[position].tolist()
+    weights = head.weights[position].tolist()
     rows: Rows = []
     for i, label in enumerate(labels):
         key = vector_text(head.key[i])
         value = head.value[i]
-        share = vector_text(value * weights[i])
+        weighted_value = vector_text(value * weights[i])
         numbers = [products[i], scores[i], weights[i]]
-        rows.append([label, key, *numbers, vector_text(value), share])
-    mixed = vector_text(head.mixed[place])
+        rows.append([label, key, *numbers, vector_text(value), weighted_value])
+    mixed = vector_text(head.mixed[position])
     rows.append(["sum", "", None, None, sum(weights), "", mixed])
     width = len(query)
     dot = f"q {DOT} k"
     columns = ("key of", "k", dot, f"/ {ROOT}{width}", "softmax", "v", f"softmax {TIMES} v")
     product = products[0]
-    first = f"{product:.4f}"
+    first_product = f"{product:.4f}"
+    # At most six terms of the dot product, each a number of q and a number of k.
     pairs = torch.stack([query, head.key[0]], 1)[:6].tolist()
     terms = " + ".join(f"{a:.4f} {TIMES} {b:.4f}" for a, b in pairs)
     if width > 6:
         terms += f" + ... ({width} terms)"
+    first_score = f"{product / width**0.5:.4f}"
     lines = [
         f"q = {vector_text(query)}",
-        f"{dot} of {isolated(labels[0])} = {terms} = {first}",
-        f"{first} / {ROOT}{width} = {first} / {width**0.5:.4f} = {product / width**0.5:.4f}",
+        f"{dot} of {isolated(labels[0])} = {terms} = {first_product}",
+        f"{first_product} / {ROOT}{width} = {first_product} / {width**0.5:.4f} = {first_score}",
     ]
     first_key = TextFigure("First key", lines)
     return [first_key, Table("All keys", columns, rows, total=True)]
 
 
-def _stages(sublayer: Sublayer, heads: Heads, place: int) -> Table:
+def _stages(sublayer: Sublayer, heads: Heads, position: int) -> Table:
     """Return the vectors of one token after each stage: heads, W^O, addition and norm."""
-    total = sublayer.before + sublayer.added
+    total = sublayer.stream_below + sublayer.output
+    # Name of the stage -> vectors of all tokens: (T, E), later (T, H * E) and (T, D).
     stages = {f"head {number}": mixed for number, mixed in enumerate(heads.mixed, 1)}
     stages["all heads, concatenated"] = heads.concatenated
-    stages["multiplied by W^O"] = sublayer.added
-    stages["residual stream"] = sublayer.before
+    stages["multiplied by W^O"] = sublayer.output
+    stages["residual stream"] = sublayer.stream_below
     stages["sum of the last two"] = total
     note = ""
-    if torch.equal(sublayer.after, total):
+    if torch.equal(sublayer.stream_above, total):
         note = "Pre-norm: q, k and v are computed from the output of the norm before the sublayer."
     else:
-        stages["norm of the sum"] = sublayer.after
+        stages["norm of the sum"] = sublayer.stream_above
     rows: Rows = []
     for name, vectors in stages.items():
-        vector = vectors[place]
+        vector = vectors[position]
         norm = float(vector.norm())
         rows.append([name, len(vector), norm, vector_text(vector)])
     return Table("", ("", "width", "L2 norm", "numbers"), rows, note=note)
@@ -324,66 +346,72 @@ def matrices(sublayer: Sublayer, title: str) -> Table:
     assert not isinstance(module, FeedForward)
     heads = sublayer.heads()
     num_heads, num_queries, width = heads.query.shape
-    groups = module.num_kv_heads
+    num_groups = module.num_kv_heads
     bias = ""
     if "output.bias" in module.state_dict():
         bias = " + b"
+    # What is done to queries and keys after the product with a matrix. Values get only the bias.
     suffix = bias
     if module.heads:
         suffix += ", then norm per head"
     if getattr(module, "positions", None) is not None:
         suffix += ", then position"
-    # Letters: input of the keys, tokens of queries and of keys, heads of keys.
-    x = "X"
-    t = "T"
-    s = "S"
-    g = "H"
+    # Letters in formulas and shapes. In self-attention, queries and keys belong to the same tokens;
+    # in cross-attention, keys are computed from the memory M.
+    key_input = "X"
+    queries = "T"
+    keys = "S"
+    key_heads = "H"
     if sublayer.kind == "encoder":
-        t = "S"
+        queries = "S"
     elif sublayer.kind == "decoder":
-        s = "T"
+        keys = "T"
     else:
-        x = "M"
-    if groups < num_heads:
-        g = "G"
+        key_input = "M"
+    if num_groups < num_heads:
+        key_heads = "G"
     sizes = {
         "H": num_heads,
-        "G": groups,
+        "G": num_groups,
         "d_k": width,
         "d_model": sublayer.inputs.shape[1],
         "H d_k": num_heads * width,
-        t: num_queries,
-        s: heads.key.shape[1],
+        queries: num_queries,
+        keys: heads.key.shape[1],
     }
-    # Tokens, then the other letters; in a matrix of a batch, heads come before tokens.
+    # Name, formula, and shape in the order of packed tensors: tokens, then heads, then features.
     rows = [
-        ("X", "input of the sublayer", f"{t}, d_model"),
-        ("Q", f"X W^Q{suffix}", f"{t}, H, d_k"),
-        ("K", f"{x} W^K{suffix}", f"{s}, {g}, d_k"),
-        ("V", f"{x} W^V{bias}", f"{s}, {g}, d_k"),
-        ("scores", f"Q K^T / {ROOT}{width}", f"{t}, H, {s}"),
-        ("A", "softmax(scores), row by row", f"{t}, H, {s}"),
-        ("Z", "A V", f"{t}, H, d_k"),
-        ("concat", "Z of all heads, concatenated", f"{t}, H d_k"),
-        ("output", f"concat W^O{bias}", f"{t}, d_model"),
+        ("X", "input of the sublayer", f"{queries}, d_model"),
+        ("Q", f"X W^Q{suffix}", f"{queries}, H, d_k"),
+        ("K", f"{key_input} W^K{suffix}", f"{keys}, {key_heads}, d_k"),
+        ("V", f"{key_input} W^V{bias}", f"{keys}, {key_heads}, d_k"),
+        ("scores", f"Q K^T / {ROOT}{width}", f"{queries}, H, {keys}"),
+        ("A", "softmax(scores), row by row", f"{queries}, H, {keys}"),
+        ("Z", "A V", f"{queries}, H, d_k"),
+        ("concat", "Z of all heads, concatenated", f"{queries}, H d_k"),
+        ("output", f"concat W^O{bias}", f"{queries}, d_model"),
     ]
     cells = []
-    for name, formula, letters in rows:
-        tokens, *heads_of, last = letters.split(", ")
-        of_batch = [*heads_of, tokens, last]
-        shape = (1, *(sizes[letter] for letter in of_batch))
-        packed = ""
-        if last != s:  # scores and weights are computed in padded form
-            packed = str(tuple(sizes[letter] for letter in letters.split(", ")))
-        cells.append([name, formula, f"(B, {', '.join(of_batch)})", str(shape), packed])
-    difference = (module.output(heads.concatenated) - sublayer.added).abs().max()
-    most = number_text(difference.item(), "z.1e")
-    note = f"Largest difference from the output of the model's attention: {most}."
-    if x == "M":
+    for name, formula, packed_shape in rows:
+        letters = packed_shape.split(", ")
+        tokens, *middle, last = letters
+        # In a padded batch, heads come before tokens. The batch has one sentence.
+        padded_letters = [*middle, tokens, last]
+        padded_sizes = (1, *(sizes[letter] for letter in padded_letters))
+        packed_sizes = ""
+        if last != keys:  # the model computes scores and weights only in padded form
+            packed_sizes = str(tuple(sizes[letter] for letter in letters))
+        padded_shape = f"(B, {', '.join(padded_letters)})"
+        cells.append([name, formula, padded_shape, str(padded_sizes), packed_sizes])
+    differences = (module.output(heads.concatenated) - sublayer.output).abs()
+    largest = number_text(differences.max().item(), "z.1e")
+    note = f"Largest difference from the output of the model's attention: {largest}."
+    if key_input == "M":
         note += " M is the memory, the output of the encoder."
-    if groups < num_heads:
-        note += f" Each of G = {groups} keys and values is shared by {num_heads // groups} queries."
-    return Table(title, _MATRICES, cells, note=note)
+    if num_groups < num_heads:
+        share = num_heads // num_groups
+        note += f" Each of G = {num_groups} keys and values is shared by {share} queries."
+    return Table(title, _MATRIX_COLUMNS, cells, note=note)
 
 
 def flow(inspected: Inspected) -> Iterator[Figure]:
@@ -400,17 +428,19 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
     gold = torch.tensor([*inspected.target_ids, EOS_ID])
     logits = inspected.model.logits(recording.hidden)
     loss = F.cross_entropy(logits, gold)
-    # In a post-norm model, the topmost stream is the output. No gradients stay in the model.
-    places: list[Tensor] = []
+    # Of each sublayer, the gradient of the stream above it, then the gradients of its weights. In a
+    # post-norm model, the topmost stream is the output. `grad` stores no gradients in the model.
+    tensors: list[Tensor] = []
     for sublayer in recording.sublayers:
-        places += [sublayer.after, *sublayer.module.parameters()]
-    gradients = iter(torch.autograd.grad(loss, places))
+        tensors += [sublayer.stream_above, *sublayer.module.parameters()]
+    gradients = iter(torch.autograd.grad(loss, tensors))
     rows: dict[Side, Rows] = {"encoder": [], "decoder": []}
     for sublayer in recording.sublayers:
-        before = _mean_norm(sublayer.before)
-        added = _mean_norm(sublayer.added)
-        after = _mean_norm(sublayer.after)
-        stream = float(next(gradients).norm())
+        norm_below = _mean_norm(sublayer.stream_below)
+        norm_added = _mean_norm(sublayer.output)
+        norm_above = _mean_norm(sublayer.stream_above)
+        stream_gradient = float(next(gradients).norm())
+        # The norm of all weights of a sublayer as one vector: the root of the sum of the squares.
         squares = 0.0
         for _ in sublayer.module.parameters():
             squared = next(gradients).square()
@@ -418,31 +448,32 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
         stack = getattr(inspected.model, sublayer.side)
         names = layer_names(len(stack))
         name = f"{names[sublayer.layer - 1]}, {sublayer.name.replace('_', '-')}"
-        ratio = added / before
-        numbers = [before, added, after, ratio, stream, squares**0.5]
+        ratio = norm_added / norm_below
+        numbers = [norm_below, norm_added, norm_above, ratio, stream_gradient, squares**0.5]
         rows[sublayer.side].append([name, *numbers])
-    for side, of_side in rows.items():
+    for side, side_rows in rows.items():
         note = "Rows are in order from the lowest to the highest sublayer."
         title = f"{side.capitalize()}: norms"
-        yield Table(title, _NORMS, of_side, note=note)
+        yield Table(title, _FLOW_COLUMNS, side_rows, note=note)
     for kind, title in KINDS.items():
-        weights = recording.weights(kind).detach()
-        layers = layer_names(len(weights))
+        weights = recording.weights(kind).detach()  # (layers, H, T, S)
+        layer_labels = layer_names(len(weights))
         num_heads = weights.shape[1]
-        heads = [f"head {n}" for n in range(1, num_heads + 1)]
+        head_labels = [f"head {number}" for number in range(1, num_heads + 1)]
         note = "Mean over tokens, in nats."
-        values = entropy(weights).tolist()
+        entropies = entropy(weights).tolist()
         name = f"{title}: entropy"
-        yield Heatmap(name, values, layers, heads, 0.0, note=note)
+        yield Heatmap(name, entropies, layer_labels, head_labels, 0.0, note=note)
         note = "Mean distance to the tokens that are read, in tokens."
         if kind == "cross":
             note += " Target positions are scaled to the length of the source."
-        values = distance(weights).tolist()
+        distances = distance(weights).tolist()
         name = f"{title}: distance"
-        yield Heatmap(name, values, layers, heads, 0.0, note=note)
+        yield Heatmap(name, distances, layer_labels, head_labels, 0.0, note=note)
 
 
 def _mean_norm(vectors: Tensor) -> float:
+    """Return the mean L2 norm of the vectors of all tokens: (T, D)."""
     norms = vectors.detach().norm(dim=-1)
     return float(norms.mean())
 
@@ -455,8 +486,9 @@ def entropy(weights: Tensor) -> Tensor:
 def distance(weights: Tensor) -> Tensor:
     """Return the mean distance between a token and the tokens it reads. (..., T, S) -> (...)."""
     distances = off_diagonal(*weights.shape[-2:])
-    products = weights * distances
-    return products.sum(-1).mean(-1)
+    # The weights of a row sum to 1, so the sum of a row is its mean distance.
+    weighted_distances = weights * distances
+    return weighted_distances.sum(-1).mean(-1)
 
 
 def layer_names(num_layers: int) -> list[str]:
@@ -471,11 +503,11 @@ def layer_names(num_layers: int) -> list[str]:
     return names
 
 
-def off_diagonal(rows: int, columns: int) -> Tensor:
+def off_diagonal(num_rows: int, num_columns: int) -> Tensor:
     """Return the distance of each cell from the diagonal, in columns: (T, S).
 
     If the sentences have different lengths, the diagonal connects their first and last tokens.
     """
-    slope = (columns - 1) / max(rows - 1, 1)
-    places = torch.arange(rows) * slope
-    return (torch.arange(columns) - places.unsqueeze(1)).abs()
+    slope = (num_columns - 1) / max(num_rows - 1, 1)  # columns per row
+    diagonal = torch.arange(num_rows) * slope  # column of the diagonal in each row
+    return (torch.arange(num_columns) - diagonal.unsqueeze(1)).abs()

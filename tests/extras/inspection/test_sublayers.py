@@ -48,7 +48,7 @@ def test_recomputed_heads_match_the_model(variant: str) -> None:
         for each in found.attention(kind):
             assert isinstance(each.module, SelfAttention | CrossAttention)
             heads = each.heads()
-            torch.testing.assert_close(each.module.output(heads.concatenated), each.added)
+            torch.testing.assert_close(each.module.output(heads.concatenated), each.output)
             torch.testing.assert_close(heads.weights.sum(-1), torch.ones(heads.weights.shape[:2]))
     assert torch.equal(found.hidden, model(SOURCE, TARGET))
     weights = found.weights("cross")
@@ -64,12 +64,14 @@ def test_the_stream_goes_from_each_sublayer_to_the_next(variant: str) -> None:
         own = [each for each in found.sublayers if each.side == side]
         assert len(own) == 2 * count
         for below, above in itertools.pairwise(own):
-            assert torch.equal(below.after, above.before)
+            assert torch.equal(below.stream_above, above.stream_below)
         for each in own:
-            total = each.before + each.added
+            total = each.stream_below + each.output
             is_pre = variant == "tiny-like"
-            torch.testing.assert_close(each.after, total if is_pre else each.residual.norm(total))
-            reads = each.residual.norm(each.before) if is_pre else each.before
+            torch.testing.assert_close(
+                each.stream_above, total if is_pre else each.residual.norm(total)
+            )
+            reads = each.residual.norm(each.stream_below) if is_pre else each.stream_below
             torch.testing.assert_close(each.inputs, reads)
 
 
@@ -105,13 +107,13 @@ def test_two_tokens_calculated_by_hand() -> None:
     def close(tensor: Tensor, expected: list[list[float]]) -> None:
         torch.testing.assert_close(tensor, torch.tensor(expected, dtype=torch.float32))
 
-    close(attention.before, [[1, 0], [0, 1]])
+    close(attention.stream_below, [[1, 0], [0, 1]])
     close(heads.scores[0], [[math.log(3), 0], [0, math.log(4)]])
     close(heads.weights[0], [[0.75, 0.25], [0.2, 0.8]])
     # 0.75 (1, 2) + 0.25 (3, -2), and 0.2 (1, 2) + 0.8 (3, -2)
-    close(attention.added, [[1.5, 1.0], [2.6, -1.2]])
+    close(attention.output, [[1.5, 1.0], [2.6, -1.2]])
     # (1, 0) + (1.5, 1) = (2.5, 1), and (0, 1) + (2.6, -1.2) = (2.6, -0.2): their norm is (1, -1)
-    close(attention.after, [[1, -1], [1, -1]])
+    close(attention.stream_above, [[1, -1], [1, -1]])
 
 
 @torch.no_grad()
