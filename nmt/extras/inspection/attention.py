@@ -43,9 +43,10 @@ from nmt.text.tokenizer import Tokenizer
 
 # Source and target ids, without BOS and EOS.
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
-_NEAR = 1.0  # Largest distance from the diagonal, in tokens, that counts as diagonal.
-_MOSTLY = 0.5  # Share of attention from which a head has a main role.
-_NAMES = ("previous token", "itself", "end", "diagonal")
+_MAX_DISTANCE = 1.0  # Largest distance from the diagonal, in tokens, that counts as diagonal.
+_MIN_MAIN_SHARE = 0.5  # Share of attention from which a head has a main role.
+# What the four shares of `look_shares` are shares of. The first three are single tokens.
+_SHARE_NAMES = ("previous token", "itself", "end", "diagonal")
 _DECODED = "token read \N{RIGHTWARDS ARROW} token predicted"
 _MAX_HEADS = 64  # Heads in one grid.
 _MAX_WEIGHTS = 100_000  # Weights per kind of attention: keeps a page below a few megabytes.
@@ -64,49 +65,59 @@ def attention(inspected: Inspected) -> Iterator[Figure]:
     recording = record(inspected.model, inspected.source, inspected.target)
     for kind, title in KINDS.items():
         yield from _figures(inspected, kind, title, recording.weights(kind))
-    (mean,) = inspected.model.align(inspected.source, inspected.target)
+    (mean_weights,) = inspected.model.align(inspected.source, inspected.target)
     title = f"{KINDS['cross']}, mean of the upper half"
-    yield _heatmap(inspected, "cross", title, mean.tolist())
+    yield _heatmap(inspected, "cross", title, mean_weights.tolist())
 
 
 def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> Iterator[Figure]:
-    """Yield one kind of attention: a grid of all heads, then arcs and a heatmap for each layer."""
+    """Yield one kind of attention: a grid of all heads, then arcs and a heatmap for each layer.
+
+    Nothing is yielded if the stack has no layer with the chosen number.
+
+    Args:
+        inspected: The model and the sentence.
+        kind: Kind of attention.
+        title: Title of the kind.
+        weights: Attention of all layers: (layers, H, T, S).
+    """
     heads = inspected.heads
     layers = inspected.layers(len(weights))
-    most = min(_MAX_HEADS, _MAX_WEIGHTS // weights[0, 0].numel())
+    max_heads = min(_MAX_HEADS, _MAX_WEIGHTS // weights[0, 0].numel())  # in all layers together
     note = ""
-    if len(layers) * len(heads) > most:
+    if len(layers) * len(heads) > max_heads:
         layers = layers[-1:]
-        heads = heads[:most]
+        heads = heads[:max_heads]
         note = f"Only layer {layers[0]}, {len(heads)} heads. To see more, set `layer` or `head`."
     if not layers:  # the chosen layer exists only in the stack with more layers
         return
     all_names = layer_names(len(weights))
-    names = []
-    grid = []
+    names = []  # of the chosen layers
+    grid = []  # for each chosen layer, a matrix for each chosen head
     steps = []
     for layer in layers:
-        of_layer = weights[layer - 1]
-        rows = {f"head {head}": _rows(of_layer[head - 1], kind) for head in heads}
-        shown = rows
+        layer_weights = weights[layer - 1]  # (H, T, S)
+        matrices = {f"head {head}": _rows(layer_weights[head - 1], kind) for head in heads}
+        heatmap_matrices = matrices
         if not inspected.choice.head:
-            shown = {"mean of all heads": _rows(of_layer.mean(0), kind)}
-        maps = []
-        for name, values in shown.items():
-            title_of_map = name.capitalize()
-            maps.append(_heatmap(inspected, kind, title_of_map, values))
-        labelled = maps[0]
-        links = Links("Heads as arcs", labelled.rows, labelled.columns, rows)
+            heatmap_matrices = {"mean of all heads": _rows(layer_weights.mean(0), kind)}
+        heatmaps = []
+        for name, matrix in heatmap_matrices.items():
+            heatmap_title = name.capitalize()
+            heatmaps.append(_heatmap(inspected, kind, heatmap_title, matrix))
+        # All heatmaps have the same labels. The arcs get them, too.
+        labelled = heatmaps[0]
+        links = Links("Heads as arcs", labelled.rows, labelled.columns, matrices)
         names.append(all_names[layer - 1])
-        grid.append(list(rows.values()))
-        steps.append(Step(names[-1], [links, *maps]))
+        grid.append(list(matrices.values()))
+        steps.append(Step(names[-1], [links, *heatmaps]))
     columns = [f"head {head}" for head in heads]
     yield Grid(title, names, columns, grid, note=note)
-    title = f"{title}, layer by layer"
-    yield Steps(title, steps)
+    yield Steps(f"{title}, layer by layer", steps)
 
 
 def _heatmap(inspected: Inspected, kind: Kind, title: str, values: Matrix) -> Heatmap:
+    """Return weights (T, S) with the labels that tokens have in this kind of attention."""
     rows = inspected.target_labels
     columns = inspected.source_labels
     down = _DECODED
@@ -122,9 +133,10 @@ def _rows(weights: Tensor, kind: Kind) -> Matrix:
     """Convert weights (T, S) to rows of numbers, with None under the causal mask."""
     rows = weights.tolist()
     if kind == "decoder":
-        for place, row in enumerate(rows, 1):
-            num_masked = len(row) - place
-            row[place:] = [None] * num_masked
+        # The token of the first row reads only itself, the next also the token before it, ...
+        for num_readable, row in enumerate(rows, 1):
+            num_masked = len(row) - num_readable
+            row[num_readable:] = [None] * num_masked
     return rows
 
 
@@ -137,33 +149,35 @@ def alignment(inspected: Inspected) -> Iterator[Figure]:
     The links between words are the same as in `nmt translate`. The model was not trained to align,
     so some links are wrong.
     """
-    start = int(inspected.config.model.source_bos) + len(inspected.tag_ids)
+    # BOS and tag, which come before the source sentence.
+    num_added = int(inspected.config.model.source_bos) + len(inspected.tag_ids)
     (weights,) = inspected.model.align(inspected.source, inspected.target)
-    weights = weights[:-1, start:-1]  # no EOS, no BOS, no tag
-    source, target = inspected.tokenizers
-    source_ids = inspected.source_ids[start:-1]
-    source_subwords = labels(source, source_ids)
-    target_subwords = labels(target, inspected.target_ids)
+    weights = weights[:-1, num_added:-1]  # (T, S), without EOS, BOS and tag
+    source_tokenizer, target_tokenizer = inspected.tokenizers
+    source_ids = inspected.source_ids[num_added:-1]
+    source_subwords = labels(source_tokenizer, source_ids)
+    target_subwords = labels(target_tokenizer, inspected.target_ids)
     aligned = align_words(weights.tolist(), source_subwords, target_subwords)
     note = "Each pair is source-target. Words are numbered from 0."
     pharaoh = as_pharaoh(aligned.links)
     yield TextFigure("Pharaoh format", [pharaoh], note=note)
-    source_words = _words(source, source_ids)
-    target_words = _words(target, inspected.target_ids)
-    title = "Alignment of words"
-    links = torch.zeros(aligned.source_words, len(target_words))
+    source_words = _words(source_tokenizer, source_ids)
+    target_words = _words(target_tokenizer, inspected.target_ids)
+    # A drawing of links takes a matrix (source, target): 1 for a link, 0 for none.
+    word_links = torch.zeros(aligned.source_words, len(target_words))
     for i, j in aligned.links:
-        links[i, j] = 1
-    yield Links(title, source_words, target_words, {"link": links.tolist()})
-    yield _attention_of("words", aligned.weights, source_words, target_words)
+        word_links[i, j] = 1
+    title = "Alignment of words"
+    yield Links(title, source_words, target_words, {"link": word_links.tolist()})
+    yield _attention_heatmap("words", aligned.weights, source_words, target_words)
+    strongest = weights.amax(1, keepdim=True)  # of each target subword: (T, 1)
+    subword_links = (weights == strongest).T.float()
     title = "Alignment of subwords"
-    strongest = weights.amax(1, keepdim=True)
-    links = (weights == strongest).T.float()
-    yield Links(title, source_subwords, target_subwords, {"link": links.tolist()})
-    yield _attention_of("subwords", weights.tolist(), source_subwords, target_subwords)
+    yield Links(title, source_subwords, target_subwords, {"link": subword_links.tolist()})
+    yield _attention_heatmap("subwords", weights.tolist(), source_subwords, target_subwords)
 
 
-def _attention_of(
+def _attention_heatmap(
     unit: str, values: Matrix, source: Sequence[str], target: Sequence[str]
 ) -> Heatmap:
     title = f"Attention of {unit}"
@@ -172,11 +186,11 @@ def _attention_of(
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Join the tokens of each word. Word borders are those of `nmt.inference.request.words_of`."""
-    words: dict[int, list[int]] = {}
-    numbers = words_of(labels(tokenizer, ids))
-    for word, index in zip(numbers, ids, strict=True):
-        words.setdefault(word, []).append(index)
-    return [tokenizer.decode(of_word) for of_word in words.values()]
+    ids_of_words: dict[int, list[int]] = {}  # index of a word -> its ids
+    word_indices = words_of(labels(tokenizer, ids))
+    for word_index, token_id in zip(word_indices, ids, strict=True):
+        ids_of_words.setdefault(word_index, []).append(token_id)
+    return [tokenizer.decode(word_ids) for word_ids in ids_of_words.values()]
 
 
 def heads(inspected: Inspected) -> Iterator[Figure]:
@@ -188,52 +202,56 @@ def heads(inspected: Inspected) -> Iterator[Figure]:
     head is: the log probability that the reference translations lose if the output of the head is
     set to 0. Heads that matter little alone can matter together.
     """
-    name, pairs = _test_pairs(inspected)
-    shares = look_shares(inspected.model, pairs)
-    losses = head_losses(inspected.model, pairs)
-    note = f"Loss in nats per target token. Sentence pairs of the set {name}: {len(pairs):,}."
-    columns = ["head", *_NAMES, "main role", "loss without head"]
+    set_name, pairs = _test_pairs(inspected)
+    all_shares = look_shares(inspected.model, pairs)
+    all_losses = head_losses(inspected.model, pairs)
+    note = f"Loss in nats per target token. Sentence pairs of the set {set_name}: {len(pairs):,}."
+    columns = ["head", *_SHARE_NAMES, "main role", "loss without head"]
     for kind, title in KINDS.items():
         rows: Rows = []
-        layers = layer_names(len(losses[kind]))
-        for layer, of_heads in enumerate(losses[kind]):
-            for head, loss in enumerate(of_heads):
-                look = shares[kind][layer, head].tolist()
+        names = layer_names(len(all_losses[kind]))
+        for layer, layer_losses in enumerate(all_losses[kind]):
+            for head, loss in enumerate(layer_losses):
+                shares = all_shares[kind][layer, head].tolist()
                 if kind == "cross":
-                    # Positions of source and target do not correspond, except at the ends.
-                    look[:2] = [None, None]
-                name_of_head = f"{layers[layer]}, head {head + 1}"
-                rows.append([name_of_head, *look, _role(look), loss])
+                    # Positions of source and target do not correspond, except at the ends: there is
+                    # no previous token, and no token itself.
+                    shares[:2] = [None, None]
+                head_name = f"{names[layer]}, head {head + 1}"
+                rows.append([head_name, *shares, _role(shares), loss])
         yield Table(title, columns, rows, note=note)
 
 
 @torch.inference_mode()
 def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
-    """Return, by kind of attention, the four shares in the order of `_NAMES`. (layers, H, 4)."""
-    sums = {kind: torch.zeros(()) for kind in KINDS}
-    counts: Counter[Kind] = Counter()
+    """Return by kind of attention how much of it goes where: four shares, as in `_SHARE_NAMES`.
+
+    Means over the tokens of all pairs. (layers, H, 4).
+    """
+    sums = {kind: torch.zeros(()) for kind in KINDS}  # becomes (layers, H, 4)
+    num_tokens: Counter[Kind] = Counter()
     for source, target in pairs:
-        read_ids = [*source, EOS_ID]
-        read = source_of(model, Packed.from_rows([read_ids]))
-        written_ids = [BOS_ID, *target]
-        written = Packed.from_rows([written_ids])
-        recording = record(model, read, written)
+        encoder_ids = [*source, EOS_ID]
+        encoder_input = source_of(model, Packed.from_rows([encoder_ids]))
+        decoder_ids = [BOS_ID, *target]
+        decoder_input = Packed.from_rows([decoder_ids])
+        recording = record(model, encoder_input, decoder_input)
         for kind in KINDS:
-            weights = recording.weights(kind)
+            weights = recording.weights(kind)  # (layers, H, T, S)
             num_rows, num_columns = weights.shape[2:]
-            near = off_diagonal(num_rows, num_columns) <= _NEAR
-            end = -1
+            is_near = off_diagonal(num_rows, num_columns) <= _MAX_DISTANCE
+            end = -1  # column of EOS
             if kind == "decoder":
-                end = 0
-            looks = [
-                weights.diagonal(-1, 2, 3).sum(-1),
+                end = 0  # column of BOS
+            row_sums = [
+                weights.diagonal(-1, 2, 3).sum(-1),  # the previous token is left of the diagonal
                 weights.diagonal(0, 2, 3).sum(-1),
                 weights[..., end].sum(-1),
-                (weights * near).sum((2, 3)),
+                (weights * is_near).sum((2, 3)),
             ]
-            sums[kind] = sums[kind] + torch.stack(looks, -1)
-            counts[kind] += num_rows
-    return {kind: total / counts[kind] for kind, total in sums.items()}
+            sums[kind] = sums[kind] + torch.stack(row_sums, -1)
+            num_tokens[kind] += num_rows
+    return {kind: total / num_tokens[kind] for kind, total in sums.items()}
 
 
 def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]]]:
@@ -246,20 +264,22 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
     sources = [source for source, _ in pairs]
     targets = [target for _, target in pairs]
 
-    def log_prob() -> float:
-        log_probs = engine.token_log_probs(sources, targets)
+    def mean_log_prob() -> float:
+        """Return the log probability per token of the model with its present hooks."""
+        log_probs = engine.token_log_probs(sources, targets)  # a list for each sentence
         total = sum(map(sum, log_probs))
         return total / sum(map(len, log_probs))
+
+    with_all_heads = mean_log_prob()
 
     def losses_of(module: Attention) -> list[float]:
         losses = []
         for head in range(1, module.num_heads + 1):
             with without_head(module, head):
-                losses.append(whole - log_prob())
+                losses.append(with_all_heads - mean_log_prob())
         return losses
 
-    whole = log_prob()
-    losses = {}
+    losses_by_kind = {}
     for kind in KINDS:
         layers = model.decoder
         name = "self_attention"
@@ -267,18 +287,24 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
             layers = model.encoder
         elif kind == "cross":
             name = "cross_attention"
-        losses[kind] = [losses_of(getattr(layer, name)) for layer in layers]
-    return losses
+        losses_by_kind[kind] = [losses_of(getattr(layer, name)) for layer in layers]
+    return losses_by_kind
 
 
 def _role(shares: Sequence[float | None]) -> str:
-    """Return the name of the share that dominates, or an empty string. The diagonal is last."""
-    *single, diagonal = [share or 0.0 for share in shares]
-    largest = max(single)
-    if largest >= _MOSTLY:
-        return _NAMES[single.index(largest)]
-    if diagonal >= _MOSTLY:
-        return _NAMES[-1]
+    """Return the name of the share that dominates; an empty string if none does.
+
+    The diagonal counts only if no single token dominates, because it includes the token itself.
+
+    Args:
+        shares: In the order of `_SHARE_NAMES`. None counts as 0.
+    """
+    *token_shares, diagonal_share = [share or 0.0 for share in shares]
+    largest = max(token_shares)
+    if largest >= _MIN_MAIN_SHARE:
+        return _SHARE_NAMES[token_shares.index(largest)]
+    if diagonal_share >= _MIN_MAIN_SHARE:
+        return _SHARE_NAMES[-1]
     return ""
 
 
@@ -291,7 +317,7 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
         ConfigError: No test set has this name.
         DataError: The set cannot be read, or all its sentences are too long.
     """
-    source, target = inspected.tokenizers
+    source_tokenizer, target_tokenizer = inspected.tokenizers
     name = inspected.choice.test
     if name is None:
         name = next(iter(inspected.sets.tests), "valid")
@@ -300,21 +326,21 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
     tag = inspected.choice.tag
     if tag is None:
         tag = test.tag
-    first = []
+    tag_ids = []
     if tag is not None:
-        first = [source.tag_id(tag)]
-    most = min(MAX_TOKENS, inspected.config.max_length)
+        tag_ids = [source_tokenizer.tag_id(tag)]
+    max_tokens = min(MAX_TOKENS, inspected.config.max_length)
     pairs = []
-    sources = source.encode_batch(test.source or ())
-    targets = target.encode_batch(test.references[0])
+    sources = source_tokenizer.encode_batch(test.source or ())
+    targets = target_tokenizer.encode_batch(test.references[0])
     for source_ids, target_ids in zip(sources, targets, strict=True):
         if not source_ids or not target_ids:
             continue
-        pair = ([*first, *source_ids], target_ids)
-        if max(map(len, pair)) <= most:
+        pair = ([*tag_ids, *source_ids], target_ids)
+        if max(map(len, pair)) <= max_tokens:
             pairs.append(pair)
     if not pairs:
-        problem = f"{name} does not contain a sentence pair of at most {most} tokens."
+        problem = f"{name} does not contain a sentence pair of at most {max_tokens} tokens."
         fix = "Choose another test set with `test`, or raise filters.max_length."
         raise DataError(problem, fix=fix)
     return name, pairs[: inspected.choice.limit]
