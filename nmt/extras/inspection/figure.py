@@ -32,6 +32,7 @@ ROOT = "\N{SQUARE ROOT}"
 DOT = "\N{DOT OPERATOR}"
 _WIDTH = 100  # Width of paragraphs. Tables are as wide as their cells.
 _MAX_COLUMNS = 12  # Largest matrix that is written as numbers.
+# Kind of a node -> mark in a tree as text.
 _MARKS = {"best": "*", "finished": "+", "dropped": "x", "kept": " "}
 _SUPERSCRIPTS = str.maketrans(
     "-0123456789", "\u207b\u2070\xb9\xb2\xb3\u2074\u2075\u2076\u2077\u2078\u2079"
@@ -113,10 +114,10 @@ class Links(Figure):
     @property
     def bounds(self) -> tuple[float, float]:
         """The smallest weight that is drawn, and the largest weight."""
-        drawn: list[float] = []
+        weights: list[float] = []
         for matrix in self.weights.values():
-            drawn += filter(None, flat(matrix))
-        drawn = sorted(drawn, reverse=True)[:_MAX_ARCS] or [1.0]
+            weights += filter(None, flat(matrix))  # a weight of 0 is never drawn
+        drawn = sorted(weights, reverse=True)[:_MAX_ARCS] or [1.0]
         high = drawn[0]
         return max(_FAINT * high, drawn[-1]), high
 
@@ -144,10 +145,10 @@ class Tree(Figure):
         """The indices from the root to each node. Sorted paths are in depth-first order."""
         paths: list[tuple[int, ...]] = []
         for index, node in enumerate(self.nodes):
-            above: tuple[int, ...] = ()
+            parent_path: tuple[int, ...] = ()
             if node.parent is not None:
-                above = paths[node.parent]
-            paths.append((*above, index))
+                parent_path = paths[node.parent]  # parents come first
+            paths.append((*parent_path, index))
         return paths
 
 
@@ -218,6 +219,8 @@ class Part:
 def as_dict(value: Any) -> dict[str, Any]:
     """Return the fields of a part or figure, for `json.dumps`. The class is the ``kind``.
 
+    Nodes and boxes have a field ``kind`` already, and a part needs none.
+
     >>> as_dict(TextFigure("Norm", ["1 + 1 = 2"]))
     {'kind': 'text', 'title': 'Norm', 'note': '', 'lines': ['1 + 1 = 2']}
     """
@@ -243,6 +246,7 @@ def vector_text(vector: Iterable[Any], count: int = 6) -> str:
     >>> vector_text([0.5, 2, 0.25], 2)
     '[0.5000 2.0000 ...]'
     """
+    # One number more than is shown tells whether numbers are omitted.
     numbers = [f"{value:.4f}" for value in islice(vector, count + 1)]
     if len(numbers) > count:
         numbers[count] = "..."
@@ -259,6 +263,7 @@ def part_text(part: Part) -> str:
 
 
 def _titled(figure: Figure) -> Iterator[str]:
+    """Yield the lines of a figure with its title and note, then an empty line."""
     if figure.title:
         yield visible(figure.title)
     for line in figure_lines(figure):
@@ -276,17 +281,17 @@ def figure_lines(figure: Figure) -> list[str]:
         case Table():
             return _table(figure.head, figure.rows)
         case Heatmap() if len(figure.columns) <= _MAX_COLUMNS:
-            named = zip(figure.rows, figure.values, strict=True)
-            rows = [[name, *row] for name, row in named]
+            labelled = zip(figure.rows, figure.values, strict=True)
+            rows = [[label, *values] for label, values in labelled]
             return _table(["", *figure.columns], rows)
         case Tree():
             return _tree(figure)
         case Steps():
-            of_steps = map(_step, figure.steps)
-            return list(chain.from_iterable(of_steps))
+            step_lines = map(_step, figure.steps)
+            return list(chain.from_iterable(step_lines))
         case Diagram():
-            stacks = map(_stack, figure.stacks)
-            return list(chain.from_iterable(stacks))
+            stack_lines = map(_stack, figure.stacks)
+            return list(chain.from_iterable(stack_lines))
         case _:
             return ["(drawing: shown in the formats html and svg)"]
 
@@ -300,32 +305,36 @@ def _step(step: Step) -> Iterator[str]:
 def _stack(stack: Stack) -> Iterator[str]:
     """Yield a line for each box, from the top (output) to the bottom (input)."""
     yield f"{stack.title}, from top to bottom"
-    first, last, count = stack.repeated or (0, -1, 1)
+    # Without a repeated layer, the range is empty: no box is from 0 to -1.
+    first, last, num_layers = stack.repeated or (0, -1, 1)
     boxes = list(enumerate(stack.boxes))
     for index, box in reversed(boxes):
-        times = ""
+        copies = ""
         if first <= index <= last:
-            times = f"{count} {TIMES}"
-        yield f"{times:>6} {visible(box.label):<18} {visible(box.detail)}".rstrip()
+            copies = f"{num_layers} {TIMES}"
+        yield f"{copies:>6} {visible(box.label):<18} {visible(box.detail)}".rstrip()
 
 
 def number_format(numbers: Iterable[float | None]) -> str:
     """Return the format specification for numbers that are shown together.
 
+    Whole numbers have no decimals, and large numbers have few; if all numbers are small, they are
+    in scientific notation. Empty cells, zeros and infinities do not count. A "z" writes -0 as 0.
+
     >>> number_format([0.25, None, 12.5]), number_format([12.5, 2500]), number_format([0.0, 1.0])
     ('z,.4f', 'z,.1f', 'z,.0f')
     """
     sizes = [abs(number) for number in numbers if number and isfinite(number)]
-    largest = max(sizes, default=0)
     if all(size == int(size) for size in sizes):
         return "z,.0f"
+    largest = max(sizes)  # a list without numbers has only whole numbers
     if largest >= 1000:
         return "z,.1f"
     return "z,.4f" if largest >= 1e-3 else "z.1e"
 
 
 def number_text(number: float, form: str) -> str:
-    """Format a number.
+    """Format a number by a format specification, with the exponent as a power of ten.
 
     >>> number_text(1.25e-7, "z.1e"), number_text(0.25, "z,.4f")
     ('1.2 \u00d7 10\u207b\u2077', '0.2500')
@@ -346,7 +355,7 @@ def cell_texts(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
     [['a', '1,050,624', '0.5000'], ['', '3', '12.2500']]
     """
     columns = []
-    for column in zip_longest(*rows):
+    for column in zip_longest(*rows):  # shorter rows get empty cells
         form = number_format(cell for cell in column if not isinstance(cell, str))
         columns.append([_cell_text(cell, form) for cell in column])
     return [list(row) for row in zip(*columns, strict=True)]
@@ -368,20 +377,21 @@ def _is_numeric(column: Iterable[Cell]) -> bool:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return the lines of a table. The heads of numeric columns are right-aligned, too."""
     cells = [[visible(name) for name in head], *cell_texts(rows)]
     columns = [list(column) for column in zip_longest(*cells, fillvalue="")]
-    for place, is_numeric in enumerate(numeric_columns(rows)):
+    for index, is_numeric in enumerate(numeric_columns(rows)):
         if is_numeric:
-            width = max(map(len, columns[place]))
-            columns[place] = [cell.rjust(width) for cell in columns[place]]
-    lines = list(zip(*columns, strict=True))
-    return text_table(lines).splitlines()
+            width = max(map(len, columns[index]))
+            columns[index] = [cell.rjust(width) for cell in columns[index]]
+    aligned_rows = list(zip(*columns, strict=True))
+    return text_table(aligned_rows).splitlines()
 
 
 def _tree(figure: Tree) -> list[str]:
     """Return a line for each node, indented below the parent node."""
     lines = []
-    for path in sorted(figure.paths):
+    for path in sorted(figure.paths):  # depth first
         node = figure.nodes[path[-1]]
         indent = "  " * (len(path) - 1)
         lines.append(f"{_MARKS[node.kind]} {indent}{visible(node.label)}  {visible(node.detail)}")

@@ -28,7 +28,7 @@ from nmt.extras.inspection.figure import (
     number_text,
     vector_text,
 )
-from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels, moved
+from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels, step_labels
 from nmt.model.positions import POSITIONS, sinusoids
 from nmt.packed import Packed
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
@@ -49,8 +49,8 @@ LAYOUTS = {
     "sinusoidal-concatenated": "concatenated",
     "sinusoidal-halves": "in halves",
 }
-_POSITION = 2
-_SHIFT = 3
+_POSITION = 2  # Position whose vector is written out.
+_SHIFT = 3  # Distance between the positions that the matrix M connects.
 _MEANINGS = {
     "sinusoidal": "Sines and cosines with many wavelengths: PE(p) is the vector of p. PE "
     "has two useful properties. A single matrix M maps every position to the position 3 tokens "
@@ -73,61 +73,65 @@ def vocabulary(inspected: Inspected) -> Iterator[Figure]:
     multiplied by the matrix selects this row. Subwords that occur in similar contexts get similar
     vectors, so the nearest neighbours of a subword often have related meanings.
     """
-    yield from _side(inspected, "source")
+    yield from _side_figures(inspected, "source")
+    # A model without weights cannot translate, so there may be no target.
     if inspected.choice.target is not None or inspected.has_weights:
-        yield from _side(inspected, "target")
+        yield from _side_figures(inspected, "target")
 
 
-def _side(inspected: Inspected, side: Side) -> Iterator[Figure]:
+def _side_figures(inspected: Inspected, side: Side) -> Iterator[Figure]:
+    """Yield the subwords of one sentence and, with weights, their vectors and neighbours."""
     tokenizer: Tokenizer = getattr(inspected.tokenizers, side)
     ids = inspected.source_ids
     if side == "target":
         ids = [*inspected.target_ids, EOS_ID]
     subwords = labels(tokenizer, ids)
-    size = tokenizer.vocab_size
+    vocab_size = tokenizer.vocab_size
+    # Head of a column -> a cell for each token.
     columns: dict[str, Sequence[Cell]] = {"subword": subwords, "id": ids}
     if inspected.prepared is not None:
         train = inspected.prepared.train
-        counts = getattr(train, side).counts(size)
+        counts = getattr(train, side).counts(vocab_size)
         counts[EOS_ID] = len(train)  # not stored, but part of each sentence
         columns["count in training data"] = counts[ids].tolist()
     title = f"Subwords, {side}"
     rows = zip(*columns.values(), strict=True)
     yield Table(title, list(columns), list(rows))
-    if size <= _SMALL_VOCABULARY:
-        values = _one_hot(ids, size).tolist()
-        all_subwords = labels(tokenizer, range(size))
+    if vocab_size <= _SMALL_VOCABULARY:
+        values = _one_hot(ids, vocab_size).tolist()
+        all_subwords = labels(tokenizer, range(vocab_size))
         title = f"One-hot vectors, {side}"
         yield Heatmap(title, values, subwords, all_subwords)
     if inspected.has_weights:
         matrix: Tensor = inspected.model.source_vectors
         if side == "target":
             matrix = inspected.model.target_embeddings
-        matrix = matrix.detach()
-        index = next((index for index in ids if index > EOS_ID), ids[0])
-        (subword,) = labels(tokenizer, [index])
+        matrix = matrix.detach()  # (V, D)
+        # The example is the first token that is not special.
+        example_id = next((token_id for token_id in ids if token_id > EOS_ID), ids[0])
+        (example,) = labels(tokenizer, [example_id])
         _, dim = matrix.shape
-        one_hot = _one_hot([index], size)
+        one_hot = _one_hot([example_id], vocab_size)
         (row,) = one_hot @ matrix
         lines = [
-            f"x = one-hot vector of {isolated(subword)}: "
-            f"{size:,} numbers; number {index:,} is 1, the rest are 0",
-            f"x W = row {index:,} of the embedding matrix W, {size:,} by {dim:,}: "
+            f"x = one-hot vector of {isolated(example)}: "
+            f"{vocab_size:,} numbers; number {example_id:,} is 1, the rest are 0",
+            f"x W = row {example_id:,} of the embedding matrix W, {vocab_size:,} by {dim:,}: "
             f"{vector_text(row)}",
         ]
         if inspected.config.model.scale_embeddings:
             lines.append(f"x W {ROOT}{dim:,} = {vector_text(row * dim**0.5)}")
         title = f"From one-hot to vector, {side}"
         yield TextFigure(title, lines)
-        nearest = []
-        for index, subword in dict(zip(ids, subwords, strict=True)).items():
-            cosines = dict(neighbours(matrix, index, _NUM_NEIGHBOURS))
+        neighbour_rows = []
+        for token_id, subword in dict(zip(ids, subwords, strict=True)).items():  # each token once
+            cosines = dict(neighbours(matrix, token_id, _NUM_NEIGHBOURS))
             names = labels(tokenizer, list(cosines))
             pairs = zip(names, cosines.values(), strict=True)
             texts = [f"{isolated(name)} {cosine:.4f}" for name, cosine in pairs]
-            nearest.append((subword, ", ".join(texts)))
+            neighbour_rows.append((subword, ", ".join(texts)))
         title = f"Nearest subwords by cosine, {side}"
-        yield Table(title, ("subword", "neighbours"), nearest)
+        yield Table(title, ("subword", "neighbours"), neighbour_rows)
 
 
 def _one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
@@ -136,19 +140,24 @@ def _one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
     return vectors.float()
 
 
-def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]]:
-    """Return the ``count`` rows most similar to a row, each with the cosine similarity.
+def neighbours(matrix: Tensor, row_id: int, max_count: int) -> list[tuple[int, float]]:
+    """Return the rows most similar to a row, each as its id and the cosine similarity.
 
-    PAD, UNK and BOS are left out, because most models never train their rows.
+    PAD, UNK and BOS are left out, because most models never train their rows. So is the row itself.
+
+    Args:
+        matrix: Embeddings. (V, D).
+        row_id: Id of the row.
+        max_count: Number of rows to return. A smaller vocabulary has fewer.
     """
-    row = matrix[index : index + 1]
-    cosines = F.cosine_similarity(matrix, row)
+    row = matrix[row_id : row_id + 1]  # (1, D)
+    cosines = F.cosine_similarity(matrix, row)  # (V,)
+    # Rows that are left out become the last.
     cosines[:NUM_NEVER_CHOSEN] = -torch.inf
-    cosines[index] = -torch.inf
-    count = min(count, len(matrix))
-    values, ids = cosines.topk(count)
+    cosines[row_id] = -torch.inf
+    values, ids = cosines.topk(min(max_count, len(matrix)))
     pairs = zip(ids.tolist(), values.tolist(), strict=True)
-    return [(other, cosine) for other, cosine in pairs if cosine > -torch.inf]
+    return [(token_id, cosine) for token_id, cosine in pairs if cosine > -torch.inf]
 
 
 def shift(inspected: Inspected) -> Iterator[Figure]:
@@ -162,39 +171,37 @@ def shift(inspected: Inspected) -> Iterator[Figure]:
     """
     bos = inspected.config.model.source_bos
     batch = collate_pairs(pairs_of(inspected), source_bos=bos)
-    longest = batch.target.max_length
-    gold = Packed(batch.gold, batch.target.cu_seqlens, longest)
-    source, target = inspected.tokenizers
-    numbers = _numbers(len(batch.source), 1)
+    max_length = batch.target.max_length
+    gold = Packed(batch.gold, batch.target.cu_seqlens, max_length)
+    source_tokenizer, target_tokenizer = inspected.tokenizers
+    # Number of a sentence, from "1" -> its ids.
+    numbers = _number_labels(len(batch.source), 1)
     sources = dict(zip(numbers, batch.source.rows(), strict=True))
-    title = "Encoder input"
-    yield _table(title, source, sources)
+    yield _subword_table("Encoder input", source_tokenizer, sources)
     inputs = dict(zip(numbers, batch.target.rows(), strict=True))
     outputs = dict(zip(numbers, gold.rows(), strict=True))
-    steps = {}
+    decoder_rows = {}
     for number in numbers:
-        steps[f"{number} reads"] = inputs[number]
-        steps[f"{number} predicts"] = outputs[number]
-    title = "Decoder input and output"
-    yield _table(title, target, steps)
-    places = _numbers(batch.source.max_length, 1)
-    mask = batch.source.mask()
-    real = mask.float().tolist()
+        decoder_rows[f"{number} reads"] = inputs[number]
+        decoder_rows[f"{number} predicts"] = outputs[number]
+    yield _subword_table("Decoder input and output", target_tokenizer, decoder_rows)
+    positions = _number_labels(batch.source.max_length, 1)
+    padding_mask = batch.source.mask().float()
     title = "Padding mask of the source"
-    yield Heatmap(title, real, numbers, places, down="sentence")
+    yield Heatmap(title, padding_mask.tolist(), numbers, positions, down="sentence")
     masks = decoder_mask(batch.target).float()
-    for number, of_sentence in zip(numbers, masks, strict=True):
+    for number, mask in zip(numbers, masks, strict=True):
         title = f"Decoder mask of sentence {number}"
-        read = labels(target, inputs[number])
-        predicted = labels(target, outputs[number])
-        rows = moved(read, predicted)
-        columns = _padded(target, inputs[number], longest)
-        values = of_sentence[: len(rows)].tolist()
+        read = labels(target_tokenizer, inputs[number])
+        predicted = labels(target_tokenizer, outputs[number])
+        rows = step_labels(read, predicted)
+        columns = _padded_labels(target_tokenizer, inputs[number], max_length)
+        values = mask[: len(rows)].tolist()  # without the rows of PAD; its columns remain
         yield Heatmap(title, values, rows, columns, 0, 1, across="token read")
 
 
 def pairs_of(inspected: Inspected) -> list[Pair]:
-    """Return the pair to inspect, then pairs of the validation set: two or more pairs in all.
+    """Return the pair to inspect, then pairs of the validation set: two or three pairs in all.
 
     Raises:
         ConfigError: Neither a pair nor prepared data is available.
@@ -206,7 +213,7 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
     if inspected.prepared is not None:
         valid = inspected.prepared.valid
         num_rows = min(_NUM_PAIRS, len(valid))
-        for row in np.arange(num_rows)[:, None]:
+        for row in np.arange(num_rows)[:, None]:  # `ids` takes an array of indices: here, of one
             source = valid.source.ids(row).ids.tolist()
             target = valid.target.ids(row).ids.tolist()
             is_short = max(len(source), len(target)) <= MAX_TOKENS
@@ -242,41 +249,48 @@ def decoder_mask(target: Packed) -> Tensor:
     return causal & target.mask().unsqueeze(2)  # tokens before a real token are real, too
 
 
-def _padded(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> list[str]:
+def _padded_labels(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> list[str]:
+    """Return the labels of ids, and PAD until there are ``length`` labels."""
     padding = [PAD_ID] * (length - len(ids))
     return labels(tokenizer, [*ids, *padding])
 
 
-def _table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> Table:
+def _subword_table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> Table:
     """Return a table with the subwords of each list of ids, padded to the same length."""
-    longest = max(map(len, rows.values()))
-    cells = [[name, *_padded(tokenizer, ids, longest)] for name, ids in rows.items()]
-    return Table(title, ["sentence", *_numbers(longest, 1)], cells)
+    max_length = max(map(len, rows.values()))
+    cells = [[name, *_padded_labels(tokenizer, ids, max_length)] for name, ids in rows.items()]
+    return Table(title, ["sentence", *_number_labels(max_length, 1)], cells)
 
 
-def _numbers(count: int, first: int = 0) -> list[str]:
+def _number_labels(count: int, first: int = 0) -> list[str]:
+    """Return ``count`` consecutive numbers as texts."""
     return [str(number) for number in range(first, first + count)]
 
 
 def rates(dim: int, layout: str) -> Tensor:
     """Return the angular frequency of each pair of sine and cosine: (D / 2,), float64.
 
-    Vaswani et al. (2017) use 10000^(-2i / D); ``sinusoidal-halves`` has 10000^(-i / (D / 2 - 1)).
+    ``layout`` is a key of `LAYOUTS`, here and in the functions below. Pair i has the frequency
+    10000^(-2i / D), as in Vaswani et al. (2017), or 10000^(-i / (D / 2 - 1)) in
+    ``sinusoidal-halves``.
     """
-    half = dim // 2
-    steps = half
+    num_pairs = dim // 2
+    num_steps = num_pairs
     if layout == "sinusoidal-halves":
-        steps = max(half - 1, 1)
-    exponents = -torch.arange(half, dtype=torch.float64) / steps
+        num_steps = max(num_pairs - 1, 1)
+    exponents = -torch.arange(num_pairs, dtype=torch.float64) / num_steps
     return 10_000.0**exponents
 
 
 def pair_columns(dim: int, layout: str) -> tuple[Tensor, Tensor]:
-    """Return the features that are sines, and the features with the corresponding cosines."""
-    first = torch.arange(dim // 2)
-    if layout == "sinusoidal":
-        return 2 * first, 2 * first + 1
-    return first, first + dim // 2
+    """Return the features that are sines, and the features with the corresponding cosines.
+
+    (D / 2,) each, int64: entry i belongs to pair i.
+    """
+    pairs = torch.arange(dim // 2)
+    if layout == "sinusoidal":  # sines are the even features
+        return 2 * pairs, 2 * pairs + 1
+    return pairs, pairs + dim // 2
 
 
 def shift_matrix(dim: int, layout: str, shift: int) -> Tensor:
@@ -302,7 +316,9 @@ def similarity(table: Tensor) -> Tensor:
 
 
 def written_out(dim: int, layout: str, position: int) -> list[str]:
-    """Return the formula of each number in a position's vector; a long vector is abbreviated.
+    """Return the formula of each number in a position's vector.
+
+    Of a long vector, only the first and the last four numbers are shown.
 
     >>> written_out(4, "sinusoidal", 1)[1]
     'PE(1, 1) = cos(1 / 10000^(0/4)) = cos(1 / 1) = 0.540302'
@@ -310,17 +326,19 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
     divisors = (1 / rates(dim, layout)).tolist()
     table = sinusoids(position + 1, dim, layout)
     values = table[position].tolist()
-    step = 2
-    whole = dim
+    # Pair i has the exponent 2i / D or, in "sinusoidal-halves", i / (D / 2 - 1).
+    factor = 2
+    denominator = dim
     if layout == "sinusoidal-halves":
-        step = 1
-        whole = max(dim // 2 - 1, 1)
+        factor = 1
+        denominator = max(dim // 2 - 1, 1)
     lines = [""] * dim
     sines, cosines = pair_columns(dim, layout)
     for name, features in (("sin", sines), ("cos", cosines)):
         for i, feature in enumerate(features.tolist()):
+            exponent = f"{factor * i}/{denominator}"
             lines[feature] = (
-                f"PE({position}, {feature}) = {name}({position} / 10000^({step * i}/{whole})) = "
+                f"PE({position}, {feature}) = {name}({position} / 10000^({exponent})) = "
                 f"{name}({position} / {divisors[i]:.6g}) = {values[feature]:.6f}"
             )
     if dim > 2 * TOY_WIDTH:
@@ -329,12 +347,15 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
 
 
 def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") -> Heatmap:
-    """Return position vectors (P, D) as a heatmap, with a row for each position from ``first``."""
+    """Return position vectors (P, D) as a heatmap, with a row for each position from ``first``.
+
+    A note is added if the vectors are wider than a heatmap.
+    """
     if table.shape[1] > MAX_WIDTH:
         note = f"{note} Shown: the first {MAX_WIDTH} of {table.shape[1]:,} features.".strip()
     values = table[:, :MAX_WIDTH].tolist()
-    rows = _numbers(len(values), first)
-    columns = _numbers(len(values[0]))
+    rows = _number_labels(len(values), first)
+    columns = _number_labels(len(values[0]))
     return Heatmap(title, values, rows, columns, down="position", across="feature", note=note)
 
 
@@ -343,21 +364,23 @@ def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
     title = f"Vector of position {_POSITION}, width {dim:,}, sines and cosines {LAYOUTS[layout]}"
     yield TextFigure(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
+    # M PE(p) for every position p whose later position is in the table, as rows.
     matrix = shift_matrix(dim, layout, _SHIFT)
-    later = table[:-_SHIFT] @ matrix.T
-    differences = (later - table[_SHIFT:]).abs()
+    shifted = table[:-_SHIFT] @ matrix.T
+    differences = (shifted - table[_SHIFT:]).abs()
     error = differences.max().item()
     note = (
         f"M rotates each pair by an angle that is the same for every position p. At width {dim:,}, "
         f"M PE(p) and PE(p + {_SHIFT}) differ by at most {number_text(error, 'z.1e')} for p below "
-        f"{len(later)}."
+        f"{len(shifted)}."
     )
-    last = _POSITION + _SHIFT
-    toy = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)
-    matrix = shift_matrix(TOY_WIDTH, layout, _SHIFT)
-    rows = torch.column_stack([matrix, toy[_POSITION], toy[last]])
+    # The table shows M for a small width, with a vector and the vector that M maps it to.
+    later = _POSITION + _SHIFT
+    toy_table = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)
+    toy_matrix = shift_matrix(TOY_WIDTH, layout, _SHIFT)
+    rows = torch.column_stack([toy_matrix, toy_table[_POSITION], toy_table[later]])
     head = ["M"] + [""] * (TOY_WIDTH - 1)
-    head += [f"PE({_POSITION})", f"PE({last}) = M PE({_POSITION})"]
+    head += [f"PE({_POSITION})", f"PE({later}) = M PE({_POSITION})"]
     title = f"{_SHIFT} positions later, {LAYOUTS[layout]}"
     yield Table(title, head, rows.tolist(), note=note)
 
@@ -382,43 +405,47 @@ def positions(inspected: Inspected) -> Iterator[Figure]:
         note = f"model.positions is {name}. The first token has position {first}."
         dims = {"source": config.model_dim, "target": config.decoder_dim}
         is_learned = bool(list(scheme.absolute(config, config.model_dim).parameters()))
-        is_one = not is_learned and config.model_dim == config.decoder_dim
-        if is_one:
+        # Computed vectors of the same width are the same on both sides.
+        are_sides_equal = not is_learned and config.model_dim == config.decoder_dim
+        if are_sides_equal:
             del dims["target"]
         for side, dim in dims.items():
-            module = scheme.absolute(config, dim)
+            encoding = scheme.absolute(config, dim)
             if inspected.has_weights:
-                module = getattr(inspected.model, f"{side}_embedding").positions or module
+                encoding = getattr(inspected.model, f"{side}_embedding").positions or encoding
             elif is_learned:
                 note = "Not trained yet: the values are random."
-            table = module.table(end).detach()
+            table = encoding.table(end).detach()
             table = table[first:end]
             title = "Position vectors"
-            if not is_one:
+            if not are_sides_equal:
                 title += f", {side}"
             yield encoding_heatmap(table, title, first, note)
             yield _similarity(table, title, first)
     if scheme.relative is not None:
-        dim = config.model_dim // config.num_heads
-        unit = torch.zeros(NUM_POSITIONS, 1, dim)
-        unit[..., : dim // 2] = 1  # (1, 0) in each pair of features becomes (cos, sin)
-        # A new module has the same rotations as the model's own, because they are not trained.
-        relative = scheme.relative(config, dim)
+        head_dim = config.model_dim // config.num_heads
+        # The same vector at every position, of a single head: (positions, 1, E). Feature i and
+        # feature i + E / 2 are a pair. The pair (1, 0) becomes (cos, sin).
+        vectors = torch.zeros(NUM_POSITIONS, 1, head_dim)
+        vectors[..., : head_dim // 2] = 1
+        # A new module has the same rotations as that of the model, because they are not trained.
+        relative = scheme.relative(config, head_dim)
         order = torch.arange(NUM_POSITIONS)
-        turned = relative.rotate(unit, order)[:, 0].detach()
-        if not torch.equal(turned, unit[:, 0]):
-            cos, sin = turned.chunk(2, dim=1)
+        rotated = relative.rotate(vectors, order)[:, 0].detach()
+        if not torch.equal(rotated, vectors[:, 0]):  # the scheme rotates queries and keys
+            cos, sin = rotated.chunk(2, dim=1)
             angles = torch.atan2(sin, cos) % math.tau
             note = "Angle in radians by which each pair of features of a query or key is rotated."
             yield encoding_heatmap(angles, "Rotation angles", note=note)
-            yield _similarity(turned, "One vector, rotated")
+            yield _similarity(rotated, "One vector, rotated")
     if name in LAYOUTS:
         yield from sinusoid_figures(name, config.model_dim)
 
 
 def _similarity(table: Tensor, title: str, first: int = 0) -> Heatmap:
+    """Return the similarity of all pairs of position vectors (P, D), from position ``first``."""
     title = f"{title}: similarity"
     note = "Cosine similarity. If only the distance matters, all values on a diagonal are equal."
-    places = _numbers(len(table), first)
+    numbers = _number_labels(len(table), first)
     values = similarity(table).tolist()
-    return Heatmap(title, values, places, places, -1.0, 1.0, note=note)
+    return Heatmap(title, values, numbers, numbers, -1.0, 1.0, note=note)

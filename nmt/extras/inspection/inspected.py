@@ -45,11 +45,15 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer
 Search = Callable[[list[int], DecodingConfig], Sequence[Hypothesis]]
 MAX_TOKENS = 100  # Longest sentence; the page of a longer one would have many megabytes.
 _SPECIAL = {PAD_ID: "PAD", BOS_ID: "BOS", EOS_ID: "EOS"}
-_WITHOUT_WEIGHTS = ("configuration", "vocabulary")
+_NEEDS_WITHOUT_WEIGHTS = ("configuration", "vocabulary")
 
 
 class Inspected:
     """A run folder, model folder or configuration, with the options of the command.
+
+    Args:
+        place: The folder, or the YAML file of a configuration.
+        choice: Options of the command: sentence, checkpoint, layers and more.
 
     Attributes raise:
         ConfigError: A configuration cannot provide the attribute, or an option is wrong.
@@ -68,22 +72,26 @@ class Inspected:
 
     @cached_property
     def _document(self) -> tuple[InferenceConfig, Mapping[str, Any]]:
+        """What translating needs, and all settings of the configuration: section -> values."""
         if not self.is_folder:
-            whole = load_config(self.place, self.choice.set_)
-            return whole.inference, settings_of(whole)
-        saved = load_folder_document(self.place)  # reports the problems of a folder
+            config = load_config(self.place, self.choice.set_)
+            return config.inference, settings_of(config)
+        # First without the overrides, because this reports what is wrong with a folder.
+        document = load_folder_document(self.place)
         if not self.choice.set_:
-            return saved
+            return document
         return load_inference(self.place / CONFIG, self.choice.set_)
 
     @cached_property
     def config(self) -> InferenceConfig:
         """What translating needs; the model section is ``config.model``."""
-        return self._document[0]
+        config, _ = self._document
+        return config
 
     def recorded(self, key: str) -> Any:
         """Return a value of the whole configuration, such as ``training.seed``, or None."""
-        return recorded_value(self._document[1], key)
+        _, settings = self._document
+        return recorded_value(settings, key)
 
     @cached_property
     def sets(self) -> ConfiguredSets:
@@ -113,6 +121,7 @@ class Inspected:
         if self.has_tokenizers:
             with readable():
                 return load_tokenizers(self._tokenizer_folder)
+        # The words of both sentences are the vocabulary of both sides.
         words = f"{self.choice.source} {self.choice.target or ''}".split()
         return Tokenizers(*(_Words(words, size) for size in self.vocab_sizes))
 
@@ -185,8 +194,8 @@ class Inspected:
     @property
     def source_tokens(self) -> list[int]:
         """``source_ids`` without BOS and EOS: the tag and the sentence."""
-        start = int(self.config.model.source_bos)
-        return self.source_ids[start:-1]
+        num_bos = int(self.config.model.source_bos)
+        return self.source_ids[num_bos:-1]
 
     @cached_property
     def tag_ids(self) -> tuple[int, ...]:
@@ -198,7 +207,7 @@ class Inspected:
 
     @cached_property
     def target_ids(self) -> list[int]:
-        """The target without BOS and EOS: the given target, or the translation by the model.
+        """The target without BOS and EOS: that of the user, or the translation by the model.
 
         A configuration cannot translate, so the default is the source sentence.
         """
@@ -213,21 +222,25 @@ class Inspected:
         return self._encode(text, self.tokenizers.target, "target")
 
     def translate(self, search: Search) -> Output:
-        """Translate with ``search`` and, if the output is suspicious, search again."""
+        """Translate with ``search`` and, if the output is suspicious, search again.
+
+        The second search has other decoding options, as in ``nmt translate``.
+        """
         options = self.config.decoding
         if self.choice.beam_size:
             change = {"beam_size": self.choice.beam_size}
             options = change_options(options, change)
-        ids = self.source_tokens
-        sentence = ids[len(self.tag_ids) :]
-        segment = Segment(0, sentence, self.tag_ids)
+        tagged_ids = self.source_tokens
+        sentence_ids = tagged_ids[len(self.tag_ids) :]
+        segment = Segment(0, sentence_ids, self.tag_ids)
 
-        def again(_: object, changes: Mapping[str, Any]) -> list[Sequence[Hypothesis]]:
-            return [search(ids, change_options(options, changes))]
+        # Both searches return the hypotheses of each segment; there is one segment.
+        def search_again(_: object, changes: Mapping[str, Any]) -> list[Sequence[Hypothesis]]:
+            return [search(tagged_ids, change_options(options, changes))]
 
-        first = [search(ids, options)]
-        guard = Guard(self.tokenizers, options, GuardLimits(), again)
-        (output,) = guard.check_outputs([segment], first)
+        first_results = [search(tagged_ids, options)]
+        guard = Guard(self.tokenizers, options, GuardLimits(), search_again)
+        (output,) = guard.check_outputs([segment], first_results)
         return output
 
     @property
@@ -246,7 +259,7 @@ class Inspected:
         """A label for each decoder position: the token read and the token predicted."""
         ids = [*self.target_ids, EOS_ID]
         predicted = labels(self.tokenizers.target, ids)
-        return moved(self.read_labels, predicted)
+        return step_labels(self.read_labels, predicted)
 
     @cached_property
     def source(self) -> Packed:
@@ -259,15 +272,18 @@ class Inspected:
         return Packed.from_rows([[BOS_ID, *self.target_ids]])
 
     def layers(self, num_layers: int) -> list[int]:
-        """Return the chosen layers of a stack, from 1. Empty if the stack has fewer layers."""
+        """Return the chosen layers of a stack, from 1: all layers if none is chosen.
+
+        Empty if the stack has no layer with the chosen number.
+        """
         layers = range(1, num_layers + 1)
         return [layer for layer in layers if self.choice.layer in (None, layer)]
 
     @property
     def heads(self) -> list[int]:
-        """Numbers of the chosen heads, counted from 1."""
-        every = range(1, self.config.model.num_heads + 1)
-        return list(self.choice.head or every)
+        """Numbers of the chosen heads, counted from 1: all heads if none is chosen."""
+        all_heads = range(1, self.config.model.num_heads + 1)
+        return list(self.choice.head or all_heads)
 
     def check(self) -> None:
         """Check that the model has the chosen layer, heads and tag.
@@ -277,20 +293,30 @@ class Inspected:
         """
         model = self.config.model
         num_layers = max(model.encoder_layers, model.decoder_layers)
+        # Option, chosen number, and how many there are. Layer 1, which always exists, stands for no
+        # chosen layer.
         chosen = [("layer", self.choice.layer or 1, num_layers)]
         chosen += [("head", head, model.num_heads) for head in self.choice.head]
-        for name, number, count in chosen:
+        for option, number, count in chosen:
             if not 1 <= number <= count:
-                fix = f"Set `{name}` to a number from 1 to {count}, or remove `{name}`."
-                problem = f"{name.capitalize()} {number} does not exist."
+                fix = f"Set `{option}` to a number from 1 to {count}, or remove `{option}`."
+                problem = f"{option.capitalize()} {number} does not exist."
                 raise ConfigError(problem, fix=fix)
-        _ = self.tag_ids
+        _ = self.tag_ids  # raises an error for an unknown tag
 
     def missing(self, need: Need, name: str) -> NmtError | None:
-        """Return an error if the view ``name`` cannot be shown; loads no weights or tokenizers."""
-        fix = "Pass a run folder, or choose a different view."
-        if not self.has_weights and need not in _WITHOUT_WEIGHTS:
+        """Return the error that explains why a view cannot be shown; None if it can be shown.
+
+        Loads no weights or tokenizers.
+
+        Args:
+            need: Requirement of the view, see `nmt.extras.inspection.options`.
+            name: Name of the view, for the message.
+        """
+        needs_weights = need not in _NEEDS_WITHOUT_WEIGHTS
+        if needs_weights and not self.has_weights:
             problem = f"{name} needs a trained model with torch weights, but {self.place} is"
+            fix = "Pass a run folder, or choose a different view."
             if self.is_folder:
                 return CheckpointError(f"{problem} exported for CTranslate2.", fix=fix)
             if need != "pass":  # for a pass, a configuration gets random weights
@@ -299,7 +325,7 @@ class Inspected:
             problem = f"{name} needs a vocabulary, but the data of {self.place} is not prepared."
             fix = f"Run `nmt prepare {self.place}` first, or pass a trained model."
             return ConfigError(problem, fix=fix)
-        if need in ("sentence", "pass", "model"):
+        if needs_weights:
             tags = self.config.language_tags
             if tags in ("target", "both"):
                 problem = f"{name} cannot draw models whose targets begin with a language tag."
@@ -307,6 +333,7 @@ class Inspected:
                 return ConfigError(problem, fix=fix)
             if tags == "source" and self.choice.tag is None:
                 problem = f"{name} needs the tag of the target language."
+                # Each tag once: several directions can have the same target.
                 symbols = dict.fromkeys(f"<2{pair.target}>" for pair in self.config.directions)
                 fix = f"Set `tag` to {', '.join(symbols)}."
                 return ConfigError(problem, fix=fix)
@@ -318,13 +345,14 @@ class Inspected:
         return None
 
     def _encode(self, text: str, tokenizer: Tokenizer, option: str) -> list[int]:
+        """Return the ids of the text of an option; raise an error if it is empty or too long."""
         ids = tokenizer.encode(text)
-        most = min(MAX_TOKENS, self.config.max_length)
+        max_tokens = min(MAX_TOKENS, self.config.max_length)
         if not ids:
             problem = f"`{option}` has no tokens."
             raise ConfigError(problem, fix="Pass a longer sentence.")
-        if len(ids) > most:
-            problem = f"`{option}` has {len(ids):,} tokens; at most {most} can be shown."
+        if len(ids) > max_tokens:
+            problem = f"`{option}` has {len(ids):,} tokens; at most {max_tokens} can be shown."
             raise ConfigError(problem, fix="Pass a shorter sentence.")
         return ids
 
@@ -334,18 +362,23 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [_SPECIAL.get(index) or tokenizer.piece(index) for index in ids]
 
 
-def moved(read: Sequence[str], predicted: Sequence[str]) -> list[str]:
+def step_labels(read: Sequence[str], predicted: Sequence[str]) -> list[str]:
     """Return a label for each decoder position: the token read, and the token predicted."""
     pairs = zip(map(isolated, read), map(isolated, predicted), strict=True)
-    return [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in pairs]
+    return [f"{token} \N{RIGHTWARDS ARROW} {next_token}" for token, next_token in pairs]
 
 
 class _Words(Tokenizer):
-    """Takes the place of a tokenizer before the data is prepared: splits at spaces."""
+    """Takes the place of a tokenizer before the data is prepared: splits at spaces.
+
+    Args:
+        words: The words that get ids. Those that do not fit into the vocabulary are UNK.
+        size: Size of the vocabulary, with the special tokens.
+    """
 
     def __init__(self, words: Sequence[str], size: int) -> None:
-        different = list(dict.fromkeys(words))
-        self._words = different[: size - NUM_SPECIAL]
+        distinct = list(dict.fromkeys(words))
+        self._words = distinct[: size - NUM_SPECIAL]
         self._size = size
         self.tags = {}
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from nmt.commands.options import Overrides, Tag, file_or_standard
 from nmt.config.flag import OF_THE_MODEL, Flag, Options
 
-Style = Literal["text", "html", "svg", "json"]
+OutputFormat = Literal["text", "html", "svg", "json"]
 
 # Requirements of a view. "vocabulary": a tokenizer and a sentence; "model": trained weights;
 # "sentence": trained weights and a sentence; "pass": a sentence. For a pass, a configuration gets
@@ -87,6 +87,7 @@ class InspectOptions(Options):
         limit: Maximum number of sentence pairs, for the view `heads`. More pairs take longer.
     """
 
+    # Text below the options in ``--help``.
     notes = "VIEW:\n" + "\n".join(f"  {name:<15}{view.summary}" for name, view in VIEWS.items())
 
     model: Annotated[Path | None, Flag(argument=True)] = None
@@ -94,7 +95,7 @@ class InspectOptions(Options):
     output: Annotated[
         Path | None, Flag(short="o", parser=file_or_standard, shown="standard output")
     ] = None
-    format_: Annotated[Style | None, Flag(shown="from the file's ending, else text")] = None
+    format_: Annotated[OutputFormat | None, Flag(shown="from the file's ending, else text")] = None
     open_: bool = False
     worked_examples: bool = False
     source: str | None = None

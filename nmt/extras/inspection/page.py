@@ -38,13 +38,14 @@ from nmt.extras.inspection.figure import (
 )
 from nmt.report.page import Point, module, render, visible
 
-_EM = 13  # Font size.
-# Widths of characters that are much narrower or wider than average. \u2581 is a word border.
+_EM = 13  # Font size in pixels.
+# Widths in pixels of characters that are much narrower or wider than average. \u2581 is a word
+# border.
 _WIDTHS = dict.fromkeys(" !'(),.:;I[]fijlrt|", 5.5) | dict.fromkeys(
     "%&+<=>@MWmw~\u2192\u2581", 13.0
 )
 _WIDTHS |= dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 10.0)
-_LEVELS = 24  # Shades of a heatmap.
+_LEVELS = 24  # Shades of one hue.
 # In our own words only, which are never text of a user: code spans and superscripts.
 _CODE = re.compile(r"`([^`]+)`")
 _POWER = re.compile(r"(?<=[WK\d])\^(?:\(([^)]+)\)|([OQKVT])\b)")
@@ -104,15 +105,15 @@ def document(figures: Sequence[Figure]) -> Markup:
     return render("document.svg.j2", alone=True, title=title, drawing=_below(titled))
 
 
-def _below(figures: Iterable[tuple[str, Figure]]) -> Any:
+def _below(titled: Iterable[tuple[str, Figure]]) -> Any:
     """Return drawings one below the other, with their titles, for an SVG file."""
     drawings = []
-    for title, figure in figures:
-        colors: list[str] = []
+    for title, figure in titled:
+        legend: list[str] = []  # labels with a colour each
         if isinstance(figure, Links) and len(figure.weights) > 1:
-            colors += figure.weights
+            legend += figure.weights
         drawing = draw(figure)
-        drawings.append((title, colors, drawing))
+        drawings.append((title, legend, drawing))
     return module("below.svg.j2", drawings=drawings, longest=longest)
 
 
@@ -127,13 +128,13 @@ def draw(figure: Figure, *, is_upright: bool = False) -> Any:
         The inside of an SVG element, with the attributes ``width``, ``height`` and ``data``.
     """
     if isinstance(figure, Steps):
-        inner = []
+        titled = []
         for step in figure.steps:
-            for of_step in step.figures:
-                titles = [step.title, of_step.title]
+            for step_figure in step.figures:
+                titles = [step.title, step_figure.title]
                 title = ": ".join(filter(None, titles))
-                inner.append((title, of_step))
-        return _below(inner)
+                titled.append((title, step_figure))
+        return _below(titled)
     if isinstance(figure, TextFigure | Table):
         return module("lines.svg.j2", lines=figure_lines(figure))
     return module(
@@ -163,9 +164,9 @@ def text_width(text: str) -> float:
 def _character_width(character: str) -> float:
     if character in _WIDTHS:
         return _WIDTHS[character]
-    if east_asian_width(character) in "WF":
+    if east_asian_width(character) in "WF":  # wide or fullwidth
         return _EM
-    if character < "{":
+    if character < "{":  # the remaining small letters, digits and signs of ASCII
         return 8.3
     return 10.0
 
@@ -176,22 +177,30 @@ def longest(texts: Iterable[str]) -> float:
 
 
 def _json(texts: Iterable[str]) -> str:
-    shown = list(map(visible, texts))
-    return json.dumps(shown, ensure_ascii=False)
+    visible_texts = list(map(visible, texts))
+    return json.dumps(visible_texts, ensure_ascii=False)
 
 
 def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
-    """Yield the CSS class, opacity and SVG path of the cells of each shade."""
+    """Yield the CSS class, opacity and SVG path of the cells of each shade.
+
+    Args:
+        values: The matrix.
+        bounds: Values of the palest and the strongest colour, as in `Heatmap.bounds`.
+    """
     low, high = bounds
-    start = max(low, 0.0)
+    palest = max(low, 0.0)  # with two hues, ``low`` is negative, and 0 is the palest
+    # Level of a shade, from -1 to 1, or None for empty cells -> path.
     paths: dict[float | None, str] = defaultdict(str)
 
     def level_of(value: float | None) -> float | None:
         if value is None or math.isnan(value):
             return None
-        share = (value - start) / (high - start)
-        return round(share * _LEVELS) / _LEVELS
+        level = (value - palest) / (high - palest)
+        return round(level * _LEVELS) / _LEVELS
 
+    # In the coordinates of a path, a cell is 1 wide and 1 high. Neighbours of the same shade in a
+    # row are one rectangle, which makes the page much smaller.
     for y, row in enumerate(values):
         x = 0
         for level, run in groupby(map(level_of, row)):
@@ -201,31 +210,35 @@ def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
     for level, path in paths.items():
         if level is None:
             yield "none", 0, path
-        elif level:
+        elif level:  # cells of level 0 are not drawn
             hue = "heat"
             if level < 0:
                 hue = "cold"
-            opacity = min(abs(level), 1)
+            opacity = min(abs(level), 1)  # a value may be outside of chosen bounds
             yield hue, round(opacity, 2), path
 
 
 def _places(tree: Tree) -> list[tuple[float, float, float]]:
     """Return the left end, the top and the width of each node, in pixels."""
     depths, rows = layout(tree)
-    widths = [longest([node.label, node.detail]) + 14 for node in tree.nodes]
-    widest = [0.0] * (max(depths, default=-1) + 1)
+    widths = [longest([node.label, node.detail]) + 14 for node in tree.nodes]  # 7 on each side
+    # A column has the width of its widest node, and 26 pixels for the branches to the next column.
+    column_widths = [0.0] * (max(depths, default=-1) + 1)
     for depth, width in zip(depths, widths, strict=True):
-        widest[depth] = max(widest[depth], width)
-    starts = [0.0]
-    for width in widest:
-        starts.append(starts[-1] + 26 + width)
-    lefts = [starts[depth] for depth in depths]
-    tops = [row * 44 + 1 for row in rows]
+        column_widths[depth] = max(column_widths[depth], width)
+    column_starts = [0.0]
+    for width in column_widths:
+        column_starts.append(column_starts[-1] + 26 + width)
+    lefts = [column_starts[depth] for depth in depths]
+    tops = [row * 44 + 1 for row in rows]  # a node is 36 high, 8 are between rows
     return list(zip(lefts, tops, widths, strict=True))
 
 
 def layout(tree: Tree) -> tuple[list[int], list[float]]:
-    """Return the column and the row of each node. A parent is centred on its children."""
+    """Return the column and the row of each node, from 0. A parent is centred on its children.
+
+    Each leaf has a row of its own; the row of a parent can be between two rows.
+    """
     children: list[list[int]] = [[] for _ in tree.nodes]
     for index, node in enumerate(tree.nodes):
         if node.parent is not None:
@@ -234,9 +247,9 @@ def layout(tree: Tree) -> tuple[list[int], list[float]]:
     leaves = [path[-1] for path in sorted(tree.paths) if not children[path[-1]]]
     rows = [0.0] * len(tree.nodes)
     for index in reversed(range(len(rows))):  # children come after their parent
-        below = [rows[child] for child in children[index]]
-        if below:
-            rows[index] = sum(below) / len(below)
+        child_rows = [rows[child] for child in children[index]]
+        if child_rows:
+            rows[index] = sum(child_rows) / len(child_rows)
         else:
             rows[index] = float(leaves.index(index))
     return [len(path) - 1 for path in tree.paths], rows

@@ -18,7 +18,7 @@ from nmt.model.transformer import build_model
 _VOCAB_SIZE = 37_000
 _WIDTH = 512
 _HEAD_DIM = 64
-_NUM_SAMPLES = 20_000
+_NUM_SAMPLES = 20_000  # Random pairs of q and k.
 
 
 def worked_examples() -> Iterator[Figure]:
@@ -27,7 +27,8 @@ def worked_examples() -> Iterator[Figure]:
     Many explanations of the Transformer contain these numbers. Here they are computed with the same
     code that runs your models, so you can check each step.
     """
-    # Keys with equal numbers, so that the products with a query of ones are 112 and 96.
+    # Keys with equal numbers, so that the products with a query of ones are 112 and 96. Shapes: one
+    # sentence, one or two tokens, one head, and its width.
     query = torch.ones(1, 1, 1, _HEAD_DIM)
     keys = torch.tensor([112.0, 96.0]) / _HEAD_DIM
     keys = keys.view(1, 2, 1, 1).expand(1, 2, 1, _HEAD_DIM)
@@ -43,10 +44,11 @@ def worked_examples() -> Iterator[Figure]:
     title = "Attention of one query to two keys"
     yield Table(title, ("", "key 1", "key 2"), rows)
 
+    # The vectors q and k of each pair: normal numbers with variance 1.
     generator = torch.Generator().manual_seed(0)
     shape = (2, _NUM_SAMPLES, _HEAD_DIM)
     vectors = torch.randn(shape, generator=generator)
-    products = vectors.prod(0).sum(1)
+    products = vectors.prod(0).sum(1)  # dot product of each pair: (20,000,)
     scores = products * _HEAD_DIM**-0.5
     variances = [
         (f"q {DOT} k", _HEAD_DIM, products.var().item()),
@@ -57,18 +59,18 @@ def worked_examples() -> Iterator[Figure]:
     title = f"Variance of q {DOT} k, a sum of {_HEAD_DIM} products of variance 1"
     yield Table(title, head, variances, note=note)
 
-    for layout, where in LAYOUTS.items():
+    for layout, order in LAYOUTS.items():
         yield from sinusoid_figures(layout, 4)
         table = sinusoids(NUM_POSITIONS, _WIDTH, layout)
-        title = f"{NUM_POSITIONS} positions of width {_WIDTH}, sines and cosines {where}"
+        title = f"{NUM_POSITIONS} positions of width {_WIDTH}, sines and cosines {order}"
         yield encoding_heatmap(table, title)
 
     with torch.device("meta"):
         model = build_model(ModelConfig(), _VOCAB_SIZE, _VOCAB_SIZE)
-    total = sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     note = (
-        f" With an output bias there are {total + _VOCAB_SIZE:,} parameters. A well-known text "
-        f"writes 4 {TIMES} 8 {TIMES} 512 {TIMES} 64 = 1,050,624 for attention. The product is "
+        f" With an output bias there are {num_parameters + _VOCAB_SIZE:,} parameters. A well-known "
+        f"text writes 4 {TIMES} 8 {TIMES} 512 {TIMES} 64 = 1,050,624 for attention. The product is "
         f"{4 * 8 * 512 * 64:,}; biases add the rest."
     )
     title = f"Parameters of the base model with {_VOCAB_SIZE:,} subwords and tied embeddings"

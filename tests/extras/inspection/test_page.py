@@ -13,7 +13,7 @@ import pytest
 
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import Part, part_text
-from nmt.extras.inspection.inspected import moved
+from nmt.extras.inspection.inspected import step_labels
 from nmt.extras.inspection.page import _places, document, layout, render_page, text_width
 from nmt.report.page import visible
 from tests.browser import REQUESTS, WIDER, ask
@@ -175,8 +175,8 @@ def test_the_numbers_of_a_figure_have_one_format_and_masks_are_0_and_1() -> None
 
 def test_a_right_to_left_token_keeps_its_place_in_a_label() -> None:
     token, override = "\u2581\u05e9\u05dc\u05d5\u05dd", "\u05e9\u202e"
-    assert moved([token], ["a"]) == [f"\u2068{token}\u2069 \N{RIGHTWARDS ARROW} a"]
-    made = page(fig.Heatmap("", [[1.0]], moved([token], [override]), ["a"]))
+    assert step_labels([token], ["a"]) == [f"\u2068{token}\u2069 \N{RIGHTWARDS ARROW} a"]
+    made = page(fig.Heatmap("", [[1.0]], step_labels([token], [override]), ["a"]))
     assert f">\u2068{token}\u2069 \N{RIGHTWARDS ARROW} \u2068\u05e9\\u202e\u2069</text>" in made
     # An isolate of the text itself that is not closed, or is closed too often, is shown.
     assert visible("a\u2069b") == "a\\u2069b"
