@@ -105,11 +105,12 @@ def language_symbol(code: str, symbols: Iterable[str]) -> str | None:
     exact = tag_symbol(code, symbols)
     if exact is not None:
         return exact
-    by_code = {code_of_tag(symbol): symbol for symbol in symbols}
-    codes = matching(code, filter(None, by_code))
-    if len(codes) != 1:
+    # Language code -> its tag. All symbols that are not tags of languages are under None.
+    tags = {code_of_tag(symbol): symbol for symbol in symbols}
+    codes = matching(code, filter(None, tags))
+    if len(codes) != 1:  # unknown or ambiguous
         return None
-    return by_code[codes[0]]
+    return tags[codes[0]]
 
 
 def code_of_tag(symbol: str) -> str | None:
@@ -221,14 +222,15 @@ class CorpusConfig(Section):
         return Direction(self.source_language or default[0], self.target_language or default[1])
 
     def _disagreements(self) -> Iterator[str]:
-        names = [name for name in PLACES if name != "target"]
-        places = [name for name in names if getattr(self, name) is not None]
+        # The first key is ``source``, which stands for source and target.
+        keys = [key for key in PLACES if key != "target"]
+        set_keys = [key for key in keys if getattr(self, key) is not None]
         if (self.source is None) != (self.target is None):
             yield "source and target must be set together"
-        elif len(places) != 1:
-            given = ", ".join(places) or "none"
-            others = ", ".join(names[1:])
-            yield f"set exactly one of: source + target, {others} (found: {given})"
+        elif len(set_keys) != 1:
+            listed = ", ".join(set_keys) or "none"
+            single_keys = ", ".join(keys[1:])
+            yield f"set exactly one of: source + target, {single_keys} (found: {listed})"
         if self.huggingface is None and (self.subset is not None or self.streaming):
             yield "subset and streaming need huggingface, which is not set"
 
@@ -273,10 +275,12 @@ _Sets = Annotated[Many[CorpusConfig], _OneOrMany()]
 
 
 def _by_key(key: str, corpora: tuple[CorpusConfig, ...]) -> dict[str, CorpusConfig]:
-    return {f"{key}.{number}": corpus for number, corpus in enumerate(corpora)}
+    """Return the corpora of a list by their keys, such as ``data.train.0``."""
+    return {f"{key}.{index}": corpus for index, corpus in enumerate(corpora)}
 
 
 def _sets_by_key(key: str, sets: tuple[CorpusConfig, ...]) -> dict[str, CorpusConfig]:
+    """Return validation sets by their keys; a single set has the key of the list itself."""
     if len(sets) == 1:
         return {key: sets[0]}
     return _by_key(key, sets)
@@ -365,6 +369,7 @@ class DataConfig(Section):
             if corpus.name in self.test:
                 yield f"valid and test both have a set named {corpus.name}"
         for key, corpus in self.held_out.items():
+            # Such as ``valid.0`` or, for a test set, its name.
             name = key.removeprefix("data.").removeprefix("test.")
             if corpus.noise.rates:
                 yield f"{name} has a noise section, which only training corpora can have"
@@ -380,34 +385,36 @@ class DataConfig(Section):
             yield f"replay and {other} cannot be combined: remove one"
         if self.stages and len(set(names)) < len(names):
             yield "stages need training corpora with different names"
-        for number, stage in enumerate(self.stages):
-            where = f"stages.{number}"
+        for index, stage in enumerate(self.stages):
+            key = f"stages.{index}"
             until = stage.until or {}
             for name in stage.mix:
+                # In ``until``, the word steps means updates, so no corpus of a mix has this name.
                 if name not in names or name == _STEPS:
-                    known = ", ".join(names) or "no corpus has a name"
-                    near = did_you_mean(name, names)
-                    yield f"{where}.mix: no training corpus is named {name} (names: {known}).{near}"
-            is_last = number == len(self.stages) - 1
+                    listed = ", ".join(names) or "no corpus has a name"
+                    hint = did_you_mean(name, names)
+                    yield f"{key}.mix: no training corpus is named {name} (names: {listed}).{hint}"
+            is_last = index == len(self.stages) - 1
+            # Only the last stage may omit ``until``.
             if len(until) > 1 or not (until or is_last):
-                yield f"{where}.until: set exactly one of steps, or a corpus of the mix"
-            for what in until:
-                if what in (*stage.mix, _STEPS):
+                yield f"{key}.until: set exactly one of steps, or a corpus of the mix"
+            for unit in until:
+                if unit in (*stage.mix, _STEPS):
                     continue
-                if what == "score":
-                    yield f"{where}.until: stages can no longer end at a score; use steps"
+                if unit == "score":
+                    yield f"{key}.until: stages can no longer end at a score; use steps"
                 else:
-                    yield f"{where}.until: {what} is not steps or a corpus of the mix"
-            if until.get(_STEPS, 1) % 1:
-                yield f"{where}.until: steps must be a whole number"
+                    yield f"{key}.until: {unit} is not steps or a corpus of the mix"
+            if until.get(_STEPS, 1) % 1:  # has a fraction
+                yield f"{key}.until: steps must be a whole number"
 
     @field_validator("test")
     @classmethod
     def _plain_names(cls, value: dict[str, CorpusConfig]) -> dict[str, CorpusConfig]:
-        bad = [repr(name) for name in value if not re.fullmatch(_TEST_NAME, name)]
-        if bad:
+        invalid = [repr(name) for name in value if not re.fullmatch(_TEST_NAME, name)]
+        if invalid:
             words = "letters, digits, hyphens and underscores"
-            raise ValueError(f"{', '.join(bad)} is not a valid name of a test set; use {words}")
+            raise ValueError(f"{', '.join(invalid)} is not a valid name of a test set; use {words}")
         return value
 
 
@@ -460,6 +467,7 @@ class _Limit:
 
     @property
     def _bounds(self) -> str:
+        """The allowed limits in words: "of at most 0", "of at least 2" or "from 0 to 1"."""
         if self.low == -inf:
             return f"of at most {self.high:g}"
         if self.high == inf:
@@ -467,12 +475,13 @@ class _Limit:
         return f"from {self.low:g} to {self.high:g}"
 
     def _checked(self, value: Any, validate: Callable[[Any], Rule]) -> Rule:
+        """Return the rule of a value: a `Rule`, a mapping of its fields, or an action alone."""
         if isinstance(value, Rule):
             value = value.model_dump(exclude_unset=True)
-        given = dict(value) if isinstance(value, Mapping) else {"action": value}
-        if given.get("limit") is None:
-            given["limit"] = self.default
-        rule = validate(given)
+        fields = dict(value) if isinstance(value, Mapping) else {"action": value}
+        if fields.get("limit") is None:
+            fields["limit"] = self.default
+        rule = validate(fields)
         if rule.limit is not None and not self.low <= rule.limit <= self.high:
             bounds = self._bounds.removeprefix("of ")
             raise ValueError(f"limit is {rule.limit}; it must be {bounds}")
@@ -592,6 +601,7 @@ _OR_SIDES = ", or one for each side: {source: ..., target: ...}"
 
 
 def _both_sides(value: T | Mapping[Literal["source", "target"], T]) -> tuple[T, T]:
+    """Return the values of source and target; a single value is that of both."""
     if isinstance(value, Mapping):
         return value["source"], value["target"]
     return value, value
@@ -643,10 +653,10 @@ class TokenizerConfig(_WithModels):  # type: ignore[misc]
     @property
     def models(self) -> tuple[Path, Path] | None:
         """Files of the existing models of both sides; None to learn new ones."""
-        given = getattr(self, _FROM)
-        if given is None:
+        files = getattr(self, _FROM)
+        if files is None:
             return None
-        return _both_sides(given)
+        return _both_sides(files)
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
@@ -662,29 +672,31 @@ class TokenizerConfig(_WithModels):  # type: ignore[misc]
     def min_vocab_size(self) -> int:
         """Smallest possible vocabulary size of this kind."""
         if not self.byte_fallback:
-            return 5
+            return 5  # four special tokens and one unit of text
+        # Also 256 bytes. The minimum for subwords is round, and leaves room for some of them.
         return 261 if self.kind in ("word", "char") else 300
 
     def _disagreements(self) -> Iterator[str]:
         for key in ("vocab_size", "pad_vocab_by", _FROM):
             value = getattr(self, key)
+            # A joint vocabulary needs one value, two vocabularies need the values of both sides.
             if isinstance(value, dict) and (len(value) < 2 or self.joint):
                 fix = "give both values"
                 if self.joint:
                     fix = "set joint to false, or give one value"
                 yield f"{key} has a value for each side: {fix}"
-                return
+                return  # The checks below need the values of both sides.
         for symbol in self.user_defined_symbols:
             if _RESERVED.fullmatch(symbol):
                 yield f"user_defined_symbols: every vocabulary has {symbol} already; leave it out"
-        smallest = min(self.vocab_sizes)
-        least = self.min_vocab_size
-        if smallest < least:
-            fix = f"raise it to {least} or more, or set byte_fallback to false"
-            yield f"vocab_size is {smallest}, but byte_fallback alone uses 256 subwords: {fix}"
-        for size, unused in zip(self.vocab_sizes, self.unused, strict=True):
-            if unused and size - unused < least:
-                yield f"pad_vocab_by must be at most {size - least} for vocab_size {size}"
+        smaller = min(self.vocab_sizes)
+        minimum = self.min_vocab_size
+        if smaller < minimum:
+            fix = f"raise it to {minimum} or more, or set byte_fallback to false"
+            yield f"vocab_size is {smaller}, but byte_fallback alone uses 256 subwords: {fix}"
+        for size, num_unused in zip(self.vocab_sizes, self.unused, strict=True):
+            if num_unused and size - num_unused < minimum:
+                yield f"pad_vocab_by must be at most {size - minimum} for vocab_size {size}"
 
 
 class BatchConfig(Section):

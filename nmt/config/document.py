@@ -100,22 +100,23 @@ def read_document(path: Path) -> YamlDocument:
 
 def _unreadable(path: Path, reason: str) -> tuple[str, str]:
     """Return problem and fix for a file that cannot be read, with names of other files."""
-    near: set[Path] = set()
+    configs: set[Path] = set()  # Configurations near the path, or those that come with nmt.
     if path.is_dir():
-        near.update(path.glob("*.y*ml"))
+        configs.update(path.glob("*.y*ml"))
     else:
         for folder in (path.parent, Path("configs"), Path()):
-            near.update(folder.glob("*.y*ml"))
-        near.update(Path().glob("*/config.yaml"))
-    if not near or path.parent == SHIPPED:
-        near.update(shipped_configs())
-    others = sorted(map(str, near - {path}))
-    shown = others if path.parent == SHIPPED else others[:3]
+            configs.update(folder.glob("*.y*ml"))
+        configs.update(Path().glob("*/config.yaml"))
+    if not configs or path.parent == SHIPPED:
+        configs.update(shipped_configs())
+    names = sorted(map(str, configs - {path}))
+    # Of the files that come with nmt, all are shown; of the user's files, three are enough.
+    shown = names if path.parent == SHIPPED else names[:3]
     wanted = "a configuration file"
     if shown:
         wanted += f", such as {', '.join(shown)}"
     fix = f"Pass {wanted}, or write one: nmt init SOURCE TARGET"
-    return f"{path}: {reason}.{did_you_mean(str(path), others)}", fix
+    return f"{path}: {reason}.{did_you_mean(str(path), names)}", fix
 
 
 def parse_document(text: str, *, name: str, folder: Path | None = None) -> YamlDocument:
@@ -141,7 +142,7 @@ def parse_document(text: str, *, name: str, folder: Path | None = None) -> YamlD
             where += f":{mark.line + 1}"
         problem = f"invalid YAML: {' '.join(filter(None, (error.context, error.problem)))}"
         fix = "Check colons, indentation and quotes; configs/ has examples."
-        if "\\t" in problem:
+        if "\\t" in problem:  # PyYAML shows a tab as a backslash and a t
             problem = "found a tab"
             fix = "Indent with spaces; YAML does not allow tabs."
         raise ConfigError(f"{where}: {problem}.", fix=fix) from error
@@ -158,7 +159,7 @@ class Place:
 
     is_override: bool
     line: int  # Of the value or of the section around it, from 1; 0 for none.
-    text: str  # For messages.
+    text: str  # The place in words, for messages: file and line, or the override.
 
 
 class YamlDocument:
@@ -170,7 +171,7 @@ class YamlDocument:
     def __init__(self, root: yaml.Node | None, name: str, folder: Path | None) -> None:
         self._name = name
         self._folder = folder
-        self._flags: dict[KeyPath, str] = {}
+        self._flags: dict[KeyPath, str] = {}  # Text of each override, by the path that it set.
         self.lines: dict[KeyPath, int] = {}  # Line of each value, from 1.
         # Nested dicts with string keys, lists, strings, numbers, booleans and None.
         self.values: Any = {}
@@ -182,7 +183,8 @@ class YamlDocument:
 
         If several sections contain a key, the line in the first of them is kept.
         """
-        lifted: dict[KeyPath, int] = {(): 0}
+        lifted: dict[KeyPath, int] = {(): 0}  # The top level itself has no line.
+        # The first section comes last, so that its lines replace those of the others.
         for section in reversed(sections):
             for path, line in self.lines.items():
                 if path[:1] == (section,):
@@ -202,61 +204,72 @@ class YamlDocument:
         value = None
         if value_text:
             value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
-        parts: list[str | int] = []
+        keys: list[str | int] = []  # Numbers may be indices of a list.
         for word in dotted.strip().split("."):
             is_index = word.isdecimal() and len(word) <= _MAX_INDEX_DIGITS
-            parts.append(int(word) if is_index else word)
-        if find_key(parts) is None:
-            raise ValueError(unknown_key(parts, value))
-        path = self._put(parts, value)
+            keys.append(int(word) if is_index else word)
+        if find_key(keys) is None:
+            raise ValueError(unknown_key(keys, value))
+        path = self._put(keys, value)
+        # Forget where the old value, and all values inside of it, were set.
         self._flags = _without(self._flags, path)
         self.lines = _without(self.lines, path)
         self._flags[path] = text
 
-    def _put(self, parts: list[str | int], value: Any) -> KeyPath:
-        """Set a value; return its path, with integers for list positions."""
-        place: Any = self.values
+    def _put(self, keys: list[str | int], value: Any) -> KeyPath:
+        """Set a value; return its path, with integers for list positions.
+
+        Adds sections that are missing on the way. The index after the last one of a list appends
+        the value to the list.
+
+        Raises:
+            ValueError: A key belongs to neither a section nor a list, or an index is too large.
+        """
+        container: Any = self.values  # The section or list that ``key`` belongs to.
         path: list[str | int] = []
-        for depth, part in enumerate(parts):
-            above = ".".join(map(str, parts[:depth]))
-            is_last = depth == len(parts) - 1
-            index: Any = part
-            if isinstance(place, dict):
-                index = str(part)
-            elif not isinstance(place, list):
-                raise ValueError(f"{above} is not a section")
-            elif part == len(place) and is_last:
-                place.append(value)
-            elif not isinstance(part, int) or part >= len(place):
-                raise ValueError(f"{above} has {len(place)} items, counted from 0")
+        for depth, key in enumerate(keys):
+            container_name = ".".join(map(str, keys[:depth]))
+            is_last = depth == len(keys) - 1
+            index: Any = key
+            if isinstance(container, dict):
+                index = str(key)  # The name of a test set may be a number.
+            elif not isinstance(container, list):
+                raise ValueError(f"{container_name} is not a section")
+            elif key == len(container) and is_last:
+                container.append(value)
+            elif not isinstance(key, int) or key >= len(container):
+                raise ValueError(f"{container_name} has {len(container)} items, counted from 0")
             path.append(index)
             if is_last:
-                place[index] = value
-            elif isinstance(place, dict) and place.get(index) is None:
-                place[index] = {}
-            elif isinstance(place[index], str) and find_key((*parts[: depth + 1], "action")):
-                place[index] = {"action": place[index]}  # short form of a filter
-            place = place[index]
+                container[index] = value
+            elif isinstance(container, dict) and container.get(index) is None:
+                container[index] = {}
+            elif isinstance(container[index], str) and find_key((*keys[: depth + 1], "action")):
+                # The short form of a filter, an action alone: make it a section.
+                container[index] = {"action": container[index]}
+            container = container[index]
         return tuple(path)
 
     def place(self, path: KeyPath) -> Place:
         """Return where a value, or the section around it, was set."""
-        starts = [path[:end] for end in range(len(path), -1, -1)]
-        near = next(start for start in starts if start in self.lines)
-        line = self.lines[near]
-        for start in starts:
-            if start in self._flags:
-                return Place(True, line, f"`set` {self._flags[start]}")
-        where = self._name
-        if near:
-            where += f":{line}"
+        # The path of the value, then of each section around it, up to () for the whole document.
+        prefixes = [path[:end] for end in range(len(path), -1, -1)]
+        nearest = next(prefix for prefix in prefixes if prefix in self.lines)
+        line = self.lines[nearest]
+        for prefix in prefixes:
+            if prefix in self._flags:
+                return Place(True, line, f"`set` {self._flags[prefix]}")
+        text = self._name
+        if nearest:  # not the whole document, which has no useful line
+            text += f":{line}"
         # Overrides of its keys can break the rule of a section.
-        inside = [text for key, text in self._flags.items() if key[: len(path)] == path]
-        if inside:
-            where += f" with `set` {', '.join(inside)}"
-        return Place(False, line, where)
+        overrides = [flag for key, flag in self._flags.items() if key[: len(path)] == path]
+        if overrides:
+            text += f" with `set` {', '.join(overrides)}"
+        return Place(False, line, text)
 
     def _read(self, node: yaml.Node, path: KeyPath) -> Any:
+        """Return the value of a node, and record the line of each value in it."""
         self.lines[path] = node.start_mark.line + 1
         if len(self.lines) > MAX_VALUES or len(path) > _MAX_DEPTH:
             fix = "Replace aliases by the values themselves."
@@ -277,13 +290,14 @@ class YamlDocument:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self._refusal(key_node, "a key must be plain text", "Use a word as the key.")
             key = key_node.value
-            inner = (*path, key)
+            key_path = (*path, key)
             if key in section:
-                dotted = ".".join(map(str, inner))
-                problem = f"the key {dotted} repeats line {self.lines[inner]}"
+                dotted = ".".join(map(str, key_path))
+                problem = f"the key {dotted} repeats line {self.lines[key_path]}"
                 raise self._refusal(key_node, problem, "Remove one of the two.")
-            section[key] = self._read(value_node, inner)
-            self.lines[inner] = key_node.start_mark.line + 1
+            section[key] = self._read(value_node, key_path)
+            # The line of the key, which may be above the first line of its value.
+            self.lines[key_path] = key_node.start_mark.line + 1
         return section
 
     def _refusal(self, node: yaml.Node, problem: str, fix: str) -> ConfigError:
@@ -291,7 +305,7 @@ class YamlDocument:
 
 
 def _without(places: dict[KeyPath, Any], path: KeyPath) -> dict[KeyPath, Any]:
-    """Return the places that are not in the replaced value at ``path``."""
+    """Return the lines or overrides of all values that are not inside of the value at ``path``."""
     return {key: place for key, place in places.items() if key[: len(path)] != path}
 
 
@@ -311,5 +325,6 @@ def _scalar(text: str, kind: str) -> Any:
         number = float(re.sub(r"\.(?=inf|nan)", "", plain))
     except ValueError:  # a YAML tag declared a number
         return text
+    # 5.0 stays a float, as does a number so large that a float may not represent it exactly.
     is_whole = "e" in plain and number.is_integer() and number < 1e15
     return int(number) if is_whole else number

@@ -46,11 +46,11 @@ class Flag:
 
 
 def without_none(kind: Any) -> Any:
-    """Return the type of a field without None."""
+    """Return the type of a field without None; a union of several other types is unchanged."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
-    kinds = [part for part in get_args(kind) if part is not NoneType]
-    return kinds[0] if len(kinds) == 1 else kind
+    members = [member for member in get_args(kind) if member is not NoneType]
+    return members[0] if len(members) == 1 else kind
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -70,7 +70,8 @@ class Options:
         for field in fields(self):
             kind = without_none(kinds[field.name])
             value = getattr(self, field.name)
-            is_path = Path in (kind, *get_args(kind))
+            is_path = Path in (kind, *get_args(kind))  # A path, or a tuple of paths.
+            # The dataclass is frozen, so only the `__setattr__` of `object` can change it.
             if get_origin(kind) is tuple and isinstance(value, str | Path | Sequence):
                 if isinstance(value, str | Path):
                     value = [value]
@@ -84,6 +85,7 @@ class Options:
 def meanings_of(docstring: str | None) -> dict[str, str]:
     """Return the texts under ``Args:`` in the docstring of a class, by field."""
     text = cleandoc(docstring or "").partition("Args:\n")[2]
+    # A field at 4 spaces, and its text, which continues on lines that are indented further.
     entries = re.finditer(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.MULTILINE)
     return {entry[1]: " ".join(entry[2].split()) for entry in entries}
 

@@ -70,14 +70,15 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
     corpora = [*_sections(data, "train"), *_sections(_section(data, "replay"), "train")]
     directions: list[tuple[Any, Any]] = []
     for corpus in corpora:
+        # A corpus without languages has those of the run.
         source, target = (corpus.get(key) or values.get(key) for key in LANGUAGE_KEYS)
         if (source, target) not in directions:
             directions.append((source, target))
     section = {key: values[key] for key in _COPIED if values.get(key) is not None}
     section["directions"] = directions
     # Not validated: a target language may be missing or of another type.
-    valid = [(source, target) for source, target in directions if isinstance(target, str)]
-    section["language_tags"] = chosen_tags(data.get("language_tags"), valid)
+    well_formed = [(source, target) for source, target in directions if isinstance(target, str)]
+    section["language_tags"] = chosen_tags(data.get("language_tags"), well_formed)
     filters = _section(values, "filters")
     if "max_length" in filters:
         section["max_length"] = filters["max_length"]
@@ -87,11 +88,13 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the section at a key; empty if the key is missing or has another value."""
     section = values.get(key)
     return section if isinstance(section, Mapping) else {}
 
 
 def _sections(values: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """Return the sections in the list at a key; empty if the key has no list."""
     items = values.get(key)
     if not isinstance(items, list):
         return []

@@ -54,15 +54,17 @@ def matching(code: str, codes: Iterable[str]) -> list[str]:
     >>> matching("zho-TW", ["zh-Hans", "zh-Hant"]), matching("pt", ["pt-BR", "pt-PT"])
     (['zh-Hant'], ['pt-BR', 'pt-PT'])
     """
-    unique = list(dict.fromkeys(codes))
-    if code in unique:
+    unique_codes = list(dict.fromkeys(codes))
+    if code in unique_codes:
         return [code]
-    related = [other for other in unique if _family(other) == _family(code)]
+    matches = [candidate for candidate in unique_codes if _family(candidate) == _family(code)]
+    # Two comparisons, the second stricter than the first. While several codes match, each
+    # comparison removes those that do not pass it, unless none does.
     for is_nearer in (is_same_language, is_spelling):
-        nearer = [other for other in related if is_nearer(code, other)]
-        if len(related) > 1 and nearer:
-            related = nearer
-    return related
+        nearer = [candidate for candidate in matches if is_nearer(code, candidate)]
+        if len(matches) > 1 and nearer:
+            matches = nearer
+    return matches
 
 
 def matching_pairs(languages: tuple[str | None, str | None], pairs: Iterable[_Pair]) -> list[_Pair]:
@@ -71,12 +73,12 @@ def matching_pairs(languages: tuple[str | None, str | None], pairs: Iterable[_Pa
     >>> matching_pairs(("deu", None), [("de-AT", "en"), ("de-AT", "fr"), ("en", "de-AT")])
     [('de-AT', 'en'), ('de-AT', 'fr')]
     """
-    fitting = list(pairs)
-    for side, code in enumerate(languages):
+    matches = list(pairs)
+    for side, code in enumerate(languages):  # 0 is the source, 1 is the target
         if code is not None:
-            codes = matching(code, [pair[side] for pair in fitting])
-            fitting = [pair for pair in fitting if pair[side] in codes]
-    return fitting
+            codes = matching(code, [pair[side] for pair in matches])
+            matches = [pair for pair in matches if pair[side] in codes]
+    return matches
 
 
 def is_same_language(one: str, other: str) -> bool:
@@ -89,8 +91,9 @@ def is_same_language(one: str, other: str) -> bool:
         return True
     if _family(one) != _family(other):
         return False
-    for left, right in zip(_details(one), _details(other), strict=True):
-        if left is not None and right is not None and left != right:
+    # A script or region that one of the codes leaves out does not contradict the other code.
+    for detail, other_detail in zip(_details(one), _details(other), strict=True):
+        if None not in (detail, other_detail) and detail != other_detail:
             return False
     return True
 
@@ -101,7 +104,7 @@ def first_spelling(code: str, codes: Iterable[str]) -> str:
     >>> first_spelling("deu", ["en", "de-AT", "de"]), first_spelling("deu", ["de-AT"])
     ('de', 'deu')
     """
-    return next((other for other in codes if is_spelling(code, other)), code)
+    return next((spelling for spelling in codes if is_spelling(code, spelling)), code)
 
 
 def is_spelling(one: str, other: str) -> bool:
@@ -141,4 +144,5 @@ def _details(code: str) -> tuple[str | None, str | None]:
         return None, None
     if language.territory is None:
         return language.script, None
+    # `maximize` adds the usual script of the region.
     return language.maximize().script, language.territory

@@ -60,7 +60,8 @@ def load_config(
         DataError: From ``check_files`` or ``count_characters``.
     """
     document = _read_keys(Path(path), default=FORMAT)
-    is_bare = document.values.get("training") is None  # in the file, whatever the overrides are
+    # Checked before the overrides, which may add keys of training.
+    lacks_training = document.values.get("training") is None
     problems: list[str] = []
     for text in overrides:
         try:
@@ -74,36 +75,38 @@ def load_config(
     recorded = recorded_settings(Path(run_dir))
     if recorded:
         values = with_recorded({**values, "run_dir": run_dir}, recorded)
-    is_scaled = is_bare and not recorded
+    depends_on_size = lacks_training and not recorded
     values = _with_start(values)
     corpora = dict(_corpora("data", values.get("data")))
-    missing: DataError | None = None  # about missing files
+    missing_files: DataError | None = None
     try:
         check_files(corpora)
     except DataError as error:
-        missing = error
-    if is_scaled and count_characters is not None:
+        missing_files = error
+    if depends_on_size and count_characters is not None:
         train = [corpus for key, corpus in corpora.items() if key.startswith("data.train.")]
         source = values.get("source_language")
         target = values.get("target_language")
-        # If the size is unknown, another problem is reported; any values do.
-        size = 0
-        if train and source and target and not missing:
-            size = count_characters(train, (str(source), str(target)))
-        values = with_scale(values, size)
+        # If the text cannot be counted, an error is raised below, so the values of any size do.
+        num_characters = 0
+        if train and source and target and not missing_files:
+            num_characters = count_characters(train, (str(source), str(target)))
+        values = with_scale(values, num_characters)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         placed = [(document.place(key), text) for key, text in find_problems(error)]
+        # First the problems of the file, in the order of its lines, then those of overrides.
         placed.sort(key=lambda problem: (problem[0].is_override, problem[0].line))
         problems += [f"{place.text}: {text}" for place, text in placed]
     else:
         if not problems:
-            if missing and is_scaled:  # the size is unknown
-                raise missing
+            # The configuration is valid, but its values may have been chosen for an unknown size.
+            if missing_files and depends_on_size:
+                raise missing_files
             return config
-    if missing:
-        problems += missing.problem.split("\n  ")
+    if missing_files:
+        problems += missing_files.problem.split("\n  ")
     if len(problems) > 1:
         problems.insert(0, f"{len(problems)} problems in the configuration:")
     fix = "Correct the configuration. `nmt config keys` describes every key."
@@ -137,13 +140,14 @@ def load_inference(
         document.lift(INFERENCE, RECORD)
     else:
         values = model_document(migrate(values, str(path), kind=Kind.CONFIGURATION))
-    section = values[INFERENCE]
+    inference = values[INFERENCE]
     record = values.get(RECORD) or {}
-    for name, part in ((INFERENCE, section), (RECORD, record)):
-        if not isinstance(part, dict):
+    for name, section in ((INFERENCE, inference), (RECORD, record)):
+        if not isinstance(section, dict):
             problem = f"{path}: {name} must be a section."
             raise ConfigError(problem, fix="Restore the file.")
-    changed = {**section, "data": record.get("data")}
+    # Overrides may change the section `inference`, and ``data`` of the record.
+    changed = {**inference, "data": record.get("data")}
     document.values = changed
     for text in overrides:
         try:
@@ -151,22 +155,24 @@ def load_inference(
         except ValueError as error:
             fix = "`nmt config keys decoding` describes every key."
             raise ConfigError(f"`set` {text}: {error}.", fix=fix) from error
-    idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
-    if idle:
+    # The first word of an override, before a dot or the equals sign, is a key of the top level.
+    unused = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
+    if unused:
         fix = f"Remove the override. Here you can set keys of {', '.join(read)}."
-        raise ConfigError(f"`set` {', '.join(idle)} has no effect on a trained model.", fix=fix)
+        raise ConfigError(f"`set` {', '.join(unused)} has no effect on a trained model.", fix=fix)
     data = changed.pop("data")
     if data is not None:
         record = {**record, "data": data}
     try:
         languages = [changed.get(key) for key in LANGUAGE_KEYS]
-        if languages != [section.get(key) for key in LANGUAGE_KEYS]:
-            # Corpora that leave their languages open have those of the run.
-            before = InferenceConfig.model_validate(section)
-            renamed = dict(zip(before.languages, languages, strict=True))
+        if languages != [inference.get(key) for key in LANGUAGE_KEYS]:
+            # An override has changed a language of the run. The directions of corpora that leave
+            # their languages open contain the languages of the run, so they change, too.
+            original = InferenceConfig.model_validate(inference)
+            new_codes = dict(zip(original.languages, languages, strict=True))  # old -> new
             changed["directions"] = [
-                (renamed.get(source, source), renamed.get(target, target))
-                for source, target in before.directions
+                (new_codes.get(source, source), new_codes.get(target, target))
+                for source, target in original.directions
             ]
         config = InferenceConfig.model_validate(changed)
     except ValidationError as error:
@@ -195,15 +201,16 @@ def _with_start(values: dict[str, Any]) -> dict[str, Any]:
     if not path.is_file():  # reported when training starts
         return values
     config, _ = load_inference(path)
-    kept = config.model_dump(mode="json", include={"model", "tokenizer", "decoding"})
+    inherited = config.model_dump(mode="json", include={"model", "tokenizer", "decoding"})
     model = values.get("model")
-    if isinstance(model, dict) and "preset" in model:  # the other keys are those of the preset
-        del kept["model"]
+    if isinstance(model, dict) and "preset" in model:
+        # Keys that the section leaves open have the values of the preset.
+        del inherited["model"]
     if "vocabulary" in (training.get("init_differences") or ()):
-        del kept["tokenizer"]
+        del inherited["tokenizer"]
     elif config.language_tags:
-        kept["data"] = {"language_tags": config.language_tags}
-    return filled_in(values, kept)
+        inherited["data"] = {"language_tags": config.language_tags}
+    return filled_in(values, inherited)
 
 
 def _read_keys(path: Path, *, default: int) -> YamlDocument:
@@ -211,10 +218,12 @@ def _read_keys(path: Path, *, default: int) -> YamlDocument:
     try:
         document = read_document(path)
         values = _mapping(document, path)
-        if INFERENCE in values:  # of a model folder
-            number = values.get(FORMAT_KEY, default)
+        if INFERENCE in values:
+            # In a model folder, the whole configuration is the section `record`, and the format
+            # number of the document applies to it.
+            format_number = values.get(FORMAT_KEY, default)
             document.values = values.get(RECORD)
-            values = {**_mapping(document, path), FORMAT_KEY: number}
+            values = {**_mapping(document, path), FORMAT_KEY: format_number}
         document.values = migrate(values, str(path), kind=Kind.CONFIGURATION, default=default)
     except ConfigError as error:
         if path.suffix in (".yaml", ".yml", "") or not path.is_file():
@@ -227,6 +236,7 @@ def _read_keys(path: Path, *, default: int) -> YamlDocument:
 
 
 def _mapping(document: YamlDocument, path: Path) -> dict[str, Any]:
+    """Return the keys and values of a document, which must have at least one."""
     if not isinstance(document.values, dict) or not document.values:
         fix = "Run `nmt init SOURCE TARGET` to write a configuration."
         raise ConfigError(f"{path} contains no keys.", fix=fix)
@@ -238,11 +248,12 @@ def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
     try:
         yield key, CorpusConfig.model_validate(value)
     except ValidationError:
+        # Not a corpus: search the items of a list, whose keys are their indices, or of a section.
         if isinstance(value, list):
             value = dict(enumerate(value))
         if isinstance(value, dict):
-            for name, inner in value.items():
-                yield from _corpora(f"{key}.{name}", inner)
+            for name, item in value.items():
+                yield from _corpora(f"{key}.{name}", item)
 
 
 def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
@@ -286,7 +297,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
         if section is not None and len(section["valid"]) == 1:
             section["valid"] = section["valid"][0]  # so that overrides can use data.valid.source
     schedule = values["training"]["schedule"]
-    usual = ScheduleConfig().warmup_steps
-    if schedule["warmup_ratio"] is not None and schedule["warmup_steps"] == usual:
+    default = ScheduleConfig().warmup_steps
+    if schedule["warmup_ratio"] is not None and schedule["warmup_steps"] == default:
         del schedule["warmup_steps"]  # training.schedule.warmup_ratio is used instead
     return values

@@ -63,8 +63,8 @@ def migrate(
         raise ConfigError(problem, fix=f"Write {FORMAT_KEY}: {FORMAT}, or restore the file.")
     if number > FORMAT:
         raise NewerFormatError(name, number)
-    for step in range(number, FORMAT):
-        change = _STEPS.get((kind, step))
+    for old_format in range(number, FORMAT):
+        change = _STEPS.get((kind, old_format))
         if change is not None:
             migrated = change(migrated)
     return migrated

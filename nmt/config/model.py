@@ -110,25 +110,25 @@ class ModelConfig(Section):
         for dim in (self.model_dim, self.decoder_dim):
             nearest = self._nearest_width(dim)
             if dim % heads:
-                other = f"use num_heads {_nearest_divisor(dim, heads)} or the width {nearest}"
-                yield f"num_heads ({heads}) must divide the width {dim}: {other}"
+                fix = f"use num_heads {_nearest_divisor(dim, heads)} or the width {nearest}"
+                yield f"num_heads ({heads}) must divide the width {dim}: {fix}"
             elif self.positions == "rotary" and (dim // heads) % 2:
                 yield f"rotary positions need an even width per head: use the width {nearest}"
             if self.positions.startswith("sinusoidal") and dim % 2:
                 yield f"sinusoidal positions need an even width: use {nearest}"
         if self.num_kv_heads is not None and heads % self.num_kv_heads:
-            other = f"use {_nearest_divisor(heads, self.num_kv_heads)}"
-            yield f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({heads}): {other}"
+            fix = f"use {_nearest_divisor(heads, self.num_kv_heads)}"
+            yield f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({heads}): {fix}"
         if self.shares_inputs and self.decoder_dim != self.model_dim:
             yield f"{self.embeddings} embeddings need decoder_model_dim equal to model_dim"
 
     def _nearest_width(self, dim: int) -> int:
         """Return the width nearest to ``dim`` that suits heads and positions."""
-        step = self.num_heads
+        step = self.num_heads  # Suitable widths are multiples of this number.
         if self.positions == "rotary":
-            step *= 2
+            step *= 2  # each head has an even width
         elif self.positions.startswith("sinusoidal"):
-            step = lcm(step, 2)
+            step = lcm(step, 2)  # the whole width is even
         return step * max(round(dim / step), 1)
 
     @property
@@ -252,31 +252,34 @@ class DecodingConfig(Section):
 
     def plain(self, beam_size: int) -> Self:
         """Return the same limits and penalties for plain beam search with one result."""
-        kept = self.model_dump(exclude={*_OF_SAMPLING, *OF_BEAMS, *_OF_RESULTS})
-        return type(self)(**{**kept, "beam_size": beam_size})
+        shared = self.model_dump(exclude={*_OF_SAMPLING, *OF_BEAMS, *_OF_RESULTS})
+        return type(self)(**{**shared, "beam_size": beam_size})
 
     def _disagreements(self) -> Iterator[str]:
-        way = "sampling" if self.sampling else "return_alternatives"
+        mode = "sampling" if self.sampling else "return_alternatives"
         for key in (*_OF_SAMPLING, *OF_BEAMS):
             value = getattr(self, key)
             if value == type(self).model_fields[key].default:
                 continue
             if key in _OF_SAMPLING and not self.sampling:
                 yield f"{key} ({value}) needs sampling: set sampling to true"
+            # One of the two modes replaces beam search; both together are reported below.
             elif key in OF_BEAMS and self.sampling != self.return_alternatives:
-                yield f"{key} ({value}) needs beam search: remove it, or set {way} to false"
+                yield f"{key} ({value}) needs beam search: remove it, or set {mode} to false"
         if self.sampling and self.return_alternatives:
             yield "sampling and return_alternatives cannot be combined"
         elif self.return_alternatives and self.prefix_bias_beta:
             yield "return_alternatives needs a forced prefix: set prefix_bias_beta to 0"
         if self.sampling or self.return_alternatives:
             return
-        best = self.n_best
-        beam = self.beam_size
-        if best > beam:
-            yield f"n_best ({best}) is more than beam_size ({beam}): raise `beam_size`"
-        elif best > self.patience * beam:
-            yield f"n_best ({best}) is more than patience x beam_size ({self.patience * beam:g})"
-        if beam % self.diverse_beam_groups:
+        n_best = self.n_best
+        beam_size = self.beam_size
+        if n_best > beam_size:
+            yield f"n_best ({n_best}) is more than beam_size ({beam_size}): raise `beam_size`"
+        elif n_best > self.patience * beam_size:
+            # The search stops after so many finished hypotheses.
+            product = f"patience x beam_size ({self.patience * beam_size:g})"
+            yield f"n_best ({n_best}) is more than {product}"
+        if beam_size % self.diverse_beam_groups:
             groups = f"diverse_beam_groups ({self.diverse_beam_groups})"
-            yield f"{groups} does not divide beam_size ({beam})"
+            yield f"{groups} does not divide beam_size ({beam_size})"

@@ -79,11 +79,11 @@ class RunConfig(Section):
     def language_codes(self) -> dict[str, str]:
         """The language codes of the run and of the corpora, by key."""
         codes = self.languages
-        for where, corpus in self.data.corpora.items():
+        for corpus_key, corpus in self.data.corpora.items():
             for key in LANGUAGE_KEYS:
                 code = getattr(corpus, key)
                 if code:
-                    codes[f"{where}.{key}"] = code
+                    codes[f"{corpus_key}.{key}"] = code
         return codes
 
     def direction(self, corpus: CorpusConfig) -> Direction:
@@ -125,21 +125,22 @@ class RunConfig(Section):
         They are the tags of languages, then ``tokenizer.user_defined_symbols`` or, by default and
         only in the source, the tags of the corpora.
         """
-        sources: list[str] = []
-        targets: list[str] = []
+        source_symbols: list[str] = []
+        target_symbols: list[str] = []
         for direction in self.directions:
             source, target = tagged_languages(self.language_tags, direction)
             if source:
-                sources.append(f"<2{source}>")
+                source_symbols.append(f"<2{source}>")
             if target:
-                targets.append(f"<2{target}>")
+                target_symbols.append(f"<2{target}>")
         if self.tokenizer.joint:
-            sources += targets
-        symbols = list(self.tokenizer.user_defined_symbols)
-        tags = [corpus.symbol for corpus in self.data.training if corpus.symbol]
-        sources += symbols or tags
-        targets += symbols
-        return tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(targets))
+            source_symbols += target_symbols
+        user_symbols = list(self.tokenizer.user_defined_symbols)
+        corpus_tags = [corpus.symbol for corpus in self.data.training if corpus.symbol]
+        source_symbols += user_symbols or corpus_tags
+        target_symbols += user_symbols
+        # Without repetitions.
+        return tuple(dict.fromkeys(source_symbols)), tuple(dict.fromkeys(target_symbols))
 
     @field_validator("name")
     @classmethod
@@ -171,57 +172,63 @@ class RunConfig(Section):
         if self.prepared_dir == self.run_dir:
             yield f"prepared_dir and run_dir are both {self.run_dir}; set different folders"
         if self.model.shares_inputs and not self.tokenizer.joint:
-            other = "decoder-tied" if self.model.ties_output else "separate"
             kind = self.model.embeddings
-            yield f"model.embeddings {kind} needs tokenizer.joint true; use {other} instead"
+            # The nearest kind in which source and target do not share a matrix.
+            instead = "decoder-tied" if self.model.ties_output else "separate"
+            yield f"model.embeddings {kind} needs tokenizer.joint true; use {instead} instead"
         yield from self._wrong_sizes()
         if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
             yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"
         # With init_from, the vocabulary and its tags come from another model.
         if not self.training.keeps_vocabulary:
-            symbols, _ = self.tag_symbols
-            for where, corpus in self.data.corpora.items():
+            symbols, _ = self.tag_symbols  # of the source, where the tags of corpora are
+            for key, corpus in self.data.corpora.items():
                 if corpus.tag is not None and tag_symbol(corpus.tag, symbols) is None:
-                    known = ", ".join(symbols) or "none"
-                    problem = f"{corpus.tag} is not a user-defined symbol (defined: {known})"
-                    yield f"{where}.tag {problem}"
+                    listed = ", ".join(symbols) or "none"
+                    problem = f"{corpus.tag} is not a user-defined symbol (defined: {listed})"
+                    yield f"{key}.tag {problem}"
         if self.filters.min_length > self.filters.max_length:
             yield f"filters.min_length is above filters.max_length ({self.filters.max_length})"
 
     def _wrong_sizes(self) -> Iterator[str]:
-        longest = self.filters.max_length
-        bos = int(self.model.source_bos)
+        max_length = self.filters.max_length
+        num_bos = int(self.model.source_bos)  # 0 or 1 for each pair
         key = "tokens_per_update" if self.batch.tokens_per_update else "max_tokens"
-        tokens = getattr(self.batch, key)
-        least = 2 * longest + 2 + bos
-        if tokens is not None and least > tokens:
-            fix = f"raise it to {least}, or lower filters.max_length ({longest})"
-            yield f"batch.{key} is {tokens}, too small for the longest pairs: {fix}"
-        rows = longest + 1 + bos + self.model.first_position
-        if self.model.positions == "learned" and rows > self.model.max_positions:
-            fix = f"raise it to {rows} or more, or lower filters.max_length ({longest})"
+        max_tokens = getattr(self.batch, key)
+        # A batch must hold one pair of the maximum length, with EOS on each side.
+        pair_tokens = 2 * max_length + 2 + num_bos
+        if max_tokens is not None and pair_tokens > max_tokens:
+            fix = f"raise it to {pair_tokens}, or lower filters.max_length ({max_length})"
+            yield f"batch.{key} is {max_tokens}, too small for the longest pairs: {fix}"
+        # Positions of the longest source with BOS and EOS, and the positions before the first.
+        num_positions = max_length + 1 + num_bos + self.model.first_position
+        if self.model.positions == "learned" and num_positions > self.model.max_positions:
+            fix = f"raise it to {num_positions} or more, or lower filters.max_length ({max_length})"
             yield f"model.max_positions is {self.model.max_positions}, too few: {fix}"
 
     def _wrong_languages(self) -> Iterator[str]:
         # Two variants of a language can be translated: sr to sr-Latn, or de to de-CH.
         if is_spelling(self.source_language, self.target_language):
             yield f"source_language and target_language are both {self.source_language}"
-        for where, corpus in self.data.corpora.items():
+        for key, corpus in self.data.corpora.items():
             source, target = self.direction(corpus)
-            is_set = corpus.source_language or corpus.target_language
-            if is_set and is_spelling(source, target):
-                yield f"{where}: source_language and target_language are both {source}"
+            # Otherwise the languages are those of the run, which are checked above.
+            sets_language = corpus.source_language or corpus.target_language
+            if sets_language and is_spelling(source, target):
+                yield f"{key}: source_language and target_language are both {source}"
         if self.training.init_from is not None:
             return  # its model may know more languages than the training corpora
         for side in ("source", "target"):
+            # Only tags of both sides tell the model the source language.
             if side == "source" and self.language_tags != "both":
                 continue
+            # The codes of the training corpora, in their order, without repetitions.
             codes = dict.fromkeys(getattr(direction, side) for direction in self.directions)
-            for where, corpus in self.data.held_out.items():
+            for key, corpus in self.data.held_out.items():
                 code = getattr(self.direction(corpus), side)
                 if len(matching(code, codes)) != 1:
-                    known = ", ".join(codes)
-                    yield f"{where}: {code} is not a {side} language of data.train ({known})"
+                    listed = ", ".join(codes)
+                    yield f"{key}: {code} is not a {side} language of data.train ({listed})"
 
 
 def check_languages(codes: Mapping[str, str]) -> None:
@@ -237,13 +244,14 @@ def check_languages(codes: Mapping[str, str]) -> None:
         ConfigError: A code is malformed or belongs to a country. Lists all of them.
     """
     problems = []
-    for where, code in codes.items():
-        primary = re.split("[-_]", code)[0]
+    for place, code in codes.items():
+        primary = re.split("[-_]", code)[0]  # The part that means the language.
         if primary.lower() in _COUNTRIES:
+            # The main language of the country.
             language = Language.make(territory=primary.upper()).maximize()
-            meant = f"the code of {language.language_name()} is {language.language}"
-            problems.append(f"{where}: {primary} is a country; {meant}")
+            advice = f"the code of {language.language_name()} is {language.language}"
+            problems.append(f"{place}: {primary} is a country; {advice}")
         elif "_" in code and not _FLORES.fullmatch(code):
-            problems.append(f"{where}: {code} has an underscore; write {code.replace('_', '-')}")
+            problems.append(f"{place}: {code} has an underscore; write {code.replace('_', '-')}")
     if problems:
         raise ConfigError("\n  ".join(problems) + ".", fix="Use ISO 639 codes, such as pt-BR.")

@@ -14,7 +14,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from nmt.registry import built_in, names_of
 
 T = TypeVar("T")
-_FREE: Any = ()  # In place of a value that can change: JSON data contain no tuples.
+# In place of a value that can change. It cannot be a value itself, as JSON data contain no tuples.
+_FREE: Any = ()
 
 # YAML has no paths and tuples, so text and lists are accepted.
 FilePath = Annotated[Path, Strict(strict=False)]
@@ -77,6 +78,7 @@ class Registered:
         return {**handler(schema), "examples": names, "allowed": ", ".join(names)}
 
     def _described(self, registered: Iterable[str]) -> list[str]:
+        """Return the names to show, of which ``registered`` are those of the registry."""
         shown = [name for name in registered if name not in self.hidden]
         return [*self.first, *shown, *self.last]
 
@@ -124,20 +126,33 @@ def mark_of(field: FieldInfo) -> Binds | None:
 
 
 def _bound(value: Any, plain: Any, by: Bound, *, is_bound: bool) -> Any:
-    """Return the bound part of ``value``, whose plain data are ``plain``; `_FREE` without one."""
+    """Return the part of a value that has the mark ``by``.
+
+    Args:
+        value: A section, a tuple of sections, or the value of any other field.
+        plain: The same as plain data, of which the result consists.
+        by: The mark.
+        is_bound: Whether fields of ``value`` without a mark count as marked, because the section or
+            list around them is.
+
+    Returns:
+        Plain data: a dict of the marked fields, a list of such dicts, or the plain value of a
+        field. `_FREE` if nothing is marked.
+    """
     if isinstance(value, Section):
-        values = {}
+        bound_fields = {}
         for name, field in type(value).model_fields.items():
             mark = mark_of(field)
-            inner_is_bound = is_bound if mark is None else by in mark.by
-            inner = _bound(getattr(value, name), plain[name], by, is_bound=inner_is_bound)
-            if inner is not _FREE:
-                values[name] = inner
-        return values or _FREE
+            field_is_bound = is_bound if mark is None else by in mark.by
+            bound_part = _bound(getattr(value, name), plain[name], by, is_bound=field_is_bound)
+            if bound_part is not _FREE:
+                bound_fields[name] = bound_part
+        return bound_fields or _FREE
     if isinstance(value, tuple) and any(isinstance(item, Section) for item in value):
         items = []
         for item, plain_item in zip(value, plain, strict=True):
             items.append(_bound(item, plain_item, by, is_bound=is_bound))
+        # Items stay in their places, even free ones, unless all are free.
         if items.count(_FREE) == len(items):
             return _FREE
         return items

@@ -184,8 +184,8 @@ class ValidationConfig(Section):
         if self.command and not any("{hypothesis}" in word for word in self.command):
             yield "command must contain {hypothesis}, which is replaced by the file to score"
         # A word with spaces may be a script, in which braces have a different meaning.
-        words = "\n".join(word for word in self.command if " " not in word)
-        names = re.findall(r"\{(\w+)\}", words)
+        joined = "\n".join(word for word in self.command if " " not in word)
+        names = re.findall(r"\{(\w+)\}", joined)
         for name in sorted({*names} - {"source", "hypothesis", "reference"}):
             yield f"command contains {{{name}}}: use {{source}}, {{hypothesis}} or {{reference}}"
         if self.metric == "command" and not self.command:
@@ -309,6 +309,7 @@ class TrainingConfig(Section):
                 yield f"{key} needs init_from, the model to start from"
         if self.lora and self.init_differences:
             yield "lora adapts the whole model of init_from: remove init_differences"
+        # A ratio always gives at least one update of warm-up, so any number of steps will do.
         if shape == "inverse_sqrt" and not self.schedule.warmup_updates(total_steps=1):
             # Without warm-up the rate would be peak_lr / sqrt(step).
             yield "schedule.shape inverse_sqrt needs warm-up: set warmup_steps"
@@ -316,17 +317,17 @@ class TrainingConfig(Section):
             if self.patience is None:
                 yield "set max_steps, max_minutes, max_epochs or patience"
             elif self.schedule.needs_budget:
-                what = "warmup_ratio is a share of"
+                reason = "warmup_ratio is a share of"
                 if self.schedule.ends:
-                    what = f"shape {shape} depends on"
-                yield f"schedule.{what} the budget: set max_steps, max_minutes or max_epochs"
+                    reason = f"shape {shape} depends on"
+                yield f"schedule.{reason} the budget: set max_steps, max_minutes or max_epochs"
         if self.optimizer.kind == "schedule-free":
-            name = "optimizer.kind schedule-free"
+            kind = "optimizer.kind schedule-free"
             if shape != "constant":
-                yield f"{name} needs a constant rate: set schedule.shape constant (found {shape})"
+                yield f"{kind} needs a constant rate: set schedule.shape constant (found {shape})"
             if self.ema_decay is not None:
-                yield f"{name} already averages the weights: remove ema_decay"
+                yield f"{kind} already averages the weights: remove ema_decay"
             if self.optimizer.betas[0] == 0:
-                yield f"{name} needs optimizer.betas above 0"
+                yield f"{kind} needs optimizer.betas above 0"
         if self.average_last is not None and self.keep_last < self.average_last:
             yield f"average_last {self.average_last} needs keep_last {self.average_last} or more"
