@@ -27,9 +27,9 @@ from nmt.inference.translator import Translator
 from nmt.installation import CONFIGS
 from nmt.version import __version__
 
-_LEAST_DISK_BYTES = 2 << 30
+_LEAST_DISK_BYTES = 2 << 30  # 2 GiB. Less free space is a problem.
 _TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-# Extras -> a library of each, and its purpose.
+# Extra -> a library that it installs, and what the extra is for.
 _EXTRAS = {
     "ctranslate2": ("ctranslate2", "for faster translation on CPUs"),
     **{name: (name, f"for training.trackers: [{name}]") for name in _TRACKERS},
@@ -102,14 +102,14 @@ def _findings() -> Iterator[Finding]:
     yield Finding("nmt", f"{__version__} in {Path(__file__).parents[2]}")
     yield Finding("Python", f"{platform.python_version()} at {sys.executable}")
     yield Finding("torch", torch.__version__)
-    name = "CPU"
+    device = "CPU"
     fix = ""
     if torch.cuda.is_available():
-        memory = torch.cuda.mem_get_info()[1]
-        name = f"{torch.cuda.get_device_name()}, {memory / 2**30:.0f} GiB"
+        _, num_bytes = torch.cuda.mem_get_info()  # free and total memory
+        device = f"{torch.cuda.get_device_name()}, {num_bytes / 2**30:.0f} GiB"
     elif any(path.exists() for path in _GPU_DRIVERS):
         fix = _USE_GPU
-    yield Finding("device", name, fix)
+    yield Finding("device", device, fix)
     instructions = torch.backends.cpu.get_cpu_capability()
     fix = ""
     if platform.machine() == "x86_64" and instructions in ("DEFAULT", "NO AVX"):
@@ -129,17 +129,17 @@ def _findings() -> Iterator[Finding]:
             text += ". Other processes are running, so training will be slower"
             mark = "--"
         yield Finding("load", text, mark=mark)
-    for extra, (library, what) in _EXTRAS.items():
+    for extra, (library, purpose) in _EXTRAS.items():
         try:
             yield Finding(extra, f"{library} {version(library)}")
         except PackageNotFoundError:
-            text = f"not installed; {what}, run: {install_command(extra)}"
+            text = f"not installed; {purpose}, run: {install_command(extra)}"
             yield Finding(extra, text, mark="--")
-    free = shutil.disk_usage(".").free
+    free_bytes = shutil.disk_usage(".").free
     fix = ""
-    if free < _LEAST_DISK_BYTES:
+    if free_bytes < _LEAST_DISK_BYTES:
         fix = "Delete files: training keeps several checkpoints."
-    yield Finding("disk", f"{free / 2**30:,.1f} GiB free in {Path.cwd()}", fix)
+    yield Finding("disk", f"{free_bytes / 2**30:,.1f} GiB free in {Path.cwd()}", fix)
     _NMT.info("training and translating two sentences, for a few seconds")
     yield _self_test()
 
@@ -151,8 +151,8 @@ def _self_test() -> Finding:
     _NMT.setLevel(logging.ERROR)  # hides advice about such a small corpus
     try:
         with tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
-            places = [f"{key}={folder}/{key}" for key in ("prepared_dir", "run_dir")]
-            config = load_config(CONFIGS / "hello.yaml", [*_SELF_TEST, *places])
+            folders = [f"{key}={folder}/{key}" for key in ("prepared_dir", "run_dir")]
+            config = load_config(CONFIGS / "hello.yaml", [*_SELF_TEST, *folders])
             fit(config)
             translator = Translator.load(config.run_dir)
             results = translator.translate(read_lines(CONFIGS / "hello.fr"))

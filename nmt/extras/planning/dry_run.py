@@ -53,10 +53,11 @@ from nmt.training.processes import StopSignal
 from nmt.training.timing import MOST_SECONDS, TimePlan, TrainingSetup, time_plan, wastes_r_drop
 
 logger = logging.getLogger(__name__)
+# Sizes of an epoch that depend on the number of pairs.
 _TOTALS = ("pairs", "batches", "updates", "source_tokens", "target_tokens")
-_MEDIAN = 24.0
-_SPREAD = 0.6
-_SPREAD_OF_RATIO = 0.2
+_MEDIAN = 24.0  # Of the source lengths that are made up, in subwords.
+_SPREAD = 0.6  # Standard deviation of the logarithms of these lengths.
+_SPREAD_OF_RATIO = 0.2  # That of the logarithms of target length / source length.
 _NUM_PAIRS = {TRAIN: 100_000, VALID: 1000}
 _FEW_TOKENS = 1024  # A batch that a CPU computes in seconds, even with a large model.
 
@@ -131,12 +132,13 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
     check_tools(config)
     prepare_process(config.training.threads)
     device = choose_device(config.training.device)
-    why = explain_made_up(config)
+    made_up = explain_made_up(config)
     with (
         deterministic(device, wanted=config.training.deterministic),
         TemporaryDirectory(prefix="nmt-dry-run-", ignore_cleanup_errors=True) as folder,
     ):
-        if why:
+        # The probe trains with ``measured``; the training will have the batches of ``batch``.
+        if made_up:
             measured, batch = _without_corpora(config, small=device.type == "cpu")
             data = write_data(config, Path(folder))
         else:
@@ -152,7 +154,7 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
         loader = setup.loader
         if batch != measured.batch:
             loader = replace(loader, config=batch)
-        return _measure(setup, loader, config, compile_model(setup), why)
+        return _measure(setup, loader, config, compile_model(setup), made_up)
 
 
 def explain_made_up(config: RunConfig) -> str:
@@ -160,18 +162,23 @@ def explain_made_up(config: RunConfig) -> str:
     if current_report(config.prepared_dir, recipe_of(config)):
         return ""
     corpora = (*config.data.training, *config.data.validation)
-    remote = [x for x in corpora if is_piped(x) or is_on_hub(x) or x.sacrebleu]
+    # Corpora that are not files on this machine.
+    remote = [
+        corpus for corpus in corpora if is_piped(corpus) or is_on_hub(corpus) or corpus.sacrebleu
+    ]
     if remote:
-        names = dict.fromkeys(x.huggingface or x.sacrebleu or "standard input" for x in remote)
-        why = f"a dry run downloads nothing, and {', '.join(names)} is not prepared"
+        names = dict.fromkeys(
+            corpus.huggingface or corpus.sacrebleu or "standard input" for corpus in remote
+        )
+        reason = f"a dry run downloads nothing, and {', '.join(names)} is not prepared"
     else:
         try:
             check_files(config.data.corpora)
             return ""
         except DataError as error:
-            why = error.problem.removesuffix(".")
+            reason = error.problem.removesuffix(".")
     return (
-        f"{why}.\n  Log-normal, median {_median(config):g} subwords, sigma {_SPREAD:g}, at most "
+        f"{reason}.\n  Log-normal, median {_median(config):g} subwords, sigma {_SPREAD:g}, at most "
         f"{config.filters.max_length} (filters.max_length). After `nmt prepare`, lengths are real."
         "\n  Validation is timed without translation. On a CPU, times are extrapolated from "
         f"batches of about {2 * _FEW_TOKENS:,} tokens."
@@ -191,12 +198,13 @@ def _without_corpora(config: RunConfig, *, small: bool) -> tuple[RunConfig, Batc
     data = DataConfig(train=(CorpusConfig(demo="train"),), valid=(CorpusConfig(demo="valid"),))
     full = config.batch.model_copy(update={"bpe_dropout": 0.0})
     measured = full
-    update_tokens = full.tokens_per_update or full.max_tokens
-    # Half of a small batch holds the longest pair, with BOS and EOS.
+    full_tokens = full.tokens_per_update or full.max_tokens
+    # Half of a small batch holds the longest pair: both sides, an EOS on each side, and one BOS.
     small_tokens = 2 * max(2 * config.filters.max_length + 3, _FEW_TOKENS)
-    is_large = update_tokens is None or int(update_tokens) > small_tokens
+    is_large = full_tokens is None or int(full_tokens) > small_tokens
     if small and is_large:
-        full = full.model_copy(update={"max_tokens": update_tokens, "tokens_per_update": None})
+        # The size of an update is extrapolated as one large batch.
+        full = full.model_copy(update={"max_tokens": full_tokens, "tokens_per_update": None})
         small_batch = {"max_tokens": small_tokens, "gradient_accumulation": 1}
         measured = full.model_copy(update=small_batch)
     return config.model_copy(update={"data": data, "batch": measured}), full
@@ -208,11 +216,14 @@ def write_data(config: RunConfig, folder: Path) -> PreparedData:
     random = np.random.default_rng(1)
 
     def draw_ids(vocab_size: int, lengths: Rows) -> FlatIds:
+        """Draw sentences of these lengths, without special tokens."""
         return FlatIds(random.integers(NUM_SPECIAL, vocab_size, int(lengths.sum())), lengths)
 
     for part, num_pairs in _NUM_PAIRS.items():
+        # Logarithms of the source lengths, and of the ratios of target to source length.
         logs = random.normal(np.log(_median(config)), _SPREAD, num_pairs)
         log_ratios = random.normal(0.0, _SPREAD_OF_RATIO, num_pairs)
+        # Source and target lengths. (2, pairs)
         lengths = np.exp([logs, logs + log_ratios]).round().clip(1).astype(np.int64)
         is_kept = lengths.max(axis=0) <= config.filters.max_length
         source_lengths, target_lengths = lengths[:, is_kept]
@@ -231,6 +242,7 @@ def write_data(config: RunConfig, folder: Path) -> PreparedData:
 
 
 def _vocab_sizes(config: RunConfig) -> tuple[int, int]:
+    """Return the vocabulary sizes of source and target, although nothing is prepared."""
     start = config.training.init_from
     if start is not None and config.training.keeps_vocabulary:
         return load_tokenizers(start / TOKENIZER).vocab_sizes
@@ -242,15 +254,23 @@ def _vocab_sizes(config: RunConfig) -> tuple[int, int]:
 
 
 def _median(config: RunConfig) -> float:
+    """Return the median of the source lengths, so that most pairs are below the limit."""
     return min(_MEDIAN, config.filters.max_length / 2)
 
 
 def _measure(
-    setup: TrainingSetup, loader: Loader, config: RunConfig, compilation: Compilation, why: str
+    setup: TrainingSetup, loader: Loader, config: RunConfig, compilation: Compilation, made_up: str
 ) -> DryRunReport:
     """Time a few updates, and compute the report. Destroys the weights of the model.
 
     Time and memory are extrapolated if ``loader`` has larger batches than the loader in ``setup``.
+
+    Args:
+        setup: Model, data and loader of the probe.
+        loader: Loads the batches of the training to estimate.
+        config: The configuration of this training.
+        compilation: Whether the model is compiled.
+        made_up: Why and how lengths are made up; empty for real data.
     """
     training = setup.training
     updater = setup.updater
@@ -263,27 +283,31 @@ def _measure(
     epoch = _epoch(loader, plan, sums)
     updates_per_epoch = epoch["updates"]
     timed = time_plan(setup, most_seconds=MOST_SECONDS)
-    if loader is not setup.loader:  # both read the same pairs, in a different number of updates
+    if loader is not setup.loader:
+        # Both loaders read the same pairs, so an epoch takes the same time with both, although the
+        # number of its updates differs. The loader of the probe has one batch for each update.
         timed = replace(timed, update=timed.update * len(setup.loader.plan(0)) / updates_per_epoch)
-    passes = 1
+    passes = 1  # Over each batch.
     if wastes_r_drop(setup, timed):
+        # Training will use one pass, but the probe was timed with the two of R-Drop.
         timed = replace(timed, update=timed.update / 2)
     elif loss_name(training) == "r_drop":
         passes = 2
-    limits = _limits(training, timed, loader, has_corpora=not why)
+    limits = _limits(training, timed, loader, has_corpora=not made_up)
+    # The key that ends training first.
     limit = min(limits, key=limits.__getitem__, default=None)
     updates = None if limit is None else limits[limit]
     parameters = count_parameters(updater.model)
 
     vocab_size = setup.data.manifest.target_vocab_size
-    of_epoch = training_flops(config.model, vocab_size, sums, passes=passes)
+    epoch_flops = training_flops(config.model, vocab_size, sums, passes=passes)
     flops = {
         "passes": passes,
-        "per_target_token": of_epoch.total / sums.target_tokens,
-        "attention_share": of_epoch.attention / of_epoch.total,
-        "update": of_epoch.total / updates_per_epoch,
+        "per_target_token": epoch_flops.total / sums.target_tokens,
+        "attention_share": epoch_flops.attention / epoch_flops.total,
+        "update": epoch_flops.total / updates_per_epoch,
         "training": None,
-        "per_second": of_epoch.total / updates_per_epoch / timed.update,
+        "per_second": epoch_flops.total / updates_per_epoch / timed.update,
     }
     budget = {
         "updates": updates,
@@ -300,11 +324,11 @@ def _measure(
         "validation_and_saving": None,
     }
     if updates is not None:
-        flops["training"] = updates * of_epoch.total / updates_per_epoch
+        flops["training"] = updates * epoch_flops.total / updates_per_epoch
         budget["epochs"] = updates / updates_per_epoch
         seconds["training"] = updates * timed.update
         seconds["validation_and_saving"] = timed.beside(updates, training)
-    if why:  # the number of pairs is unknown
+    if made_up:  # the number of pairs is unknown
         epoch |= dict.fromkeys(_TOTALS)
         budget["epochs"] = None
         seconds["epoch"] = None
@@ -323,7 +347,7 @@ def _measure(
         budget=budget,
         seconds=seconds,
         remark=compilation.remark,
-        made_up=why,
+        made_up=made_up,
         warnings=tuple(filter(None, warnings)),
     )
 
@@ -331,24 +355,34 @@ def _measure(
 def _limits(
     training: TrainingConfig, timed: TimePlan, loader: Loader, *, has_corpora: bool
 ) -> dict[str, int]:
-    """Return the number of updates at which each key of the configuration ends training."""
+    """Return the number of updates at which each key of the configuration ends training.
+
+    Without corpora, the size of an epoch is unknown, so ``max_epochs`` is left out.
+    """
     limits = {}
     if training.max_steps is not None:
         limits["training.max_steps"] = training.max_steps
     if training.max_epochs is not None and has_corpora:
-        of_epochs = islice(loader.epoch_updates(), training.max_epochs)
-        limits["training.max_epochs"] = sum(of_epochs)
+        updates_of_epochs = islice(loader.epoch_updates(), training.max_epochs)
+        limits["training.max_epochs"] = sum(updates_of_epochs)
     if training.max_minutes is not None:
         limits["training.max_minutes"] = timed.updates_in(training.max_minutes, training)
     return limits
 
 
 def _epoch(loader: Loader, plan: Sequence[Rows], sums: LengthSums) -> dict[str, Any]:
-    """Return the sizes of an epoch with the batches of ``plan``."""
+    """Return the sizes of an epoch.
+
+    Args:
+        loader: Has the lengths of the sentence pairs.
+        plan: Row numbers of each batch.
+        sums: Sums over all pairs of the plan.
+    """
     updates = ceil(len(plan) / loader.config.gradient_accumulation)
     tokens = sums.source_tokens + sums.target_tokens
     padded_tokens = 0
     for rows in plan:
+        # In a padded batch, all sources, and all targets, are as long as the longest.
         for lengths in loader.lengths(rows):
             padded_tokens += len(rows) * int(lengths.max())
     return {
@@ -370,20 +404,23 @@ def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int
     copy of the weights, if that dtype is smaller. ``optimizer`` contains the moments and,
     if configured, averaged weights.
     """
-    parameters = list(model.parameters())
-    weights = _storages(parameters)
+    # Each of these dicts maps the address of a buffer to its bytes. A buffer is counted only once,
+    # in the first group that contains it.
+    weights = _storages(model.parameters())
     master = _storages([optimizer.parameters.weights])
-    # Weights that are computed on demand have a new address each time.
-    used = optimizer.weights()
-    again = optimizer.weights()
-    addresses = _storages(again.values())
-    others = {x: size for x, size in _storages(used.values()).items() if x in addresses}
-    others |= _storages(optimizer.state().values())
+    # Weights for validation, such as averaged weights, stay in memory, unless they are computed on
+    # demand. Then they have a new address each time, and are not counted.
+    first = optimizer.weights()
+    second = optimizer.weights()
+    sizes = _storages(first.values())
+    lasting = sizes.keys() & _storages(second.values())
+    state = {address: sizes[address] for address in lasting}
+    state |= _storages(optimizer.state().values())
     return {
         "weights": sum(weights.values()),
         "master_weights": sum(master[address] for address in master.keys() - weights),
         "gradients": sum(_storages([optimizer.parameters.gradient]).values()),
-        "optimizer": sum(others[address] for address in others.keys() - (weights | master)),
+        "optimizer": sum(state[address] for address in state.keys() - (weights | master)),
     }
 
 
@@ -394,17 +431,24 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 def _memory(setup: TrainingSetup, loader: Loader, plan: Sequence[Rows]) -> dict[str, Any]:
-    """Return the bytes of the buffers, and the additional peak memory of the largest batches."""
+    """Return the bytes of the buffers, and the additional peak memory of the largest batches.
+
+    Args:
+        setup: Its batches are measured.
+        loader: If it is not the loader of ``setup``, its batches are larger, and their peak is
+            extrapolated on the line through two sizes of measured batches.
+        plan: The batches of ``loader``.
+    """
     updater = setup.updater
     measured = setup.loader
     lengths = [loader.lengths(rows) for rows in timing.largest_batches(loader, plan)]
     tokens, peak, _, splits = timing.measure_batches(updater, measured)
     if loader is not measured:
         half = int(measured.config.max_tokens or 0) // 2
-        few_tokens, low_peak = timing.measure_batches(updater, measured, half)[:2]
-        bytes_per_token = (peak - low_peak) / max(tokens - few_tokens, 1)
-        most_tokens = max(int(source.sum() + target.sum()) for source, target in lengths)
-        peak += round(bytes_per_token * (most_tokens - tokens))
+        half_tokens, half_peak, *_ = timing.measure_batches(updater, measured, half)
+        bytes_per_token = (peak - half_peak) / max(tokens - half_tokens, 1)
+        largest_tokens = max(int(source.sum() + target.sum()) for source, target in lengths)
+        peak += round(bytes_per_token * (largest_tokens - tokens))
     buffers = resident_bytes(updater.optimizer, updater.model)
     buffers["activations"] = peak
     largest_batches = []
@@ -423,7 +467,7 @@ def _decimal(number: float | None) -> str:
     if number is None:
         return "unknown"
     for prefix in ("", "k", "M", "G", "T", "P", "E"):
-        if number < 999.5:
+        if number < 999.5:  # a larger number would be rounded to four digits
             return f"{number:.3g} {prefix}".rstrip()
         number /= 1000
     return f"{number:.3g} Z"
@@ -434,6 +478,7 @@ def _number(number: float | None, form: str = ",") -> str:
 
 
 def _binary(size_bytes: int) -> str:
+    """Format a size in MiB or GiB."""
     mebibytes = size_bytes / 2**20
     return f"{mebibytes:,.1f} MiB" if mebibytes < 1000 else f"{mebibytes / 1024:,.2f} GiB"
 
@@ -443,7 +488,8 @@ def _duration(seconds: float | None) -> str:
         return "unknown"
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:,.1f} {unit}"
+    # The largest unit of which there are at least two.
+    for unit, unit_seconds in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * unit_seconds:
+            return f"{seconds / unit_seconds:,.1f} {unit}"
     return f"{seconds:.1f} s"
