@@ -36,6 +36,7 @@ _KINDS: Mapping[str, tuple[type[nn.Module], ...]] = {
     "attention": (SelfAttention, CrossAttention),
     "feed-forward": (FeedForward,),
 }
+# Parts of the names of the factors in a checkpoint: ``LAYER.lora_a.0`` and ``LAYER.lora_b.0``.
 _A = "lora_a"
 _B = "lora_b"
 
@@ -50,14 +51,16 @@ class AdaptedLinear(nn.Linear):
     """
 
     def __init__(self, base: nn.Linear, rows: Sequence[int], config: LoraConfig) -> None:
+        # "meta" allocates no weight: the next line replaces it.
         super().__init__(base.in_features, base.out_features, bias=False, device="meta")
         self.weight = base.weight
         self.bias = base.bias
+        # The factors A, (r, inputs), and B, (outputs, r), of each fused matrix.
         self.lora_a = nn.ParameterList()
         self.lora_b = nn.ParameterList()
-        for count in rows:
+        for num_rows in rows:
             self.lora_a.append(torch.empty(config.rank, base.in_features))
-            self.lora_b.append(torch.zeros(count, config.rank))
+            self.lora_b.append(torch.zeros(num_rows, config.rank))
         for matrix in self.lora_a:
             nn.init.kaiming_uniform_(matrix, a=5**0.5)  # as in the code of the authors
         self._scale = config.alpha / config.rank
@@ -69,6 +72,7 @@ class AdaptedLinear(nn.Linear):
         dropped = dropout(input, self._dropout, self.training)
         low = F.linear(dropped, torch.cat([*self.lora_a]))  # (N, adapters x r)
         base = F.linear(input, self.weight, self.bias)
+        # Each adapter writes only the outputs of its own matrix, so the other blocks are 0.
         up = torch.block_diag(*self.lora_b)  # (outputs, adapters x r)
         return torch.addmm(base, low, up.mT, alpha=self._scale)
 
@@ -85,22 +89,24 @@ def add_adapters(model: Transformer, config: LoraConfig) -> None:
     kinds: tuple[type[nn.Module], ...] = ()
     for group in config.layers:
         kinds += _KINDS.get(group, ())
+    # Name of a fused weight -> number of rows of each of its matrices.
     fused = fused_rows(model)
-    adapters: dict[str, AdaptedLinear] = {}
-    for parent, module in model.named_modules():
+    adapters: dict[str, AdaptedLinear] = {}  # By the name of the layer in the model.
+    for module_name, module in model.named_modules():
         if not isinstance(module, kinds):
             continue
         for name, layer in module.named_children():
             if isinstance(layer, nn.Linear) and layer.weight.requires_grad:
-                path = f"{parent}.{name}"
-                rows = fused.get(f"{path}.weight", [layer.out_features])
-                adapters[path] = AdaptedLinear(layer, rows, config)
+                layer_name = f"{module_name}.{name}"
+                rows = fused.get(f"{layer_name}.weight", [layer.out_features])
+                adapters[layer_name] = AdaptedLinear(layer, rows, config)
+    # Freeze before the adapters are part of the model, so that they stay trained.
     trains_embeddings = "embeddings" in config.layers
     for name, parameter in model.named_parameters():
         is_trained = trains_embeddings and name in VOCABULARY_SIDES
         parameter.requires_grad_(parameter.requires_grad and is_trained)
-    for path, adapted in adapters.items():
-        model.set_submodule(path, adapted)
+    for layer_name, adapted in adapters.items():
+        model.set_submodule(layer_name, adapted)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         problem = "training.lora.layers and training.freeze leave no parameter to train."
         raise ConfigError(problem, fix="Remove one or more parts from training.freeze.")
@@ -120,20 +126,22 @@ def merge(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: 
         RuntimeError: Shapes do not match.
     """
     for name, value in adapters.items():
-        layer, is_factor, number = name.partition(f".{_B}.")
-        if is_factor:
+        # The separator is empty if the name does not contain it.
+        layer, separator, index = name.partition(f".{_B}.")
+        if separator:
+            # The rows of a fused matrix come after those of the matrices before it.
             start = 0
-            for index in range(int(number)):
-                start += len(adapters[f"{layer}.{_B}.{index}"])
+            for earlier in range(int(index)):
+                start += len(adapters[f"{layer}.{_B}.{earlier}"])
             end = start + len(value)
-            rows = weights[f"{layer}.weight"][start:end]
-            rows.addmm_(value, adapters[f"{layer}.{_A}.{number}"], alpha=scale)
-        elif f".{_A}." not in name:
+            rows = weights[f"{layer}.weight"][start:end]  # A view.
+            rows.addmm_(value, adapters[f"{layer}.{_A}.{index}"], alpha=scale)
+        elif f".{_A}." not in name:  # an embedding matrix, trained in full
             weights[name].copy_(value)
 
 
 def adapt(model: Transformer, config: RunConfig, recorded: AdapterRecord | None) -> AdapterRecord:
-    """Load the weights of `training.init_from` into a model, and add adapters.
+    """Load the weights of `training.init_from` into a model, add adapters, and return their record.
 
     Args:
         model: A new model.
@@ -171,26 +179,27 @@ def find_base(start: Path, run_dir: Path, sha256: str) -> ModelFiles:
     Raises:
         CheckpointError: The base model is missing, or its weights have changed.
     """
-    places = [start]
-    places += [parent / start for parent in run_dir.resolve().parents]
-    present = [place for place in dict.fromkeys(places) if place.is_dir()]
-    for place in present:
-        names = ["best"]
-        checkpoints = [path.name for _, path in list_checkpoints(place)]
+    candidates = [start]
+    candidates += [parent / start for parent in run_dir.resolve().parents]
+    folders = [folder for folder in dict.fromkeys(candidates) if folder.is_dir()]
+    for folder in folders:
+        names = ["best"]  # The weights of a model folder.
+        checkpoints = [path.name for _, path in list_checkpoints(folder)]
         if checkpoints:
+            # A run folder: the newest checkpoint first, the average last.
             names = [*reversed(checkpoints), AVERAGE]
         for name in names:
             with suppress(CheckpointError):
-                files = find_model(place, name)
+                files = find_model(folder, name)
                 if files.sha256 == sha256:
                     return files
-    again = "or train the adapters again, with a new run_dir"
-    if present:
-        problem = f"The weights of {present[0]} have changed since adapters were trained for them"
+    alternative = "or train the adapters again, with a new run_dir"
+    if folders:
+        problem = f"The weights of {folders[0]} have changed since adapters were trained for them"
         problem += f" (expected sha256 {sha256[:12]}...): {run_dir} cannot be used."
-        raise CheckpointError(problem, fix=f"Restore the weights, {again}.")
+        raise CheckpointError(problem, fix=f"Restore the weights, {alternative}.")
     problem = f"{run_dir} contains adapters of the base model {start}, which does not exist."
-    raise CheckpointError(problem, fix=f"Restore the folder {start}, {again}.")
+    raise CheckpointError(problem, fix=f"Restore the folder {start}, {alternative}.")
 
 
 def merged_model(files: ModelFiles, adapter: AdapterRecord) -> Transformer:

@@ -19,17 +19,18 @@ from nmt.text import NUM_SPECIAL
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 
 
-def layers_from(old: int, new: int) -> list[int | None]:
-    """Return, for each layer of a new stack, the number of its layer in the old one; None is new.
+def layers_from(num_old: int, num_new: int) -> list[int | None]:
+    """Return, for each layer of a new stack, the index of its layer in the old one; None is new.
 
     >>> layers_from(6, 3), layers_from(2, 3)
     ([0, 2, 5], [0, 1, None])
     """
-    if new >= old:
-        new_layers = [None] * (new - old)
-        return [*range(old), *new_layers]
-    last = max(new - 1, 1)
-    return [round(number * (old - 1) / last) for number in range(new)]
+    if num_new >= num_old:
+        added_layers = [None] * (num_new - num_old)
+        return [*range(num_old), *added_layers]
+    # Evenly spaced, from the first to the last layer. A stack of one layer gets the first.
+    last = max(num_new - 1, 1)
+    return [round(index * (num_old - 1) / last) for index in range(num_new)]
 
 
 def equal_rows(old: Tokenizer, new: Tokenizer) -> tuple[list[int], list[int]]:
@@ -37,16 +38,16 @@ def equal_rows(old: Tokenizer, new: Tokenizer) -> tuple[list[int], list[int]]:
 
     Special tokens have the same ids in all vocabularies, whatever they are called.
     """
-    old_ids = {old.piece(index): index for index in range(NUM_SPECIAL, old.vocab_size)}
-    special = range(NUM_SPECIAL)
-    ours = list(special)
-    theirs = list(special)
-    for index in range(NUM_SPECIAL, new.vocab_size):
-        old_index = old_ids.get(new.piece(index))
-        if old_index is not None:
-            ours.append(index)
-            theirs.append(old_index)
-    return ours, theirs
+    ids_by_piece = {old.piece(old_id): old_id for old_id in range(NUM_SPECIAL, old.vocab_size)}
+    special_ids = range(NUM_SPECIAL)
+    new_ids = list(special_ids)
+    old_ids = list(special_ids)
+    for new_id in range(NUM_SPECIAL, new.vocab_size):
+        old_id = ids_by_piece.get(new.piece(new_id))
+        if old_id is not None:
+            new_ids.append(new_id)
+            old_ids.append(old_id)
+    return new_ids, old_ids
 
 
 def initial_weights(
@@ -67,23 +68,26 @@ def initial_weights(
     differences = config.training.init_differences
     old = start.model.state_dict()
     sources = _sources(config, start)
+    # For the source and the target vocabulary: the result of `equal_rows`.
     rows = [*map(equal_rows, start.tokenizers, tokenizers)]
     weights: dict[str, Tensor] = {}
+    # A part is a layer such as ``encoder.0``, an embedding matrix, or another parameter at the top.
     origins: dict[str, str] = {}
-    sizes = Counter[str]()
+    sizes = Counter[str]()  # Number of weights of each part.
     for name, value in new.items():
         components = name.split(".")
         part = components[0]
         if part in ("encoder", "decoder"):
             part += f".{components[1]}"
         sizes[part] += value.numel()
+        # The part of the old model to take; the part of the same name unless the layers differ.
         source = sources.get(part, part)
         if part in VOCABULARY_SIDES and "vocabulary" in differences:
-            ours, theirs = rows[VOCABULARY_SIDES[part]]
+            new_ids, old_ids = rows[VOCABULARY_SIDES[part]]
             weights[name] = value.clone()
-            taken = old[name][theirs]
-            weights[name][ours] = taken.to(value.device)
-            origins[part] = f"resized: {len(ours):,} of {len(value):,} rows taken, by subword"
+            taken = old[name][old_ids]
+            weights[name][new_ids] = taken.to(value.device)
+            origins[part] = f"resized: {len(new_ids):,} of {len(value):,} rows taken, by subword"
         elif source is None:
             weights[name] = value
             origins[part] = "new"
@@ -99,17 +103,20 @@ def initial_weights(
 
 
 def _sources(config: RunConfig, start: ModelBundle) -> dict[str, str | None]:
-    """Return, for each layer of the new model, its layer in the old one; None is new."""
+    """Return, for each layer of the new model, its layer in the old one; None is new.
+
+    For example ``{"encoder.0": "encoder.0", "encoder.1": "encoder.5", "decoder.0": None, ...}``.
+    """
     sources: dict[str, str | None] = {}
     for side in ("encoder", "decoder"):
         is_new = side in config.training.init_differences
-        old_layers = getattr(start.config.model, f"{side}_layers")
-        new_layers = getattr(config.model, f"{side}_layers")
-        for number, index in enumerate(layers_from(old_layers, new_layers)):
-            layer = f"{side}.{number}"
+        num_old = getattr(start.config.model, f"{side}_layers")
+        num_new = getattr(config.model, f"{side}_layers")
+        for index, old_index in enumerate(layers_from(num_old, num_new)):
+            layer = f"{side}.{index}"
             sources[layer] = None
-            if index is not None and not is_new:
-                sources[layer] = f"{side}.{index}"
+            if old_index is not None and not is_new:
+                sources[layer] = f"{side}.{old_index}"
         if is_new:
-            sources[f"{side}_norm"] = None
+            sources[f"{side}_norm"] = None  # the norm after the last layer
     return sources

@@ -50,10 +50,11 @@ class CometModel:
         path = _checkpoint(name)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        shown = name
+        model_name = name
         if Path(name).exists():
-            shown = path.parent.parent.name
-        self.signature = f"model:{shown}|sha256:{digest[:12]}|version:{package.__version__}"
+            # A local file is MODEL/checkpoints/FILE: the folder identifies the model.
+            model_name = path.parent.parent.name
+        self.signature = f"model:{model_name}|sha256:{digest[:12]}|version:{package.__version__}"
         try:
             # The package draws initial weights, but must not change the random state of training.
             with torch.random.fork_rng(devices=[]):
@@ -63,15 +64,16 @@ class CometModel:
             if isinstance(error, UnpicklingError):
                 fix = "The file contains objects that can run code. If you trust the file, set "
                 fix += "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1."
-            why, *_ = str(error).strip().split("\n")
-            raise CheckpointError(f"COMET cannot load {path}: {why}", fix=fix) from error
+            reason, *_ = str(error).strip().split("\n")
+            raise CheckpointError(f"COMET cannot load {path}: {reason}", fix=fix) from error
         self._device = choose_device(device)
         self._model.eval().to(self._device)
 
     @torch.inference_mode()
     def scores(self, samples: Sequence[Mapping[str, str]]) -> Floats:
         """Score samples: dictionaries with the texts ``src``, ``mt`` and ``ref``. (n,)."""
-        order = np.argsort([len(sample["src"]) for sample in samples])  # as in the package
+        # By length of the source, as in the package. The scores are put back in the given order.
+        order = np.argsort([len(sample["src"]) for sample in samples])
         scores = np.zeros(len(samples))
         with progress_bar("COMET", unit="sentences", total=len(samples), leave=False) as bar:
             for start in range(0, len(samples), _BATCH_SIZE):
@@ -88,32 +90,34 @@ class CometModel:
         samples = [{"src": source, "mt": text, "ref": text} for text in texts]
         encodes_separately = model.requires_references() and hasattr(model, "estimate")
         if not encodes_separately:
-            pairs = []
+            all_pairs = []  # Each text with the first reference, the second, and so on, row by row.
             for sample in samples:
-                pairs += [sample | {"ref": reference} for reference in texts]
-            return self.scores(pairs).reshape(len(texts), len(texts))
+                all_pairs += [sample | {"ref": reference} for reference in texts]
+            return self.scores(all_pairs).reshape(len(texts), len(texts))
         # A regression model encodes each text separately: 2 n encodings in place of 3 n^2.
         inputs = self._inputs(samples)
 
         def embed(side: str) -> torch.Tensor:
+            """Return the vectors of the texts of all samples under ``side``. (n, D)."""
             ids = inputs[f"{side}_input_ids"]
-            return model.get_sentence_embedding(ids, inputs[f"{side}_attention_mask"])  # (n, D)
+            return model.get_sentence_embedding(ids, inputs[f"{side}_attention_mask"])
 
         sources = embed("src")
-        vectors = embed("mt")  # Of a text as hypothesis and as reference.
+        references = embed("mt")  # A text has the same vector as hypothesis and as reference.
         rows = []
-        for vector in vectors:
-            hypotheses = vector.expand_as(vectors)
-            rows.append(model.estimate(sources, hypotheses, vectors).score)
+        for hypothesis in references:
+            hypotheses = hypothesis.expand_as(references)  # One hypothesis for all references.
+            rows.append(model.estimate(sources, hypotheses, references).score)
         return np.array(torch.stack(rows).tolist())
 
     def _inputs(self, samples: Sequence[Mapping[str, str]]) -> Any:
+        """Return a batch on the device, as the model of the package expects it."""
         inputs = self._model.prepare_for_inference(samples)
         return self._model.transfer_batch_to_device(inputs, self._device, 0)
 
 
 class Comet(Metric):
-    """COMET. A sentence score is the mean over references; the corpus score, over sentences.
+    """COMET. A sentence score is the mean over its references, a corpus score that over sentences.
 
     Statistics (2): score of the sentence, and a count of 1.
     """
@@ -132,16 +136,19 @@ class Comet(Metric):
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the score and a count of 1 for each sentence. (n, 2)."""
-        tables = []
+        scores = []  # For each stream of references, the scores of the sentences. (n,)
         for stream in self._references:
             lines = zip(self._source, hypotheses, stream, strict=True)
-            samples = [{"src": s, "mt": h, "ref": r} for s, h, r in lines]
-            tables.append(self._model.scores(samples))
-        return np.column_stack([np.mean(tables, axis=0), np.ones(len(hypotheses))])
+            samples = [{"src": source, "mt": text, "ref": ref} for source, text, ref in lines]
+            scores.append(self._model.scores(samples))
+        return np.column_stack([np.mean(scores, axis=0), np.ones(len(hypotheses))])
 
 
 def comet_utility(options: MetricOptions) -> UtilityOf:
-    """Return the utility of MBR decoding with COMET (Freitag et al. 2022)."""
+    """Return the utility of MBR decoding with COMET (Freitag et al. 2022).
+
+    It takes the source, and returns a function that takes the texts: see `CometModel.pairwise`.
+    """
     return partial(partial, _model(options).pairwise)
 
 
@@ -153,6 +160,11 @@ def _model(options: MetricOptions) -> CometModel:
 
 
 def _package() -> Any:
+    """Import the package unbabel-comet, without its warnings.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
     root = logging.getLogger()
     silent = logging.NullHandler()
     root.addHandler(silent)  # otherwise the package would show messages of all libraries
@@ -167,7 +179,14 @@ def _package() -> Any:
 
 
 def _checkpoint(name: str) -> Path:
-    """Return the checkpoint file of a model on this machine."""
+    """Return the checkpoint file of a model on this machine.
+
+    Args:
+        name: A checkpoint file, the folder of a model, or the name of a model on the Hub.
+
+    Raises:
+        ConfigError: There is no such model, or the folder has several checkpoints.
+    """
     path = Path(name).absolute()
     if path.exists():
         files = [path] if path.is_file() else sorted(path.glob("checkpoints/*.ckpt"))
@@ -192,4 +211,5 @@ def _checkpoint(name: str) -> Path:
 
 
 def _python(checkpoint: str) -> str:
+    """Return a command that loads a checkpoint, for which ``checkpoint`` is a Python expression."""
     return f'python -c "import comet; comet.load_from_checkpoint({checkpoint})"'

@@ -64,16 +64,16 @@ class Plan:
             report: PrepareReport | None = PrepareReport.read(config.prepared_dir)
         except DataError:
             report = None
-        updates = None
+        updates_per_epoch = None
         if report:
-            updates = _updates_per_epoch(config, report)
-        limits = []
+            updates_per_epoch = _updates_per_epoch(config, report)
+        limits = []  # In updates. The smallest one ends training.
         if training.max_steps:
             limits.append(training.max_steps)
-        if training.max_epochs and updates:
-            limits.append(round(training.max_epochs * updates))
+        if training.max_epochs and updates_per_epoch:
+            limits.append(round(training.max_epochs * updates_per_epoch))
         total_steps = min(limits, default=None)
-        return cls(total_steps=total_steps, updates_per_epoch=updates, report=report)
+        return cls(total_steps=total_steps, updates_per_epoch=updates_per_epoch, report=report)
 
 
 def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
@@ -84,58 +84,64 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
         plan: Size of the training run. If None, it is estimated.
     """
     plan = plan or Plan.estimate(config)
-    total = plan.total_steps
-    in_epoch = plan.updates_per_epoch
-    if total is not None:
-        yield from _about_warmup(config, total)
-    if total and in_epoch and total < in_epoch:
-        change = f"`set` training.max_steps={ceil(in_epoch)}"
-        if config.training.max_minutes is not None and total != config.training.max_steps:
+    total_steps = plan.total_steps
+    epoch_steps = plan.updates_per_epoch
+    if total_steps is not None:
+        yield from _about_warmup(config, total_steps)
+    if total_steps and epoch_steps and total_steps < epoch_steps:
+        change = f"`set` training.max_steps={ceil(epoch_steps)}"
+        # If the time is the limit, and not `max_steps`, an epoch must replace it.
+        if config.training.max_minutes is not None and total_steps != config.training.max_steps:
             change = "`set` training.max_minutes=null `set` training.max_epochs=1"
             if config.training.max_steps is not None:
                 change += " `set` training.max_steps=null"
+        unused_percent = int(100 * (1 - total_steps / epoch_steps))
         yield (
-            f"training ends at update {total:,}, but an epoch has {in_epoch:,.0f} updates: "
-            f"{int(100 * (1 - total / in_epoch))}% of the pairs are never used; to use all pairs, "
-            f"{change}"
+            f"training ends at update {total_steps:,}, but an epoch has {epoch_steps:,.0f} "
+            f"updates: {unused_percent}% of the pairs are never used; to use all pairs, {change}"
         )
     if plan.report is None:
         return
     num_pairs = sum(_sizes(config, plan.report))
     if num_pairs < _FEW_PAIRS:
         return
-    if in_epoch and in_epoch < _FEW_UPDATES:
+    if epoch_steps and epoch_steps < _FEW_UPDATES:
+        factor = _FEW_UPDATES / epoch_steps
         yield (
-            f"an epoch of {num_pairs:,} pairs has only {in_epoch:,.0f} updates, as batches are "
-            f"large; make batch.max_tokens at least {_FEW_UPDATES / in_epoch:.0f} times smaller"
+            f"an epoch of {num_pairs:,} pairs has only {epoch_steps:,.0f} updates, as batches are "
+            f"large; make batch.max_tokens at least {factor:.0f} times smaller"
         )
     if config.tokenizer.kind in ("bpe", "unigram") and not config.training.keeps_vocabulary:
         yield from _about_vocabulary(config, num_pairs, plan.report)
 
 
-def _about_warmup(config: RunConfig, total: int) -> Iterator[str]:
+def _about_warmup(config: RunConfig, total_steps: int) -> Iterator[str]:
+    """Yield a warning if the learning rate rises in all or most of the training."""
     schedule = config.training.schedule
-    rate = build_schedule(schedule, model_dim=config.model.model_dim, total_steps=total)
-    warmup = schedule.warmup_updates(total)
+    rate = build_schedule(schedule, model_dim=config.model.model_dim, total_steps=total_steps)
+    warmup = schedule.warmup_updates(total_steps)
     advice = "set training.schedule.warmup_ratio to 0.06, a fraction of all updates"
-    if total > 1 and rate(total) > rate(total - 1):
+    # The rate still rises at the last update.
+    if total_steps > 1 and rate(total_steps) > rate(total_steps - 1):
         yield (
-            f"training ends during warm-up, after {total:,} of {warmup:,} warm-up updates: "
+            f"training ends during warm-up, after {total_steps:,} of {warmup:,} warm-up updates: "
             f"the learning rate never falls; {advice}"
         )
-    elif warmup > total / 2 > 1:
-        yield f"warm-up ({warmup:,} updates) takes over half of {total:,} updates; {advice}"
+    elif warmup > total_steps / 2 > 1:  # not in a training of one or two updates
+        yield f"warm-up ({warmup:,} updates) takes over half of {total_steps:,} updates; {advice}"
 
 
 def _about_vocabulary(config: RunConfig, num_pairs: int, report: PrepareReport) -> Iterator[str]:
+    """Yield a warning for each unusual size of a vocabulary."""
     usual = usual_vocab_size(num_pairs)
     for size in dict.fromkeys(config.tokenizer.vocab_sizes):
         if usual / _VOCAB_FACTOR <= size <= usual * _VOCAB_FACTOR:
             continue
-        lines = [f"{side.mean_length:.0f}" for side in report.sides if side.vocab_size == size]
+        # Mean lengths of the lines in the languages with this vocabulary size.
+        lengths = [f"{side.mean_length:.0f}" for side in report.sides if side.vocab_size == size]
         measured = ""
-        if lines:
-            measured = f" ({' and '.join(dict.fromkeys(lines))} subwords per line)"
+        if lengths:
+            measured = f" ({' and '.join(dict.fromkeys(lengths))} subwords per line)"
         kind = "small" if size < usual else "large"
         yield (
             f"a vocabulary of {size:,} subwords is {kind} for {num_pairs:,} pairs{measured}: about "
@@ -144,20 +150,27 @@ def _about_vocabulary(config: RunConfig, num_pairs: int, report: PrepareReport) 
 
 
 def _sizes(config: RunConfig, report: PrepareReport) -> list[int]:
+    """Return the number of prepared pairs of each training corpus."""
     counts = (report.counts.get(name, {}) for name in corpus_names(config.data.training))
     return [count.get(KEPT, 0) for count in counts]
 
 
 def _updates_per_epoch(config: RunConfig, report: PrepareReport) -> float | None:
+    """Return the number of updates in an epoch; None if no limit of the batches is a number."""
     batch = config.batch
     sizes = _sizes(config, report)
+    num_prepared = sum(sizes)
+    # The weights say how often an epoch reads each corpus.
     num_pairs = sum(map(mul, sizes, epoch_weights(config.data, sizes)))
-    tokens = sum(side.tokens for side in report.sides) + 2 * sum(sizes)
-    tokens_in_epoch = round(tokens * num_pairs / (sum(sizes) or 1))
-    most_tokens = batch.tokens_per_update or batch.max_tokens
+    # Each pair has two EOS in addition to its subwords.
+    num_tokens = sum(side.tokens for side in report.sides) + 2 * num_prepared
+    # The mean length of the prepared pairs is that of the pairs in an epoch.
+    tokens_in_epoch = round(num_tokens * num_pairs / (num_prepared or 1))
+    max_tokens = batch.tokens_per_update or batch.max_tokens
+    # One number for each limit of the size of a batch. The strictest limit gives the most batches.
     num_batches = [0.0]
-    if isinstance(most_tokens, int):
-        num_batches.append(tokens_in_epoch / most_tokens)
+    if isinstance(max_tokens, int):
+        num_batches.append(tokens_in_epoch / max_tokens)
     if batch.max_sentences:
         num_batches.append(num_pairs / batch.max_sentences)
     return max(num_batches) / batch.gradient_accumulation or None
@@ -213,7 +226,9 @@ def matmul_parameters(config: ModelConfig, target_vocab_size: int) -> MatmulPara
     layers = config.decoder_layers
     return MatmulParameters(
         encoder=config.encoder_layers * _layer(config, config.model_dim, config.ff_dim),
+        # Two projections: keys and values.
         memory=layers * 2 * config.model_dim * _kv_dim(config, dim),
+        # Cross-attention has two more projections, of the queries and of the output.
         decoder=layers * (2 * dim**2 + _layer(config, dim, config.decoder_ff)),
         output=target_vocab_size * dim,
     )
@@ -231,19 +246,23 @@ def training_flops(
         passes: Passes per pair: 2 with R-Drop.
     """
     matrices = matmul_parameters(config, target_vocab_size)
+    # Multiplications in the forward pass: of tokens with matrices, and of queries with keys.
     matmul = (matrices.encoder + matrices.memory) * sums.source_tokens
     matmul += (matrices.decoder + matrices.output) * sums.target_tokens
     scores = config.encoder_layers * config.model_dim * sums.source_squares
     scores += config.decoder_layers * config.decoder_dim * (sums.target_squares + sums.products)
-    each = TRAINING_FLOPS * passes
-    return TrainingFlops(each * matmul, each * 2 * scores)
+    factor = TRAINING_FLOPS * passes
+    # Twice the scores, because the product of attention weights with values costs the same.
+    return TrainingFlops(factor * matmul, factor * 2 * scores)
 
 
 def _layer(config: ModelConfig, dim: int, ff_dim: int) -> int:
     """Count the matrix elements of self-attention and feed-forward in one layer."""
+    # Projections of queries and output, then of keys and values.
     attention = 2 * dim**2 + 2 * dim * _kv_dim(config, dim)
-    gates = 2 if config.activation == "swiglu" else 1
-    return attention + (gates + 1) * dim * ff_dim
+    # Matrices into the inner dimension: SwiGLU has a second one, for the gate. One leads back.
+    num_inner = 2 if config.activation == "swiglu" else 1
+    return attention + (num_inner + 1) * dim * ff_dim
 
 
 def _kv_dim(config: ModelConfig, dim: int) -> int:

@@ -29,7 +29,9 @@ from nmt.training.events import TrainingEvent
 logger = logging.getLogger(__name__)
 
 _PROJECT = "nmt"
+# Kind of event -> group of its values in the tracker. Other events are not recorded.
 _GROUPS = {"update": "train", "validation": "validation"}
+# Numbers of an event that are not recorded.
 _NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")
 
 
@@ -79,6 +81,7 @@ class Tracker:
         self._config = config
         file = f"tracker-{name}.json"
         self._path = config.run_dir / file
+        # What the file contains: ``id`` of the run, and the last recorded step by kind of event.
         self._record: dict[str, Any] = {}
         self._run: TrackedRun | None = None
         self._is_finished = False
@@ -88,6 +91,7 @@ class Tracker:
         if event.kind == "end" and event.values["reason"] != "signal":
             self._is_finished = True
         last_step = self._record.get(event.kind, -1)
+        # A resumed training repeats steps after its checkpoint that were recorded before.
         is_new = event.kind in _GROUPS and event.step > last_step
         with self._contained():
             if event.kind == "start":
@@ -96,11 +100,12 @@ class Tracker:
                     self._record = read_json(self._path)
                 run_id = self._record.get("id")
                 self._run = self._open(self._library, self._config, run_id)
-                self._keep("id", self._run.run_id)
+                self._save("id", self._run.run_id)
             elif self._run and is_new:
-                # First, because a killed process must not record the step again.
-                self._keep(event.kind, event.step)
+                # Saved first, because a killed process must not record the step again.
+                self._save(event.kind, event.step)
                 self._run.log(_scalars(event), step=event.step)
+                # A single validation set has no name; its values are those of the event.
                 sets = event.values.get("sets", {"": event.values})
                 for name, values in sets.items():
                     for number, sample in enumerate(values.get("samples", ()), 1):
@@ -113,32 +118,38 @@ class Tracker:
             if self._run:
                 self._run.end(self._is_finished)
 
-    def _keep(self, key: str, value: str | int) -> None:
+    def _save(self, key: str, value: str | int) -> None:
         self._record[key] = value
         write_json(self._path, self._record)
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
         """Log errors as warnings. Redirect output to standard error, and block questions."""
-        before = sys.stdin
-        with Path(os.devnull).open(encoding="utf-8") as nothing, redirect_stdout(sys.stderr):
-            sys.stdin = nothing
+        standard_input = sys.stdin
+        with Path(os.devnull).open(encoding="utf-8") as empty_input, redirect_stdout(sys.stderr):
+            # A library that asks a question reads no answer, and fails instead of waiting.
+            sys.stdin = empty_input
             try:
                 yield
             except Exception as error:
                 self._run = None
-                text, *_ = f"{type(error).__name__}: {error}".split("\n")
-                logger.warning("%s is off until the next start of training: %s", self._name, text)
+                first_line, *_ = f"{type(error).__name__}: {error}".split("\n")
+                text = "%s is off until the next start of training: %s"
+                logger.warning(text, self._name, first_line)
             finally:
-                sys.stdin = before
+                sys.stdin = standard_input
 
 
 def _scalars(event: TrainingEvent) -> dict[str, float]:
+    """Return the numbers of an event by their names in the tracker, such as ``train/loss``.
+
+    The scores of several validation sets are under ``validation/NAME``.
+    """
     group = _GROUPS[event.kind]
     sections = {group: event.values}
     sets = event.values.get("sets", {})
-    for name, values in sets.items():
-        sections[f"{group}/{name}"] = values
+    for set_name, values in sets.items():
+        sections[f"{group}/{set_name}"] = values
     scalars = {}
     for section, values in sections.items():
         for name, value in values.items():
@@ -154,9 +165,10 @@ def _tensorboard(library: Any, config: RunConfig, run_id: str | None) -> Tracked
     writer = library.SummaryWriter(folder)
 
     def write(name: str, lines: Sequence[str], step: int) -> None:
+        # A rare character inside of a text may end the line, after which the text is not code.
+        single_lines = [" ".join(line.splitlines()) for line in lines]
         # TensorBoard renders Markdown. Indented lines are code blocks, which stay verbatim.
-        joined = [" ".join(line.splitlines()) for line in lines]
-        code = "".join(f"    {line}\n" for line in joined)
+        code = "".join(f"    {line}\n" for line in single_lines)
         writer.add_text(name, code, step)
 
     def log(scalars: Mapping[str, float], step: int) -> None:
@@ -171,6 +183,7 @@ def _tensorboard(library: Any, config: RunConfig, run_id: str | None) -> Tracked
 
 
 def _wandb(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
+    """Record scalars and the configuration with Weights & Biases."""
     run = library.init(
         project=os.environ.get("WANDB_PROJECT", _PROJECT),
         name=config.run_dir.name,
@@ -187,6 +200,7 @@ def _wandb(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
 
 
 def _mlflow(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
+    """Record scalars and the configuration with MLflow."""
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
     library.set_experiment(experiment)
     run = library.start_run(run_id=run_id, run_name=config.run_dir.name)
@@ -204,7 +218,8 @@ def _mlflow(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
 
 
 def _trackio(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
-    # Trackio continues the newest run with a name, so the name must be unique. It has no end state.
+    """Record scalars and the configuration with Trackio, which knows no state of an ended run."""
+    # Trackio continues the newest run with a name, so the name must be unique.
     name = run_id or f"{config.run_dir.name}-{token_hex(3)}"
     run = library.init(
         project=_PROJECT,
@@ -221,8 +236,8 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     flat = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            for inner, of_inner in _flat(value).items():
-                flat[f"{name}.{inner}"] = of_inner
+            for inner_key, inner_value in _flat(value).items():
+                flat[f"{name}.{inner_key}"] = inner_value
         else:
             flat[name] = value
     return flat
