@@ -51,8 +51,7 @@ class Bleu(Metric):
         try:
             # `force` turns off a warning about a flag of sacrebleu's command line.
             metric = BLEU(lowercase=lowercase, force=True, tokenize=tokenizer, references=first)
-            signature = metric.get_signature()
-            self.signature = signature.format()
+            self.signature = metric.get_signature().format()
             self._words = ngrams.WordNumbers(_bleu_words(metric, lowercase=lowercase))
             self._references = [self._words.lines(stream) for stream in references]
         except _UNUSABLE as error:
@@ -104,8 +103,7 @@ class Chrf(Metric):
         first = [stream[:1] for stream in references]
         self._lowercase = options.lowercase
         metric = CHRF(lowercase=options.lowercase, word_order=self._word_orders, references=first)
-        signature = metric.get_signature()
-        self.signature = signature.format()
+        self.signature = metric.get_signature().format()
         self._words = ngrams.WordNumbers(_split_punctuation)
         self._references = [self._lines(stream) for stream in references]
 

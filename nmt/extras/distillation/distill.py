@@ -47,16 +47,18 @@ from nmt.metrics.result import System, show_score, text_table
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.registry import load_attribute
 
+# Files and folders in the output folder.
 _CONFIG = "config.yaml"
-_CORPUS = "corpus"
-_MODEL = "model"
+_CORPUS = "corpus"  # Translations of the teachers.
+_MODEL = "model"  # The exported student.
 _REPORT = "report.json"
-_DISTILLED = "data.train.0"
+_DISTILLED = "data.train.0"  # Key of the translations in the configuration of the student.
 _EXCHANGE = "nmt.extras.exchange"
 # Kasai et al. (2021): the decoder runs once per token, the encoder once per sentence, so layers are
 # cheap in the encoder.
 _STUDENT = {"model": {"encoder_layers": 6, "decoder_layers": 1}}
 _DECODING = {"beam_size": 1, "shortlist": True}
+# Overrides for a student that starts with the weights of the teacher.
 _START = ("training.init_differences=[layers]", "model.dropout=0.1")
 # Overrides of these keys would contradict the teacher.
 _OF_TEACHER = ("model.", "tokenizer.", "training.init_")
@@ -93,10 +95,10 @@ class DistillReport:
             milliseconds = f"{row.milliseconds:,.1f}"
             cells.append([row.name, megabytes, row.interval, speed, milliseconds])
         command = shell_command("translate", self.model, input="FILE", output="FILE")
-        sets = f"on {self.test}"
+        note = f"on {self.test}"
         if self.test.startswith("data.valid"):
-            sets += ", which also chose the best checkpoint; set `test` for a fair comparison"
-        return f"{text_table(cells)}\n{sets}\n\nnext: {command}"
+            note += ", which also chose the best checkpoint; set `test` for a fair comparison"
+        return f"{text_table(cells)}\n{note}\n\nnext: {command}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -115,9 +117,9 @@ def distill(options: DistillOptions) -> DistillReport:
     """
     output = options.output
     load_attribute(f"{_EXCHANGE}.ctranslate2:import_ctranslate2")()  # fails before the work begins
-    files = [find_model(folder) for folder in options.teachers]
+    teachers = [find_model(folder) for folder in options.teachers]
     chosen = LanguageOptions(options.from_, options.to)
-    teacher = files[0]
+    teacher = teachers[0]
     languages = Languages.of(teacher.config)
     direction = languages.choose(teacher.tokenizers, chosen).direction
     student = _student(options, teacher, direction)
@@ -126,30 +128,33 @@ def distill(options: DistillOptions) -> DistillReport:
         texts.append(options.references)
     for path in texts:
         open_binary(path).close()  # explains why a file cannot be read
-    teaching = {
+    # What the translations of the teachers depend on.
+    teacher_settings = {
         "texts": [sha256_of_file(path) for path in texts],
         "beam_size": options.beam_size,
-        "models": [each.sha256 for each in files],
+        "models": [model.sha256 for model in teachers],
         "languages": list(direction),
     }
-    learning = {"student": student, "set": list(options.set_)}
+    student_settings = {"student": student, "set": list(options.set_)}
     with write_errors(output, DataError, fix="Choose a writable folder on a disk with free space."):
-        fixed = {}
+        fixed_settings = {}
         if (output / _CORPUS).exists():  # until the teachers translate, all settings may change
-            fixed = teaching
-        check_ours(output, fixed, "distill")
+            fixed_settings = teacher_settings
+        check_ours(output, fixed_settings, "distill")
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
             report = output / _REPORT
             settings = output / SETTINGS
-            if settings.is_file() and not learning.items() <= read_json(settings).items():
-                # `fit` decides whether the same student can continue with these settings.
+            # The settings of an earlier call; `<=` asks whether they contain those of the student.
+            if settings.is_file() and not student_settings.items() <= read_json(settings).items():
+                # The student has changed. Measure and export it again; `fit` decides whether its
+                # training can continue with these settings.
                 report.unlink(missing_ok=True)
                 if (output / _MODEL).exists():
                     remove_folder(output / _MODEL)
-            write_json(settings, teaching | learning)
+            write_json(settings, teacher_settings | student_settings)
             if not report.is_file():
-                write_json(report, _steps(options, files, student, direction))
+                write_json(report, _steps(options, teachers, student, direction))
             document = read_json(report)
     rows = [Row(**row) for row in document["rows"]]
     return DistillReport(str(output / _MODEL), document["test"], rows)
@@ -157,26 +162,36 @@ def distill(options: DistillOptions) -> DistillReport:
 
 def _steps(
     options: DistillOptions,
-    files: Sequence[ModelFiles],
+    teachers: Sequence[ModelFiles],
     student: Mapping[str, Any],
     direction: Direction,
 ) -> dict[str, Any]:
-    """Translate, train, export and measure; steps that are complete are not repeated."""
+    """Translate, train, export and measure; steps that are complete are not repeated.
+
+    Args:
+        options: The options of the command.
+        teachers: The verified files of ``options.teachers``, in the same order.
+        student: The configuration of the student, without overrides.
+        direction: The languages to translate.
+
+    Returns:
+        The content of the report file: ``test`` and ``rows`` of a `DistillReport`.
+    """
     output = options.output
     model = output / _MODEL
-    teacher, *others = options.teachers
+    first_teacher, *other_teachers = options.teachers
     with open_output(output / _CONFIG) as file:
         file.write(dump_document(student).encode())
-    threads = given(options, "threads")
-    own = [f"training.{name}={value}" for name, value in threads.items()]
-    if not options.config and _can_start(files[0].config, options.set_):
-        own += [f"training.init_from={json.dumps(str(teacher))}", *_START]
-    overrides = (*own, *options.set_)
+    threads = given(options, "threads")  # Empty, or the option ``threads`` and its value.
+    defaults = [f"training.{name}={value}" for name, value in threads.items()]
+    if not options.config and _can_start(teachers[0].config, options.set_):
+        defaults += [f"training.init_from={json.dumps(str(first_teacher))}", *_START]
+    overrides = (*defaults, *options.set_)  # The user's overrides come last, so they win.
     # Reports problems before the long work; the size of the corpus is not known yet.
     config = loader.load_config(output / _CONFIG, overrides, count_characters=lambda *_: 0)
     load_attribute(f"{_EXCHANGE}.ctranslate2:CTranslate2Target")().adapt(config.inference)
     corpora = dict(config.data.corpora)
-    del corpora[_DISTILLED]
+    del corpora[_DISTILLED]  # does not exist yet
     check_files(corpora)
     translation = AugmentOptions(
         model=options.teachers,
@@ -192,25 +207,26 @@ def _steps(
         make: Any = load_attribute(f"{_EXCHANGE}.options:ExportOptions")
         to_int8 = make(model=config.run_dir, output=model, to="ctranslate2", quantization="int8")
         load_attribute(f"{_EXCHANGE}.export:export")(to_int8)
-    # The first test set, or the validation set if there is none.
+    # The first test set, or the first validation set if there is none.
     sets = config.data.held_out
-    first = next(iter(sets))
-    key = next((name for name in sets if name.startswith("data.test.")), first)
+    first_key = next(iter(sets))
+    key = next((key for key in sets if key.startswith("data.test.")), first_key)
     corpus = read_corpus(sets[key], ReadOptions(*direction))
+    # Without the lines that cannot be read as a pair.
     pairs = [pair for pair in corpus if isinstance(pair, SentencePair)]
     ensemble = Translator.load(
-        teacher,
+        first_teacher,
         source_language=direction.source,
         target_language=direction.target,
-        ensemble=Ensemble(tuple(others)),
+        ensemble=Ensemble(tuple(other_teachers)),
         **given(options, "beam_size", "threads"),
     )
-    size = sum(map(_num_bytes, files))
-    exported = model / "model.bin"
-    exported_size = exported.stat().st_size
+    teacher_bytes = sum(map(_num_bytes, teachers))
+    weights = model / "model.bin"
+    student_bytes = weights.stat().st_size
     rows = [
-        _measure("teacher", ensemble, size, pairs),
-        _measure("student", Translator.load(model, **threads), exported_size, pairs),
+        _measure("teacher", ensemble, teacher_bytes, pairs),
+        _measure("student", Translator.load(model, **threads), student_bytes, pairs),
     ]
     return {"test": key, "rows": [asdict(row) for row in rows]}
 
@@ -218,14 +234,17 @@ def _steps(
 def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction) -> dict[str, Any]:
     """Return the configuration of the student.
 
+    Validation and test sets are those of the teacher in this direction. They are replaced by those
+    of the user's configuration, and both by the options ``valid`` and ``test``.
+
     Raises:
         ConfigError: The teacher has no validation set, and `valid` is not set.
     """
-    of_teacher = recorded_data(teacher.record, teacher.folder)
+    teacher_data = recorded_data(teacher.record, teacher.folder)
     # Imported models of older versions have placeholders for their corpora, and the step 0.
     held_out: Mapping[str, CorpusConfig] = {}
-    if of_teacher and teacher.step:
-        held_out = of_teacher.held_out
+    if teacher_data and teacher.step:
+        held_out = teacher_data.held_out
     valid = []
     test = {}
     for key, corpus in held_out.items():
@@ -249,7 +268,8 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
         problem = f"{options.teachers[0]} has no validation set for {direction}."
         raise ConfigError(problem, fix="Pass two files: `valid` SOURCE TARGET.")
     distilled = {"name": "distilled", "tsv": f"{BESIDE}{_CORPUS}/{CORPUS}"}
-    data["train"] = [distilled, *(data.get("train") or ())]  # the first: _DISTILLED
+    # The first corpus has the key `_DISTILLED`.
+    data["train"] = [distilled, *(data.get("train") or ())]
     return {
         **values,
         "decoding": _DECODING | (values.get("decoding") or {}),
@@ -263,12 +283,14 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
 
 
 def _corpus(paths: tuple[Path, Path]) -> dict[str, str]:
+    """Return the section of a corpus that is a source file and a target file."""
     source, target = paths
     return {"source": str(source), "target": str(target)}
 
 
 def _can_start(teacher: InferenceConfig, overrides: Sequence[str]) -> bool:
     """Return whether the usual student starts with the weights of the teacher."""
+    # What CTranslate2 cannot express, so that the student could not be exported.
     faults = load_attribute(f"{_EXCHANGE}.ctranslate2:not_expressed")(teacher.model)
     # The student then has the same width: wider ones are slow.
     is_small = teacher.model.model_dim <= 512
@@ -288,17 +310,17 @@ def _num_bytes(files: ModelFiles) -> int:
 def _measure(
     name: str, translator: Translator, num_bytes: int, test: Sequence[SentencePair]
 ) -> Row:
-    """Translate the test set at once, then some sentences one by one."""
+    """Translate the test set at once, then some sentences one by one; score the translations."""
     source = [pair.source for pair in test]
     translator.translate(source[:_ONE_BY_ONE])  # the first call is slower
     begin = time.perf_counter()
     results = translator.translate(source)
     seconds = time.perf_counter() - begin
-    alone = []
+    sentence_seconds = []
     for line in source[:_ONE_BY_ONE]:
         begin = time.perf_counter()
         translator.translate([line])
-        alone.append(time.perf_counter() - begin)
+        sentence_seconds.append(time.perf_counter() - begin)
     references = [pair.target for pair in test]
     language = MetricOptions(target_language=translator.direction.target)
     scorer = MetricScorer("bleu", [references], language)
@@ -312,5 +334,5 @@ def _measure(
         bleu=score.value,
         interval=show_score(score),
         sentences_per_second=len(source) / seconds,
-        milliseconds=1000 * median(alone),
+        milliseconds=1000 * median(sentence_seconds),
     )

@@ -84,6 +84,7 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
         plan: Size of the training run. If None, it is estimated.
     """
     plan = plan or Plan.estimate(config)
+    training = config.training
     total_steps = plan.total_steps
     epoch_steps = plan.updates_per_epoch
     if total_steps is not None:
@@ -91,9 +92,9 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
     if total_steps and epoch_steps and total_steps < epoch_steps:
         change = f"`set` training.max_steps={ceil(epoch_steps)}"
         # If the time is the limit, and not `max_steps`, an epoch must replace it.
-        if config.training.max_minutes is not None and total_steps != config.training.max_steps:
+        if training.max_minutes is not None and total_steps != training.max_steps:
             change = "`set` training.max_minutes=null `set` training.max_epochs=1"
-            if config.training.max_steps is not None:
+            if training.max_steps is not None:
                 change += " `set` training.max_steps=null"
         unused_percent = int(100 * (1 - total_steps / epoch_steps))
         yield (
@@ -106,12 +107,11 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
     if num_pairs < _FEW_PAIRS:
         return
     if epoch_steps and epoch_steps < _FEW_UPDATES:
-        factor = _FEW_UPDATES / epoch_steps
         yield (
             f"an epoch of {num_pairs:,} pairs has only {epoch_steps:,.0f} updates, as batches are "
-            f"large; make batch.max_tokens at least {factor:.0f} times smaller"
+            f"large; make batch.max_tokens at least {_FEW_UPDATES / epoch_steps:.0f} times smaller"
         )
-    if config.tokenizer.kind in ("bpe", "unigram") and not config.training.keeps_vocabulary:
+    if config.tokenizer.kind in ("bpe", "unigram") and not training.keeps_vocabulary:
         yield from _about_vocabulary(config, num_pairs, plan.report)
 
 

@@ -134,8 +134,9 @@ class Tracker:
             except Exception as error:
                 self._run = None
                 first_line, *_ = f"{type(error).__name__}: {error}".split("\n")
-                text = "%s is off until the next start of training: %s"
-                logger.warning(text, self._name, first_line)
+                logger.warning(
+                    "%s is off until the next start of training: %s", self._name, first_line
+                )
             finally:
                 sys.stdin = standard_input
 
