@@ -77,9 +77,9 @@ def confidence_quality(
     mean_expected = [float(expected[group].mean()) for group in groups]
     mean_actual = [float(actual[group].mean()) for group in groups]
     errors = np.abs(np.subtract(mean_expected, mean_actual))
+    # A matrix of 2 x 2; the entry (0, 1) is the correlation of the first with the second.
     pearson = np.corrcoef(expected, actual)[0, 1]
-    both_ranks = ranks(expected), ranks(actual)
-    spearman = np.corrcoef(*both_ranks)[0, 1]
+    spearman = np.corrcoef(ranks(expected), ranks(actual))[0, 1]
     return {
         "system": system.name,
         "num_sentences": len(rows),

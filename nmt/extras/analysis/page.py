@@ -113,7 +113,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
     lines = systems[0].lines
     scorer = MetricScorer("chrf", evaluation.references, MetricOptions())
     statistics = [scorer.statistics(system.lines) for system in systems]
-    scores = list(map(scorer.sentence_scores, statistics))
+    scores = list(map(scorer.sentence_scores, statistics))  # of each system: a score for each line
     # Indices of the lines, from the lowest to the highest score of the first system.
     ascending = sorted(range(len(lines)), key=scores[0].__getitem__)
     worst = [row for row in ascending if lines[row] != reference[row]]
@@ -123,7 +123,9 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
     if len(systems) > 1:
         second = systems[1]
         different = [row for row in ascending if lines[row] != second.lines[row]]
-        different.sort(key=lambda row: -abs(scores[0][row] - scores[1][row]))
+        first_scores, second_scores = scores
+        # The largest difference comes first.
+        different.sort(key=lambda row: -abs(first_scores[row] - second_scores[row]))
         rows_by_title[f"Most different: {name} and {second.name}"] = different[:_SHOWN]
     links = {}  # index of a line -> word alignment; only for the worst sentences
     if models and source:

@@ -55,14 +55,14 @@ def robustness_section(scored: EvaluatedSet) -> ReportSection:
     # The table has a row for each system and noise, and a column for each metric.
     head = ["system", "noise"]
     rows: dict[tuple[str, str], list[str]] = {}  # (system, noise) -> cells
-    for loss in values:
-        shown = partial(format_score, loss["metric"])
-        cell = f"{shown(loss['clean'])} -> {shown(loss['noisy'])}, loss {shown(loss['loss'])}"
-        if "confidence" in loss:
-            cell += f" ± {shown(loss['confidence']['half_width'])}"
-        row_labels = loss["system"], loss["noise"]
+    for entry in values:
+        text = partial(format_score, entry["metric"])
+        cell = f"{text(entry['clean'])} -> {text(entry['noisy'])}, loss {text(entry['loss'])}"
+        if "confidence" in entry:
+            cell += f" ± {text(entry['confidence']['half_width'])}"
+        row_labels = entry["system"], entry["noise"]
         rows.setdefault(row_labels, [*row_labels]).append(cell)
-        label = label_of(loss["metric"])
+        label = label_of(entry["metric"])
         if label not in head:
             head.append(label)
     meaning = "robustness: score lost to each kind of noise in the source."

@@ -276,7 +276,8 @@ def _is_name(token: str) -> bool:
     """Whether a token is like a name: it has a capital letter or a sign, but is not a number."""
     if token.isnumeric():
         return False
-    return not (token.islower() and token.isalpha())
+    is_common_word = token.islower() and token.isalpha()
+    return not is_common_word
 
 
 def _copy_label(required: set[str], output: set[str]) -> str:

@@ -270,13 +270,14 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
         total = sum(map(sum, log_probs))
         return total / sum(map(len, log_probs))
 
-    with_all_heads = mean_log_prob()
+    baseline = mean_log_prob()  # with all heads
 
     def losses_of(module: Attention) -> list[float]:
+        """Return the loss without each head of one attention sublayer."""
         losses = []
         for head in range(1, module.num_heads + 1):
             with without_head(module, head):
-                losses.append(with_all_heads - mean_log_prob())
+                losses.append(baseline - mean_log_prob())
         return losses
 
     losses_by_kind = {}

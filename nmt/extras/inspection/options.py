@@ -52,9 +52,7 @@ VIEWS: dict[str, View] = {
     "score": View("sublayers", "pass", "attention calculated step by step", _HEAD),
     "flow": View("sublayers", "pass", "residual stream, gradients, entropy of heads"),
     "alignment": View("attention", "sentence", "word alignment of source and target"),
-    "trace": View(
-        "prediction", "sentence", "steps of the search, and beam tree", (*_SEARCH, "unmasked")
-    ),
+    "trace": View("prediction", "sentence", "steps of the search, and beam tree", _TRACE),
     "distributions": View("prediction", "sentence", "predicted probabilities and the target"),
     "heads": View("attention", "model", "role and importance of each head", _TEST_SET),
 }

@@ -162,6 +162,7 @@ def text_width(text: str) -> float:
 
 
 def _character_width(character: str) -> float:
+    """Estimate the width of a character in pixels."""
     if character in _WIDTHS:
         return _WIDTHS[character]
     if east_asian_width(character) in "WF":  # wide or fullwidth
@@ -177,6 +178,7 @@ def longest(texts: Iterable[str]) -> float:
 
 
 def _json(texts: Iterable[str]) -> str:
+    """Return labels as JSON, for the script of the page."""
     visible_texts = list(map(visible, texts))
     return json.dumps(visible_texts, ensure_ascii=False)
 
@@ -190,7 +192,7 @@ def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
     """
     low, high = bounds
     palest = max(low, 0.0)  # with two hues, ``low`` is negative, and 0 is the palest
-    # Level of a shade, from -1 to 1, or None for empty cells -> path.
+    # Level of a shade, from -1 to 1, or None for empty cells -> SVG path of its cells.
     paths: dict[float | None, str] = defaultdict(str)
 
     def level_of(value: float | None) -> float | None:

@@ -128,16 +128,17 @@ class Sublayer:
             query = scheme.rotate(query, positions)
             key = scheme.rotate(key, positions)
         # Grouped-query attention: several query heads read the same key and the same value.
-        queries_per_key = module.num_heads // module.num_kv_heads
+        group_size = module.num_heads // module.num_kv_heads
         query = query.transpose(0, 1)  # (H, T, E)
-        key = key.repeat_interleave(queries_per_key, 1).transpose(0, 1)  # (H, S, E)
-        value = value.repeat_interleave(queries_per_key, 1).transpose(0, 1)  # (H, S, E)
+        key = key.repeat_interleave(group_size, 1).transpose(0, 1)  # (H, S, E)
+        value = value.repeat_interleave(group_size, 1).transpose(0, 1)  # (H, S, E)
         products = query @ key.mT  # (H, T, S)
-        # Shaw et al. (2018): additional keys and values that depend on the distance between query
-        # and key, (T, S, E) each. None for other schemes.
+        # Shaw et al. (2018): vectors to add to keys and to values, which depend on the distance
+        # between query and key. (T, S, E) each. None for other schemes.
         distance_vectors = scheme and scheme.vectors(positions, positions)
         if distance_vectors is not None:
-            more_products = torch.einsum("hte,tse->hts", query, distance_vectors[0])
+            key_vectors, _ = distance_vectors
+            more_products = torch.einsum("hte,tse->hts", query, key_vectors)
             products = products + more_products
         scores = products * width**-0.5
         if self.kind == "decoder":
@@ -146,7 +147,8 @@ class Sublayer:
         weights = scores.softmax(-1)
         mixed = weights @ value
         if distance_vectors is not None:
-            more_values = torch.einsum("hts,tse->hte", weights, distance_vectors[1])
+            _, value_vectors = distance_vectors
+            more_values = torch.einsum("hts,tse->hte", weights, value_vectors)
             mixed = mixed + more_values
         return Heads(query, key, value, products, scores, weights, mixed)
 
@@ -391,7 +393,7 @@ def matrices(sublayer: Sublayer, title: str) -> Table:
         ("concat", "Z of all heads, concatenated", f"{queries}, H d_k"),
         ("output", f"concat W^O{bias}", f"{queries}, d_model"),
     ]
-    cells = []
+    cells = []  # columns as in `_MATRIX_COLUMNS`
     for name, formula, packed_shape in rows:
         letters = packed_shape.split(", ")
         tokens, *middle, last = letters
@@ -409,8 +411,8 @@ def matrices(sublayer: Sublayer, title: str) -> Table:
     if key_input == "M":
         note += " M is the memory, the output of the encoder."
     if num_groups < num_heads:
-        share = num_heads // num_groups
-        note += f" Each of G = {num_groups} keys and values is shared by {share} queries."
+        group_size = num_heads // num_groups
+        note += f" Each of G = {num_groups} keys and values is shared by {group_size} queries."
     return Table(title, _MATRIX_COLUMNS, cells, note=note)
 
 
