@@ -87,8 +87,7 @@ def check_sources(data: DataConfig) -> bool:
         ConfigError: Standard input is used more than once, or not for a training corpus.
         DataError: A corpus is a named pipe or a device.
     """
-    corpora = data.corpora.values()
-    files = list(chain.from_iterable(map(corpus_files, corpora)))
+    files = list(chain.from_iterable(map(corpus_files, data.corpora.values())))
     num_piped = sum(map(is_piped, data.train))
     num_standard = sum(map(is_standard, files))  # more, if another key or another section has "-"
     if num_piped > 1 or num_standard > num_piped:
@@ -115,12 +114,10 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
         for key in (*_FILE_KEYS, "scores"):
             path = getattr(corpus, key)
             if path is not None and _is_missing(path):
-                problem = f"{path} does not exist.{near_file(path)}"
-                problems.append(f"{corpus_key}.{key}: {problem}")
+                problems.append(f"{corpus_key}.{key}: {path} does not exist.{near_file(path)}")
     if problems:
         fix = f"Relative paths start at the working directory, {Path.cwd()}; paths with "
-        fix += "@config/, at the configuration's folder."
-        raise DataError("\n  ".join(problems), fix=fix)
+        raise DataError("\n  ".join(problems), fix=f"{fix}@config/, at the configuration's folder.")
 
 
 def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:

@@ -101,8 +101,7 @@ def noun_phrase(
     english_words = [word.english for word in adjectives]
     english_words.append(english)
     article = determiner.english
-    first_word = english_words[0]
-    if article == "a" and first_word[0] in "aeio":
+    if article == "a" and english_words[0][0] in "aeio":  # the first letter of the next word
         article = "an"
     german_words = [word.german + ending for word in adjectives]
     english_phrase = " ".join([article, *english_words])

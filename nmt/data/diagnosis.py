@@ -125,11 +125,15 @@ def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
     of_filters = {*REASON_FILTERS.names(), "ratio"}
     of_diagnosis = [reason for reason in REASONS if reason not in of_filters]
     settings = ["`score_with`"] if material.score_with else []  # that require the folder
-    dropping = [reason for reason in of_diagnosis if filters.actions.get(reason) == "drop"]
-    settings += [f"filters.{reason}: drop" for reason in dropping]
+    settings += [
+        f"filters.{reason}: drop"
+        for reason in of_diagnosis
+        if filters.actions.get(reason) == "drop"
+    ]
     if settings:
         problem = f"{' and '.join(settings)} needs nmt/extras/cleaning, which is missing."
         raise ConfigError(problem, fix="Reinstall nmt with all folders, or remove these settings.")
-    why = "The folder nmt/extras/cleaning is missing."
-    filters.skipped |= dict.fromkeys((*of_diagnosis, NEAR), why)
+    filters.skipped |= dict.fromkeys(
+        (*of_diagnosis, NEAR), "The folder nmt/extras/cleaning is missing."
+    )
     return Diagnosis(material)

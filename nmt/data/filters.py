@@ -176,16 +176,14 @@ class FilterChain:
         # are left out.
         self._text_checks = list[_Check]()
         self._length_checks = list[_Check]()  # of filters with ``counts_bytes``
-        self._usual_length_checks = list[_Check]()  # of the other filters
+        self._usual_checks = list[_Check]()  # of the other filters, for usual lengths
         for pair_filter in filters:
             if pair_filter.note and pair_filter.note not in warnings:
                 self.notes.append(pair_filter.note)
             if _overrides(pair_filter, "text_problem"):
                 self._text_checks.append(pair_filter.text_problem)
             if _overrides(pair_filter, "length_problem"):
-                checks = self._usual_length_checks
-                if pair_filter.counts_bytes:
-                    checks = self._length_checks
+                checks = self._length_checks if pair_filter.counts_bytes else self._usual_checks
                 checks.append(pair_filter.length_problem)
 
     def text_problems(self, source: str, target: str) -> list[PairProblem]:
@@ -201,7 +199,7 @@ class FilterChain:
             lengths: Length of source and target.
             usual_lengths: The same, where three characters spelled in bytes count as one subword.
         """
-        results = [check(*usual_lengths) for check in self._usual_length_checks]
+        results = [check(*usual_lengths) for check in self._usual_checks]
         results += [check(*lengths) for check in self._length_checks]
         problems = _problems(results)
         # A pair that is too long in usual subwords is also too long in bytes: say it once.

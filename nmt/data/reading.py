@@ -266,8 +266,7 @@ class CorpusReader:
         corpus = self.corpora[name]
         if self.shards is not None:
             config = self.recipe.config
-            sections = corpus, config.filters
-            settings = [section.model_dump(mode="json") for section in sections]
+            settings = [section.model_dump(mode="json") for section in (corpus, config.filters)]
             versions = [__version__, *map(_installed_version, _LIBRARIES)]
             key = sha256_of_json([versions, verb, name, config.languages, settings, depends_on])
             function = StoredResults(function, self.shards, key, BLOCK_PAIRS)
@@ -289,10 +288,8 @@ class CorpusReader:
             direction: Languages of the corpus.
             results: The blocks, and the results of `TextPass` for them.
         """
-        masks: list[Mask] = []
-        self.is_kept[name] = masks
-        check = CorpusCheck(*direction)
-        self.checks[name] = check
+        masks = self.is_kept[name] = []
+        check = self.checks[name] = CorpusCheck(*direction)
         for block, result in results:
             is_kept = result.arrays["is_kept"]
             pairs = kept_pairs(block, is_kept)

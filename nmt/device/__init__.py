@@ -35,19 +35,19 @@ def gpu_number(device: str, num_gpus: int) -> int:
     Raises:
         DeviceError: The GPU does not exist, or several processes would share it.
     """
-    named = device.partition(":")[2]
-    if named and local_size() > 1:
+    chosen_index = device.partition(":")[2]  # N as text; empty for ``cuda``
+    if chosen_index and local_size() > 1:
         fix = "Use device cuda, which gives each process a GPU, or start a single process."
         raise DeviceError(f"{local_size()} processes cannot share {device}.", fix=fix)
-    number = int(named or local_rank())
-    if number >= num_gpus:
-        problem = f"There is no GPU for process {number}"
+    index = int(chosen_index or local_rank())
+    if index >= num_gpus:
+        problem = f"There is no GPU for process {index}"
         fix = "Start fewer processes, or use device cpu."
-        if named:
+        if chosen_index:
             problem = f"{device} does not exist"
             fix = "Choose another device."
         raise DeviceError(f"{problem}; torch finds {num_gpus} GPUs, counted from 0.", fix=fix)
-    return number
+    return index
 
 
 def is_one_of_torchrun() -> bool:

@@ -24,9 +24,11 @@ _MAX_GRAPHS = 64
 _BACKEND: Any = "inductor"
 # Options of the backend: kernels are not chosen by timing, so that a resumed run uses the same.
 INDUCTOR: dict[str, Any] = {"deterministic": True}
-_LIMIT_REACHED = "FailOnRecompileLimitHit"
+_LIMIT_REACHED = "FailOnRecompileLimitHit"  # Name of torch's error after `_MAX_GRAPHS` graphs.
 _CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _SECONDS_TO_COMPILE = 40.0
+# Seconds that compilation saves per update: the least value, which small models save, and what the
+# base model saves in addition.
 _LEAST_SAVED = 0.006
 _SAVED_OF_BASE = 0.02
 _BASE = 60e6 * 50_000  # Parameters of the base model times tokens of its updates.
@@ -69,6 +71,7 @@ def _limited(run: Forward) -> Forward:
         except Exception as error:
             if type(error).__name__ != _LIMIT_REACHED:
                 raise
+        # From now on, torch does not compile: it runs inputs without a graph uncompiled.
         logger.warning("compiled the maximum of %d graphs; others run uncompiled", _MAX_GRAPHS)
         torch.compiler.set_stance("eager_on_recompile")
         return run(*inputs, **options)
@@ -78,10 +81,10 @@ def _limited(run: Forward) -> Forward:
 
 def keep_compiled_code() -> None:
     """Keep compiled code in the user's cache folder, instead of torch's temporary folder."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))  # ignored if it is relative or empty
     with suppress(RuntimeError):  # the user has no home folder
-        users = given if given.is_absolute() else Path.home() / ".cache"
-        os.environ.setdefault(_CACHE_FOLDER, str(users / "nmt" / "compiled"))
+        cache = configured if configured.is_absolute() else Path.home() / ".cache"
+        os.environ.setdefault(_CACHE_FOLDER, str(cache / "nmt" / "compiled"))
 
 
 def pays(num_updates: int | None, num_parameters: int, num_tokens: int) -> bool:
@@ -98,8 +101,9 @@ def pays(num_updates: int | None, num_parameters: int, num_tokens: int) -> bool:
     >>> pays(1000, 8_000_000, 2048), pays(7451, 8_000_000, 2048), pays(2000, 60_000_000, 50_000)
     (False, True, True)
     """
-    saved = _LEAST_SAVED + _SAVED_OF_BASE * num_parameters * num_tokens / _BASE
-    return num_updates is None or num_updates * saved >= _SECONDS_TO_COMPILE
+    # What grows with the model is in proportion to its parameters times the tokens.
+    saved_seconds = _LEAST_SAVED + _SAVED_OF_BASE * num_parameters * num_tokens / _BASE
+    return num_updates is None or num_updates * saved_seconds >= _SECONDS_TO_COMPILE
 
 
 def compile_layers(
@@ -141,6 +145,6 @@ def compile_layers(
             fix = "Set training.compile to false, or install g++ (and triton for a GPU)."
             problem = f"The layers cannot be compiled on {device}: {reason}"
             raise DeviceError(problem, fix=fix) from error
-        switch(None)
+        switch(None)  # the layers may be partly compiled
         return Compilation(False, f"layers not compiled ({reason})")
     return Compilation(True, f"layers compiled in {time.perf_counter() - begin:.0f} s")

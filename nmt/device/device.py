@@ -29,14 +29,14 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-_BETWEEN_RANKS = 1_000_003
+_BETWEEN_RANKS = 1_000_003  # difference of the seeds of two neighbouring ranks
 _MAX_INFLIGHT_UPDATES = 64
 _MEMINFO = Path("/proc/meminfo")
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _OWN_SIZES = Path("/proc/self/statm")
 _OWN_LIMITS = Path("/proc/self/limits")
-_LIMIT = r"^Max address space +(\d+)"  # `ulimit -v`
+_LIMIT = r"^Max address space +(\d+)"  # `ulimit -v`, in bytes; no digits if it is unlimited
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 1 << 21
 _BLOCK_OF_HEAP = (1 << 30) - _HUGE_PAGE  # glibc keeps two of these instead of releasing them
@@ -146,13 +146,13 @@ def random_state(device: torch.device, processes: Processes | None = None) -> di
 
     Names are ``random/DEVICE`` in the first process and ``random/DEVICE/RANK`` in the others.
     """
-    own = {"random/cpu": torch.get_rng_state()}
+    local_states = {"random/cpu": torch.get_rng_state()}  # of this process
     if device.type != "cpu":
-        own[f"random/{device.type}"] = torch.get_device_module(device).get_rng_state()
+        local_states[f"random/{device.type}"] = torch.get_device_module(device).get_rng_state()
     processes = processes or Processes()
     states: dict[str, Tensor] = {}
-    for rank, of_rank in enumerate(processes.gather(own)):
-        states |= {_name(name, rank): state for name, state in of_rank.items()}
+    for rank, rank_states in enumerate(processes.gather(local_states)):
+        states |= {_rank_name(name, rank): state for name, state in rank_states.items()}
     return states
 
 
@@ -167,13 +167,13 @@ def restore_random_state(
         processes: The training processes; None for a single process.
     """
     rank = processes.rank if processes else 0
-    of_cpu = _name("random/cpu", rank)
-    of_device = _name(f"random/{device.type}", rank)
-    if of_cpu not in state:
+    cpu_name = _rank_name("random/cpu", rank)
+    device_name = _rank_name(f"random/{device.type}", rank)
+    if cpu_name not in state:
         return  # saved by fewer processes: this process keeps the seed of `seed_rank`
-    torch.set_rng_state(state[of_cpu].cpu())
-    if device.type != "cpu" and of_device in state:
-        torch.get_device_module(device).set_rng_state(state[of_device].cpu())
+    torch.set_rng_state(state[cpu_name].cpu())
+    if device.type != "cpu" and device_name in state:  # it may have been saved on another device
+        torch.get_device_module(device).set_rng_state(state[device_name].cpu())
 
 
 def seed_rank(seed: int, rank: int) -> None:
@@ -182,7 +182,8 @@ def seed_rank(seed: int, rank: int) -> None:
         torch.manual_seed(seed + rank * _BETWEEN_RANKS)
 
 
-def _name(name: str, rank: int) -> str:
+def _rank_name(name: str, rank: int) -> str:
+    """Return the name of a state of one process, as `random_state` describes it."""
     return f"{name}/{rank}" if rank else name
 
 
@@ -225,16 +226,16 @@ def prefetch(items: Iterator[T]) -> Iterator[Iterator[T]]:
     to the calling thread.
     """
 
-    def one_ahead() -> Iterator[T]:
-        end: Any = object()
+    def one_ahead(thread: ThreadPoolExecutor) -> Iterator[T]:
+        end: Any = object()  # returned by `next` instead of an item at the end
         item = thread.submit(next, items, end).result()
         while item is not end:
-            coming = thread.submit(next, items, end)
+            next_item = thread.submit(next, items, end)  # computed while the caller uses ``item``
             yield item
-            item = coming.result()
+            item = next_item.result()
 
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
-        yield one_ahead()
+        yield one_ahead(thread)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -244,6 +245,7 @@ def free_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
+        # Memory that torch has reserved, but no tensor uses, is free too.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
@@ -268,11 +270,12 @@ def use_huge_pages() -> None:
     libc.malloc.argtypes = [size]
     libc.madvise.argtypes = [pointer, size, ctypes.c_int]
     libc.free.argtypes = [pointer]
-    blocks = [libc.malloc(_BLOCK_OF_HEAP) for _ in range(2)]
+    blocks = [libc.malloc(_BLOCK_OF_HEAP) for _ in range(2)]  # addresses; None without memory
     for block in filter(None, blocks):
+        # Rounded up to a whole page; then the block has at most one page less.
         begin = -(-block // _HUGE_PAGE) * _HUGE_PAGE
         libc.madvise(begin, _BLOCK_OF_HEAP - _HUGE_PAGE, _MADV_HUGEPAGE)
-    for block in blocks:
+    for block in blocks:  # glibc keeps them, with their huge pages, for later allocations
         libc.free(block)
 
 
@@ -284,18 +287,20 @@ def _free_on_cpu() -> Iterator[int]:
     elif hasattr(os, "sysconf"):  # macOS: half of its memory
         yield os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
     else:
-        # MEMORYSTATUSEX: 8 integers, the first with its size. Number 2 is the free memory.
+        # Windows. MEMORYSTATUSEX has 64 bytes, here as 8 integers: item 0 tells the system the size
+        # (64) before the call, and item 2 is the free memory after it.
         status = (ctypes.c_uint64 * 8)(64)
         vars(ctypes)["windll"].kernel32.GlobalMemoryStatusEx(status)
         yield status[2]
     group = _GROUPS / _find(_OWN_GROUP, r"^0::/(.*)$")
+    # The limits of the parent groups count too.
     for folder in [group, *group.parents]:
         limit = _find(folder / "memory.max", r"^(\d+)$")
         used = _find(folder / "memory.current", r"^(\d+)$")
         if limit and used:
             # The kernel can free the file cache that was not used lately, so it counts as free.
-            files = _find(folder / "memory.stat", r"^inactive_file (\d+)$")
-            yield int(limit) - int(used) + int(files or 0)
+            inactive = _find(folder / "memory.stat", r"^inactive_file (\d+)$")
+            yield int(limit) - int(used) + int(inactive or 0)
         if folder == _GROUPS:
             break
     limit = _find(_OWN_LIMITS, _LIMIT)
@@ -322,9 +327,9 @@ def measure_peak(work: Callable[[], T], device: torch.device) -> tuple[T, int]:
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        num_bytes_at_start = torch.cuda.memory_allocated(device)
         result = work()
-        return result, torch.cuda.max_memory_allocated(device) - before
+        return result, torch.cuda.max_memory_allocated(device) - num_bytes_at_start
     # If torch._dynamo is not loaded, nothing is compiled. Loading it takes seconds.
     uncompiled: AbstractContextManager[object] = nullcontext()
     if "torch._dynamo" in sys.modules:
@@ -342,27 +347,30 @@ class _LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = 0
-        self._now = 0
-        self._followed: set[int] = set()
+        self.peak = 0  # largest number of bytes so far
+        self._num_bytes = 0  # of all storages that are in use now
+        self._addresses: set[int] = set()  # of these storages
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {storage.data_ptr() for storage in _storages((args, kwargs))}
+        input_addresses = {storage.data_ptr() for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
             address = storage.data_ptr()
             size = storage.nbytes()
-            if size and address not in given and address not in self._followed:
-                self._followed.add(address)
-                self._now += size
-                self.peak = max(self.peak, self._now)
+            # A result may be a view of an input, or use memory that is already counted.
+            is_old = address in input_addresses or address in self._addresses
+            if size and not is_old:
+                self._addresses.add(address)
+                self._num_bytes += size
+                self.peak = max(self.peak, self._num_bytes)
                 weakref.finalize(storage, self._forget, address, size)
         return result
 
     def _forget(self, address: int, size: int) -> None:
-        self._followed.discard(address)
-        self._now -= size
+        """Subtract a storage whose memory was freed."""
+        self._addresses.discard(address)
+        self._num_bytes -= size
 
 
 def _storages(values: object) -> Iterator[torch.UntypedStorage]:

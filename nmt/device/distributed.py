@@ -29,7 +29,7 @@ _STORE_TIMEOUT = timedelta(seconds=10)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _PREPARATION_TIMEOUT = timedelta(days=7)
 _SECONDS_TO_REPORT = 5
-_MISSING: Any = object()
+_MISSING: Any = object()  # fills up short parts in `interleave`
 
 
 class PeerLostError(NmtError):
@@ -115,6 +115,7 @@ class ProcessGroup(Processes):
         self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
         self._distributed: Any = distributed
+        # For calls before which other processes may have to wait for one that prepares data.
         self._patient = distributed.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
         # A separate store, which still works when a collective call of the groups has failed.
         # Its class is documented, but missing from the type stubs of torch.distributed.
@@ -143,7 +144,7 @@ class ProcessGroup(Processes):
     @_or_peer_lost()
     @override
     def share(self, value: T) -> T:
-        box = [value]
+        box = [value]  # its item is replaced by the value of the first process
         self._distributed.broadcast_object_list(box, src=0, group=self._patient)
         return box[0]
 
@@ -155,8 +156,8 @@ class ProcessGroup(Processes):
     @override
     def is_first_to_fail(self) -> bool:
         try:
-            return bool(self._store.add("failures", 1) == 1)
-        except RuntimeError:
+            return bool(self._store.add("failures", 1) == 1)  # `add` returns the sum so far
+        except RuntimeError:  # out of reach: the launcher, which keeps the store, may have ended
             return False
 
     @override
@@ -200,5 +201,5 @@ def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
     >>> interleave([[0, 3, 6], [1, 4], [2, 5]])
     [0, 1, 2, 3, 4, 5, 6]
     """
-    rows = zip_longest(*parts, fillvalue=_MISSING)
+    rows = zip_longest(*parts, fillvalue=_MISSING)  # the first items of all parts, and so on
     return [value for value in chain.from_iterable(rows) if value is not _MISSING]

@@ -16,7 +16,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 PrecisionName = Literal["float32", "bfloat16", "float16"]
 _INITIAL_SCALE = 2.0**15
 _MAX_SCALE = 2.0**127
-_GROWTH_INTERVAL = 2000
+_GROWTH_INTERVAL = 2000  # updates without overflow, after which the scale doubles
 # The lowest compute capability with tensor cores for each type.
 _FLOAT16_CAPABILITY = 7
 _BFLOAT16_CAPABILITY = 8
@@ -96,11 +96,12 @@ def has_fast_bf16(device: torch.device) -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
-def _has_capability(device: torch.device, least: int) -> bool:
+def _has_capability(device: torch.device, min_major: int) -> bool:
+    """Whether a device is a GPU with at least this compute capability."""
     if device.type != "cuda":
         return False
     major, _minor = torch.cuda.get_device_capability(device)
-    return major >= least
+    return major >= min_major
 
 
 class LossScale:
@@ -113,6 +114,7 @@ class LossScale:
 
     def __init__(self, device: torch.device) -> None:
         self.factor = torch.full((), _INITIAL_SCALE, device=device)  # Scalar, float32.
+        # Updates without overflow since the last change of the factor. Scalar, int32.
         self._good_in_a_row = torch.zeros((), dtype=torch.int32, device=device)
 
     def adapt(self, skipped: Tensor) -> None:
@@ -122,11 +124,11 @@ class LossScale:
             skipped: 1 if the gradient was not finite, otherwise 0. Scalar on the device.
         """
         is_skipped = skipped > 0
-        good = torch.where(is_skipped, 0, self._good_in_a_row + 1)
-        grows = good == _GROWTH_INTERVAL
+        good_in_a_row = torch.where(is_skipped, 0, self._good_in_a_row + 1)
+        grows = good_in_a_row == _GROWTH_INTERVAL
         change = torch.where(is_skipped, 0.5, torch.where(grows, 2.0, 1.0))
         self.factor.mul_(change).clamp_(1.0, _MAX_SCALE)
-        self._good_in_a_row.copy_(good.masked_fill_(grows, 0))
+        self._good_in_a_row.copy_(good_in_a_row.masked_fill_(grows, 0))
 
     def counters(self) -> dict[str, float]:
         """Return the state for a checkpoint. Waits for the device."""
@@ -135,4 +137,5 @@ class LossScale:
     def load_counters(self, counters: Mapping[str, float]) -> None:
         """Restore the output of `counters`. Missing values (after a new precision) are reset."""
         self.factor.fill_(counters.get("loss_scale", _INITIAL_SCALE))
+        # Smaller than the interval, so that `adapt` reaches it.
         self._good_in_a_row.fill_(int(counters.get("good_in_a_row", 0)) % _GROWTH_INTERVAL)

@@ -39,7 +39,7 @@ from nmt.errors import CheckpointError, ConfigError, DataError, NmtError
 from nmt.files.lines import is_standard
 
 _FIX = "Choose a folder with write permission and enough free disk space."
-_TEMPORARY = ".tmp-"
+_TEMPORARY = ".tmp-"  # part of the name of each temporary folder
 _LOCK = ".lock"
 _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] = {
     # No file name and no time in the header: the same text always gives the same bytes.
@@ -50,7 +50,7 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] =
 _UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
 # Suffixes of the files in run, model and data folders.
 _PART_SUFFIXES = (".safetensors", ".json", ".jsonl", ".yaml", ".model", ".bin", ".html")
-_serial = itertools.count()
+_serial = itertools.count()  # numbers the temporary folders of this process
 
 logger = logging.getLogger(__name__)
 
@@ -67,19 +67,19 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             remains.
     """
     place = path.resolve()
-    is_old = place.exists()
-    mode = 0o666
-    if is_old:
+    has_old_file = place.exists()
+    mode = 0o666  # permissions, from which the system takes away those of the umask
+    if has_old_file:
         mode = stat.S_IMODE(place.stat().st_mode)
     with _beside(place) as temporary:
-        with open(temporary, "xb", opener=lambda name, how: os.open(name, how, mode)) as file:
-            if is_old:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            if has_old_file:
                 temporary.chmod(mode)  # `os.open` applied the umask
             yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(place)
-    sync(place.parent)
+    sync(place.parent)  # the new name
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -121,7 +121,7 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
             sync(written)
         aside = replaced_folder(place)
         if replace and place.exists():
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)  # of an interrupted replacement
             place.rename(aside)
         with suppress(OSError):  # an empty folder may be replaced, also on Windows
             place.rmdir()
@@ -145,26 +145,28 @@ def restore_replaced(place: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder. It is renamed first, so an interrupted deletion leaves no partial folder."""
-    leaving = _temporary(folder)
-    folder.rename(leaving)
-    shutil.rmtree(leaving, ignore_errors=True)
+    temporary = _temporary(folder)
+    folder.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove temporary files and folders of dead writers, of all names or only of ``name``."""
-    start = "."
+    prefix = "."
     if name is not None:
-        start = f".{name}{_TEMPORARY}"
+        prefix = f".{name}{_TEMPORARY}"
     with suppress(OSError):  # the next write reports the problem
-        for found in list(folder.iterdir()):
-            if not found.name.startswith(start) or _TEMPORARY not in found.name:
+        for path in list(folder.iterdir()):
+            is_temporary = path.name.startswith(prefix) and _TEMPORARY in path.name
+            if not is_temporary:
                 continue
             with suppress(OSError):  # another process is writing it, and holds the lock
-                if found.is_symlink() or not found.is_dir():
-                    found.unlink()
+                if path.is_symlink() or not path.is_dir():
+                    path.unlink()
                 else:
-                    _new_lock(found / _LOCK).acquire(blocking=False).lock.release()
-                    shutil.rmtree(found, ignore_errors=True)
+                    # Fails while the writer is alive.
+                    _new_lock(path / _LOCK).acquire(blocking=False).lock.release()
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -182,14 +184,23 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def write_errors(shown: Path | str, error: type[NmtError], *, fix: str = _FIX) -> Iterator[None]:
-    """Turn an OSError from writing ``shown`` into an ``error`` with a fix."""
+def write_errors(
+    shown: Path | str, error_type: type[NmtError], *, fix: str = _FIX
+) -> Iterator[None]:
+    """Turn an OSError from writing a file into an error of ``error_type``.
+
+    Args:
+        shown: The file, as the message shows it.
+        error_type: Class of the new error.
+        fix: What the user can do.
+    """
     try:
         yield
     except BrokenPipeError:  # not a failure: the reader has closed the pipe
         raise
-    except OSError as cause:
-        raise error(f"{shown} cannot be written: {cause.strerror or cause}.", fix=fix) from cause
+    except OSError as error:
+        problem = f"{shown} cannot be written: {error.strerror or error}."
+        raise error_type(problem, fix=fix) from error
 
 
 def check_output(output: Path | None, *inputs: Path | None) -> None:
@@ -222,13 +233,14 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
 
 
 def _would_overwrite(output: Path, path: Path) -> bool:
+    """Whether an existing output file is the input ``path``, or a file of this input folder."""
     with suppress(OSError):  # opening the file reports the problem
         if output.is_file():  # a device may be both input and output
             # Translations may be written into the run folder, but not over its own files.
-            parts: Iterable[Path] = [path]
+            inputs: Iterable[Path] = [path]
             if path.is_dir() and output.resolve().suffix in _PART_SUFFIXES:
-                parts = path.rglob("*.*")
-            return any(part.is_file() and part.samefile(output) for part in parts)
+                inputs = path.rglob("*.*")
+            return any(file.is_file() and file.samefile(output) for file in inputs)
     return False
 
 
@@ -271,6 +283,7 @@ def _beside(place: Path) -> Iterator[Path]:
 
 
 def _temporary(place: Path) -> Path:
+    """Return an unused name for a temporary folder next to ``place``."""
     return place.with_name(f".{place.name}{_TEMPORARY}{os.getpid()}-{next(_serial)}")
 
 
@@ -283,19 +296,20 @@ def _new_lock(path: Path) -> Any:
 @contextmanager
 def _unwound_by_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise SystemExit, so that contexts clean up as after SIGINT."""
-    unhandled: list[int] = []
-    if threading.current_thread() is threading.main_thread():
+    unhandled: list[int] = []  # signals that would end the process at once
+    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
         for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
-            number = getattr(signal, name, None)  # some systems lack some
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                unhandled.append(number)
-    for number in unhandled:
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
+            signal_number = getattr(signal, name, None)  # some systems lack some
+            if signal_number is not None and signal.getsignal(signal_number) is signal.SIG_DFL:
+                unhandled.append(signal_number)
+    for signal_number in unhandled:
+        # The exit code of a process that a signal ends, as shells show it.
+        signal.signal(signal_number, lambda received, _: sys.exit(128 + received))
     try:
         yield
     finally:
-        for number in unhandled:
-            signal.signal(number, signal.SIG_DFL)
+        for signal_number in unhandled:
+            signal.signal(signal_number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -320,13 +334,13 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
     try:
         lock.acquire(blocking=False)
     except TimeoutError as error:
-        other = "another process"
+        holder = "another process"
         with suppress(OSError):  # Windows does not let others read a locked file
-            other = path.read_text(encoding="utf-8", errors="replace").strip() or other
+            holder = path.read_text(encoding="utf-8", errors="replace").strip() or holder
         if not wait:
             fix = "Wait until that process ends, stop it, or choose another folder."
-            raise CheckpointError(f"{path.parent} is in use by {other}.", fix=fix) from error
-        logger.info("waiting for %s to release the lock %s", other, path)
+            raise CheckpointError(f"{path.parent} is in use by {holder}.", fix=fix) from error
+        logger.info("waiting for %s to release the lock %s", holder, path)
         lock.acquire()
         has_waited = True
     try:
@@ -354,20 +368,22 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         CheckpointError: Another process trains there, or the folder cannot be written.
     """
     fix = "Set run_dir to a folder that you can write to, or change the permissions."
-    with ExitStack() as held:
+    with ExitStack() as lock:
         with write_errors(run_dir, CheckpointError, fix=fix):
-            made = [place for place in (run_dir, *run_dir.parents) if not place.exists()]
+            # Innermost first, which is the order in which they can be removed.
+            created = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
-            # An existing lock file can be opened even if no new file can be written.
-            for place in (run_dir, run_dir / "checkpoints"):
-                if place.exists():
-                    TemporaryFile(dir=place).close()
-            held.enter_context(file_lock(run_dir / ".lock"))
+            # Try to write. An existing lock file can be opened even if no new file can be written.
+            for folder in (run_dir, run_dir / "checkpoints"):
+                if folder.exists():
+                    TemporaryFile(dir=folder).close()
+            # Only errors of the lock become errors of writing, not those of the training below.
+            lock.enter_context(file_lock(run_dir / ".lock"))
         try:
             yield
         finally:
             with suppress(OSError):
-                if made and [path.name for path in run_dir.iterdir()] == [".lock"]:
+                if created and [path.name for path in run_dir.iterdir()] == [".lock"]:
                     (run_dir / ".lock").unlink()
-                    for place in made:
-                        place.rmdir()
+                    for folder in created:
+                        folder.rmdir()

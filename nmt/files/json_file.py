@@ -29,6 +29,7 @@ MAX_DIGITS = 40  # Of a whole number; the state of a 128-bit random generator ha
 # A string, or characters outside strings that are not brackets.
 _NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^\[{\]}"]+|"', re.DOTALL)
 
+# Names of types in messages.
 _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string", float: "a number"}
 _NAMES |= {int: "a whole number", bool: "true or false", type(None): "null"}
 
@@ -66,12 +67,12 @@ def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
-    if text.count("[") + text.count("{") > MAX_DEPTH:
+    if text.count("[") + text.count("{") > MAX_DEPTH:  # fewer brackets cannot be too deep
         _check_depth(text)
-    numbers: dict[str, Any] = {}
+    parsers: dict[str, Any] = {}
     if finite:
-        numbers = {"parse_float": _finite, "parse_constant": _finite}
-    return json.loads(text, parse_int=_whole_number, **numbers)
+        parsers = {"parse_float": _finite, "parse_constant": _finite}
+    return json.loads(text, parse_int=_whole_number, **parsers)
 
 
 def field(document: Any, name: str = "", *, kind: type[_Kind]) -> _Kind:
@@ -87,14 +88,18 @@ def field(document: Any, name: str = "", *, kind: type[_Kind]) -> _Kind:
         if name not in field(document, kind=dict):
             raise ValueError(f"{name} is missing")
         document = document[name]
-    if not isinstance(document, kind) or (isinstance(document, bool) and kind is not bool):
-        found = _NAMES[type(document)]
-        raise ValueError(f"{name or 'the document'} must be {_NAMES[kind]}, not {found}")
+    # For Python, true and false are also whole numbers.
+    is_unwanted_bool = isinstance(document, bool) and kind is not bool
+    if is_unwanted_bool or not isinstance(document, kind):
+        actual = _NAMES[type(document)]
+        raise ValueError(f"{name or 'the document'} must be {_NAMES[kind]}, not {actual}")
     return document
 
 
 def _check_depth(text: str) -> None:
-    steps = (1 if bracket in "[{" else -1 for bracket in _NO_BRACKETS.sub("", text))
+    """Raise a ValueError if brackets outside strings are nested too deeply."""
+    brackets = _NO_BRACKETS.sub("", text)
+    steps = (1 if bracket in "[{" else -1 for bracket in brackets)
     if max(accumulate(steps), default=0) > MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
@@ -136,9 +141,12 @@ class UnknownFormatError(CheckpointError):
 
 
 def _inside(name: str) -> str:
-    place = PurePosixPath(name)
-    # Backslashes and colons lead out of a folder on Windows.
-    if place.is_absolute() or ".." in place.parts or not place.parts or {*"\0\\:"} & {*name}:
+    """Return the name of a file in a manifest, after a check that it is inside the folder."""
+    path = PurePosixPath(name)
+    # Backslashes and colons lead out of a folder on Windows. A name with NUL cannot be opened.
+    has_bad_character = set("\0\\:").intersection(name)
+    leads_out = path.is_absolute() or ".." in path.parts
+    if not path.parts or leads_out or has_bad_character:
         raise ValueError(f"{name!r} is not inside the folder")
     return name
 
@@ -236,7 +244,7 @@ class Manifest(SealedManifest):
         try:
             values = cls.sealed_values(path, max_bytes=1 << 24)
             version = values["format_version"]
-            if version == FORMAT_VERSION:
+            if version == FORMAT_VERSION:  # for another version see the end
                 return cls(**values)
         except FileNotFoundError as error:
             fix = "The folder is not a complete checkpoint: use a different checkpoint."
@@ -256,7 +264,7 @@ class Manifest(SealedManifest):
         """
         if names is None:
             names = self.files
-        for problem in damage(folder, self.files, names):
+        for problem in damage(folder, self.files, names):  # the first one is raised
             fix = "Copy or export the folder again."
             if "state.json" in self.files:  # a checkpoint, not a model folder
                 fix = "Use another checkpoint of the run: set `checkpoint` to last or to step-N."

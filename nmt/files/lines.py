@@ -40,13 +40,14 @@ MAX_CHUNK_LINES = 2000
 # Maximum length of a line to translate or score: 1 MiB. Longer lines are cut, with a warning.
 MAX_LINE_BYTES = 1 << 20
 MAX_NOTES = 20  # Number of damaged lines that get a warning each; one warning covers the rest.
-_PAUSE_SECONDS = 0.02
-_PATIENCE_SECONDS = 0.2
+_PAUSE_SECONDS = 0.02  # A writer that is silent for so long pauses.
+_PATIENCE_SECONDS = 0.2  # Maximum age of a chunk.
 
 logger = logging.getLogger(__name__)
 
 
 def _open_zstandard(file: Path | IO[bytes]) -> Any:
+    """Open a file with the first library that is installed: Python 3.14, or its backport."""
     # Not `zstandard`: it does not detect a truncated file.
     for name in ("compression.zstd", "backports.zstd"):
         with suppress(ImportError):
@@ -94,10 +95,10 @@ def open_binary(path: Path) -> IO[bytes]:
             with path.open("rb") as file:
                 start = file.read(_LONGEST_MARK)
         opener = _opener(start)
-        if opener is None and start and path.suffix in _COMPRESSIONS:
-            fix = "Download the file again; if it is plain text, rename it."
-            raise DataError(f"{path} is not a {path.suffix} file.", fix=fix)
         if opener is None:
+            if start and path.suffix in _COMPRESSIONS:  # a compressed file may be empty
+                fix = "Download the file again; if it is plain text, rename it."
+                raise DataError(f"{path} is not a {path.suffix} file.", fix=fix)
             return path.open("rb")
         opened: IO[bytes] = opener(path)
         return opened
@@ -110,10 +111,10 @@ def open_binary(path: Path) -> IO[bytes]:
 
 def near_file(path: Path) -> str:
     """Return " Did you mean PATH?" with the most similar name in the folder, or an empty string."""
-    near = nearest_word(path.name, [other.name for other in path.parent.glob("*")])
-    if not near:
+    similar_name = nearest_word(path.name, [file.name for file in path.parent.glob("*")])
+    if not similar_name:
         return ""
-    return f" Did you mean {path.with_name(near)}?"
+    return f" Did you mean {path.with_name(similar_name)}?"
 
 
 def is_standard(path: Path | None) -> bool:
@@ -142,7 +143,8 @@ def open_input(path: Path | None) -> Iterator[IO[bytes]]:
     if sys.stdin is None:  # closed by the parent process
         raise DataError("Standard input is closed.", fix="Pass a file as `input`.")
     stream = sys.stdin.buffer
-    peek = getattr(stream, "peek", bytes)  # a buffer in a test may lack `peek`
+    # A buffer in a test may lack `peek`. `bytes` returns zeros, with which no compression begins.
+    peek = getattr(stream, "peek", bytes)
     try:
         opener = _opener(peek(_LONGEST_MARK))
     except OSError as error:
@@ -169,7 +171,7 @@ def read_pieces(
     """
     read = stream.read
     if at_once:
-        read = getattr(stream, "read1", read)
+        read = getattr(stream, "read1", read)  # if the stream has this method
     try:
         while piece := read(size):
             yield piece
@@ -189,29 +191,31 @@ def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Itera
         max_bytes: Longer lines are cut to ``max_bytes + 1`` bytes, which bounds memory. None for no
             limit.
     """
-    most = sys.maxsize - 1
+    cut_size = sys.maxsize - 1  # Bytes of a line that is cut.
     if max_bytes is not None:
-        most = max_bytes + 1
+        cut_size = max_bytes + 1
 
     def cut(line: bytes) -> bytes:
-        if len(line) > most:
-            return line[:most]
+        if len(line) > cut_size:
+            return line[:cut_size]
         return line.removesuffix(b"\r")
 
-    mark = _BOM  # Until the first line has ended.
-    rest = bytearray()  # The line that has not ended yet.
+    mark = _BOM  # Removed from the first line; empty after it.
+    # The line that has not ended yet. One byte more than its cut size is kept, so that `cut` knows
+    # that it is longer.
+    unfinished = bytearray()
     for piece in pieces:
-        start, *others = piece.split(b"\n")
-        rest += start[: most + 1 - len(rest)]
+        continuation, *later_lines = piece.split(b"\n")
+        unfinished += continuation[: cut_size + 1 - len(unfinished)]
         lines = []
-        if others:
-            lines.append(cut(bytes(rest)).removeprefix(mark))
-            lines += map(cut, others[:-1])
-            rest = bytearray(others[-1][: most + 1])
+        if later_lines:  # the piece has an LF, which ends the unfinished line
+            lines.append(cut(bytes(unfinished)).removeprefix(mark))
+            lines += map(cut, later_lines[:-1])  # the last one has not ended
+            unfinished = bytearray(later_lines[-1][: cut_size + 1])
             mark = b""
         yield lines
-    if rest and rest != mark:
-        yield [cut(bytes(rest)).removeprefix(mark)]
+    if unfinished and unfinished != mark:
+        yield [cut(bytes(unfinished)).removeprefix(mark)]
 
 
 def split_lines(
@@ -228,19 +232,23 @@ def split_lines(
             yield None if is_too_long else line
 
 
-def decode_line(line: bytes, name: str, number: int) -> str:
+def decode_line(line: bytes, name: str, line_number: int) -> str:
     """Decode UTF-8.
 
+    Args:
+        line: The bytes.
+        name: Name of the file in messages.
+        line_number: Number of the line in the file, from 1.
+
     Raises:
-        DataError: The line is not UTF-8. The message names the file, the line (``number``, counted
-            from 1) and the byte.
+        DataError: The line is not UTF-8. The message names the file, the line and the byte.
     """
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        if number == 1:
+        if line_number == 1:
             _reject_other_encodings(line, name)
-        place = f"{name}, line {number:,}, byte {error.start + 1}"
+        place = f"{name}, line {line_number:,}, byte {error.start + 1}"
         fix = "Convert the file to UTF-8 (iconv), or set filters.on_bad_utf8: skip."
         raise DataError(f"{place}: 0x{line[error.start]:02x} is not UTF-8.", fix=fix) from error
 
@@ -249,15 +257,17 @@ def _reject_other_encodings(start: bytes, name: str) -> None:
     """Raise a DataError if ``start`` looks like UTF-16, UTF-32 or a binary file."""
     mark = _WIDE_MARKS.match(start)
     if mark:
-        encoding = str(mark.lastgroup).replace("_", "-")
-        file = "FILE"
+        encoding = str(mark.lastgroup).replace("_", "-")  # name of the group, such as UTF_16
+        shown_file = "FILE"
         if Path(name).is_file():
-            file = join_words([name])
-        fix = f"Convert the file: iconv -f {encoding} -t UTF-8 {file} > NEW"
+            shown_file = join_words([name])
+        fix = f"Convert the file: iconv -f {encoding} -t UTF-8 {shown_file} > NEW"
         raise DataError(f"{name} is {encoding}, not UTF-8.", fix=fix)
     # A line of text may contain a NUL or a few bad bytes. Programs, images and weights have many.
-    has_nulls = start.count(0) * _BINARY_BYTES > len(start) >= _BINARY_BYTES
-    if has_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:  # the last may be cut
+    is_long = len(start) >= _BINARY_BYTES
+    has_many_nulls = is_long and start.count(0) * _BINARY_BYTES > len(start)
+    # One bad character may be the last one, which is cut.
+    if has_many_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:
         problem = f"{name} is a binary file: it has NUL bytes and bytes that are not UTF-8."
         raise DataError(problem, fix="Pass a text file in UTF-8.")
 
@@ -290,8 +300,8 @@ def read_start(path: Path, num_lines: int) -> list[str]:
     """
     with open_binary(path) as stream:
         lines = split_lines(stream, str(path), max_bytes=MAX_LINE_BYTES)
-        start = [line or b"" for line in islice(lines, num_lines)]
-    return [line.decode("utf-8", "replace") for line in start]
+        first_lines = [line or b"" for line in islice(lines, num_lines)]  # None is a long line
+    return [line.decode("utf-8", "replace") for line in first_lines]
 
 
 def count_lines(path: Path) -> int:
@@ -300,15 +310,15 @@ def count_lines(path: Path) -> int:
     Raises:
         DataError: The file is missing or damaged.
     """
-    count = 0
-    last = b"\n"
+    num_lines = 0
+    last_byte = b"\n"  # an empty file has no line
     with open_binary(path) as stream:
         for piece in read_pieces(stream, str(path), _CHUNK_BYTES):
-            count += piece.count(b"\n")
-            last = piece[-1:]
-    if last != b"\n":
-        count += 1
-    return count
+            num_lines += piece.count(b"\n")
+            last_byte = piece[-1:]
+    if last_byte != b"\n":
+        num_lines += 1
+    return num_lines
 
 
 def read_chunks(
@@ -335,28 +345,31 @@ def read_chunks(
             is binary.
     """
     pieces = read_pieces(stream, name, _READ_BYTES, at_once=True)
-    first = next(pieces, b"")
-    if not first:
+    first_piece = next(pieces, b"")
+    if not first_piece:
         return
-    _reject_other_encodings(first, name)
+    _reject_other_encodings(first_piece, name)
     chunk: list[bytes] = []
-    size = 0
-    since = 0.0
-    for lines in split_pieces(chain([first], pieces), max_bytes):
+    num_bytes = 0  # of the chunk
+    start_time = 0.0  # of the chunk, in seconds
+    for lines in split_pieces(chain([first_piece], pieces), max_bytes):  # of each piece
         for line in lines:
             if not chunk:
-                since = time.monotonic()
+                start_time = time.monotonic()
             chunk.append(line)
-            size += len(line)
-            if len(chunk) >= lines_at_once or size >= _MAX_CHUNK_BYTES:
+            num_bytes += len(line)
+            if len(chunk) >= lines_at_once or num_bytes >= _MAX_CHUNK_BYTES:
                 yield chunk
                 chunk = []
-                size = 0
-        is_old = bool(chunk) and time.monotonic() - since > _PATIENCE_SECONDS
-        if (chunk or not lines) and (is_old or not has_input(stream)):
-            yield chunk
-            chunk = []
-            size = 0
+                num_bytes = 0
+        # The next read may wait, so yield the lines first if they are old, or if it would wait.
+        # If no line has ended in this piece, the chunk may be empty: a pause within a line.
+        if chunk or not lines:
+            is_old = bool(chunk) and time.monotonic() - start_time > _PATIENCE_SECONDS
+            if is_old or not has_input(stream):
+                yield chunk
+                chunk = []
+                num_bytes = 0
     if chunk:
         yield chunk
 
@@ -383,22 +396,30 @@ class LineDecoder:
         self._max_bytes = max_bytes
 
     def decode(self, lines: Sequence[bytes], first_number: int, name: str = "") -> list[str]:
-        """Decode lines. ``name`` and ``first_number`` locate a line in warnings."""
+        """Decode lines. ``name`` and ``first_number`` locate a line in warnings.
+
+        Args:
+            lines: Consecutive lines, without LF.
+            first_number: Number of the first of them in the file, from 1.
+            name: Text in front of "line", for example ``train.de, ``.
+        """
         numbered = enumerate(lines, first_number)
         return [self._decode(line, f"{name}line {number:,}") for number, line in numbered]
 
-    def _decode(self, line: bytes, shown: str) -> str:
+    def _decode(self, line: bytes, place: str) -> str:
+        """Decode a line. ``place`` begins the warnings, such as ``line 5``."""
         if len(line) > self._max_bytes:
-            self._warn(f"{shown} is longer than {self._max_bytes:,} bytes; the rest is cut off")
+            self._warn(f"{place} is longer than {self._max_bytes:,} bytes; the rest is cut off")
             return line[: self._max_bytes].decode("utf-8", "ignore")
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
             bad = f"byte {error.start + 1}: 0x{line[error.start]:02x}"
-            self._warn(f"{shown}, {bad} is not UTF-8; replaced by U+FFFD")
+            self._warn(f"{place}, {bad} is not UTF-8; replaced by U+FFFD")
             return line.decode("utf-8", "replace")
 
     def _warn(self, message: str) -> None:
+        """Count a changed line, and log the warning if there were not too many."""
         self.num_damaged += 1
         if self.num_damaged <= MAX_NOTES:
             logger.warning(message)

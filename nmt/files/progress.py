@@ -17,7 +17,7 @@ from tqdm import tqdm
 from nmt.files.lines import count_lines, is_standard
 
 _LEAST_SECONDS = 0.1  # minimum time between two drawings
-_FOLLOW_SECONDS = 0.5
+_FOLLOW_SECONDS = 0.5  # time between two updates of `follow`
 
 
 def progress_bar(
@@ -34,14 +34,12 @@ def progress_bar(
         shown: False disables the bar, for example while a user types.
         options: Passed to `tqdm.tqdm`, such as ``total``, ``initial`` and ``leave``.
     """
-    has_size = True
-    with suppress(OSError):  # a replaced stderr may have no file descriptor
-        has_size = not _is_watched() or get_terminal_size(sys.stderr.fileno()).columns > 0
-    # Some consoles and containers report a width of 0.
     size: dict[str, Any] = {"dynamic_ncols": True}
-    if not has_size:
-        size = {"ncols": 80, "nrows": 24}
-    bar_format = None
+    with suppress(OSError):  # a replaced stderr may have no file descriptor
+        # Some consoles and containers report a width of 0.
+        if _is_watched() and get_terminal_size(sys.stderr.fileno()).columns == 0:
+            size = {"ncols": 80, "nrows": 24}
+    bar_format = None  # the default format of tqdm
     if not unit:
         bar_format = "{desc}: {elapsed}"
     bar: tqdm[Any] = tqdm(
@@ -63,14 +61,14 @@ def progress_bar(
 def follow(bar: tqdm[Any], counter: Callable[[], int]) -> None:
     """Set a bar to the value of ``counter`` every half second, from a thread, until it closes."""
 
-    def run() -> None:
+    def update_until_closed() -> None:
         while not bar.disable:  # closing a bar disables it
             time.sleep(_FOLLOW_SECONDS)
             with bar.get_lock():  # type: ignore[no-untyped-call]
                 bar.update(counter() - bar.n)
                 bar.refresh()
 
-    Thread(target=run, daemon=True).start()
+    Thread(target=update_until_closed, daemon=True).start()
 
 
 def _is_watched() -> bool:
@@ -83,8 +81,8 @@ def file_bar(description: str, path: Path | None, *, unit: str) -> tqdm[Any]:
     """Return a bar that counts the lines of a file; disabled for standard input."""
     if path is None or is_standard(path):
         return progress_bar(description, unit=unit, shown=False)
-    total = None
-    # Counting the lines of a gigabyte takes about a second.
+    total = None  # the bar shows no end
+    # Counting the lines of a gigabyte takes about a second, so larger files are not counted.
     if _is_watched() and path.is_file() and path.stat().st_size <= 1 << 30:
         total = count_lines(path)
     return progress_bar(description, unit=unit, total=total)
