@@ -4,10 +4,10 @@ The steps, from top to bottom:
 
 `prepare` reads the options and the configuration. `prepare_data` keeps an up-to-date folder.
 Otherwise it creates a new folder under a temporary name and renames it at the end, so that a folder
-is always complete. `_read_corpora` reads the text three times:
+is always complete. `_read_corpora` reads the text three times, corpus by corpus:
 
-1. The first pass applies the filters that need only text, such as a limit of characters, and counts
-   and lists the dropped pairs. It draws a sample of the other pairs.
+1. `_read_training`, the first pass, applies the filters that need only text, such as a limit of
+   characters, and counts and lists the dropped pairs. It draws a sample of the other pairs.
 2. The vocabulary is learned from the sample, and `_encode` converts every line to token ids.
 3. `_write` drops pairs by length and length ratio in subwords, and by the diagnosis, which compares
    pairs across whole corpora. It writes the other pairs to the token store.
@@ -85,12 +85,12 @@ def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
     """
     config = load_config(options.config, options.set_)
     if options.verify:
-        files = prepared.verify_prepared(config.prepared_dir)
+        records = prepared.verify_prepared(config.prepared_dir)
         folder = str(config.prepared_dir)
-        size = sum(record.size for record in files.values())
-        text = f"{folder}: {len(files):,} files, {size:,} bytes, all undamaged"
-        return TextResult(text, {"folder": folder, "files": len(files), "bytes": size})
-    piped = None
+        num_bytes = sum(record.size for record in records.values())
+        text = f"{folder}: {len(records):,} files, {num_bytes:,} bytes, all undamaged"
+        return TextResult(text, {"folder": folder, "files": len(records), "bytes": num_bytes})
+    piped = None  # nobody types a corpus into a terminal
     if sys.stdin is not None and not sys.stdin.isatty():
         piped = sys.stdin.buffer
         if any(map(is_piped, config.data.train)) and _is_device(piped):
@@ -134,22 +134,25 @@ def prepare_data(
     options = options or PreparationOptions()
     folder = config.prepared_dir
     recipe = recipe_of(config)
-    scored_with = tuple(map(str, options.score_with))
+    score_models = tuple(map(str, options.score_with))
     ignores_existing = options.force or options.report_only
     reads_stdin = check_sources(config.data)
-    # The report of an existing folder that was prepared with these settings and corpora.
-    fresh = None
+    if not reads_stdin:
+        piped = None
+    # The report of the existing folder; None if the folder has to be made or made again.
+    existing_report = None
     if not ignores_existing:
-        fresh = current_report(folder, recipe, scored_with)
-    if reads_stdin and piped is None and fresh is None:
+        existing_report = current_report(folder, recipe, score_models)
+    lacks_input = reads_stdin and piped is None
+    if lacks_input and existing_report is None:
         fix = "First run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command."
         problem = f"The training corpus is standard input, but {folder} does not match"
         raise ConfigError(f"{problem} or is missing.", fix=fix)
-    # Standard input can be compared only after it is stored: below.
-    if fresh and not (reads_stdin and piped):
+    # New standard input must be stored before it can be compared with the folder: see below.
+    if existing_report is not None and piped is None:
         atomic.remove_leftovers(folder.parent, folder.name)
-        return fresh.written_to(options.report_dir, lists=folder)
-    _check(config, options)
+        return existing_report.written_to(options.report_dir, lists=folder)
+    _check_settings(config, options)
 
     if options.report_only:
         with (
@@ -168,38 +171,41 @@ def prepare_data(
         lock = folder.with_name(f".{folder.name}.lock")
         with (
             atomic.file_lock(lock, wait=True, remove=True) as has_waited,
-            work_folder(folder) as work,
+            work_folder(folder) as shards,
         ):
             atomic.restore_replaced(folder)  # after a kill between two renames
-            readable = recipe.spooled(piped, work)
-            # Another process has prepared the folder meanwhile, or standard input is stored.
+            readable_recipe = recipe.spooled(piped, shards)
+            # The folder may be up to date after all: the process that this one has waited for may
+            # have prepared it, and standard input, which is stored now, may be unchanged.
             if not ignores_existing and (has_waited or reads_stdin):
-                fresh = current_report(folder, recipe, scored_with, readable.input)
-                if fresh is not None:
-                    return fresh.written_to(options.report_dir, lists=folder)
-            _check_ours(folder, is_anew=ignores_existing)
+                existing_report = current_report(
+                    folder, recipe, score_models, readable_recipe.input
+                )
+                if existing_report is not None:
+                    return existing_report.written_to(options.report_dir, lists=folder)
+            _check_replaceable(folder, is_requested=ignores_existing)
             with (
                 open_workers(options.workers, options.scheduler) as workers,
-                atomic.atomic_folder(folder, replace=True) as new,
+                atomic.atomic_folder(folder, replace=True) as new_folder,
             ):
-                sources = prepared.describe_sources(readable)
-                reading = CorpusReader(readable, new, workers, shards=work)
+                sources = prepared.describe_sources(readable_recipe)
+                reading = CorpusReader(readable_recipe, new_folder, workers, shards=shards)
                 report = _read_corpora(reading, options.score_with)
-                if not prepared.are_unchanged(sources, readable.input):
+                if not prepared.are_unchanged(sources, readable_recipe.input):
                     raise has_changed("in a file")
                 report = replace(report, folder=str(folder))
-                report.write(new)
+                report.write(new_folder)
                 # Written last: a folder without a manifest is incomplete.
                 manifest = PreparedManifest.describe(
-                    new, recipe.hash(), sources, report.counts, scored_with
+                    new_folder, recipe.hash(), sources, report.counts, score_models
                 )
                 check(manifest)
-                manifest.write(new)
+                manifest.write(new_folder)
     return report.written_to(options.report_dir, lists=folder)
 
 
 def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareReport:
-    """Read all corpora into the folder.
+    """Write the prepared data of all corpora into ``reading.folder``, and return their report.
 
     Raises:
         DataError: A corpus is missing, damaged, not parallel or changing, or all pairs are dropped.
@@ -215,80 +221,66 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     for corpus in recipe.data.corpora.values():
         check_plain_text(corpus, config.direction(corpus))
     sets, unchecked = held_out_sets(recipe)
-    directions = {name: config.direction(x) for name, x in {**sets, **recipe.corpora}.items()}
+    corpora_and_sets = {**sets, **recipe.corpora}
+    directions = {name: config.direction(corpus) for name, corpus in corpora_and_sets.items()}
+    train_directions = list(map(config.direction, recipe.data.training))
     profiles = learn_profiles(recipe)
+    # Filters depend on the languages, so corpora of the same direction have the same filters.
     chains: dict[Direction, FilterChain] = {}
-    for corpus in recipe.data.training:
-        languages = config.direction(corpus)
-        if languages not in chains:
-            chain = pair_filters.training_filters(config.filters, *languages, profiles)
-            chains[languages] = chain
-    filters = next(iter(chains.values()))  # all chains have the same actions
+    for direction in dict.fromkeys(train_directions):
+        chains[direction] = pair_filters.training_filters(config.filters, *direction, profiles)
+    filters = chains[train_directions[0]]  # all chains have the same actions
 
     with ProblemLog(folder, filters, recipe.corpora, recipe.valid_sets) as log:
         held_out = {name: _read_held_out(name, sets[name], reading, log) for name in sets}
         overlap = Overlap(held_out, directions)
         material = Material(
-            filters=config.filters, languages=next(iter(chains)), directions=directions,
+            filters=config.filters, languages=train_directions[0], directions=directions,
             corpora=recipe.corpora, held_out=held_out, score_with=score_with, folder=folder,
             scratch=scratch, workers=reading.workers,
         )  # fmt: skip
         diagnosis = make_diagnosis(material, filters)
 
         with reading.stage("reading"):
-            # Each pair has two sentences.
             sample = TextSample(
                 {name: directions[name] for name in recipe.corpora},
-                config.tokenizer.sample_sentences // 2,
+                config.tokenizer.sample_sentences // 2,  # each pair has two sentences
                 noise={name: corpus.noise.rates for name, corpus in recipe.corpora.items()},
             )
             for name in recipe.corpora:
                 text_pass = TextPass(chains[directions[name]], name, diagnosis.look)
-                results = reading.map("reading", name, text_pass, diagnosis.depends_on)
-                num_kept = 0
-                for pairs, result in reading.kept_pairs(name, directions[name], results):
-                    problems = log.take(name, result.values)
-                    overlap.see(pairs, directions[name])
-                    diagnosis.see(name, pairs, result.arrays, problems)
-                    for pair in pairs:
-                        sample.add(name, pair.source, pair.target)
-                    num_kept += len(pairs)
-                if not num_kept:
-                    raise log.nothing_left("training", name)
+                _read_training(text_pass, reading, log, overlap, diagnosis, sample)
             diagnosis.end({name: reading.num_lines[name] for name in recipe.corpora})
 
         with reading.stage("vocabulary"), progress_bar("learning subwords", leave=False):
-            unlearned = learn_tokenizers(sample, folder / TOKENIZER, recipe)
+            vocabulary_warnings = learn_tokenizers(sample, folder / TOKENIZER, recipe)
             tokenizers = load_tokenizers(folder / TOKENIZER)
 
         with reading.stage("encoding"):
-            to_encode = [*recipe.corpora, *recipe.valid_sets]
+            names = [*recipe.corpora, *recipe.valid_sets]
             # Test sets are encoded only if the diagnosis compares their words with training data.
             if diagnosis.compares_words:
-                to_encode += [name_of_test(name) for name in sets if name in recipe.data.test]
-            encoded = _encode(reading, to_encode, tokenizers, scratch / "lines")
+                names += [name_of_test(name) for name in sets if name in recipe.data.test]
+            encoded = _encode(reading, names, tokenizers, scratch / "lines")
         if diagnosis.compares_words:
             with reading.stage("lexicon"):
                 diagnosis.learn(encoded.lines, encoded.spans, tokenizers.vocab_sizes)
 
         with reading.stage("writing"):
-            train = _write(TRAIN, reading, encoded, log, filters=filters, diagnosis=diagnosis)
+            train = _write(TRAIN, reading, encoded, log, filters, diagnosis)
             valid_filters = pair_filters.held_out_filters(config.filters)
-            nothing = Diagnosis(material)  # finds nothing
-            valid = _write(VALID, reading, encoded, log, filters=valid_filters, diagnosis=nothing)
+            # The base class of diagnoses finds no problems.
+            valid = _write(VALID, reading, encoded, log, valid_filters, Diagnosis(material))
 
         with reading.stage("shortlist"), progress_bar("making shortlists", leave=False):
-            sizes = tokenizers.vocab_sizes
-            write_shortlist(folder / SHORTLIST, train, sizes, diagnosis.lexicon)
+            write_shortlist(folder / SHORTLIST, train, tokenizers.vocab_sizes, diagnosis.lexicon)
         if profiles.log_probs:
             atomic.write_json(folder / PROFILES, asdict(profiles))
         report = log.report()
 
-    train_directions = list(map(config.direction, recipe.data.training))
-    valid_directions = list(map(config.direction, recipe.data.validation))
     warnings = _distinct(chain.warnings for chain in chains.values())
     warnings += prepare_report.lost_pairs(report.counts, recipe.corpora)
-    warnings += unlearned
+    warnings += vocabulary_warnings
     for name, check in reading.checks.items():
         warnings += [f"{name}: {text}" for text in check.warnings()]
     valid_targets = read_lines(folder / VALID / "target.txt")
@@ -306,12 +298,14 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         stages=reading.stages,
     )
     report = diagnosis.complete(report)
+    valid_directions = list(map(config.direction, recipe.data.validation))
     valid_sides = prepare_report.report_sides(valid, valid_directions, tokenizers)
     warnings = [*report.warnings, *prepare_report.coverage_warnings(valid_sides)]
     return replace(report, warnings=warnings, seconds=time.perf_counter() - begin)
 
 
 def _distinct(texts: Iterable[Sequence[str]]) -> list[str]:
+    """Return the texts of all sequences in order, without repetitions."""
     return list(dict.fromkeys(itertools.chain.from_iterable(texts)))
 
 
@@ -320,34 +314,76 @@ def _read_held_out(
 ) -> list[SentencePair]:
     """Return the pairs of a held-out set without blank or too long sides (in characters).
 
-    `_write` later drops validation pairs with too many subwords.
+    Problems of test sets are not logged, because their pairs are not written. `_write` later drops
+    validation pairs with too many subwords.
     """
     config = reading.recipe.config
     is_valid = name in reading.recipe.valid_sets
-    shown = name if is_valid else name_of_test(name)
-    text_pass = TextPass(pair_filters.held_out_filters(config.filters), shown)
+    name_in_report = name if is_valid else name_of_test(name)
+    text_pass = TextPass(pair_filters.held_out_filters(config.filters), name_in_report)
     results = ((block, text_pass(block)) for block in reading.blocks(corpus))
-    usable = list[SentencePair]()
-    for pairs, result in reading.kept_pairs(shown, config.direction(corpus), results):
-        usable += pairs
+    usable_pairs = list[SentencePair]()
+    for pairs, result in reading.kept_pairs(name_in_report, config.direction(corpus), results):
+        usable_pairs += pairs
         if is_valid:
             log.take(name, result.values)
-    return usable
+    return usable_pairs
+
+
+def _read_training(
+    text_pass: TextPass,
+    reading: CorpusReader,
+    log: ProblemLog,
+    overlap: Overlap,
+    diagnosis: Diagnosis,
+    sample: TextSample,
+) -> None:
+    """First pass over one training corpus: filter its pairs, and count and sample the kept ones.
+
+    Args:
+        text_pass: The filters and the name of the corpus.
+        reading: Keeps which pairs have passed the filters, for the last pass.
+        log: Receives the problems of the pairs.
+        overlap: Looks for held-out sentences in the kept pairs.
+        diagnosis: Looks at the kept pairs.
+        sample: Draws from the kept pairs.
+
+    Raises:
+        DataError: A line cannot be read, or all pairs are dropped.
+    """
+    name = text_pass.corpus
+    recipe = reading.recipe
+    direction = recipe.config.direction(recipe.corpora[name])
+    results = reading.map("reading", name, text_pass, diagnosis.depends_on)
+    num_kept = 0
+    for pairs, result in reading.kept_pairs(name, direction, results):
+        problems = log.take(name, result.values)
+        overlap.see(pairs, direction)
+        diagnosis.see(name, pairs, result.arrays, problems)
+        for pair in pairs:
+            sample.add(name, pair.source, pair.target)
+        num_kept += len(pairs)
+    if not num_kept:
+        raise log.nothing_left("training", name)
 
 
 def _encode(
     reading: CorpusReader, names: Sequence[str], tokenizers: Tokenizers, folder: Path
 ) -> EncodedCorpora:
-    """Encode all lines of the corpora ``names``, and write the ids to a store in ``folder``."""
+    """Second pass: encode all lines of the corpora ``names``, and store their ids in ``folder``.
+
+    Dropped lines are encoded too, so that the row of a line follows from its number.
+    """
     encoding_pass = EncodingPass(tokenizers, reading.workers.threads)
     depends_on = tokenizer_hash(reading.folder / TOKENIZER)
-    spans = {}
+    spans = {}  # first row of each corpus, and the row after its last row
     end = 0
     with StoreWriter(folder, max(tokenizers.vocab_sizes)) as writer:
         for name in names:
             for _, (arrays, _) in reading.map("encoding", name, encoding_pass, depends_on):
                 source = FlatIds(arrays["ids_0"], arrays["lengths_0"])
                 target = FlatIds(arrays["ids_1"], arrays["lengths_1"])
+                # The index of the corpus is not used: `spans` tells the corpora apart.
                 writer.append(source, target, 0, arrays["numbers"])
             start = end
             end += reading.num_lines[name]
@@ -360,7 +396,6 @@ def _write(
     reading: CorpusReader,
     encoded: EncodedCorpora,
     log: ProblemLog,
-    *,
     filters: FilterChain,
     diagnosis: Diagnosis,
 ) -> ParallelStore:
@@ -376,12 +411,16 @@ def _write(
 
     Returns:
         The new store.
+
+    Raises:
+        DataError: All pairs of a corpus are dropped, or a corpus has become longer.
     """
     folder = reading.folder / part
     corpora = reading.recipe.corpora if part == TRAIN else reading.recipe.valid_sets
+    all_lines = encoded.lines
     with StoreWriter(folder, max(encoded.tokenizers.vocab_sizes)) as writer:
         for index, (name, corpus) in enumerate(corpora.items()):
-            source_tags, target_tags = reading.recipe.tag_ids(corpus, encoded.tokenizers)
+            source_tag_ids, target_tag_ids = reading.recipe.tag_ids(corpus, encoded.tokenizers)
             results = map_blocks(
                 f"writing {name}",
                 reading.blocks_to_filter(name, encoded, diagnosis),
@@ -393,9 +432,10 @@ def _write(
                 log.take(name, values)
                 is_kept = arrays["is_kept"]
                 rows = encoded.rows(name, block)[is_kept]
-                source = encoded.lines.source.ids(rows).prepend(source_tags)
-                target = encoded.lines.target.ids(rows).prepend(target_tags)
-                writer.append(source, target, index, encoded.lines.lines[rows])
+                source = all_lines.source.ids(rows).prepend(source_tag_ids)
+                target = all_lines.target.ids(rows).prepend(target_tag_ids)
+                line_numbers = all_lines.lines[rows]
+                writer.append(source, target, index, line_numbers)
                 if part == VALID:
                     _append_text(folder, kept_pairs(block, is_kept))
     log.check_kept("training" if part == TRAIN else "validation", corpora)
@@ -413,54 +453,64 @@ def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
 def recipe_of(config: RunConfig) -> Recipe:
     """Return the settings that determine the prepared data."""
     recipe = Recipe(config=config, bound=bound_values(config, "data"))
-    vocabulary = config.run_dir / TOKENIZER
-    if recipe.init_from is not None or not vocabulary.is_dir() or not has_data_settings(config):
+    if recipe.init_from is not None:  # the vocabulary of that model is used
         return recipe
-    recipe = replace(recipe, vocabulary=vocabulary)
-    of_run = trained_on(config.run_dir, config.prepared_dir)
-    if of_run is not None:
-        recipe = replace(recipe, hash_of_run=of_run.config_hash)
+    vocabulary = config.run_dir / TOKENIZER
+    if vocabulary.is_dir() and has_data_settings(config):  # the run will be resumed
+        recipe = replace(recipe, vocabulary=vocabulary)
+        manifest = trained_on(config.run_dir, config.prepared_dir)
+        if manifest is not None:
+            recipe = replace(recipe, hash_of_run=manifest.config_hash)
     return recipe
 
 
-def _check(config: RunConfig, options: PreparationOptions) -> None:
+def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
     """Check settings and files before reading the corpora."""
     check_languages(config.language_codes)
     if options.score_with and len(config.directions) > 1:
-        found = ", ".join(map(str, config.directions))
-        problem = f"`score_with` scores a single direction, but data.train has {found}."
+        listed = ", ".join(map(str, config.directions))
+        problem = f"`score_with` scores a single direction, but data.train has {listed}."
         raise ConfigError(problem, fix="Score each direction with its own configuration.")
-    init_from = config.training.init_from
-    if init_from is not None and not (init_from / TOKENIZER).is_dir():
-        problem = f"training.init_from {init_from} is not a model: it has no {TOKENIZER} folder."
+    model = config.training.init_from
+    if model is not None and not (model / TOKENIZER).is_dir():
+        problem = f"training.init_from {model} is not a model: it has no {TOKENIZER} folder."
         fix = "Use a run folder, or a folder created by `nmt average` or `nmt import`."
         raise ConfigError(problem, fix=fix)
-    if init_from is not None and config.training.keeps_vocabulary:
-        now = config.language_tags or "null"
-        was = now
-        if (init_from / CONFIG).is_file():
-            was = load_folder_config(init_from).language_tags or now
-        if was != now:
-            problem = f"data.language_tags is {now}, but {was} in training.init_from {init_from}."
-            raise ConfigError(problem, fix=f"Set data.language_tags to {was}.")
-        tokenizers = load_tokenizers(init_from / TOKENIZER)
+    if model is not None and config.training.keeps_vocabulary:
+        tags = config.language_tags or "null"
+        old_tags = tags
+        if (model / CONFIG).is_file():
+            old_tags = load_folder_config(model).language_tags or tags
+        if old_tags != tags:
+            problem = f"data.language_tags is {tags}, but {old_tags} in training.init_from {model}."
+            raise ConfigError(problem, fix=f"Set data.language_tags to {old_tags}.")
+        tokenizers = load_tokenizers(model / TOKENIZER)
         recipe = recipe_of(config)
         for corpus in config.data.corpora.values():
             recipe.tag_ids(corpus, tokenizers)  # which raises an error without a tag
+    # Both have an entry for each side, unless the vocabulary is learned: then there are no models.
     for path, symbols in zip(config.tokenizer.models or (), config.tag_symbols, strict=False):
-        lacking = [symbol for symbol in symbols if symbol not in Tokenizer.load(path).symbols]
-        if lacking:
-            problem = f"tokenizer.from: {path} splits {', '.join(lacking)}."
+        unknown = [symbol for symbol in symbols if symbol not in Tokenizer.load(path).symbols]
+        if unknown:
+            problem = f"tokenizer.from: {path} splits {', '.join(unknown)}."
             fix = "Learn it again with these symbols as --user_defined_symbols, or leave them out."
             raise ConfigError(problem, fix=fix)
     check_files(config.data.corpora)
     check_hub(config.data)
 
 
-def _check_ours(folder: Path, *, is_anew: bool) -> None:
-    """Check that the folder can be replaced; ``is_anew``: the user asked to prepare again."""
+def _check_replaceable(folder: Path, *, is_requested: bool) -> None:
+    """Check that the folder contains nothing but prepared data, which a new folder may replace.
+
+    Args:
+        folder: The prepared folder; it may be missing.
+        is_requested: Whether the user asked to prepare again. Otherwise the reason is logged.
+
+    Raises:
+        DataError: The folder contains something else.
+    """
     if (folder / MANIFEST).exists():
-        if not is_anew:
+        if not is_requested:
             why = "was prepared from other corpora or settings, or is damaged"
             logger.info("%s %s; preparing it again", folder, why)
     elif folder.exists() and any(folder.iterdir()):
