@@ -16,7 +16,7 @@ import sacrebleu
 
 from nmt.checkpoint.model_folder import find_model
 from nmt.commands.loading import decoding_changes, warn_of_language
-from nmt.commands.options import AugmentOptions, given
+from nmt.commands.options import AugmentOptions, user_values
 from nmt.data.corpus import Block
 from nmt.data.workers import BlockResult, StoredResults, map_blocks
 from nmt.errors import ConfigError, DataError
@@ -52,7 +52,7 @@ class AugmentReport:
         for reason, count in self.dropped.items():
             lines.append(f"  dropped {count:,}: {reason}")
         lines.append("add this entry to data.train of your configuration:")
-        name = self.tag[1:-1]
+        name = self.tag[1:-1]  # without the angle brackets
         lines.append(f"    - {{name: {name}, tsv: {self.corpus}, tag: {self.tag}}}")
         return "\n".join(lines)
 
@@ -80,18 +80,18 @@ def augment(options: AugmentOptions) -> AugmentReport:
     output = options.output
     references = options.references
     translator = _load_translator(options)
-    if references and _count(text) != _count(references):
+    if references and _count_lines(text) != _count_lines(references):
         problem = f"{text} and {references} have different numbers of lines."
         raise DataError(problem, fix="Pass one reference for each line of the text.")
     models = [find_model(folder, options.checkpoint).sha256 for folder in options.model]
     _ = translator.direction  # fails before the work begins
-    warn_of_language(str(text), _lines(text), translator)
+    warn_of_language(str(text), _read_lines(text), translator)
     settings = {
         "text": sha256_of_file(text),
         "models": models,
         "forward": options.forward,
         "tag": options.tag,
-        "references": references and sha256_of_file(references),
+        "references": references and sha256_of_file(references),  # None without references
         "from": options.from_,
         "to": options.to,
         "shard_lines": options.shard_lines,
@@ -104,28 +104,28 @@ def augment(options: AugmentOptions) -> AugmentReport:
         with file_lock(output / ".lock", remove=True):
             write_json(output / SETTINGS, settings)
             if (output / _REPORT).is_file():  # an earlier run has done everything
-                finished = read_json(output / _REPORT)
-                finished["shards_made"] = 0
-                return AugmentReport(**finished)
+                values = read_json(output / _REPORT)
+                values["shards_made"] = 0
+                return AugmentReport(**values)
             (output / _SHARDS).mkdir(exist_ok=True)
             # After a kill, only the missing shards are translated.
             files = [text, references] if references else [text]
-            translate = _Translate(translator, options.forward)
-            stored = StoredResults(translate, output / _SHARDS, sha256_of_json(settings))
-            parts = _parts(files, options.shard_lines)
+            translate_shard = _ShardTranslation(translator, options.forward)
+            stored = StoredResults(translate_shard, output / _SHARDS, sha256_of_json(settings))
+            shards = _read_shards(files, options.shard_lines)
             counts = Counter[str]()
             with open_output(output / CORPUS) as corpus:
-                for _, result in map_blocks(f"translating {text}", parts, stored):
+                for _, result in map_blocks(f"translating {text}", shards, stored):
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
+            # What is left in `counts` are the numbers of dropped lines, by reason.
             num_read = counts.pop("read", 0)
-            dropped = counts  # The other counts are those of dropped lines, by reason.
             report = AugmentReport(
                 corpus=str(output / CORPUS),
                 read=num_read,
-                written=num_read - dropped.total(),
-                dropped=dict(dropped.most_common()),
-                shards_made=translate.made,
+                written=num_read - counts.total(),
+                dropped=dict(counts.most_common()),
+                shards_made=translate_shard.num_translated,
                 seconds=round(time.perf_counter() - begin, 3),
                 tag="<ft>" if options.forward else "<bt>",
             )
@@ -135,19 +135,24 @@ def augment(options: AugmentOptions) -> AugmentReport:
 
 
 def _load_translator(options: AugmentOptions) -> Translator:
-    """Load the models; with references, all translations of the beam are returned."""
+    """Load the models; with references, all translations of the beam are returned.
+
+    Raises:
+        ConfigError: The options contradict each other.
+        CheckpointError: A model is missing or damaged.
+    """
     if options.references and (options.sample or not options.forward):
         problem = "`references` needs `forward`, and cannot be combined with `sample`."
         raise ConfigError(problem, fix="Add `forward` and remove `sample`, or drop `references`.")
-    model, *others = options.model
-    decoding = given(options, "seed", "beam_size")
+    first_model, *other_models = options.model
+    decoding = user_values(options, "seed", "beam_size")
     if options.sample:
         decoding["sampling"] = True
-    decoding = decoding_changes(model, options.set_, decoding)
+    decoding = decoding_changes(first_model, options.set_, decoding)
     decoding["n_best"] = 1
     translator = Translator.load(
-        model,
-        ensemble=Ensemble(tuple(others)),
+        first_model,
+        ensemble=Ensemble(tuple(other_models)),
         checkpoint=options.checkpoint,
         threads=options.threads,
         engine=options.engine,
@@ -172,55 +177,68 @@ def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
     Raises:
         ConfigError: The folder contains something else.
     """
-    place = output / SETTINGS
+    path = output / SETTINGS
     problem = ""
-    if place.is_file():
-        was = read_json(place)
-        differing = [name for name, value in settings.items() if was.get(name) != value]
-        if differing:
-            problem = f"{output} was created with different settings: {', '.join(differing)}."
+    if path.is_file():
+        old_settings = read_json(path)
+        names = [name for name, value in settings.items() if old_settings.get(name) != value]
+        if names:
+            problem = f"{output} was created with different settings: {', '.join(names)}."
+    # Hidden files, such as the lock, may be there.
     elif output.is_dir() and any(path.name[0] != "." for path in output.iterdir()):
         problem = f"{output} is not empty and was not created by `nmt {command}`."
     if problem:
         raise ConfigError(problem, fix="Choose a new folder, or use the same settings to resume.")
 
 
-def _parts(files: Sequence[Path], size: int) -> Iterator[Block]:
-    """Yield the lines of a text in shards, each with its reference if there are references."""
-    lines = zip(*map(_lines, files), strict=True)
-    first = 1
-    while part := list(islice(lines, size)):
-        columns = tuple(zip(*part, strict=True))
-        yield Block(list, columns, first)
-        first += len(part)
+def _read_shards(files: Sequence[Path], shard_lines: int) -> Iterator[Block]:
+    """Yield the lines of a text in shards, each with its reference if there are references.
+
+    Args:
+        files: The text, and the references if there are any.
+        shard_lines: Lines per shard.
+
+    Yields:
+        A block with a column for each file. It is not parsed: `_ShardTranslation` uses the columns.
+    """
+    rows = zip(*map(_read_lines, files), strict=True)  # a line of each file
+    first_number = 1
+    while shard := list(islice(rows, shard_lines)):
+        columns = tuple(zip(*shard, strict=True))
+        yield Block(list, columns, first_number)
+        first_number += len(shard)
 
 
-def _lines(text: Path) -> Iterator[str]:
-    with open_binary(text) as stream:
-        yield from decoded_lines(stream, str(text))
+def _read_lines(path: Path) -> Iterator[str]:
+    with open_binary(path) as stream:
+        yield from decoded_lines(stream, str(path))
 
 
-def _count(text: Path) -> int:
-    return sum(1 for _ in _lines(text))
+def _count_lines(path: Path) -> int:
+    return sum(1 for _ in _read_lines(path))
 
 
 @dataclass
-class _Translate:
-    """Translates a block of lines. Returns pairs as TSV, and counts of lines read and dropped."""
+class _ShardTranslation:
+    """Translates a block of lines, and counts the blocks."""
 
     translator: Translator
-    forward: bool
-    made: int = 0
+    forward: bool  # whether the lines are the source side of the new pairs
+    num_translated: int = 0  # blocks
 
     def __call__(self, block: Block) -> BlockResult:
-        lines, *references = block.columns
+        """Return the array ``pairs`` (lines of TSV as UTF-8), and counts.
+
+        The counts are ``read``, the number of lines, and the numbers of dropped lines by reason.
+        """
+        lines, *references = block.columns  # zero or one columns of references
         counts = Counter({"read": len(lines)})
         pairs = []
         for row, result in enumerate(self.translator.translate(lines)):
             translation = result.text
             if references:
-                texts = [each.text for each in result.alternatives] or [translation]
-                translation = max(texts, key=partial(_similarity, references[0][row]))
+                candidates = [item.text for item in result.alternatives] or [translation]
+                translation = max(candidates, key=partial(_similarity, references[0][row]))
             source = result.source.replace("\t", " ")
             translation = translation.replace("\t", " ")
             if not (source.strip() and translation.strip()):
@@ -231,7 +249,7 @@ class _Translate:
                 pairs.append(f"{source}\t{translation}\n")
             else:
                 pairs.append(f"{translation}\t{source}\n")
-        self.made += 1
+        self.num_translated += 1
         content = "".join(pairs).encode()
         return BlockResult({"pairs": np.frombuffer(content, np.uint8)}, counts)
 

@@ -34,35 +34,35 @@ def average(options: AverageOptions) -> TextResult:
     """
     run_dir = options.run
     check_new_folder(options.output, run_dir)
-    present = dict(list_checkpoints(run_dir))
-    if not present:
+    checkpoints = dict(list_checkpoints(run_dir))  # step -> folder
+    if not checkpoints:
         fix = "Pass a run folder created by `nmt train`."
         raise CheckpointError(f"{run_dir} has no checkpoints.", fix=fix)
-    missing = [str(step) for step in sorted(options.step) if step not in present]
+    missing = [str(step) for step in sorted(options.step) if step not in checkpoints]
     if missing:
-        fix = f"Set `step` to one of: {', '.join(map(str, sorted(present)))}."
+        fix = f"Set `step` to one of: {', '.join(map(str, sorted(checkpoints)))}."
         raise CheckpointError(f"{run_dir} has no checkpoint of step {', '.join(missing)}.", fix=fix)
     if options.best is not None:
-        wanted = options.best
-        steps = by_score(present, _scores(present))[:wanted]
+        num_wanted = options.best
+        steps = by_score(checkpoints, _scores(checkpoints))[:num_wanted]
         if not steps:
             raise CheckpointError(f"{run_dir} has no scores.", fix="Use `last` in place of `best`.")
     elif options.step:
-        wanted = len(options.step)
+        num_wanted = len(options.step)
         steps = list(options.step)
     else:
-        wanted = options.last or _DEFAULT_LAST
-        steps = sorted(present)[-wanted:]
-    if len(steps) < wanted:
-        kept = "best" if options.best else "last"
+        num_wanted = options.last or _DEFAULT_LAST
+        steps = sorted(checkpoints)[-num_wanted:]
+    if len(steps) < num_wanted:
+        option = "best" if options.best else "last"
         text = "%s has only %d checkpoints, not %d; to keep more, set training.keep_%s"
-        logger.info(text, run_dir, len(steps), wanted, kept)
-    folders = {step: present[step] for step in sorted(steps)}
+        logger.info(text, run_dir, len(steps), num_wanted, option)
+    folders = {step: checkpoints[step] for step in sorted(steps)}
     for step, folder in folders.items():
-        own_step = Manifest.read(folder).step
-        if own_step != step:  # the folder was renamed
-            problem = f"{folder} contains the checkpoint of step {own_step:,}."
-            fix = f"Rename the folder to step-{own_step:08}."
+        recorded_step = Manifest.read(folder).step
+        if recorded_step != step:  # the folder was renamed
+            problem = f"{folder} contains the checkpoint of step {recorded_step:,}."
+            fix = f"Rename the folder to step-{recorded_step:08}."
             raise CheckpointError(problem, fix=fix)
     # Fail now if the model could not be loaded later.
     load_model(run_dir, f"step-{max(folders)}")
@@ -73,12 +73,19 @@ def average(options: AverageOptions) -> TextResult:
     return TextResult(output, {"output": output, "steps": list(folders)})
 
 
-def _scores(present: Mapping[int, Path]) -> dict[int, float]:
-    """Return all validation scores of the run, from its newest checkpoint."""
-    folder = present[max(present)]
+def _scores(checkpoints: Mapping[int, Path]) -> dict[int, float]:
+    """Return all validation scores of the run by step, from its newest checkpoint.
+
+    Args:
+        checkpoints: Folders by step.
+
+    Raises:
+        CheckpointError: The newest checkpoint is damaged, or no checkpoint has a score.
+    """
+    folder = checkpoints[max(checkpoints)]
     Manifest.read(folder).verify(folder, (STATE,))
     scores = dict(read_state(folder).get("progress", {}).get("history", []))
-    if not scores.keys() & present.keys():
+    if not scores.keys() & checkpoints.keys():
         problem = f"{folder / STATE} contains no validation scores, so `best` cannot be used."
         raise CheckpointError(problem, fix="Use `last` or `step` instead of `best`.")
     return scores

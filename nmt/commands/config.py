@@ -47,10 +47,10 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         recorded_settings=recorded_settings,
     )
     config = with_metric(config)
-    kept = _kept_values(config, path, overrides)
-    if kept:
+    values = _values_of_run(config, path, overrides)
+    if values:
         text = "%s leaves keys open that %s has set; the run keeps its values:\n  %s"
-        logger.info(text, path, config.run_dir / CONFIG, "\n  ".join(kept))
+        logger.info(text, path, config.run_dir / CONFIG, "\n  ".join(values))
     return config
 
 
@@ -66,15 +66,21 @@ def with_metric(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def _kept_values(config: RunConfig, path: Path | str, overrides: Sequence[str]) -> list[str]:
-    """Return the values of a resumed run that differ from those of its file alone, as text."""
+def _values_of_run(config: RunConfig, path: Path | str, overrides: Sequence[str]) -> list[str]:
+    """Return the values of a resumed run that its configuration file would not give, as text.
+
+    Args:
+        config: The configuration, with the values of the run.
+        path: The configuration file.
+        overrides: ``section.key=value`` each.
+    """
     if not list_checkpoints(config.run_dir):
         return []
     try:
-        alone = with_metric(loader.load_config(path, overrides))
+        config_without_run = with_metric(loader.load_config(path, overrides))
     except ConfigError:  # the file leaves a key open that has no default
         return []
-    return changed_settings(settings_of(alone), settings_of(config))
+    return changed_settings(settings_of(config_without_run), settings_of(config))
 
 
 ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry("kind of advice")
@@ -102,23 +108,27 @@ def keys(options: KeysOptions) -> TextResult:
     return TextResult(describe_keys(options.section))
 
 
-def _explain_keys(start: str) -> str:
-    """Return keys as text for a terminal: default, then meaning and allowed values, wrapped."""
+def _explain_keys(section: str) -> str:
+    """Return keys as text for a terminal: default, then meaning and allowed values, wrapped.
+
+    ``section`` is a section or a key; empty for all keys.
+    """
     from rich.console import Console  # noqa: PLC0415 - slow to load
     from rich.padding import Padding  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     console = Console(highlight=False)
     with console.capture() as capture:
-        for name, about, keys in described_sections(start):
+        for name, about, described_keys in described_sections(section):
             console.print(Text(name, "bold"))
             console.print(Text(f"{about}\n".replace("``", "`")))
-            for key in keys:
+            for key in described_keys:
                 default = f"default: {key.default}" if key.default else "required"
-                line = Text.assemble("  ", (key.path[-1], "bold cyan"), f"  [{default}]")
+                heading = Text.assemble("  ", (key.path[-1], "bold cyan"), f"  [{default}]")
                 meaning = f"{key.description} Allowed: {key.allowed}."
                 text = Text(meaning.replace("``", "`"))
-                console.print(line, Padding(text, (0, 0, 0, 6), expand=False))
+                # The text is indented by six characters.
+                console.print(heading, Padding(text, (0, 0, 0, 6), expand=False))
             console.print()
     return capture.get()
 
@@ -129,8 +139,11 @@ def show(options: ShowOptions) -> TextResult:
 
 
 def check(options: CheckOptions) -> TextResult:
-    """Check configuration files; report all problems."""
-    good: list[str] = []
+    """Check configuration files; report all problems.
+
+    The result has a line for each file without errors, and one `ConfigError` with all errors.
+    """
+    lines: list[str] = []
     errors: list[NmtError] = []
     for path in options.configs:
         try:
@@ -140,7 +153,7 @@ def check(options: CheckOptions) -> TextResult:
         except (ConfigError, DataError) as error:
             errors.append(error)
             continue
-        good.append(f"{path}: good")
+        lines.append(f"{path}: good")
         try:
             check_files(config.data.corpora)
         except DataError as error:  # the files may be on another machine
@@ -148,4 +161,4 @@ def check(options: CheckOptions) -> TextResult:
         for text in (*advice(config), *swapped_sets(config)):
             logger.warning("%s: %s", path, text)
     failure = ConfigError.joined(errors) if errors else None
-    return TextResult("\n".join(good), failure=failure)
+    return TextResult("\n".join(lines), failure=failure)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.model_folder import CONFIG
-from nmt.commands.options import MbrOptions, ModelOptions, SearchOptions, given
+from nmt.commands.options import MbrOptions, ModelOptions, SearchOptions, user_values
 from nmt.config.loader import load_inference
 from nmt.data.checks import other_language
 from nmt.errors import ConfigError
@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 def loading(options: ModelOptions) -> dict[str, Any]:
-    """Return the arguments of `Translator.load` and `Scorer.load`.
+    """Return the arguments of `Translator.load` and `Scorer.load` that the options determine.
+
+    Not all classes of options have an engine and a type of numbers, or options of the search.
 
     Raises:
         ConfigError: The weights are invalid, or their number differs from the number of models.
@@ -53,17 +55,17 @@ def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
         ConfigError: MBR is combined with a beam size, or its options are set without `mbr`.
     """
     if options.mbr is None:
-        unused = list(given(options, "mbr_candidates", "mbr_from"))
-        if unused:
-            name = unused[0]
+        unused_names = list(user_values(options, "mbr_candidates", "mbr_from"))
+        if unused_names:
+            name = unused_names[0]
             raise ConfigError(f"`{name}` needs `mbr`.", fix=f"Add `mbr` chrf, or remove `{name}`.")
         return None
     if beam_size is not None:
         fix = "Remove `beam_size`, and set `mbr_candidates`."
         raise ConfigError(f"`beam_size` {beam_size} cannot be combined with `mbr`.", fix=fix)
-    make: type[Mbr] = load_attribute("nmt.inference.mbr:Mbr")  # its metrics take time to load
-    num_candidates = options.mbr_candidates or 32
-    return make(options.mbr, num_candidates, options.mbr_from or "samples")
+    # Imported only here, because its metrics take time to load.
+    mbr_class: type[Mbr] = load_attribute("nmt.inference.mbr:Mbr")
+    return mbr_class(options.mbr, options.mbr_candidates or 32, options.mbr_from or "samples")
 
 
 def decoding_changes(
@@ -90,9 +92,9 @@ def decoding_changes(
 
 def warn_of_language(name: str, texts: Iterable[str], translator: Translator) -> None:
     """Warn if a text is not in the source language of the model."""
-    with suppress(MissingLanguageError):
+    with suppress(MissingLanguageError):  # several languages, and none was chosen
         source, target = translator.direction
-        if not source:
+        if not source:  # the configuration does not say
             return
         language = other_language(texts, source, [target])
         if language:

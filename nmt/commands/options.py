@@ -41,11 +41,15 @@ def format_name(text: str) -> str:
 
 
 def _override(text: str) -> str:
-    """Check that an override is one word; otherwise its value would be read as an argument."""
+    """Check that an override is one word; otherwise its value would be read as an argument.
+
+    Raises:
+        ConfigError: The override is ``KEY`` or, as in YAML, ``KEY: VALUE``.
+    """
     if "=" not in text:
         key, _, value = text.partition(":")
-        typed = f"`set` {key or 'KEY'}={value.strip() or 'VALUE'}"
-        fix = f"Join key and value with an equals sign, without spaces: {typed}"
+        override = f"`set` {key or 'KEY'}={value.strip() or 'VALUE'}"
+        fix = f"Join key and value with an equals sign, without spaces: {override}"
         raise ConfigError(f"`set` {text}: expected KEY=VALUE.", fix=fix)
     return text
 
@@ -57,8 +61,9 @@ def _model_folder(text: str) -> Path:
         CheckpointError: The user has no permission to read the folder.
     """
     folder = file_name(text)
-    is_seen = os.access(folder, os.F_OK) and folder.is_dir()
-    if is_seen and not os.access(folder, os.R_OK | os.X_OK):
+    # Without access to its parents, `is_dir` would raise an error.
+    is_folder = os.access(folder, os.F_OK) and folder.is_dir()
+    if is_folder and not os.access(folder, os.R_OK | os.X_OK):
         fix = "Make the folder readable (chmod -R u+rX), or copy the folder."
         raise CheckpointError(f"You have no permission to read {folder}.", fix=fix)
     return folder
@@ -164,7 +169,7 @@ class SearchOptions(Options):
 
     def decoding(self) -> dict[str, Any]:
         """Return the decoding options that the user has set."""
-        return given(self, "beam_size", "length_penalty", "shortlist", "batch_tokens")
+        return user_values(self, "beam_size", "length_penalty", "shortlist", "batch_tokens")
 
 
 class MbrOptions(Options):
@@ -183,8 +188,8 @@ class MbrOptions(Options):
     mbr_from: Annotated[Literal["samples", "beam"] | None, Flag(shown="samples")] = None
 
 
-def given(options: Any, *names: str) -> dict[str, Any]:
-    """Return the options that the user has set, that is, that are not None."""
+def user_values(options: Any, *names: str) -> dict[str, Any]:
+    """Return those of the options ``names`` that the user has set, that is, that are not None."""
     values = {name: getattr(options, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -227,10 +232,11 @@ class PrepareOptions(PreparationOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = changed(self, *PreparationOptions.__dataclass_fields__)
-        if self.verify and others:
-            problem = f"`verify` cannot be combined with `{others[0]}`: it only checks files."
-            raise ConfigError(problem, fix=f"Remove `{others[0]}`.")
+        unused_names = changed(self, *PreparationOptions.__dataclass_fields__)
+        if self.verify and unused_names:
+            name = unused_names[0]
+            problem = f"`verify` cannot be combined with `{name}`: it only checks files."
+            raise ConfigError(problem, fix=f"Remove `{name}`.")
 
 
 class TrainOptions(Options):
@@ -420,19 +426,22 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
     def check_output(self, n_best: int) -> None:
         """Check that the output format can show the requested outputs.
 
+        Args:
+            n_best: Translations per line.
+
         Raises:
             ConfigError: Plain text cannot show them.
         """
         if self.format == "json":
             return
-        is_several = n_best > 1
+        # All outputs but alignments need JSON.
         names = [f"`{name}`" for name in _OUTPUTS[1:] if getattr(self, name)]
         problem = ""
-        if self.min_confidence is not None and (self.alignments or is_several):
+        if self.min_confidence is not None and (self.alignments or n_best > 1):
             problem = "`min_confidence` together with alignments or several translations"
         elif names:
             problem = " and ".join(names)
-        elif self.alignments and is_several:
+        elif self.alignments and n_best > 1:
             problem = f"the alignments of {n_best} translations"
         if problem:
             fix = "Add `format` json, or remove these options."
@@ -445,8 +454,8 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
 
     @property
     def search(self) -> dict[str, Any]:
-        """Return the decoding options that the user has set."""
-        changes = given(self, "temperature", "top_p", "top_k", "seed", "n_best")
+        """Return the decoding options that the user has set, of the search and of sampling."""
+        changes = user_values(self, "temperature", "top_p", "top_k", "seed", "n_best")
         if self.sample:
             changes["sampling"] = True
         return self.decoding() | changes
@@ -666,10 +675,10 @@ class CommandResult(Protocol):
 
 @dataclass(frozen=True)
 class TextResult:
-    """A text; ``values`` are its plain data."""
+    """The result of a command as a text, and as plain data."""
 
     text: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # the same content, for JSON
     failure: NmtError | None = None
 
     def as_text(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from nmt.commands.loading import decoding_changes, loading
-from nmt.commands.options import ScoreOptions, given
+from nmt.commands.options import ScoreOptions, user_values
 from nmt.errors import DataError
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import MAX_CHUNK_LINES, LineDecoder, is_standard, open_input, read_chunks
@@ -22,7 +22,7 @@ from nmt.inference.direction import LanguageOptions
 from nmt.inference.scorer import PairScore, Scorer
 
 _Pairs = list[tuple[str, str]]
-_MOST_CHARACTERS = 1 << 22
+_MOST_CHARACTERS = 1 << 22  # of a chunk, so that long lines do not fill the memory
 
 
 def score(options: ScoreOptions) -> None:
@@ -37,7 +37,7 @@ def score(options: ScoreOptions) -> None:
     target = options.target
     languages = LanguageOptions(options.from_, options.to, options.tag)
     check_output(options.output, source, target, options.model)
-    decoding = given(options, "length_penalty", "batch_tokens")
+    decoding = user_values(options, "length_penalty", "batch_tokens")
     scorer = Scorer.load(options.model, **loading(options))
     scorer = scorer.with_options(**decoding_changes(options.model, options.set_, decoding))
     scorer.score([], languages)  # check languages and tag before reading
@@ -50,10 +50,11 @@ def score(options: ScoreOptions) -> None:
                 writer.write(line.encode("utf-8", "replace") + b"\n")
             writer.flush()
             num_scored += len(chunk)
-            bar.update(num_scored - bar.n)
+            bar.update(num_scored - bar.n)  # `n` is what the bar shows already
 
 
 def _line(score: PairScore, options: ScoreOptions) -> str:
+    """Return the output line for the score of a pair."""
     if options.format == "json":
         return json.dumps(score.as_dict(), ensure_ascii=False)
     value = score.log_prob if options.sum else score.score
@@ -61,14 +62,19 @@ def _line(score: PairScore, options: ScoreOptions) -> str:
 
 
 def _read_table() -> Iterator[_Pairs]:
-    """Yield chunks of pairs from ``source<TAB>target`` lines as they arrive."""
-    number = 0
+    """Yield chunks of pairs from ``source<TAB>target`` lines of standard input as they arrive.
+
+    Raises:
+        DataError: A line that is not blank has no tab or several tabs.
+    """
+    number = 0  # of the last line
     decoder = LineDecoder()
     with open_input(None) as stream:
         for chunk in read_chunks(stream):
             pairs = []
             for line in decoder.decode(chunk, number + 1):
                 number += 1
+                # A blank line is a pair of blank sentences.
                 cells = line.split("\t") if line.strip() else ["", ""]
                 if len(cells) != 2:
                     problem = f"Standard input, line {number:,} has {len(cells) - 1} tabs, not 1."
@@ -90,8 +96,10 @@ def _read_files(*paths: Path) -> Iterator[_Pairs]:
         num_characters = 0
         for number, (source, target) in enumerate(zip_longest(sources, targets)):
             if source is None or target is None:
-                rest = number + 1 + sum(1 for _ in chain(sources, targets))
-                counts = (number, rest) if source is None else (rest, number)
+                # One file has ended after `number` lines. Count the remaining lines of the longer
+                # file, of which one more has been read.
+                longer = number + 1 + sum(1 for _ in chain(sources, targets))
+                counts = (number, longer) if source is None else (longer, number)
                 raise DataError.not_parallel(names[0], names[1], counts)
             chunk.append((source, target))
             num_characters += len(source) + len(target)
@@ -104,7 +112,8 @@ def _read_files(*paths: Path) -> Iterator[_Pairs]:
 
 
 def _read_texts(stream: IO[bytes], name: str, decoder: LineDecoder) -> Iterator[str]:
-    number = 1
+    """Yield the lines of a file; ``name`` is its name in messages."""
+    first_number = 1  # number of the first line of the chunk
     for chunk in read_chunks(stream, name=name):
-        yield from decoder.decode(chunk, number, f"{name}, ")
-        number += len(chunk)
+        yield from decoder.decode(chunk, first_number, f"{name}, ")
+        first_number += len(chunk)

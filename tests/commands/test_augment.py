@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_makes_what_is_missing_only(
     """And a damaged shard again; the bytes are those of a run that was not stopped."""
     options: dict[str, Any] = {"sample": sampling}
     whole = augmented(text, run, "whole", **options)
-    make, made = recipe._Translate.__call__, list[int]()
+    make, made = recipe._ShardTranslation.__call__, list[int]()
 
     def counted(self: Any, block: Block) -> Any:
         if len(made) == 2:
@@ -82,7 +82,7 @@ def test_a_run_that_was_stopped_makes_what_is_missing_only(
         return make(self, block)
 
     with monkeypatch.context() as patch:
-        patch.setattr(recipe._Translate, "__call__", counted)
+        patch.setattr(recipe._ShardTranslation, "__call__", counted)
         with pytest.raises(KeyboardInterrupt):
             augmented(text, run, "stopped", **options)
     first, _ = sorted((Path("stopped") / "shards").glob("*.shard"))

@@ -24,7 +24,7 @@ from nmt.checkpoint.files import MODEL, adapter_record
 from nmt.checkpoint.model_folder import ModelFiles, find_model, recorded_data
 from nmt.commands.augment import CORPUS, SETTINGS, augment, check_ours
 from nmt.commands.config import load_config
-from nmt.commands.options import AugmentOptions, given
+from nmt.commands.options import AugmentOptions, user_values
 from nmt.commands.train import fit
 from nmt.config import loader
 from nmt.config.data import CorpusConfig, Direction
@@ -182,7 +182,7 @@ def _steps(
     first_teacher, *other_teachers = options.teachers
     with open_output(output / _CONFIG) as file:
         file.write(dump_document(student).encode())
-    threads = given(options, "threads")  # Empty, or the option ``threads`` and its value.
+    threads = user_values(options, "threads")  # Empty, or the option ``threads`` and its value.
     defaults = [f"training.{name}={value}" for name, value in threads.items()]
     if not options.config and _can_start(teachers[0].config, options.set_):
         defaults += [f"training.init_from={json.dumps(str(first_teacher))}", *_START]
@@ -198,7 +198,7 @@ def _steps(
         text=options.text,
         forward=True,
         output=output / _CORPUS,
-        **given(options, "references", "from_", "to", "beam_size", "threads"),
+        **user_values(options, "references", "from_", "to", "beam_size", "threads"),
     )
     augment(translation)
     config = load_config(output / _CONFIG, overrides)  # may count the characters of the corpus
@@ -219,7 +219,7 @@ def _steps(
         source_language=direction.source,
         target_language=direction.target,
         ensemble=Ensemble(tuple(other_teachers)),
-        **given(options, "beam_size", "threads"),
+        **user_values(options, "beam_size", "threads"),
     )
     teacher_bytes = sum(map(_num_bytes, teachers))
     weights = model / "model.bin"

@@ -191,7 +191,7 @@ def test_a_student_can_be_trained_longer_without_translating_again(
     distilled(teachers[:1], output="a student")
     before = Path("a student/model/model.bin").read_bytes()
     Path("a student").rename("moved")
-    monkeypatch.setattr(recipe, "_Translate", None)
+    monkeypatch.setattr(recipe, "_ShardTranslation", None)
     report = distilled(teachers[:1], output=Path("moved").resolve(), set_=("training.max_steps=8",))
     assert (Path(report.model) / "model.bin").read_bytes() != before
     assert find_model(Path("moved/run")).step == 8
