@@ -85,10 +85,13 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
 
     # Models (weights are not loaded yet) and test sets with their files.
     models = [EvaluatedModel(folder, options) for folder in options.models]
-    everyone = list(models)
+    models_and_baseline = list(models)
     if options.baseline_model:
-        everyone.append(EvaluatedModel(options.baseline_model, options, is_baseline=True))
-    has_languages = any(model.has_languages for model in everyone)
+        models_and_baseline.append(
+            EvaluatedModel(options.baseline_model, options, is_baseline=True)
+        )
+    has_languages = any(model.has_languages for model in models_and_baseline)
+    # Analysis -> a true value if it is requested.
     requested = {
         "slices": options.slices or options.slice_,
         "robustness": options.robustness,
@@ -97,28 +100,29 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         "languages": has_languages and ANALYSES.find("languages"),
     }
     analyses = [ANALYSES[name] for name, is_requested in requested.items() if is_requested]
-    configured = everyone[0].configured if everyone else None
+    # The first model's configuration has the test sets.
+    configured = models_and_baseline[0].configured if models_and_baseline else None
     tests = evaluation_set.load_test_sets(options, configured)
     sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
     inputs = [options.contrastive, options.baseline, *options.hypothesis]
-    inputs += [Path(text.partition("=")[2]) for text in options.slice_]
+    inputs += [Path(label.partition("=")[2]) for label in options.slice_]  # NAME=FILE
     for test in tests:
         inputs += test.files
-    for model in everyone:
+    for model in models_and_baseline:
         inputs += model.files
     for path in (*options.report, options.save_hypotheses):
         check_output(path, *inputs)
 
     # Hypotheses: files were read with the test sets; models translate one by one.
-    failures = _translate(sets, everyone, options.save_hypotheses)
+    failures = _translate(sets, models_and_baseline, options.save_hypotheses)
 
     # Statistics per sentence, scores of their sums, and analyses of both.
     evaluations = []
-    for evaluated in sets:
-        _warn(evaluated)
-        failures += evaluated.score()
-        sections = [analyse(evaluated) for analyse in analyses]
-        evaluations.append(evaluated.evaluation(sections))
+    for evaluated_set in sets:
+        _warn(evaluated_set)
+        failures += evaluated_set.score()
+        sections = [analyse(evaluated_set) for analyse in analyses]
+        evaluations.append(evaluated_set.evaluation(sections))
 
     # The report: its `failure` sets the exit code after a failed gate, metric or output file.
     report = EvaluationReport(
@@ -128,9 +132,10 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     )
     for path, write in writers.items():
         failures += _save(path, write(report, models))
-    for evaluated in sets:  # the page of the run links to the reports in its folder
-        for model, system in zip(models, evaluated.systems, strict=False):
-            model.record(evaluated.test, system)
+    for evaluated_set in sets:  # the page of the run links to the reports in its folder
+        # The systems of the models come first; those of files follow.
+        for model, system in zip(models, evaluated_set.systems, strict=False):
+            model.record(evaluated_set.test, system)
     return replace(report, failures=tuple(failures))
 
 
@@ -146,6 +151,11 @@ _READ = ("decoding", "data", "source_language", "target_language")
 
 class EvaluatedModel:
     """A model and its configuration; the weights are loaded by the first translation.
+
+    Args:
+        folder: The model folder.
+        options: Options of the evaluation.
+        is_baseline: Whether the systems of all other models are compared with this model.
 
     Raises:
         ConfigError: A flag or override is wrong.
@@ -163,10 +173,12 @@ class EvaluatedModel:
         self.folder = folder
         self.is_baseline = is_baseline
         self.tag = options.tag
-        # Several languages: tags choose them, or a group of languages (OPUS-MT) and `languages`.
+        # Whether the languages of each test set are passed to the model. It has several if it has
+        # language tags. Models of OPUS-MT have none, but the target can be a group of languages,
+        # whose code has three letters; then `languages` chooses one of them.
         is_group = options.languages and len(primary_code(self.config.target_language)) > 2
         self.has_languages = bool(self.config.language_tags or is_group)
-        self.loading = loading(options)
+        self.loading = loading(options)  # arguments of `Translator.load`
         self._mbr: Mbr | None = None
         if is_baseline:  # always the best checkpoint, and not an ensemble
             self.loading |= {"checkpoint": "best", "ensemble": None}
@@ -180,7 +192,16 @@ class EvaluatedModel:
         self.target_tokenizer: Tokenizer | None = None  # known after a translation
 
     def translate(self, name: str, lines: Sequence[str], test: EvaluationSet) -> System:
-        """Translate lines of ``test``; ``name`` is the name of the text in the log."""
+        """Translate lines.
+
+        Args:
+            name: Name of the text in the log.
+            lines: Source lines: of the test set, or changed ones.
+            test: Set that the lines come from. It has their languages and their tag.
+
+        Returns:
+            The translations, in the same order.
+        """
         if self._translator is None:
             self._translator = self._load()
         logger.info("translating %s lines of %s with %s", f"{len(lines):,}", name, self.name)
@@ -202,6 +223,7 @@ class EvaluatedModel:
         return System(self.name, texts, self._settings(translator), results=results)
 
     def _load(self) -> Translator:
+        """Load the weights, and set ``target_tokenizer``."""
         utility = None
         if self._mbr:
             utility = self._mbr.loaded(self.config.target_language, self.loading["device"])
@@ -211,6 +233,7 @@ class EvaluatedModel:
         return translator
 
     def _settings(self, translator: Translator) -> dict[str, str | int | float]:
+        """Return the settings that the report shows for the translations, by name."""
         engine = translator.engine
         settings: dict[str, str | int | float] = {"engine": engine.name, "dtype": engine.dtype}
         if checkpoints_dir(self.folder).is_dir():
@@ -230,21 +253,21 @@ class EvaluatedModel:
     def record(self, test: EvaluationSet, system: System) -> None:
         """Add the scores to the report of the run."""
         if self.loading["ensemble"]:
-            return
-        line = {
+            return  # these are not the scores of one run
+        entry = {
             "test": test.name,
             "checkpoint": self.loading["checkpoint"],
             "scores": {score.metric: score.value for score in system.scores},
             "sentences": len(test),
         }
-        record_evaluation(self.folder, self.config.name, line)
+        record_evaluation(self.folder, self.config.name, entry)
 
 
 class EvaluatedSet:
     """A test set with systems and metrics: the input of analyses.
 
     Args:
-        whole: The complete test set.
+        full_set: The complete test set.
         options: Options of the evaluation.
         gates: Minimum score by metric.
         models: Models, whose translations become the first systems.
@@ -254,48 +277,53 @@ class EvaluatedSet:
 
     def __init__(
         self,
-        whole: EvaluationSet,
+        full_set: EvaluationSet,
         options: EvaluateOptions,
         gates: Mapping[str, float],
         models: Sequence[EvaluatedModel],
         is_only: bool,
     ) -> None:
-        self.test = whole.first(options.limit)
+        self.test = full_set.first(options.limit)
         self.options = options
         self.gates = gates
         self.models = models
         metrics = options.metric or default_metrics([self.test.target_language])
-        self.metrics = requested_metrics(metrics)
+        self.metrics = requested_metrics(metrics)  # name -> name with its argument
         if options.external:
             self.metrics[_EXTERNAL] = f"{_EXTERNAL}:{options.external}"
         self.scorers = self.make_scorers(self.test.references, self.test.source)
         count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
         # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
         significance = options.significance or ("ar" if options.fail_if_worse else "bs")
-        trials = options.resamples or DEFAULT_TRIALS
+        trials = options.resamples or DEFAULT_TRIALS  # not used if `resamples` is 0
         self.resampling = Resampling(count, options.seed, significance, trials)
-        self.pairs: ReportSection | None = None
-        hypotheses: Sequence[Path] = ()
-        labels: Sequence[str] = ()
-        if is_only or not whole.is_named:
-            hypotheses = options.hypothesis
-            labels = options.slice_
-        self.systems = read_systems(hypotheses, whole, options.limit)
-        self.labels = evaluation_set.read_labels(labels, whole, options.limit)
+        self.pairs: ReportSection | None = None  # differences of all pairs of systems
+        # Whether files of translations and labels belong to this test set.
+        has_files = is_only or not full_set.is_named
+        hypotheses = options.hypothesis if has_files else ()
+        labels = options.slice_ if has_files else ()
+        self.systems = read_systems(hypotheses, full_set, options.limit)
+        self.labels = evaluation_set.read_labels(labels, full_set, options.limit)
+        # The baseline is a report, a model, which translates later, or a file of translations.
         self.baseline: System | None = None
-        base = options.baseline
-        if base is None:
+        path = options.baseline
+        if path is None:
             return
-        if base.suffix == ".json":
-            read = ANALYSES["baseline report"]
-            self.baseline = read(base, whole.name, self.test.references, self.scorers)
-        elif not base.is_dir():
-            (self.baseline,) = read_systems([base], whole, options.limit)
+        if path.suffix == ".json":
+            read_report = ANALYSES["baseline report"]
+            self.baseline = read_report(path, full_set.name, self.test.references, self.scorers)
+        elif not path.is_dir():
+            (self.baseline,) = read_systems([path], full_set, options.limit)
 
     def make_scorers(
         self, references: References, source: Sequence[str] | None
     ) -> list[MetricScorer]:
-        """Return scorers for the requested metrics and the metrics of the gates."""
+        """Return scorers for the requested metrics and the metrics of the gates.
+
+        Args:
+            references: One or more references, each with a line per sentence.
+            source: Source lines; None if there are only references.
+        """
         options = MetricOptions(
             tokenize=self.options.tokenize,
             lowercase=self.options.lowercase,
@@ -309,10 +337,10 @@ class EvaluatedSet:
         return [MetricScorer(name, references, options) for name in names.values()]
 
     def score(self) -> list[DataError]:
-        """Score and compare the systems. Return the errors of the external metric."""
+        """Score and compare the systems. Return the error of the external metric, if it fails."""
         try:
             self._score()
-        except DataError as error:  # keep the other scores
+        except DataError as error:  # score again without the external metric
             self.scorers = [scorer for scorer in self.scorers if scorer.name != _EXTERNAL]
             self._score()
             return [error]
@@ -324,13 +352,17 @@ class EvaluatedSet:
         )
 
     def evaluation(self, sections: Sequence[ReportSection | None]) -> Evaluation:
-        """Return the values for the report."""
+        """Return the values for the report.
+
+        Args:
+            sections: Results of the requested analyses; None if an analysis has no result.
+        """
         if self.options.sentence_level:
-            for number, system in enumerate(self.systems):
-                scores = {}
+            for index, system in enumerate(self.systems):
+                scores = {}  # metric -> a score for each sentence
                 for scorer, table in zip(self.scorers, system.tables, strict=True):
                     scores[scorer.name] = scorer.sentence_scores(table)
-                self.systems[number] = replace(system, sentence_scores=scores)
+                self.systems[index] = replace(system, sentence_scores=scores)
         languages: tuple[str | None, str | None] = (None, None)
         if any(model.has_languages for model in self.models):
             languages = (self.test.source_language, self.test.target_language)
@@ -346,88 +378,99 @@ class EvaluatedSet:
             systems=tuple(self.systems),
             baseline=self.baseline,
             paired_test=paired_test,
-            sections=tuple(section for section in all_sections if section),
+            sections=tuple(filter(None, all_sections)),
         )
 
 
 def limit_section(scored: EvaluatedSet) -> ReportSection | None:
-    """Score the first reference as nearly as each model can write it; None if all can write it."""
+    """Score the text that is as close to the first reference as each model can write.
+
+    Returns:
+        The best possible scores of the models; None if all models can write the whole reference.
+    """
     values = []
     rows = [["system", "lines", "best possible scores", "for example line"]]
     for model in scored.models:
         assert model.target_tokenizer is not None
         loss = loss_of(scored.test.references[0], model.target_tokenizer)
-        if not loss.changed:
+        num_changed = len(loss.changed)
+        if not num_changed:
             continue
-        scores = {}
+        scores = {}  # metric -> score
         for scorer in scored.scorers:
             if scorer.name in _EXACT:
                 scores[scorer.name] = scorer.score(loss.nearest).value
-        limit = {"system": model.name, "unreachable": len(loss.changed)}
-        values.append({**limit, "example": loss.example, "scores": scores})
-        shown = [f"{label_of(metric)} {format_score(metric, x)}" for metric, x in scores.items()]
-        lines = f"{len(loss.changed):,} of {len(scored.test):,}"
-        rows.append([model.name, lines, ", ".join(shown), loss.example])
+        value = {"system": model.name, "unreachable": num_changed, "example": loss.example}
+        values.append({**value, "scores": scores})
+        texts = [f"{label_of(name)} {format_score(name, score)}" for name, score in scores.items()]
+        lines = f"{num_changed:,} of {len(scored.test):,}"
+        rows.append([model.name, lines, ", ".join(texts), loss.example])
     if not values:
         return None
     return ReportSection("limit", "Best possible scores", rows, values, _LIMIT)
 
 
 def _translate(
-    sets: Sequence[EvaluatedSet], models: Sequence[EvaluatedModel], place: Path | None
+    sets: Sequence[EvaluatedSet], models: Sequence[EvaluatedModel], output: Path | None
 ) -> list[NmtError]:
-    """Translate all test sets with each model, and save the translations to ``place``.
+    """Translate all test sets with each model, and add the translations to the sets.
+
+    Args:
+        sets: Test sets. The systems of models are put in front of the systems of files.
+        models: Models in the order of the report; the baseline is last.
+        output: File for the translations of the first set.
 
     Returns:
         The errors from saving translations.
     """
     failures: list[NmtError] = []
-    for number, model in enumerate(models):
-        for evaluated in sets:
-            test = evaluated.test
+    for index, model in enumerate(models):
+        for evaluated_set in sets:
+            test = evaluated_set.test
             if test.source is None:
                 raise ConfigError("There is no source text.", fix="Add `source` FILE.")
             system = model.translate(test.name, test.source, test)
             if model.is_baseline:
-                evaluated.baseline = system
+                evaluated_set.baseline = system
                 continue
             rows = evaluation_set.rows_in_training(model.folder, test.source)
             if rows is not None:
                 system = replace(system, num_in_training=len(rows))
-            evaluated.systems.insert(number, system)
+            evaluated_set.systems.insert(index, system)
         if len(models) > 1:
             model.release()  # one model in memory at a time
-        if place and not model.is_baseline:
-            lines = sets[0].systems[number].lines
-            failures += _save(place, "".join(f"{line}\n" for line in lines))
+        if output and not model.is_baseline:
+            lines = sets[0].systems[index].lines
+            failures += _save(output, "".join(f"{line}\n" for line in lines))
     return failures
 
 
-def _warn(evaluated: EvaluatedSet) -> None:
-    test = evaluated.test
-    options = evaluated.options
-    systems = evaluated.systems
+def _warn(evaluated_set: EvaluatedSet) -> None:
+    """Warn of texts that look wrong, and of scores that are too high."""
+    test = evaluated_set.test
+    options = evaluated_set.options
+    systems = evaluated_set.systems
     reference = test.references[0]
     for text in odd_texts(systems, reference, options.tokenize, test.target_language):
         logger.warning("%s", text)
-    expected = likely_language(reference)
+    expected_language = likely_language(reference)  # None if it is unclear
     for system in systems:
         language = likely_language(system.lines)
-        if expected and language and language != expected:
+        if expected_language and language not in (None, expected_language):
             text = "%s looks like %s, but the reference looks like %s: wrong file?"
-            logger.warning(text, system.name, language, expected)
+            logger.warning(text, system.name, language, expected_language)
         if system.num_in_training:
             text = "%s: the training data contains %s of %s source lines of %s, so "
             text += "scores are too high; `slices` scores the other lines separately"
-            seen = f"{system.num_in_training:,}"
-            logger.warning(text, system.name, seen, f"{len(test):,}", test.name)
-    utility = (options.mbr or "").partition(":")[0]
-    metrics = [scorer.name for scorer in evaluated.scorers]
+            num_in_training = f"{system.num_in_training:,}"
+            logger.warning(text, system.name, num_in_training, f"{len(test):,}", test.name)
+    utility = (options.mbr or "").partition(":")[0]  # `mbr` is METRIC or METRIC:MODEL
+    metrics = [scorer.name for scorer in evaluated_set.scorers]
     if options.models and utility in metrics:
         text = "MBR decoding optimizes %s, so its %s is too high; also check other metrics."
         label = label_of(utility)
         logger.warning(text, label, label)
-    if len(systems) > 1 and not evaluated.baseline:
+    if len(systems) > 1 and not evaluated_set.baseline:
         logger.info("to compare every system with one file, add `baseline` FILE")
 
 

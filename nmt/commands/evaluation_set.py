@@ -68,8 +68,8 @@ class EvaluationSet:
 
     def first(self, count: int | None) -> EvaluationSet:
         """Return the first sentences of the set, or the whole set if ``count`` is None."""
-        source = self.source and self.source[:count]
-        references = tuple(stream[:count] for stream in self.references)
+        source = None if self.source is None else self.source[:count]
+        references = tuple(reference[:count] for reference in self.references)
         return replace(self, source=source, references=references)
 
 
@@ -84,12 +84,20 @@ class ConfiguredSets:
 
     @classmethod
     def of(cls, config: InferenceConfig, record: Mapping[str, Any], folder: Path) -> Self:
-        """Return the sets of a model; see `nmt.checkpoint.model_folder.ModelFiles`."""
+        """Return the sets of a model.
+
+        Args:
+            config: What translating needs.
+            record: The record of the training; see `nmt.checkpoint.model_folder.ModelFiles`.
+            folder: The model folder.
+        """
+        data = None
+        problem = None
         try:
             data = recorded_data(record, folder)
         except CheckpointError as error:  # other test sets can still be used
-            return cls(config.languages, config.directions, None, error)
-        return cls(config.languages, config.directions, data)
+            problem = error
+        return cls(config.languages, config.directions, data, problem)
 
     @property
     def tests(self) -> Mapping[str, CorpusConfig]:
@@ -97,16 +105,20 @@ class ConfiguredSets:
         return self.data.test if self.data else {}
 
     def named(self) -> dict[str, CorpusConfig]:
-        """Return all sets by name."""
+        """Return all validation and test sets by name."""
         if self.data is None:
             return {}
         return valid_sets(self.data) | self.data.test
 
     def check_files(self, corpus: CorpusConfig) -> None:
-        """Check that the files of a set exist; raises `DataError`."""
+        """Check that the files of a set exist.
+
+        Raises:
+            DataError: A file is missing. The message has the key of the set in the configuration.
+        """
         assert self.data is not None
-        held_out = self.data.held_out.items()
-        check_files({key: each for key, each in held_out if each is corpus})
+        sets_by_key = self.data.held_out.items()
+        check_files({key: held_out for key, held_out in sets_by_key if held_out is corpus})
 
 
 def sort_files(options: EvaluateOptions) -> EvaluateOptions:
@@ -118,38 +130,40 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     paths = options.models
     if all(path.is_dir() or path.suffix == ".yaml" for path in paths):
         return options
-    first, *others = paths
-    if not (others or first.is_file()):
-        return options
-    references = others[-1:] or [Path("REFERENCE")]
+    first, *more_paths = paths
+    if not (more_paths or first.is_file()):
+        return options  # a model that is missing, which is reported when it is loaded
+    # In the commands that the errors propose, the last file is the reference.
+    references = more_paths[-1:] or [Path("REFERENCE")]
     if first.is_dir():
-        fix = shell_command("evaluate", first, source=others[:-1], reference=references)
+        fix = shell_command("evaluate", first, source=more_paths[:-1], reference=references)
         raise ConfigError(f"{first} is a model, so the files need flags.", fix=f"Type: {fix}")
-    sorted_options = replace(options, models=(), hypothesis=(first,))
-    if len(others) == 1 and not (options.hypothesis or options.reference):
-        return replace(sorted_options, reference=tuple(others))
-    if not (others or options.hypothesis) and (options.test or options.reference):
-        return sorted_options
+    if not options.hypothesis:
+        sorted_options = replace(options, models=(), hypothesis=(first,))
+        if len(more_paths) == 1 and not options.reference:
+            return replace(sorted_options, reference=tuple(more_paths))
+        if not more_paths and (options.test or options.reference):
+            return sorted_options
     problem = f"{first} is not a model."
-    if len(others) > 1:
+    if len(more_paths) > 1:
         problem = f"Several files without flags: {', '.join(map(str, paths))}."
-    systems = [first, *others[:-1], *options.hypothesis]
-    fix = shell_command("evaluate", hypothesis=systems, reference=references)
+    hypotheses = [first, *more_paths[:-1], *options.hypothesis]
+    fix = shell_command("evaluate", hypothesis=hypotheses, reference=references)
     raise ConfigError(problem, fix=f"Type: {fix}")
 
 
 def check_options(options: EvaluateOptions) -> None:
     """Refuse options that contradict each other, before reading files."""
-    base = options.baseline
+    baseline = options.baseline
     if not (options.models or options.hypothesis):
         command = shell_command("evaluate", "RUN", test=options.test)
         fix = f"Pass a run folder, as in `{command}`, or `hypothesis` FILE."
         raise ConfigError("No model and no translations to score.", fix=fix)
-    files = [*options.hypothesis, *options.reference, options.source, base]
+    files = [*options.hypothesis, *options.reference, options.source, baseline]
     if files.count(Path("-")) > 1:
         raise ConfigError("Standard input can be read only once.", fix="Pass files, not -.")
     _check_models(options)
-    if options.fail_if_worse and base is None:
+    if options.fail_if_worse and baseline is None:
         raise ConfigError("`fail_if_worse` needs `baseline`.", fix="Add `baseline` FILE.")
     if options.fail_if_worse and options.resamples == 0:
         fix = "Set `resamples` to 1000, for example."
@@ -157,35 +171,38 @@ def check_options(options: EvaluateOptions) -> None:
 
 
 def _check_models(options: EvaluateOptions) -> None:
-    """Refuse options that need a model, or exactly one model."""
+    """Refuse options that need a model, or exactly one model, or two different models."""
     models = options.models
-    base = options.baseline_model
-    needing: list[str] = []
+    baseline = options.baseline_model
+    needing_model: list[str] = []  # names of options
     if not models:
-        needing += ["robustness", "contrastive", "save_hypotheses", "tag"]
-    if not (models or base):
+        needing_model += ["robustness", "contrastive", "save_hypotheses", "tag"]
+    if not (models or baseline):
         for group in (TranslatorOptions, SearchOptions, MbrOptions):
-            needing += group.__dataclass_fields__
+            needing_model += group.__dataclass_fields__
         metrics = requested_metrics(options.metric)
+        # A metric that is a model also runs on a device.
         if any(METRICS[name].argument == "MODEL" for name in metrics):
-            needing.remove("device")
-    idle = changed(options, *needing)
-    if needing and idle:
-        verb = "needs" if len(idle) == 1 else "need"
-        problem = f"`{'`, `'.join(idle)}` {verb} a model."
+            needing_model.remove("device")
+    unusable = changed(options, *needing_model)
+    if needing_model and unusable:  # without names, `changed` compares all options
+        verb = "needs" if len(unusable) == 1 else "need"
+        problem = f"`{'`, `'.join(unusable)}` {verb} a model."
         raise ConfigError(problem, fix="Pass a model folder, or remove this option.")
     if options.with_ and len(models) > 1:
         fix = "Evaluate the ensemble in a separate command."
         raise ConfigError("`with` cannot be combined with several models.", fix=fix)
-    place = options.save_hypotheses
-    if place and (len(models) > 1 or place == Path("-")):
+    output = options.save_hypotheses
+    if output and (len(models) > 1 or output == Path("-")):
         problem = "`save_hypotheses` needs exactly one model, and a file, not standard output."
         raise ConfigError(problem, fix=_KEEPS_ALL)
-    # Other search options apply to both sides.
-    has_own_options = changed(options, "checkpoint", "mbr", "with_")
-    if base and not has_own_options and base.resolve() in [x.resolve() for x in models]:
-        command = shell_command("translate", base, input="SOURCE", output="FILE", beam_size=5)
-        problem = f"`baseline` {base}: both sides are the same model with the same options."
+    # These options do not apply to the baseline, so they make the same model another system. All
+    # other search options apply to both sides.
+    if baseline is None or changed(options, "checkpoint", "mbr", "with_"):
+        return
+    if baseline.resolve() in [model.resolve() for model in models]:
+        command = shell_command("translate", baseline, input="SOURCE", output="FILE", beam_size=5)
+        problem = f"`baseline` {baseline}: both sides are the same model with the same options."
         fix = f"Translate one side with different options (`{command}`), then pass `baseline` FILE."
         raise ConfigError(problem, fix=fix)
 
@@ -204,7 +221,7 @@ def load_test_sets(
         ConfigError: A test set is unknown, or no test set is configured.
         DataError: A file is missing, damaged, empty or not parallel.
     """
-    pair = _language_pair(options, configured)
+    direction = _direction(options, configured)
     has_files = bool(options.reference or options.source)
     names = options.test
     if not names and not has_files and configured is not None:
@@ -215,21 +232,20 @@ def load_test_sets(
         where = "The model's configuration has no test set" if configured else "No test set"
         fix = "Pass `reference` FILE and, with a model, `source` FILE; or `test` and `languages`."
         raise ConfigError(f"{where} to score against.", fix=fix)
-    if len(names) + has_files > 1:
+    if len(names) + has_files > 1:  # the files are one test set
         _check_several(options)
-    sets = [_named(name, options.languages, pair, configured) for name in names]
+    sets = [_named_set(name, options.languages, direction, configured) for name in names]
     if options.reference:
-        if configured and pair is None:
-            shown = ", ".join(map(str, configured.directions))
-            fix = f"Add `languages` with one of these pairs: {shown}."
+        if configured and direction is None:
+            listed = ", ".join(map(str, configured.directions))
+            fix = f"Add `languages` with one of these pairs: {listed}."
             raise ConfigError("The language pair is unknown: the model has several.", fix=fix)
-        files = _read_files(options.source, options.reference, pair)
-        texts = list(files.references)
-        if files.source:
-            texts.append(files.source)
-        for path, lines in zip(files.files, texts, strict=True):
-            check_plain(lines, _shown(path))
-        sets.append(replace(files, is_named=False))
+        set_of_files = _read_files(options.source, options.reference, direction)
+        # Each text has a file, except for a missing source, which is last.
+        texts = [*set_of_files.references, set_of_files.source or ()]
+        for path, lines in zip(set_of_files.files, texts, strict=False):
+            check_plain(lines, _display_name(path))
+        sets.append(replace(set_of_files, is_named=False))
     elif options.source:
         raise ConfigError("`source` needs `reference`.", fix="Add `reference` FILE.")
     return sets
@@ -237,10 +253,12 @@ def load_test_sets(
 
 def _check_several(options: EvaluateOptions) -> None:
     """Refuse files if there are several test sets, because each file belongs to one."""
-    base = options.baseline
-    is_file = base is not None and not base.is_dir() and base.suffix != ".json"
-    owned = (options.hypothesis or options.slice_) and not options.reference
-    if is_file or owned or not options.models:
+    baseline = options.baseline
+    if baseline is not None and (baseline.is_dir() or baseline.suffix == ".json"):
+        baseline = None  # a model or a report, which can have all test sets
+    # With `reference`, hypotheses and labels belong to the test set of the files.
+    are_ambiguous = (options.hypothesis or options.slice_) and not options.reference
+    if baseline or are_ambiguous or not options.models:
         problem = "Files of translations or labels cannot be combined with several test sets."
         raise ConfigError(problem, fix="Choose one test set with `test` NAME or `reference` FILE.")
     if options.save_hypotheses:
@@ -248,8 +266,14 @@ def _check_several(options: EvaluateOptions) -> None:
         raise ConfigError(problem, fix=_KEEPS_ALL)
 
 
-def _language_pair(options: EvaluateOptions, configured: ConfiguredSets | None) -> Direction | None:
-    """Return the languages of files and of sacreBLEU's test sets; None if they are not known."""
+def _direction(options: EvaluateOptions, configured: ConfiguredSets | None) -> Direction | None:
+    """Return the languages of files and of sacreBLEU's test sets; None if they are not known.
+
+    They are `languages`, or those of the model if it has a single direction.
+
+    Raises:
+        ConfigError: `languages` is wrong.
+    """
     if options.languages is None:
         if configured is None or len(configured.directions) > 1:
             return None
@@ -264,21 +288,35 @@ def _language_pair(options: EvaluateOptions, configured: ConfiguredSets | None) 
     return Direction(source, target)
 
 
-def _named(
-    name: str, pair: str | None, direction: Direction | None, configured: ConfiguredSets | None
+def _named_set(
+    name: str, languages: str | None, direction: Direction | None, configured: ConfiguredSets | None
 ) -> EvaluationSet:
+    """Return the test set ``name`` of the model's configuration, or else of sacreBLEU.
+
+    Args:
+        name: Name of a test set.
+        languages: The option `languages`, if the user has set it.
+        direction: What `_direction` returns. It is not None if ``languages`` is set.
+        configured: The sets of the evaluated model, if any.
+
+    Raises:
+        CheckpointError: The test sets of the model cannot be read.
+        ConfigError: There is no such set, or its languages are unknown, or not ``languages``.
+        DataError: A file is missing, damaged, empty or not parallel.
+    """
     corpora = configured.named() if configured else {}
     if configured and name in corpora:
         corpus = corpora[name]
-        languages = corpus.direction(configured.languages)
-        if pair and direction and not all(map(is_same_language, direction, languages)):
-            problem = f"Test set {name} of the model's configuration is {languages}, not {pair}."
+        pair = corpus.direction(configured.languages)
+        is_same = direction is not None and all(map(is_same_language, direction, pair))
+        if languages and not is_same:
+            problem = f"Test set {name} of the model's configuration is {pair}, not {languages}."
             fix = "Remove `languages`; it applies to files and to sacreBLEU test sets."
             raise ConfigError(problem, fix=fix)
-        test = _from_config(name, corpus, configured)
+        test = _configured_set(name, corpus, configured)
         return replace(test, name=name, tag=corpus.tag)
     if configured and configured.problem and name not in published_names():
-        raise configured.problem
+        raise configured.problem  # the set may be in the data that cannot be read
     if direction is None:
         fix = "Add `languages` PAIR, for example `languages` en-de."
         raise ConfigError(f"Test set {name}: the language pair is unknown.", fix=fix)
@@ -293,7 +331,11 @@ def _named(
     return replace(_read_files(source, references, direction), name=name)
 
 
-def _from_config(name: str, corpus: CorpusConfig, configured: ConfiguredSets) -> EvaluationSet:
+def _configured_set(name: str, corpus: CorpusConfig, configured: ConfiguredSets) -> EvaluationSet:
+    """Read a test set of the model's configuration.
+
+    Test sets keep every line; the filters of training pairs do not apply.
+    """
     configured.check_files(corpus)
     source = corpus.source
     references = [corpus.target] if corpus.target else []
@@ -301,15 +343,16 @@ def _from_config(name: str, corpus: CorpusConfig, configured: ConfiguredSets) ->
     check_plain_text(corpus, direction)
     if corpus.sacrebleu is not None:
         source, references = published_test_set(corpus.sacrebleu, direction)
-    if references:  # Test sets keep every line; the training filters do not apply.
+    if references:
         return _read_files(source, references, direction).first(corpus.max_pairs)
+    # Source and target are in the same file or data set.
     options = ReadOptions(*direction, max_characters=_UNBOUNDED_CHARACTERS)
     sources = []
     targets = []
     for pair in read_corpus(corpus, options):
         if isinstance(pair, BadPair):
-            place = f"Test set {name}, line {pair.line:,}"
-            raise DataError(f"{place}: {pair.reason}.", fix="Correct the line.")
+            problem = f"Test set {name}, line {pair.line:,}: {pair.reason}."
+            raise DataError(problem, fix="Correct the line.")
         sources.append(pair.source)
         targets.append(pair.target)
     return EvaluationSet(
@@ -325,10 +368,20 @@ def _from_config(name: str, corpus: CorpusConfig, configured: ConfiguredSets) ->
 def _read_files(
     source: Path | None, references: Sequence[Path], direction: Direction | None
 ) -> EvaluationSet:
+    """Read a test set from files with the same number of lines.
+
+    Args:
+        source: File of the source text, if there is one.
+        references: One or more files.
+        direction: Languages of the files, if they are known.
+
+    Raises:
+        DataError: A file is missing, damaged, empty or not parallel to the first reference.
+    """
     files = list(references)
     if source:
         files.append(source)
-    texts = [read_text(path) for path in files]
+    texts = [read_text(path) for path in files]  # the references, then the source
     num_lines = len(texts[0])
     if not num_lines:
         raise DataError(f"{files[0]} has no lines.", fix="Pass a file with references.")
@@ -353,15 +406,15 @@ def read_text(path: Path) -> tuple[str, ...]:
         DataError: The file is missing, damaged or not UTF-8.
     """
     with open_input(path) as stream:
-        return tuple(decoded_lines(stream, _shown(path)))
+        return tuple(decoded_lines(stream, _display_name(path)))
 
 
-def _shown(path: Path) -> str:
+def _display_name(path: Path) -> str:
     return STANDARD_INPUT if is_standard(path) else str(path)
 
 
-def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None) -> list[System]:
-    """Read translations of the whole set, or of its first ``limit`` sentences.
+def read_systems(paths: Sequence[Path], test: EvaluationSet, limit: int | None) -> list[System]:
+    """Read translations of a complete test set, or of its first ``limit`` sentences.
 
     A system is named after its file; with the folder if two files have the same name.
 
@@ -369,43 +422,64 @@ def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None)
         DataError: The number of lines does not match the test set, or the text is segmented or
             escaped.
     """
-    names = [Path(_shown(path)).name for path in paths]
+    names = [Path(_display_name(path)).name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     systems = []
     for name, path in zip(names, paths, strict=True):
-        lines = _fitting(path, whole, limit)
-        check_plain(lines, _shown(path))
+        lines = _read_aligned(path, test, limit)
+        check_plain(lines, _display_name(path))
         systems.append(System(name, lines))
     return systems
 
 
 def read_labels(
-    texts: Sequence[str], whole: EvaluationSet, limit: int | None
+    options: Sequence[str], test: EvaluationSet, limit: int | None
 ) -> dict[str, Sequence[str]]:
-    """Read files with one label per sentence, given as ``NAME=FILE``."""
+    """Read files with one label per sentence.
+
+    Args:
+        options: ``NAME=FILE`` each.
+        test: The complete test set.
+        limit: Number of sentences to read; None for all.
+
+    Returns:
+        The labels of the sentences, by name.
+
+    Raises:
+        ConfigError: An option is not ``NAME=FILE``.
+        DataError: The number of lines does not match the test set.
+    """
     labels = {}
-    for text in texts:
-        name, _, path = text.partition("=")
+    for option in options:
+        name, _, path = option.partition("=")
         if not (name and path):
             fix = "Write, for example, `slice` domain=labels.txt."
-            raise ConfigError(f"`slice` {text}: write NAME=FILE.", fix=fix)
-        labels[name] = _fitting(Path(path), whole, limit)
+            raise ConfigError(f"`slice` {option}: write NAME=FILE.", fix=fix)
+        labels[name] = _read_aligned(Path(path), test, limit)
     return labels
 
 
-def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[str]:
+def _read_aligned(path: Path, test: EvaluationSet, limit: int | None) -> Sequence[str]:
+    """Read a file with a line for each of the first ``limit`` sentences, or for all sentences.
+
+    Returns:
+        The first ``limit`` lines; all lines if ``limit`` is None.
+
+    Raises:
+        DataError: The number of lines is different.
+    """
     lines = read_text(path)
-    if len(lines) not in (len(whole), limit):
+    if len(lines) not in (len(test), limit):
         fix = "Translate the whole test set; line i must translate sentence i."
-        counts = (len(lines), len(whole))
-        raise DataError.not_parallel(_shown(path), whole.name, counts, fix=fix)
+        counts = (len(lines), len(test))
+        raise DataError.not_parallel(_display_name(path), test.name, counts, fix=fix)
     return lines[:limit]
 
 
 def list_test_sets(folders: Iterable[Path]) -> TextResult:
     """Return the names of the test sets of models, then of the sacreBLEU test sets."""
-    names: dict[str, None] = {}
+    names: dict[str, None] = {}  # a set that keeps the order
     for folder in folders:
         configured = ConfiguredSets.of(*load_folder_document(folder), folder)
         names |= dict.fromkeys([*configured.tests, *configured.named()])
@@ -431,9 +505,9 @@ def training_data(folder: Path, visited: frozenset[Path] = frozenset()) -> Itera
     else:
         text = "cannot check for overlap with the training data of %s: prepared data not found"
         logger.info(text, folder)
-    start = recorded_value(record, "training.init_from")
-    if start is not None:
-        yield from training_data(Path(str(start)), visited | {folder})
+    initial_model = recorded_value(record, "training.init_from")
+    if initial_model is not None:
+        yield from training_data(Path(str(initial_model)), visited | {folder})
 
 
 def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
@@ -442,29 +516,38 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
     Lines are compared as token ids, so white space that the tokenizer normalizes does not matter.
     `nmt.extras.analysis.slices` also finds similar lines.
     """
-    rows_of_all: set[int] | None = None
+    all_rows: set[int] | None = None
     for data in training_data(folder):
         tokenizer = load_tokenizers(data.tokenizer_dir).source
         tag_ids = list(tokenizer.tag_ids)
-        encoded = [tuple(tokenizer.without_tags(ids)) for ids in tokenizer.encode_batch(lines)]
-        wanted = [_key(len(ids), ids[0], ids[-1]) for ids in set(encoded) if ids]
-        seen = set[tuple[int, ...]]()
-        for stored in data.train.source.blocks():
-            ids = stored.ids.astype(np.int64)
-            starts = stored.offsets[:-1]
-            ends = stored.offsets[1:]
-            for _ in range(2):  # skip the tags of language and corpus
+        ids_of_lines = [tuple(tokenizer.without_tags(ids)) for ids in tokenizer.encode_batch(lines)]
+        line_keys = [_key(len(ids), ids[0], ids[-1]) for ids in set(ids_of_lines) if ids]
+        # Ids of all training sentences with the key of a line. All lines that occur in the training
+        # data are among them, and other sentences can be, because keys are not unique.
+        candidates = set[tuple[int, ...]]()
+        for block in data.train.source.blocks():
+            ids = block.ids.astype(np.int64)
+            # A sentence is ids[start:end]. (sentences,).
+            starts = block.offsets[:-1]
+            ends = block.offsets[1:]
+            # A sentence can begin with two tags, of its language and of its corpus: skip them.
+            for _ in range(2):
                 first_ids = ids[np.minimum(starts, ends - 1)]
                 starts = starts + np.isin(first_ids, tag_ids)
             keys = _key(ends - starts, ids[starts], ids[ends - 1])
-            matches = np.isin(keys, np.array(wanted, np.int64))
-            for row in np.flatnonzero(matches):
-                seen.add(tuple(ids[starts[row] : ends[row]].tolist()))
-        rows = {row for row, line in enumerate(encoded) if line in seen}
-        rows_of_all = rows | (rows_of_all or set())
-    return rows_of_all
+            has_line_key = np.isin(keys, np.array(line_keys, np.int64))
+            for index in np.flatnonzero(has_line_key):
+                candidates.add(tuple(ids[starts[index] : ends[index]].tolist()))
+        if all_rows is None:
+            all_rows = set()
+        all_rows.update(row for row, ids in enumerate(ids_of_lines) if ids in candidates)
+    return all_rows
 
 
 def _key(length: Any, first: Any, last: Any) -> Any:
-    # A cheap hash: compares millions of rows per second.
+    """Return a hash of a sentence: its length, and its first and last id in 20 bits each.
+
+    It is so cheap that NumPy computes and compares millions of them per second. The arguments are
+    integers, or arrays of the same shape.
+    """
     return (length << 40) | (first << 20) | last
