@@ -61,7 +61,8 @@ from nmt.training.validation import Scores
 logger = logging.getLogger(__name__)
 
 _MOST_SKIPPED_IN_A_ROW = 20
-_LIMITS = ("max_minutes", "max_steps", "max_epochs")
+# Why training ended -> keys of the training section that can have ended it.
+_LIMITS = {"budget": ("max_minutes", "max_steps", "max_epochs"), "patience": ("patience",)}
 _DRY_RUN = "nmt.extras.planning.dry_run:dry_run"
 
 
@@ -73,9 +74,9 @@ def train(options: TrainOptions) -> CommandResult | None:
         StoppedBySignal: A signal stopped training; the last update is saved.
     """
     if options.dry_run:
-        others = changed(options, "strict_resume", "exact")
-        if others:
-            flags = " and ".join(f"`{name}`" for name in others)
+        names = changed(options, "strict_resume", "exact")
+        if names:
+            flags = " and ".join(f"`{name}`" for name in names)
             problem = f"`dry_run` cannot be combined with {flags}."
             raise ConfigError(problem, fix=f"Remove {flags}.")
         return load_attribute(_DRY_RUN)(options)
@@ -91,7 +92,7 @@ def train(options: TrainOptions) -> CommandResult | None:
         json=options.json,
         quiet=not logger.isEnabledFor(logging.INFO),
     )
-    launch(words[1:], options.devices, config.training)
+    launch(words[1:], options.devices, config.training)  # without the word ``nmt``
     return None
 
 
@@ -140,17 +141,16 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             trainer = Trainer(config, setup, start.progress, start.record, reporter, stop)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
-                checkpoint = None  # Windows cannot delete its files while they are mapped
+                checkpoint = None  # its files are mapped: Windows could not delete them
             reason = trainer.run()
             if reason == "signal":
-                numbers = processes.gather(stop.number)
+                signal_numbers = processes.gather(stop.number)  # None: this process had no signal
                 processes.leave()
-                raise StoppedBySignal(next(filter(None, numbers)))
+                raise StoppedBySignal(next(filter(None, signal_numbers)))
             # All updates are saved. After a signal, the next start repeats the remaining work.
             with stop.at_once():
                 metric = training.validation.metric_name
-                seconds = trainer.seconds
-                summary = start.progress.summary(config.run_dir, reason, metric, seconds)
+                summary = start.progress.summary(config.run_dir, reason, metric, trainer.seconds)
                 summary = _finish(config, setup, summary, reporter)
     processes.leave()
     return summary
@@ -161,7 +161,8 @@ def _open(
 ) -> tuple[PreparedData, Checkpoint | None]:
     """Open the prepared data, and load the newest checkpoint if there is one.
 
-    The first process prepares the data first if necessary.
+    Before, the first process checks settings, and prepares the data if necessary. ``strict`` raises
+    an error if the newest checkpoint is damaged.
     """
     if processes.rank == 0:
         train_setup.check_tools(config)
@@ -189,7 +190,11 @@ class _Start:
 def _restore(
     config: RunConfig, setup: TrainingSetup, checkpoint: Checkpoint | None, *, exact: bool
 ) -> _Start:
-    """Return the progress of a checkpoint, or of a new run, and plan the number of updates."""
+    """Compile the model, find out where training starts, and plan the number of updates.
+
+    A new run also loads the weights of `training.init_from`. The weights of a checkpoint are loaded
+    later, by `Trainer.restore`.
+    """
     compilation = train_setup.compile_model(setup)
     record = train_setup.run_record(config, setup, is_compiled=compilation.is_on)
     notes: list[str] = []
@@ -236,6 +241,10 @@ class Trainer:
             resumes.
         reporter: Receives the events of training.
         stop: Records SIGTERM and SIGINT; checked at every update.
+
+    Attributes:
+        progress: As above.
+        seconds: Time that this process has spent in updates.
     """
 
     def __init__(
@@ -248,7 +257,7 @@ class Trainer:
         stop: StopSignal,
     ) -> None:
         self.progress = progress
-        self.seconds = 0.0  # time spent in updates
+        self.seconds = 0.0
         self._setup = setup
         self._training = setup.training
         self._updater = setup.updater
@@ -263,12 +272,14 @@ class Trainer:
             total_steps=progress.total_steps,
         )
         self._writer = CheckpointWriter(
-            config.run_dir, config.training, setup.updater, record, reporter.report
+            config.run_dir, config.training, setup.updater, record, self._report
         )
-        self._reported_seconds = 0.0
-        # Tokens of earlier starts, which the first report subtracts to measure the speed.
+        self._reported_seconds = 0.0  # `seconds` at the last report
+        # Source and target tokens of earlier starts since their last report. The first report
+        # subtracts them to measure the speed.
         self._tokens_before = (progress.source_tokens, progress.target_tokens)
-        self._all_stop = False
+        self._all_stop = False  # whether all processes have agreed to stop, because of a signal
+        # The last updates, which are queued on the device: their losses are not known yet.
         self._unread: list[UpdateStats] = []
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -290,23 +301,21 @@ class Trainer:
         """
         progress = self.progress
         with self._writer:
-            step = progress.step
-            # The last start was stopped at this step before it could validate: do it now.
-            if (
-                step
-                and self._is_due(self._training.validate_every)
-                and step not in progress.history
-            ):
-                self._validate_and_save()
-            elif not step and self._setup.validates_first:
+            if progress.step:
+                # The last start may have been stopped at this step before it could validate.
+                is_due = self._is_due(self._training.validate_every)
+                if is_due and progress.step not in progress.history:
+                    self._validate_and_save()
+            elif self._setup.validates_first:
                 self._validate()
             self._all_stop |= any(self._processes.gather(self._stop.number is not None))
             reason = self._reason_to_end()
             outcome = "training ended"
-            if reason in ("budget", "patience"):
-                limits = ("patience",) if reason == "patience" else _LIMITS
-                keys = [f"training.{key}" for key in limits if getattr(self._training, key)]
-                outcome = f"training is complete at step {step:,}; to continue, raise "
+            if reason in _LIMITS:  # an earlier start has completed training
+                keys = [
+                    f"training.{key}" for key in _LIMITS[reason] if getattr(self._training, key)
+                ]
+                outcome = f"training is complete at step {progress.step:,}; to continue, raise "
                 outcome += " and ".join(keys)
             with (
                 closing(self._loader.updates(progress.position)) as batches,
@@ -327,6 +336,7 @@ class Trainer:
         return reason
 
     def _reason_to_end(self) -> str | None:
+        """Return ``budget``, ``patience`` or ``signal`` if training ends now, else None."""
         # Several processes agree to stop inside of an update. A single process can stop directly.
         if self._all_stop or (self._processes.size == 1 and self._stop.number is not None):
             return "signal"
@@ -365,7 +375,7 @@ class Trainer:
             self._save()
 
     def _read(self) -> None:
-        """Wait for the queued updates, add their statistics to the progress, and log problems.
+        """Wait for the queued updates, add their losses to the progress, and report problems.
 
         Raises:
             DivergedError: The loss or gradient was not finite in many updates in a row.
@@ -375,7 +385,8 @@ class Trainer:
         updates = read_together(self._unread)
         self.seconds += time.perf_counter() - begin
         self._unread = []
-        for step, stats in enumerate(updates, progress.step - len(updates) + 1):
+        first_step = progress.step - len(updates) + 1  # the progress already counts these updates
+        for step, stats in enumerate(updates, first_step):
             progress.add_outcome(stats)
             if progress.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
                 raise self._diverged(
@@ -399,6 +410,7 @@ class Trainer:
         return "; ".join(self._processes.gather(self._loader.describe(batches)))
 
     def _diverged(self, problem: str, fix: str) -> DivergedError:
+        """Return an error that also says which checkpoint is the last."""
         self._writer.wait()
         saved = self._writer.saved_step
         last = "none"
@@ -409,8 +421,9 @@ class Trainer:
         return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
 
     def _report_updates(self, last: UpdateStats) -> None:
+        """Report the updates since the last report; ``last`` is the last one."""
         self._read()
-        seconds = max(self.seconds - self._reported_seconds, 1e-9)
+        seconds = max(self.seconds - self._reported_seconds, 1e-9)  # speeds are divided by it
         self._reported_seconds = self.seconds
         tokens_before = self._tokens_before
         self._tokens_before = (0, 0)
@@ -420,7 +433,6 @@ class Trainer:
 
     def _validate(self) -> Scores | None:
         """Validate and report the scores; return None if a signal interrupts the validation."""
-        progress = self.progress
         begin = time.perf_counter()
         try:
             scores = self._setup.validator()
@@ -428,10 +440,16 @@ class Trainer:
             self._all_stop = True  # the loop saves and ends; the next start first validates
             return None
         seconds = time.perf_counter() - begin
-        self._report(scores.event(progress.step, progress.position.epoch, seconds))
+        epoch = self.progress.position.epoch
+        self._report(scores.event(self.progress.step, epoch, seconds))
         return scores
 
     def _validate_and_save(self) -> None:
+        """Validate, record the score, and save a checkpoint.
+
+        Raises:
+            DivergedError: The validation loss is worse than that of a random guess.
+        """
         self._read()
         progress = self.progress
         training = self._training
@@ -441,10 +459,11 @@ class Trainer:
             return
         score = scores.value(training.validation.metric_name)
         progress.history[step] = score
-        # During warm-up, some models are worse than a random guess.
-        warmup = training.schedule.warmup_updates(progress.total_steps)
+        # During warm-up, some models are worse than a random guess, whose loss is log(vocab_size).
+        # Written with `not` and `<=`, the condition is also true if the loss is NaN.
+        warmup_steps = training.schedule.warmup_updates(progress.total_steps)
         vocab_size = len(self._updater.model.output_weight)
-        if step > warmup and not scores.loss <= math.log(2 * vocab_size):
+        if step > warmup_steps and not scores.loss <= math.log(2 * vocab_size):
             raise self._diverged(
                 f"Training diverged: validation perplexity is {scores.perplexity:.3g} at step "
                 f"{step:,}, more than twice the vocabulary size of {vocab_size:,}.",
@@ -466,6 +485,7 @@ def _finish(
     is_first = setup.updater.processes.rank == 0
 
     def translate(lines: Sequence[Request], progress: Callable[[int], object]) -> list[Result]:
+        """Translate lines with the best weights, which are chosen before this is called."""
         translator = Translator.load(
             run_dir,
             engine="torch",

@@ -77,10 +77,11 @@ def build(
     batch = config.batch
     recorded_adapter = None
     if checkpoint is not None:
-        present = identity(config, data_hash="", vocab_hash="")
-        refuse_other_keys(checkpoint.state["identity"], present, config.run_dir)
+        # Only the keys are compared here; `check_resumable` compares the values, with all hashes.
+        new_identity = identity(config, data_hash="", vocab_hash="")
+        refuse_other_keys(checkpoint.state["identity"], new_identity, config.run_dir)
         recorded_adapter = checkpoint.state.get(ADAPTER)
-        if batch.max_tokens == "auto":
+        if batch.max_tokens == "auto":  # use the size that the first start has measured
             accumulation = {"gradient_accumulation": reshared(checkpoint.state, processes.size)}
             batch = BatchConfig.model_validate(checkpoint.state["batch"] | accumulation)
     try:
@@ -94,10 +95,10 @@ def build(
         raise DeviceError(problem, fix=fix) from error
     loader = _build_loader(config, batch, data, updater)
     seed_rank(config.training.seed, processes.rank)  # processes draw different dropout masks
+    # The filters do not count BOS, which makes sources longer by one token.
     loader = fit_batches(updater, loader, config.filters.max_length + config.model.source_bos)
-    loader_of_validation = replace(loader, store=data.valid, changes=())
-    sets = _build_validation_sets(config, data, updater, loader_of_validation)
-    # Show what the run forgets of the model that it starts from.
+    valid_loader = replace(loader, store=data.valid, changes=())
+    sets = _build_validation_sets(config, data, updater, valid_loader)
     starts_pretrained = config.training.init_from is not None
     return TrainingSetup(
         training=config.training,
@@ -105,7 +106,9 @@ def build(
         updater=updater,
         loader=loader,
         validator=Validator(updater, sets, stop, config.training.validation.choose_by),
-        validates_first=starts_pretrained and not all(each.is_choosing for each in sets),
+        # The sets that do not choose the best checkpoint show what the run forgets of the model
+        # that it starts from.
+        validates_first=starts_pretrained and not all(valid.is_choosing for valid in sets),
         adapter=adapter,
     )
 
@@ -116,7 +119,17 @@ def _build_updater(
     processes: Processes,
     recorded_adapter: AdapterRecord | None,
 ) -> tuple[Updater, AdapterRecord | None]:
-    """Return an updater with a new model and its optimizer, and `TrainingSetup.adapter`."""
+    """Return an updater with a new model and its optimizer, and the record of its adapters.
+
+    Args:
+        config: The configuration.
+        data: The prepared data.
+        processes: The training processes.
+        recorded_adapter: Record of the adapters in the checkpoint to resume from, if it has any.
+
+    Returns:
+        The updater; and `TrainingSetup.adapter`, which is None if all weights are trained.
+    """
     training = config.training
     device = choose_device(training.device)
     precision = choose_precision(training.precision, device)
@@ -150,14 +163,17 @@ def _build_updater(
 def _build_loader(
     config: RunConfig, batch: BatchConfig, data: PreparedData, updater: Updater
 ) -> Loader:
+    """Return the loader of the training data, with the batch section ``batch``."""
     corpora = config.data
+    # Number of pairs of each training corpus.
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.training)).tolist()
     num_workers = 0
     if updater.pace.uses_threads:
         # Half of the cores. The other half queues work on the device and writes checkpoints.
         num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2))
-    longest = None
+    longest = None  # batch sizes are not rounded up
     if updater.precision.repeats_sizes:
+        # The filters count neither EOS nor BOS.
         longest = config.filters.max_length + 1 + config.model.source_bos
     return Loader(
         data.train,
@@ -171,7 +187,7 @@ def _build_loader(
         source_bos=config.model.source_bos,
         num_workers=num_workers,
         longest=longest,
-        keys=[*corpora.corpora],  # training corpora come first
+        keys=[*corpora.corpora],  # the keys of training corpora come first
     )
 
 
@@ -181,6 +197,7 @@ def _build_changes(config: RunConfig, data: PreparedData) -> list[Resegment]:
     Raises:
         ConfigError: The vocabulary does not allow BPE-dropout.
     """
+    # Of each corpus: share of the pairs by kind of noise; empty without noise.
     rates = [corpus.noise.rates for corpus in config.data.training]
     bpe_dropout = config.batch.bpe_dropout
     changes: list[Resegment] = []
@@ -190,6 +207,7 @@ def _build_changes(config: RunConfig, data: PreparedData) -> list[Resegment]:
     longest = config.filters.max_length
     tokenizers = load_tokenizers(data.tokenizer_dir)
     if any(rates):
+        # Row at which each corpus ends. Rows are sorted by the index of their corpus.
         ends = np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right")
         changes.append(NoiseAdder(tokenizers, ends, rates, seed=seed, longest=longest))
     if bpe_dropout:
@@ -202,8 +220,14 @@ def _build_changes(config: RunConfig, data: PreparedData) -> list[Resegment]:
 
 
 def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
+    """Return BPE-dropout for a vocabulary.
+
+    Raises:
+        ConfigError: The vocabulary is not BPE.
+    """
     pieces, scores, is_normal = zip(*tokenizer.pieces(), strict=True)
-    # In BPE, the n-th merge has the score -n. Other kinds of vocabulary have probabilities.
+    # In BPE, the n-th merge has the score -n. Other kinds of vocabulary have log probabilities,
+    # which are not whole numbers.
     if any(score % 1 for score in scores):
         problem = "batch.bpe_dropout needs a BPE vocabulary, but this vocabulary is not BPE."
         raise ConfigError(problem, fix="Set batch.bpe_dropout to 0, or tokenizer.kind to bpe.")
@@ -213,12 +237,22 @@ def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
 def _build_validation_sets(
     config: RunConfig, data: PreparedData, updater: Updater, loader: Loader
 ) -> list[ValidationSet]:
-    """Return the validation sets. ``loader`` reads all of them; their corpora have numbers."""
+    """Return the validation sets, in the order of `DataConfig.validation`.
+
+    Args:
+        config: The configuration.
+        data: The prepared data, which contain all sets, and the index of the set of each row.
+        updater: The model, and the processes that share the batches.
+        loader: Loads batches of the rows of all sets.
+
+    Raises:
+        ConfigError: A metric, its package or its model is missing, or the program does not work.
+    """
     validation = config.training.validation
-    has_text = any((data.valid_source, data.valid_target))
+    has_text = bool(data.valid_source or data.valid_target)  # made-up data have none
     sets = []
-    for number, (name, corpus) in enumerate(valid_sets(config.data).items()):
-        rows = np.flatnonzero(data.valid.corpus == number)
+    for set_index, (name, corpus) in enumerate(valid_sets(config.data).items()):
+        rows = np.flatnonzero(data.valid.corpus == set_index)
         direction = config.direction(corpus)
         text = None
         if has_text:
@@ -242,7 +276,8 @@ def _build_validation_sets(
                 command=validation.command,
             )
             if updater.processes.rank == 0:
-                # Report a missing package, model or program before training.
+                # Report a missing package, model or program before training: the first access to
+                # the scorers loads them.
                 text.scorers  # noqa: B018
                 if text.metric == COMMAND:
                     text.run_command(text.references, is_trial=True)
@@ -252,7 +287,7 @@ def _build_validation_sets(
             num_pairs=len(rows),
             batches=fixed_batches(loader, updater.processes, rows),
             text=text,
-            is_choosing=number < len(config.data.valid),
+            is_choosing=set_index < len(config.data.valid),  # other sets only measure
         )
         sets.append(validation_set)
     return sets
@@ -275,19 +310,24 @@ def _tags_of(config: RunConfig, corpus: CorpusConfig) -> dict[str, Any]:
 
 def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[str]]:
     """Return source and reference lines of the validation sets that choose the best checkpoint."""
-    tags = [_tags_of(config, corpus) for corpus in config.data.valid]
+    # These are the sets of `data.valid`. Their lines come before the lines of all other sets.
+    tags_by_set = [_tags_of(config, corpus) for corpus in config.data.valid]
     requests = []
-    for line, number in zip(data.valid_source, data.valid.corpus.tolist(), strict=False):
-        if number < len(tags):  # the sets of `data.valid` come first
-            requests.append(Request(line, **tags[number]))
+    for line, set_index in zip(data.valid_source, data.valid.corpus.tolist(), strict=False):
+        if set_index < len(tags_by_set):
+            requests.append(Request(line, **tags_by_set[set_index]))
     return requests, data.valid_target[: len(requests)]
 
 
 def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) -> dict[str, Any]:
-    """Return the data that checkpoints store, to be compared when training resumes."""
+    """Return the data that checkpoints store, to be compared when training resumes.
+
+    The keys are ``identity`` (settings and hashes that must not change), ``machine`` (what makes
+    arithmetic bit-exact), ``batch`` (the batch section, with ``auto`` resolved) and `ADAPTER`.
+    """
     manifest = setup.data.manifest
     updater = setup.updater
-    of_run = identity(
+    run_identity = identity(
         config,
         data_hash=manifest.data_hash,
         vocab_hash=manifest.vocab_hash,
@@ -295,7 +335,7 @@ def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) ->
     )
     arithmetic = {"precision": updater.precision.name, "compiled": is_compiled}
     return {
-        "identity": of_run,
+        "identity": run_identity,
         "machine": machine(updater.device) | arithmetic,
         "batch": setup.loader.config.model_dump(mode="json"),
         ADAPTER: setup.adapter,
@@ -323,14 +363,16 @@ def describe_start(
     """Return the event of the start: model size, data, device and schedule."""
     schedule = config.training.schedule
     updater = setup.updater
-    pairs = len(setup.data.train)
-    rise = f"{schedule.warmup_steps:,} updates"
+    num_pairs = len(setup.data.train)
+    warmup = f"{schedule.warmup_steps:,} updates"
     if schedule.warmup_ratio:
-        rise = f"{schedule.warmup_ratio:.2%} of the updates"
-    reasons = Counter[str]()
+        warmup = f"{schedule.warmup_ratio:.2%} of the updates"
+    # Number of pairs by the reason that dropped them, in all training corpora.
+    dropped = Counter[str]()
     for corpus in corpus_names(config.data.training):
-        reasons += Counter(setup.data.manifest.counts.get(corpus, {}))
-    sizes = count_parameters(updater.model)
+        dropped += Counter(setup.data.manifest.counts.get(corpus, {}))
+    del dropped[READ], dropped[KEPT]  # these counts are not reasons
+    sizes = count_parameters(updater.model)  # by part of the model
     num_parameters = sum(sizes.values())
     threads = torch.get_num_threads()
     metric = setup.training.validation.metric_name
@@ -340,22 +382,24 @@ def describe_start(
         "threads": threads,
         "processes": updater.processes.size,
         "parameters": num_parameters,
-        "schedule": f"{schedule.shape}: {rise} of warm-up to {schedule.peak_lr:g}",
+        "schedule": f"{schedule.shape}: {warmup} of warm-up to {schedule.peak_lr:g}",
         "metric": metric,
         "label_smoothing": config.training.label_smoothing,
-        "pairs": pairs,
+        "pairs": num_pairs,
         **_facts_of_sets(setup.validator),
-        "dropped": {x: count for x, count in reasons.most_common() if x not in (READ, KEPT)},
+        "dropped": dict(dropped.most_common()),
         "total_steps": progress.total_steps,
     }
-    parts = ", ".join(f"{name} {number:,}" for name, number in sizes.items())
-    place = f"{updater.precision.name} on {updater.device}, CPU threads: {threads}"
+    size_texts = ", ".join(f"{part} {size:,}" for part, size in sizes.items())
+    device = f"{updater.precision.name} on {updater.device}, CPU threads: {threads}"
     if updater.processes.size > 1:
-        place += f" in each of {updater.processes.size} processes"
+        device += f" in each of {updater.processes.size} processes"
     if note:
-        place += f", {note}"
-    model = f"{num_parameters:,} parameters ({parts}), {pairs:,} sentence pairs, {place}"
-    text = f"{progress.describe()}: {model}; {label_of(metric)} selects the best checkpoint"
+        device += f", {note}"
+    size = f"{num_parameters:,} parameters ({size_texts}), {num_pairs:,} sentence pairs"
+    text = (
+        f"{progress.describe()}: {size}, {device}; {label_of(metric)} selects the best checkpoint"
+    )
     return TrainingEvent(progress.step, text, "start", facts)
 
 
@@ -363,14 +407,18 @@ def _facts_of_sets(validator: Validator) -> dict[str, Any]:
     """Return what the report shows about several validation sets; empty for one set."""
     if len(validator.sets) == 1:
         return {}
-    sets = {
-        x.name: {"direction": str(x.direction), "pairs": x.num_pairs, "is_choosing": x.is_choosing}
-        for x in validator.sets
+    facts_by_set = {
+        valid.name: {
+            "direction": str(valid.direction),
+            "pairs": valid.num_pairs,
+            "is_choosing": valid.is_choosing,
+        }
+        for valid in validator.sets
     }
-    combination = None
-    if sum(validation_set.is_choosing for validation_set in validator.sets) > 1:
+    combination = None  # how the scores of several sets choose the best checkpoint
+    if sum(valid.is_choosing for valid in validator.sets) > 1:
         combination = validator.choose_by
-    return {"combination": combination, "sets": sets}
+    return {"combination": combination, "sets": facts_by_set}
 
 
 def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
@@ -379,33 +427,33 @@ def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
     optimizer = setup.updater.optimizer
     if folder is None:
         return []
-    start = find_model(folder)
+    initial_model = find_model(folder)
     notes = [f"starting with the weights of {folder}"]
     if config.training.lora is not None:  # `_build_updater` has loaded them
-        kept = optimizer.parameters.trained_size
-        share = kept / sum(count_parameters(setup.updater.model).values())
-        trained = f"{kept:,} parameters of adapters ({share:.2%} of all)"
-        notes.append(f"training {trained}; the other weights are frozen and are not saved")
+        num_trained = optimizer.parameters.trained_size
+        share = num_trained / sum(count_parameters(setup.updater.model).values())
+        adapters = f"{num_trained:,} parameters of adapters ({share:.2%} of all)"
+        notes.append(f"training {adapters}; the other weights are frozen and are not saved")
     elif config.training.init_differences:
         tokenizers = load_tokenizers(setup.data.tokenizer_dir)
         initial_weights = load_attribute(_PARTIAL)
         weights, table = initial_weights(
-            config, read_weights(start), tokenizers, optimizer.weights()
+            config, read_weights(initial_model), tokenizers, optimizer.weights()
         )
         optimizer.load_weights(weights)
         notes.append(f"origin of the weights:\n  {table}")
     else:
-        optimizer.load_weights(read_weights(start).model.state_dict())
-    was = start.config.languages
-    now = config.inference.languages
-    if was != now and not config.language_tags:
-        text = f"from {was[0]} to {was[1]}, but this run translates from {now[0]} to {now[1]}"
+        optimizer.load_weights(read_weights(initial_model).model.state_dict())
+    model_pair = " to ".join(initial_model.config.languages)
+    pair = " to ".join(config.inference.languages)
+    if model_pair != pair and not config.language_tags:
+        text = f"from {model_pair}, but this run translates from {pair}"
         notes.append(f"{folder} was trained to translate {text}")
-    size = start.tokenizers.target.vocab_size
-    is_kept = config.training.keeps_vocabulary and "tokenizer" in config.model_fields_set
-    if is_kept and config.tokenizer.vocab_sizes[1] != size:
-        text = f"using the vocabulary of {folder} (size {size:,})"
-        notes.append(f"{text}; the tokenizer section has no effect")
+    if config.training.keeps_vocabulary and "tokenizer" in config.model_fields_set:
+        size = initial_model.tokenizers.target.vocab_size
+        if config.tokenizer.vocab_sizes[1] != size:  # [1] is the target
+            text = f"using the vocabulary of {folder} (size {size:,})"
+            notes.append(f"{text}; the tokenizer section has no effect")
     return notes
 
 
@@ -418,19 +466,19 @@ def check_start(config: RunConfig) -> None:
     folder = config.training.init_from
     if folder is None or not (folder / CONFIG).is_file():  # `init_from` reports it later
         return
-    was = load_folder_config(folder).model.model_dump()
-    now = config.model.model_dump()
-    new_sizes = config.training.init_differences
-    if "layers" in new_sizes:
-        new_sizes = ("encoder", "decoder")
-    allowed = {*_REGULARISATION, *(f"{side}_layers" for side in new_sizes)}
-    keys = [key for key in now if key not in allowed and was[key] != now[key]]
+    model_settings = load_folder_config(folder).model.model_dump()
+    settings = config.model.model_dump()
+    parts = config.training.init_differences
+    if "layers" in parts:
+        parts = ("encoder", "decoder")
+    may_differ = {*_REGULARISATION, *(f"{part}_layers" for part in parts)}
+    different_keys = [key for key, value in settings.items() if model_settings[key] != value]
+    keys = [key for key in different_keys if key not in may_differ]
     if keys:
         problem = f"The model in {folder} (training.init_from) has different settings:"
         for key in keys:
-            problem += (
-                f"\n  model.{key}: {was[key]} in that model, {now[key]} in this configuration"
-            )
+            problem += f"\n  model.{key}: {model_settings[key]} in that model, "
+            problem += f"{settings[key]} in this configuration"
         fix = "Remove the model section, so that the settings of that model are used."
         if all(key.endswith("_layers") for key in keys):
             fix = "Set training.init_differences to [layers], or remove these keys."
@@ -450,9 +498,10 @@ def check_tools(config: RunConfig) -> None:
         problem = f"training.validation.command: there is no program {validation.command[0]}."
         raise ConfigError(problem, fix="Install the program, or correct the command.")
     if config.training.lora is not None:
-        load_attribute(_ADAPT)  # the extra may be missing
+        load_attribute(_ADAPT)  # raises an error if the extra is missing
     for name in config.training.trackers:
-        if name in built_in("tracker"):  # others may start something when they are made
+        # Making a built-in tracker checks its package. Trackers of plugins may start something.
+        if name in built_in("tracker"):
             TRACKERS[name](config)
 
 
@@ -466,7 +515,8 @@ def make_reporters(
     """
     run_dir = config.run_dir
     start = progress.step
-    # A new start also repeats the validation before the first update, at step 0.
+    # Step of the last validation; later validations are removed from the files, because training
+    # repeats them. A new run (-1) also repeats the one before the first update, at step 0.
     last = max(progress.history, default=0 if start else -1)
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
