@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -37,13 +36,14 @@ logger = logging.getLogger(__name__)
 
 Chunk: TypeAlias = tuple[int, list[Request | DataError]]  # number of the first line, lines
 
+# A word with a slash or an extension: the name of a file, not a sentence.
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")
 _LOW_CONFIDENCE = " ||| low confidence"
 _BYTES_OF_A_LANGUAGE = 300  # fewer are not enough to recognize a language
 _NO_TEXT = {
     "jsonl?": "`input_format` json reads JSON objects",
     "csv|tsv": "every line is translated with all columns",
-}  # file extension -> hint
+}  # regular expression of a file extension -> hint
 
 
 def translate(options: TranslateOptions) -> None:
@@ -65,7 +65,8 @@ def translate(options: TranslateOptions) -> None:
         with errors_only() if processes.rank else nullcontext():  # only the first process reports
             translator = load_translator(options)
         if processes.rank:  # translate chunks from the first process until it sends no more
-            deque(translated(translator, iter(()), processes), maxlen=0)
+            for _ in translated(translator, iter(()), processes):
+                pass
             return
         with (
             open_input(source) as reader,
@@ -81,14 +82,20 @@ def translate(options: TranslateOptions) -> None:
                 # In streaming mode, do not read ahead.
                 return not options.stream and text_lines.has_input(reader, 0.0)
 
-            for (first, lines), results in translated(translator, chunks, processes, is_ready):
-                writer.write(first, lines, results)
-                bar.update(writer.num_lines - bar.n)
+            for chunk, results in translated(translator, chunks, processes, is_ready):
+                first_number, lines = chunk
+                writer.write(first_number, lines, results)
+                bar.update(writer.num_lines - bar.n)  # `n` is what the bar shows already
     writer.close()
 
 
 def load_translator(options: TranslateOptions) -> Translator:
-    """Load the model with an engine that supports the options."""
+    """Load the model with an engine that supports the options.
+
+    Raises:
+        ConfigError: An option is unknown, out of bounds or contradicts another option.
+        CheckpointError: The model is missing or damaged.
+    """
     model = options.model
     beam_size = options.beam_size
     utility = mbr(options, beam_size)
@@ -112,13 +119,13 @@ def load_translator(options: TranslateOptions) -> Translator:
         _ = translator.direction  # checked before reading; lines of OPUS-MT may have their own tags
     decoding = translator.options.decoding
     options.check_output(decoding.n_best)
-    without_beam = ""
+    beamless_option = ""  # the option that replaces beam search
     if decoding.sampling:
-        without_beam = "`sample`"
+        beamless_option = "`sample`"
     elif decoding.return_alternatives:
-        without_beam = "decoding.return_alternatives"
-    if without_beam and beam_size not in (None, 1):
-        problem = f"`beam_size` {beam_size} cannot be combined with {without_beam}."
+        beamless_option = "decoding.return_alternatives"
+    if beamless_option and beam_size not in (None, 1):
+        problem = f"`beam_size` {beam_size} cannot be combined with {beamless_option}."
         fix = "Remove one of the two options; `n_best` sets the number of translations per line."
         raise ConfigError(problem, fix=fix)
     if translator.options.confidence is None:
@@ -138,52 +145,67 @@ def _read(
     source = options.source
     reads_json = options.input_format == "json"
     if source and not reads_json:
-        for ending, advice in _NO_TEXT.items():
-            if re.search(rf"\.({ending})(\.\w+)?$", source.name):
-                logger.warning("%s is read as plain text; %s", source.name, advice)
-    if is_standard(source) and not options.stream and sys.stdin is not None and sys.stdin.isatty():
-        logger.info("type text, then Ctrl-D to translate it; `stream` translates line by line")
+        for extension, hint in _NO_TEXT.items():
+            # The file may be compressed, as in text.csv.gz.
+            if re.search(rf"\.({extension})(\.\w+)?$", source.name):
+                logger.warning("%s is read as plain text; %s", source.name, hint)
+    name = str(source)
+    if is_standard(source):
+        name = "standard input"
+        is_terminal = sys.stdin is not None and sys.stdin.isatty()
+        if is_terminal and not options.stream:
+            logger.info("type text, then Ctrl-D to translate it; `stream` translates line by line")
     decoder = LineDecoder()
-    number = 1
-    named = set[str]()
-    at_once = num_processes
+    first_number = 1  # number of the first line of the chunk
+    noted_fields = set[str]()
+    lines_at_once = num_processes
     if not options.stream:
-        at_once *= MAX_CHUNK_LINES
-    name = "standard input" if is_standard(source) else str(source)
-    for chunk in text_lines.read_chunks(reader, lines_at_once=at_once, name=name):
-        texts = decoder.decode(chunk, number)
+        lines_at_once *= MAX_CHUNK_LINES
+    for chunk in text_lines.read_chunks(reader, lines_at_once=lines_at_once, name=name):
+        texts = decoder.decode(chunk, first_number)
         lines: list[Request | DataError] = []
         if reads_json:
-            lines += [_parse(text, row, named) for row, text in enumerate(texts, number)]
+            for number, text in enumerate(texts, first_number):
+                lines.append(_parse(text, number, noted_fields))
         else:
-            lines += [Request(text) for text in texts]
-        if number == 1 and not reads_json:
-            traces = find_preprocessing(texts)
-            if traces:
-                text = "%s %s\n  Restore the text if the model learned plain text."
-                logger.warning(text, name, traces[1])
-            if not options.tag and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
-                warn_of_language("the input", texts, translator)
-        yield number, lines
-        number += len(lines)
+            lines += map(Request, texts)
+            if first_number == 1:
+                traces = find_preprocessing(texts)
+                if traces:
+                    _, description = traces
+                    text = "%s %s\n  Restore the text if the model learned plain text."
+                    logger.warning(text, name, description)
+                if not options.tag and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
+                    warn_of_language("the input", texts, translator)
+        yield first_number, lines
+        first_number += len(lines)
     if decoder.num_damaged > MAX_NOTES:
         text = "%s lines were invalid UTF-8 or too long, and were changed; if the text is Latin-1, "
         convert = "convert it first: iconv -f LATIN1 -t UTF-8 FILE"
         logger.warning(text + convert, f"{decoder.num_damaged:,}")
 
 
-def _parse(line: str, number: int, named: set[str]) -> Request | RequestError:
-    """Parse a line of JSON; warn about fields with probable spelling mistakes."""
+def _parse(line: str, number: int, noted_fields: set[str]) -> Request | RequestError:
+    """Parse a line of JSON; warn about fields with probable spelling mistakes.
+
+    Args:
+        line: The line.
+        number: Its number, for messages.
+        noted_fields: Fields that the user has been warned about. New ones are added.
+
+    Returns:
+        The request; or an error, which takes its place in the output, if the line is wrong.
+    """
     try:
         parsed = parse_request(line, number)
     except RequestError as error:
-        return error.with_traceback(None)
-    for name in parsed.others.keys() - named - {"source"}:
-        similar = request.meant_field(name)
-        if similar and len(named) < MAX_NOTES:
-            named.add(name)
+        return error.with_traceback(None)  # the traceback would keep all local variables
+    for name in parsed.others.keys() - noted_fields - {"source"}:
+        similar_name = request.meant_field(name)
+        if similar_name and len(noted_fields) < MAX_NOTES:
+            noted_fields.add(name)
             text = "line %s: unknown field %r is copied to the output (did you mean %r?)"
-            logger.warning(text, f"{number:,}", name, similar)
+            logger.warning(text, f"{number:,}", name, similar_name)
     return parsed
 
 
@@ -202,21 +224,27 @@ class _Writer:
 
     def write(
         self,
-        first: int,
+        first_number: int,
         lines: Sequence[Request | DataError],
         results: Sequence[Result | DataError],
     ) -> None:
         """Write the results of a chunk. In JSON, a failed line becomes an object with its error.
 
+        Args:
+            first_number: Number of the first line, from 1.
+            lines: Input lines; an error stands for a line that could not be parsed.
+            results: The result of each line, in the same order.
+
         Raises:
             DataError: A line failed and the format is text. The lines before it are written.
         """
-        done: dict[int, Result] = {}
-        for number, (line, result) in enumerate(zip(lines, results, strict=True), first):
+        translated_lines: dict[int, Result] = {}  # by line number
+        for number, (line, result) in enumerate(zip(lines, results, strict=True), first_number):
+            # Fields to copy to the output. Errors of other lines than JSON have none.
             others = getattr(line, "others", {})
             if isinstance(result, Result):
-                done[number] = result
-                written = self._texts(number, others, result)
+                translated_lines[number] = result
+                output_lines = self._output_lines(number, others, result)
             else:
                 error = result
                 if not isinstance(line, DataError):  # its message contains the line number
@@ -227,32 +255,36 @@ class _Writer:
                     raise DataError(error.problem, fix=fix)
                 self._num_failures += 1
                 self._first_failure = self._first_failure or error
-                written = [_json_line({**others, ERROR: error.problem})]
-            for text in written:
+                output_lines = [_json_line({**others, ERROR: error.problem})]
+            for output_line in output_lines:
                 # Lone surrogates in copied fields become JSON escapes again.
-                self._stream.write(text.encode("utf-8", "backslashreplace") + b"\n")
+                self._stream.write(output_line.encode("utf-8", "backslashreplace") + b"\n")
         self._stream.flush()
         self.num_lines += len(lines)
-        self._counts.add(done)
+        self._counts.add(translated_lines)
 
-    def _texts(self, number: int, others: Mapping[str, Any], result: Result) -> list[str]:
-        """Return the output lines for input line ``number``."""
+    def _output_lines(self, number: int, others: Mapping[str, Any], result: Result) -> list[str]:
+        """Return the output lines for input line ``number``; text has one for each translation.
+
+        ``others`` are the fields that JSON output copies from the input.
+        """
         options = self._options
-        mark = {}
+        confidence_fields = {}
         if options.min_confidence is not None:
             # Without an estimate, the translation is unlike the validation set.
             confidence = result.confidence or 0.0
             is_low = result.num_tokens > 0 and confidence < options.min_confidence
-            mark["low_confidence"] = is_low
+            confidence_fields["low_confidence"] = is_low
         if options.format == "json":
-            return [_json_line({**others, **result.as_dict(), **mark})]
+            return [_json_line({**others, **result.as_dict(), **confidence_fields})]
         if options.alignments:
             return [f"{result.text} ||| {as_pharaoh(result.alignment or ())}"]
         if self._n_best == 1:
-            ending = _LOW_CONFIDENCE if mark.get("low_confidence") else ""
+            ending = _LOW_CONFIDENCE if confidence_fields.get("low_confidence") else ""
             return [result.text + ending]
-        hypotheses = result.alternatives or [result]
-        return [f"{number - 1} ||| {each.text} ||| {each.score:.4f}" for each in hypotheses]
+        index = number - 1  # lists of several translations count the lines from 0
+        translations = result.alternatives or [result]
+        return [f"{index} ||| {item.text} ||| {item.score:.4f}" for item in translations]
 
     def close(self) -> None:
         """Log the counts of the guard.
@@ -263,10 +295,10 @@ class _Writer:
         message = self._counts.message(time.perf_counter() - self._begin)
         if message:
             logger.info(message)
-        first = self._first_failure
-        if first is not None:
+        error = self._first_failure
+        if error is not None:
             problem = f"{self._num_failures:,} lines could not be translated. The first: "
-            raise DataError(problem + first.problem, fix=first.fix)
+            raise DataError(problem + error.problem, fix=error.fix)
 
 
 def _json_line(values: Mapping[str, Any]) -> str:
@@ -275,10 +307,13 @@ def _json_line(values: Mapping[str, Any]) -> str:
 
 def _refuse_sentence(model: Path, file: Path | None) -> None:
     """Raise an error if the user passed a sentence instead of a file."""
+    if file is None:
+        return
     text = str(file)
     looks_like_file = _FILE.fullmatch(text) or os.path.lexists(text) or is_standard(file)
-    if file is None or looks_like_file or text_lines.near_file(file):
+    if looks_like_file or text_lines.near_file(file):
         return
+    # echo 'A sentence.' | nmt translate MODEL
     command = f"{shell_command('echo', text).removeprefix('nmt ')} | "
     command += shell_command("translate", model)
     raise DataError(f"{text} does not exist.", fix=f"{text_lines.CHECK_PATH} Or type: {command}")
