@@ -69,18 +69,18 @@ class _Commands(TyperGroup):
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
-        start = _path(ctx)
+        prefix = _prefix(ctx)
         names: list[str] = []
-        if not start:
+        if not prefix:  # the commands of the root are sorted by their headings
             names += chain.from_iterable(GROUPS.values())
         for command in COMMANDS:
-            if command.startswith(start):
-                names.append(command.removeprefix(start).split()[0])
+            if command.startswith(prefix):
+                names.append(command.removeprefix(prefix).split()[0])
         return list(dict.fromkeys(names))
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        name = _path(ctx) + cmd_name
+        name = _prefix(ctx) + cmd_name
         if name in PARENTS:
             group = typer.Typer(add_completion=False, rich_markup_mode=None)
             group.callback(cls=_Commands, help=PARENTS[name], no_args_is_help=True)(lambda: None)
@@ -92,23 +92,27 @@ class _Commands(TyperGroup):
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
+        # Flag and help of each option; None for an option that is hidden.
         records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
         with formatter.section("General"):
             formatter.write_dl(list(filter(None, records)))
 
     @override
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows: dict[str, list[tuple[str, str]]] = {}
+        rows: dict[str, list[tuple[str, str]]] = {}  # heading -> names and help of its commands
         names = self.list_commands(ctx)
         width = max(map(len, names))
         for name in names:
-            path = _path(ctx) + name
-            text = PARENTS.get(path) or COMMANDS[path].text
-            title = next((title for title, group in GROUPS.items() if path in group), "Commands")
+            command = _prefix(ctx) + name
+            text = PARENTS.get(command) or COMMANDS[command].text
             summary = text.splitlines()[0]
-            rows.setdefault(title, []).append((name.ljust(width), summary))
-        for title, commands in rows.items():
-            with formatter.section(title):
+            heading = "Commands"
+            for title, group in GROUPS.items():
+                if command in group:
+                    heading = title
+            rows.setdefault(heading, []).append((name.ljust(width), summary))
+        for heading, commands in rows.items():
+            with formatter.section(heading):
                 formatter.write_dl(commands)
 
     @override
@@ -116,7 +120,7 @@ class _Commands(TyperGroup):
         try:
             return super().parse_args(ctx, list(args))
         except _USAGE_ERROR as error:
-            if not args:  # show the help
+            if not args:  # the error shows the help
                 raise
             fix = f"Put options after the command: {ctx.command_path} COMMAND [OPTIONS]"
             report(ConfigError(error.format_message(), fix=fix))
@@ -129,13 +133,14 @@ class _Commands(TyperGroup):
         if name in names or ctx.resilient_parsing:  # shell completion
             return super().resolve_command(ctx, args)
         path = ctx.command_path
-        near = nearest_word(name, names)
+        similar = nearest_word(name, names)  # may be empty
         if ctx.parent is None:
-            near = FOREIGN_COMMANDS.get(name.replace("_", "-"), near)
+            similar = FOREIGN_COMMANDS.get(name.replace("_", "-"), similar)
         fix = f"Run `{path} --help` for a list of commands."
-        if near:
-            fix = f"Type: {path} {near}"
-            if near in names or near.startswith("config "):
+        if similar:
+            fix = f"Type: {path} {similar}"
+            # Other foreign commands become complete commands, which have their own arguments.
+            if similar in names or similar.startswith("config "):
                 fix = f"{fix} {join_words(args[1:])}".rstrip()
         raise ConfigError(f"{path}: unknown command {name}.", fix=fix)
 
@@ -151,7 +156,7 @@ class _Commands(TyperGroup):
             report(error)
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
-            # The interpreter flushes again at exit, which must not fail.
+            # The interpreter flushes standard output again at exit, which must not fail.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
@@ -161,7 +166,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
-def _path(ctx: Any) -> str:
+def _prefix(ctx: Any) -> str:
     """Return the prefix of all commands in this group, such as ``config ``; empty for the root."""
     return "" if ctx.parent is None else f"{ctx.info_name} "
 
@@ -185,19 +190,19 @@ class _Command(TyperCommand):
 
     def _spread(self, words: list[str]) -> list[str]:
         """Repeat options with several values, such as FILE..., before each of their values."""
-        repeated: set[str] = set()
+        repeated_options: set[str] = set()
         for parameter in self.params:
             if parameter.metavar is not None and parameter.metavar.endswith("..."):
-                repeated.update(parameter.opts)
-        spread: list[str] = []
-        option = ""
+                repeated_options.update(parameter.opts)
+        spread_words: list[str] = []
+        option = ""  # the option whose values follow; empty if it has no several values
         for word in words:
             if word.startswith("-"):
-                option = word if word in repeated else ""
-            elif option and spread[-1] != option:
-                spread.append(option)
-            spread.append(word)
-        return spread
+                option = word if word in repeated_options else ""
+            elif option and spread_words[-1] != option:  # not its first value
+                spread_words.append(option)
+            spread_words.append(word)
+        return spread_words
 
     def _explained(self, error: Any, ctx: Any, args: list[str]) -> ConfigError:
         """Convert an error of Typer; if an argument is missing, add the complete command."""
@@ -206,22 +211,24 @@ class _Command(TyperCommand):
         if parameter is None or error.message:  # nothing is missing
             problem = error.format_message().replace("Value error, ", "").rstrip(".")
             return ConfigError(f"{problem}.", fix=f"Run `{path} --help` for arguments and options.")
+        # Typer reports the first parameter that is missing. Later ones may be missing, too.
         required = [option for option in self.params if option.required]
-        given = {word.partition("=")[0] for word in args}
-        missing: list[str] = []
+        typed_names = {word.partition("=")[0] for word in args}
+        missing_names: list[str] = []
         for option in required[required.index(parameter) :]:
             name = parameter_name(option)
-            if name in given or given.intersection(option.opts):
+            if name in typed_names or typed_names.intersection(option.opts):
                 continue
             if not _is_argument(option):
                 name += f" {option.metavar}"
-            missing.append(name)
-        command = " ".join(filter(None, [path, join_words(args), *missing]))
+            missing_names.append(name)
+        command = " ".join(filter(None, [path, join_words(args), *missing_names]))
         fix = f"Type: {command} ({parameter.help.rstrip('.')}; {path} --help)"
-        table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0]) if len(args) == 1 else None
-        if table and missing == ["TARGET"]:
-            corpus = f"data: {{train: [{{{table[2]}: {table[1]}}}]}}"
-            fix = f"For a file with two columns, write a configuration that contains {corpus}"
+        if len(args) == 1 and missing_names == ["TARGET"]:  # source, but no target
+            table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0])
+            if table:
+                corpus = f"data: {{train: [{{{table[2]}: {table[1]}}}]}}"  # {tsv: FILE.tsv}
+                fix = f"For a file with two columns, write a configuration that contains {corpus}"
         return ConfigError(f"{path} needs {parameter_name(parameter)}.", fix=fix)
 
     @override
@@ -229,28 +236,29 @@ class _Command(TyperCommand):
         pieces = ["[OPTIONS]"]
         for argument in filter(_is_argument, self.params):
             name = parameter_name(argument)
-            if argument.nargs < 0:
+            if argument.nargs < 0:  # any number of values
                 name += "..."
             pieces.append(name if argument.required else f"[{name}]")
         return pieces
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        # Arguments and options come first, general options last.
+        # Heading -> rows of flags and help. Arguments come first, then options without a heading.
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        general: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
+            # None for an argument without help.
             names, text = parameter.get_help_record(ctx) or ("", "")
             text = text.replace(f"({OF_THE_MODEL})", _model_default(parameter.name))
             text = _without_range(text)
             if _is_argument(parameter):
-                sections["Arguments"].append((parameter_name(parameter), text))
+                title = "Arguments"
+                names = parameter_name(parameter)
             elif parameter.name in _GENERAL:
-                general.append((names, text))
+                title = "General"
             else:
                 title = getattr(parameter, "rich_help_panel", None) or "Options"
-                sections.setdefault(title, []).append((names, text))
-        sections["General"] = general
+            sections.setdefault(title, []).append((names, text))
+        sections["General"] = sections.pop("General")  # moves it to the end
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
@@ -258,7 +266,7 @@ class _Command(TyperCommand):
 
 
 def _without_range(text: str) -> str:
-    """Remove the parentheses around a described default, and the range of a number.
+    """Remove the parentheses around a default in words, and the range of a number.
 
     >>> _without_range("Size.  [default: (the vocabulary); 0<=x<1]")
     'Size.  [default: the vocabulary]'

@@ -83,50 +83,60 @@ class _Verbosity:
     verbose: Annotated[int, Flag(short="v")] = 0
 
 
-def fields_of(options: type) -> list[Field]:
+def fields_of(options_class: type) -> list[Field]:
     """Return the fields that users can set; fields of base classes come first."""
-    hints = get_type_hints(options, include_extras=True)
-    defaults = {field.name: field.default for field in fields(options)}
-    settable: dict[str, Field] = {}
-    for owner in _bases_first(options):
+    hints = get_type_hints(options_class, include_extras=True)
+    defaults = {field.name: field.default for field in fields(options_class)}
+    settable_fields: dict[str, Field] = {}
+    for owner in _bases_first(options_class):
         title = owner.__dict__.get("title")
         meanings = meanings_of(owner.__doc__)
         for name in get_annotations(owner):
             if name not in defaults:
-                continue
+                continue  # an annotation of something else than a field
             kind = hints[name]
             flag = Flag()
             if get_origin(kind) is Annotated:
                 kind, *notes = get_args(kind)
-                flag = next((note for note in notes if isinstance(note, Flag)), flag)
+                for note in notes:
+                    if isinstance(note, Flag):
+                        flag = note
+                        break
             if flag.hidden:
                 continue
             if not flag.help:
                 flag = replace(flag, help=meanings.get(name, ""))
-            settable[name] = Field(name, without_none(kind), flag, defaults[name], title)
-    return list(settable.values())
+            settable_fields[name] = Field(name, without_none(kind), flag, defaults[name], title)
+    return list(settable_fields.values())
 
 
 def _bases_first(owner: type) -> Iterator[type]:
+    """Yield all base classes of a class, then the class itself."""
     for base in owner.__bases__:
         yield from _bases_first(base)
     yield owner
 
 
-def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:
-    """Call the function of a command with its options, and print the result."""
+def run_command(entry: Entry, options_class: type, values: dict[str, Any]) -> None:
+    """Call the function of a command with its options, and print the result.
+
+    Args:
+        entry: The command in commands.toml.
+        options_class: Class of its options.
+        values: What Typer has parsed, by field; None where the user has set nothing.
+    """
     configure_logging(quiet=values.pop("quiet"), verbosity=values.pop("verbose"))
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, list):
             value = tuple(value)
         if value is not None:  # None keeps the default of the field
-            given[name] = value
-    result = load_attribute(entry.function)(options(**given))
+            arguments[name] = value
+    result = load_attribute(entry.function)(options_class(**arguments))
     if result is None:
         return
     if is_first():  # under torchrun, only the first process prints
-        if given.get("json"):
+        if arguments.get("json"):
             text = dumps(result.as_dict(), ensure_ascii=False)
         else:
             text = result.as_text()
@@ -137,41 +147,42 @@ def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:
         raise failure
 
 
-def make_command(name: str, entry: Entry, kind: type) -> Any:
+def make_command(name: str, entry: Entry, command_class: type) -> Any:
     """Build a Typer command.
 
     Args:
         name: Command without ``nmt``, for example ``config show``.
         entry: The command in commands.toml.
-        kind: Typer class of the command.
+        command_class: Typer class of the command.
 
     Raises:
         ConfigError: The command belongs to an extra that is not installed.
     """
-    options = load_attribute(entry.options)
-    settable = fields_of(options) + fields_of(_Verbosity)
-    spellings = {option_name(field.name): field.spelling for field in settable}
-    parameters = [_parameter(field, spellings) for field in settable]
+    options_class = load_attribute(entry.options)
+    settable_fields = fields_of(options_class) + fields_of(_Verbosity)
+    spellings = {option_name(field.name): field.spelling for field in settable_fields}
+    parameters = [_parameter(field, spellings) for field in settable_fields]
 
     def call(**values: Any) -> None:
-        run_command(entry, options, values)
+        run_command(entry, options_class, values)
 
+    # Typer makes an argument or option from each parameter of a function.
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     examples = "\n".join(f"  {line}" for line in entry.examples.strip().splitlines())
     heading = "Examples" if "\n" in examples else "Example"
-    epilog = f"\b\n{heading}:\n{examples}"
-    if hasattr(options, "notes"):
-        epilog += f"\n\n\b\n{options.notes}"
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(
-        name.rpartition(" ")[2],
+    epilog = f"\b\n{heading}:\n{examples}"  # \b: keep the lines of a paragraph
+    if hasattr(options_class, "notes"):
+        epilog += f"\n\n\b\n{options_class.notes}"
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(
+        name.rpartition(" ")[2],  # the last word
         help=entry.text,
         epilog=epilog,
-        cls=kind,
+        cls=command_class,
         context_settings={"help_option_names": ["-h", "--help"]},
     )(call)
-    return typer.main.get_command(single)
+    return typer.main.get_command(app)
 
 
 def parameter_name(parameter: Any) -> str:
@@ -182,23 +193,26 @@ def parameter_name(parameter: Any) -> str:
 
 
 def _parameter(field: Field, spellings: Mapping[str, str]) -> Parameter:
+    """Return the parameter of a function from which Typer makes the flag or argument of a field.
+
+    ``spellings`` are the flags of all fields of the command, for the help.
+    """
     flag = field.flag
-    kind = field.kind
+    kind = field.kind  # the type for Typer; a parser returns the type of the field
     default = field.default
     is_required = default is MISSING
-    shown = spelled(flag.shown, spellings)
     shows_default = not is_required and default is not None
     is_repeated = get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
-    item = get_args(kind)[0] if is_repeated else kind
+    item_kind = get_args(kind)[0] if is_repeated else kind
     parser = flag.parser
-    if parser is None and item is Path:
+    if parser is None and item_kind is Path:
         parser = file_name
-    if is_repeated and flag.separator:
-        parser = partial(_split, flag.separator, parser or item)
+    if is_repeated and flag.separator:  # one word contains all values
+        parser = partial(_split, flag.separator, parser or item_kind)
         kind = str
         default = flag.separator.join(map(str, default)) if default else None
-    elif is_repeated:
-        kind = list[item]  # type: ignore[valid-type]
+    elif is_repeated:  # Typer repeats an option if it is a list
+        kind = list[item_kind]  # type: ignore[valid-type]
         shows_default = is_required or bool(default)
         if not is_required:
             default = list(default)
@@ -208,14 +222,14 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> Parameter:
         "min": flag.min,
         "max": flag.max,
         "rich_help_panel": field.title,
-        "show_default": shown or shows_default,
+        "show_default": spelled(flag.shown, spellings) or shows_default,  # words, or yes or no
     }
-    if field.name == "verbose":
+    if field.name == "verbose":  # -vv is 2
         settings |= {"count": True, "show_default": False}
     if parser:
-        settings["parser"] = _sentence(parser)
+        settings["parser"] = _keep_message(parser)
     if is_required:
-        default = ...
+        default = ...  # what Typer calls a required value
     if flag.argument:
         option = typer.Argument(default, **settings)
     else:
@@ -238,6 +252,7 @@ def _metavar(field: Field) -> str | None:
 
 
 def _names(field: Field) -> list[str]:
+    """Return the flags of an option: long, or a pair such as ``--x/--no-x``; and short."""
     name = field.spelling
     if field.kind is bool and field.default is not False:
         name += f"/--no-{name.removeprefix('--')}"
@@ -246,21 +261,22 @@ def _names(field: Field) -> list[str]:
     return [name, f"-{field.flag.short}"]
 
 
-def _split(separator: str, read: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+def _split(separator: str, parse: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    """Parse the values between separators; blank values are left out."""
     words = filter(None, map(str.strip, text.split(separator)))
     try:
-        return tuple(map(read, words))
+        return tuple(map(parse, words))
     except ValueError:
         raise ValueError(f"{text} is not a list of values separated by {separator!r}") from None
 
 
-def _sentence(parser: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Keep the message of a ValueError, which Typer would discard."""
+def _keep_message(parser: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser that keeps the message of a ValueError, which Typer would discard."""
 
-    def read(text: Any) -> Any:
+    def parse(text: Any) -> Any:
         try:
-            return parser(text) if isinstance(text, str) else text
+            return parser(text) if isinstance(text, str) else text  # a default is not a text
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    return read
+    return parse

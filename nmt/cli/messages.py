@@ -28,6 +28,7 @@ def spelled(text: str, spellings: Mapping[str, str]) -> str:
     >>> spelled("`n_best` is 6; see `nmt train`, `else`", {"n_best": "--n-best"})
     '--n-best is 6; see `nmt train`, `else`'
     """
+    # match[1] is the field; match[0] has its backticks.
     return _FIELD.sub(lambda match: spellings.get(match[1], match[0]), text)
 
 
@@ -100,6 +101,7 @@ def remove_logging() -> None:
 
 
 def _unhook() -> None:
+    """Remove the handler, and restore the default levels."""
     if _HANDLER in _ROOT.handlers:
         _ROOT.removeHandler(_HANDLER)
         _ROOT.setLevel(logging.WARNING)
