@@ -12,6 +12,7 @@ import hashlib
 import math
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -46,14 +47,12 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    shown = set(_SHOWN)
+    unescaped = set(_SHOWN)
+    # Isolates that are closed cannot reorder the text around them.
     if not _BIDIRECTIONAL & set(_ISOLATED.sub("", text)):
-        shown |= {
-            "\u2068",
-            "\u2069",
-        }  # isolates that are closed cannot reorder the text around them
+        unescaped |= {"\u2068", "\u2069"}
     escapes: dict[str, str | int | None] = {}
-    for character in set(text) - shown:
+    for character in set(text) - unescaped:
         is_hidden = unicodedata.category(character) in _ESCAPED_CATEGORIES
         if is_hidden or character in _NOT_IN_XML:
             escapes[character] = character.encode("unicode_escape").decode("ascii")
@@ -65,6 +64,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - pages are rare
 
     def finalize(value: Any) -> Any:
+        """Make a value of a template visible; called before it is escaped."""
         if isinstance(value, Markup) or not isinstance(value, str):
             return value  # Markup is the output of a template, and safe
         return visible(value)
@@ -85,6 +85,7 @@ def _environment() -> Environment:
 
 
 def _digest(script: str) -> str:
+    """Return the SHA-256 hash of a script in Base64, as a Content-Security-Policy needs it."""
     digest = hashlib.sha256(script.encode()).digest()
     return base64.b64encode(digest).decode()
 
@@ -114,8 +115,8 @@ class Axis:
     is_log: bool = False
 
     def place(self, value: float) -> float:
-        """Return the coordinate of a value; NaN below the end of a logarithmic axis."""
-        low, *_, high = self.labels
+        """Return the coordinate of a value; NaN below the first tick of a logarithmic axis."""
+        low, *_, high = self.labels  # the first and the last tick
         if self.is_log and value < low:
             return math.nan
         if self.is_log:
@@ -138,10 +139,10 @@ class Curve:
     @property
     def latest(self) -> str:
         """The last value; empty if there is none."""
-        known = finite(self.points)
-        if not known:
+        points = finite(self.points)
+        if not points:
             return ""
-        _, value = known[-1]
+        _, value = points[-1]
         return short_number(value)
 
 
@@ -176,23 +177,25 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
     [0, 2, 4, 6, 8]
     """
     largest = max(abs(low), abs(high))
+    # Widen a range that is a single value, except for rounding errors.
     if high - low <= 1e-9 * largest + 1e-300:
         pad = abs(high) / 10 or 1.0
-        if low:
+        if low:  # 0 stays the lower end
             low -= pad
         high += pad
-    size = (high - low) / count
-    exponent = math.floor(math.log10(size))
+    ideal_spacing = (high - low) / count
+    exponent = math.floor(math.log10(ideal_spacing))
     power = 10.0**exponent
-    least = size * (1 - 1e-9)
-    factor = next(factor for factor in _ROUND if factor * power >= least)
+    # In this function, 1e-9 allows for rounding errors.
+    smallest_spacing = ideal_spacing * (1 - 1e-9)
+    factor = next(factor for factor in _ROUND if factor * power >= smallest_spacing)
     spacing = factor * power
     first = math.floor(low / spacing + 1e-9)
     last = math.ceil(high / spacing - 1e-9)
-    numbers = range(first, last + 1)
+    multiples = range(first, last + 1)
     if exponent >= 0:
-        return [number * factor * 10**exponent for number in numbers]
-    return [number * factor / 10**-exponent for number in numbers]  # 3 / 10, not 3 * 0.1
+        return [multiple * factor * 10**exponent for multiple in multiples]
+    return [multiple * factor / 10**-exponent for multiple in multiples]  # 3 / 10, not 3 * 0.1
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -211,8 +214,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     ticks: list[float] = []
     for power in range(start, end + 1):
         ticks += [float(f"{factor}e{power}") for factor in factors]
-    first = max(index for index, tick in enumerate(ticks) if tick <= low)
-    last = min(index for index, tick in enumerate(ticks) if tick >= high)
+    first = bisect_right(ticks, low) - 1  # the last tick that is not above the range
+    last = bisect_left(ticks, high)  # the first tick that is not below it
     return ticks[first : last + 1]
 
 
@@ -222,18 +225,19 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     >>> tick_labels([0, 5_000, 10_000]), tick_labels([0, 0.5, 1.0])
     (['0', '5k', '10k'], ['0', '0.5', '1.0'])
     """
-    top = max(map(abs, ticks))
+    largest = max(map(abs, ticks))
     spacing = ticks[1] - ticks[0]
-    if top >= 1e9 or spacing < 1e-6:
+    if largest >= 1e9 or spacing < 1e-6:
         return [f"{tick:.4g}" for tick in ticks]
     unit = 1.0
     suffix = ""
-    if top >= 1e6:
+    if largest >= 1e6:
         unit = 1e6
         suffix = "M"
-    elif top >= 1e4:
+    elif largest >= 1e4:
         unit = 1e3
         suffix = "k"
+    # A spacing of 0.02 needs two decimals; 1e-9 allows for rounding errors.
     exponent = math.floor(math.log10(spacing / unit) + 1e-9)
     decimals = max(0, -exponent)
     return [f"{tick / unit:,.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
@@ -247,21 +251,23 @@ def thin(points: Sequence[Point], limit: int = 400) -> Sequence[Point]:
     if len(points) <= limit:
         return points
     last = len(points) - 1
-    kept = {0, last}
+    kept_indices = {0, last}
+    # Two points are kept of each interval, so with the first and the last point there are `limit`.
     for interval in _intervals(1, last, limit // 2 - 1):
-        values: dict[int, float] = {}
-        gaps = []
+        values: dict[int, float] = {}  # by index
+        gaps = []  # indices of NaN
         for index in interval:
             _, value = points[index]
             if math.isnan(value):
                 gaps.append(index)
             else:
                 values[index] = value
-        kept.update(gaps[:1])
+        kept_indices.update(gaps[:1])
         if values:
-            kept.add(min(values, key=values.__getitem__))
-            kept.add(max(values, key=values.__getitem__))
-    return [points[index] for index in sorted(kept)]
+            lowest = min(values, key=values.__getitem__)
+            highest = max(values, key=values.__getitem__)
+            kept_indices |= {lowest, highest}
+    return [points[index] for index in sorted(kept_indices)]
 
 
 def averages(points: Sequence[Point], count: int = NUM_AVERAGES) -> list[Point]:
@@ -272,37 +278,37 @@ def averages(points: Sequence[Point], count: int = NUM_AVERAGES) -> list[Point]:
     """
     means = []
     for interval in _intervals(0, len(points), count):
-        part = points[interval.start : interval.stop]
-        first, _ = part[0]
-        last, _ = part[-1]
-        values = [value for _, value in finite(part)]
-        mean = math.nan
+        interval_points = points[interval.start : interval.stop]
+        first_step, _ = interval_points[0]
+        last_step, _ = interval_points[-1]
+        values = [value for _, value in finite(interval_points)]
+        mean = math.nan  # a gap
         if values:
             mean = sum(values) / len(values)
-        means.append(((first + last) / 2, mean))
+        means.append(((first_step + last_step) / 2, mean))
     return means
 
 
 def _intervals(start: int, stop: int, count: int) -> list[range]:
     """Divide a range into ``count`` ranges of almost the same length."""
     length = stop - start
-    borders = [start + length * number // count for number in range(count + 1)]
-    return [range(*pair) for pair in pairwise(borders)]
+    borders = [start + length * index // count for index in range(count + 1)]
+    return [range(*borders_of_interval) for borders_of_interval in pairwise(borders)]
 
 
 def path_data(places: Iterable[Point]) -> str:
-    """Return the ``d`` attribute of an SVG path through ``places``. A NaN interrupts the line.
+    """Return the ``d`` attribute of an SVG path through coordinates. A NaN interrupts the line.
 
     >>> path_data([(0, 1), (2, 3), (4, float("nan")), (5, 6)])
     'M0,1L2,3M5,6h0'
     """
     path = ""
-    for is_gap, run in groupby(places, key=_is_gap):
+    for is_gap, consecutive_places in groupby(places, key=_is_gap):
         if not is_gap:
-            corners = [f"{x:.5g},{y:.5g}" for x, y in run]
-            path += "M" + "L".join(corners)
+            corners = [f"{x:.5g},{y:.5g}" for x, y in consecutive_places]
+            path += "M" + "L".join(corners)  # move to the first, then draw lines
             if len(corners) == 1:
-                path += "h0"  # a dot
+                path += "h0"  # a line of length 0 is a dot
     return path
 
 
@@ -320,8 +326,10 @@ def render_chart(chart: Chart) -> Markup:
     for curve in chart.curves:
         values += [value for _, value in finite(curve.points)]
     width, height = chart.size
-    least = min(_positive(values), default=math.inf)
-    is_wide = max(values, default=0) > 50 * least
+    smallest = min(_positive(values), default=math.inf)
+    is_wide = max(values, default=0) > 50 * smallest
+    # The labels of the vertical axis need 52 units at the left. 14 units at the right are for the
+    # last label of the horizontal axis; 40 units at the bottom are for its labels and its name.
     return render(
         "chart.html.j2",
         chart=chart,
@@ -343,37 +351,40 @@ def _value_axes(chart: Chart, values: Sequence[float], bottom: float) -> Iterato
         return
     low = min(values)
     high = max(values)
-    least, most = chart.limits
+    minimum, maximum = chart.limits
     start = low
     if chart.from_zero:
         start = min(low, 0)
     ticks = round_ticks(start, high)
-    if least <= low and high <= most:
-        ticks = [tick for tick in ticks if least <= tick <= most]
+    if minimum <= low and high <= maximum:
+        # Round numbers beyond the limits would show values that are not possible.
+        ticks = [tick for tick in ticks if minimum <= tick <= maximum]
     yield Axis(_labelled(ticks), bottom, _TOP)
-    positive = _positive(values)
-    if positive and math.isinf(most):
-        ticks = log_ticks(min(positive), high)
-        few = dict.fromkeys(ticks, "")
-        every = math.ceil(len(ticks) / 7)
-        for tick in ticks[::-every]:
-            few[tick] = short_number(tick)
+    positive_values = _positive(values)
+    if positive_values and math.isinf(maximum):
+        ticks = log_ticks(min(positive_values), high)
+        labels = dict.fromkeys(ticks, "")
+        # There is room for seven labels. Label every n-th tick, from the highest down.
+        interval = math.ceil(len(ticks) / 7)
+        for tick in ticks[::-interval]:
+            labels[tick] = short_number(tick)
         if len(ticks) > 1:
-            yield Axis(few, bottom, _TOP, is_log=True)
+            yield Axis(labels, bottom, _TOP, is_log=True)
 
 
 def _step_labels(chart: Chart) -> dict[float, str]:
     """Return the ticks of the horizontal axis with their labels: start, round numbers, and end."""
     width, _ = chart.size
-    labels = _labelled(round_ticks(chart.start, chart.end, width // 75))
-    # The labels of the ends must not touch their neighbours.
+    labels = _labelled(round_ticks(chart.start, chart.end, width // 75))  # 75 units apart
+    # The labels of the ends must not touch their neighbours: leave 62 units, converted to steps.
     space = 62 / width * (chart.end - chart.start)
     low = chart.start + space
     high = chart.end - space
     start = labels.get(chart.start, short_number(chart.start))
     end = labels.get(chart.end, short_number(chart.end))
     for tick in list(labels):
-        if not low <= tick <= high or tick % 1:
+        is_inside = low <= tick <= high
+        if not is_inside or tick % 1:  # steps are whole numbers
             del labels[tick]
     return {chart.start: start, **labels, chart.end: end}
 
@@ -383,24 +394,30 @@ def _labelled(ticks: Sequence[float]) -> dict[float, str]:
 
 
 def _paths(curve: Curve, x: Axis, y: Axis) -> dict[str, Any]:
-    """Return the SVG paths of a curve, and the step and value of each point of the first path."""
+    """Return the SVG paths of a curve, and the step and value of each point of the first path.
+
+    Returns:
+        ``lines``: the curve, then its averages; ``dots``: one path; ``points``: for the script of
+        the page, "step value" of each point, separated by semicolons.
+    """
 
     def places(points: Iterable[Point]) -> list[Point]:
+        """Return the coordinates of points."""
         return [(x.place(step), y.place(value)) for step, value in points]
 
-    shown = thin(curve.points)
-    # Values below a logarithmic axis have no place.
-    known = [(step, value) for step, value in shown if not math.isnan(y.place(value))]
+    thinned = thin(curve.points)
+    # Values below a logarithmic axis have no coordinate.
+    visible_points = [(step, value) for step, value in thinned if not math.isnan(y.place(value))]
     lines = []
-    if known:
-        lines.append(path_data(places(shown)))
-    if known and curve.noisy and len(curve.points) > 2 * NUM_AVERAGES:
-        lines.append(path_data(places(averages(curve.points))))
+    if visible_points:
+        lines.append(path_data(places(thinned)))
+        if curve.noisy and len(curve.points) > 2 * NUM_AVERAGES:
+            lines.append(path_data(places(averages(curve.points))))
     dots = ""
-    most = 60 if curve.marked else 1
-    if len(known) <= most:
-        dots = "".join(path_data([place]) for place in places(known))
-    points = [f"{step:.10g} {short_number(value)}" for step, value in known]
+    max_dots = 60 if curve.marked else 1  # a single point has no line
+    if len(visible_points) <= max_dots:
+        dots = "".join(path_data([place]) for place in places(visible_points))
+    points = [f"{step:.10g} {short_number(value)}" for step, value in visible_points]
     return {"lines": lines, "dots": dots, "points": ";".join(points)}
 
 
