@@ -262,24 +262,24 @@ def training_filters(
     """
     actions = filter_actions(config)
     # Arguments of `FilterChain`.
-    skipped = {name: "Off in the configuration." for name in REASONS if name not in actions}
+    skipped = {reason: "Off in the configuration." for reason in REASONS if reason not in actions}
     warnings = []
     filters: list[Filter] = [Blank()]
-    for name in REASON_FILTERS.names():
-        if name not in actions:
+    for reason in REASON_FILTERS.names():
+        if reason not in actions:
             continue
         try:
-            text_filter = REASON_FILTERS[name](config, source, target, profiles)
+            text_filter = REASON_FILTERS[reason](config, source, target, profiles)
         except ConfigError as error:
-            if actions[name] == "drop":
-                problem = f"filters.{name} is set to `drop`, but cannot run. {error.problem}"
+            if actions[reason] == "drop":
+                problem = f"filters.{reason} is set to `drop`, but cannot run. {error.problem}"
                 raise ConfigError(problem, fix=error.fix) from error
-            if name == "language" and config.language.model is not None:
+            if reason == "language" and config.language.model is not None:
                 raise  # the user has chosen this model
-            skipped[name] = f"{error.problem} Fix: {error.fix}"
+            skipped[reason] = f"{error.problem} Fix: {error.fix}"
             continue
         filters.append(text_filter)
-        if text_filter.note and actions[name] == "drop":
+        if text_filter.note and actions[reason] == "drop":
             warnings.append(text_filter.note)
     filters.append(Length(config.max_length, config.min_length))
     filters.append(Bytes(config.max_length, min_length=0))

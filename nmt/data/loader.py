@@ -115,7 +115,7 @@ def collate(
 
 def _packed(flat: FlatIds, special_id: int, *, is_last: bool) -> Packed:
     """Pack sentences, with a special token as the last or as the first token of each."""
-    # Start of each sentence, and the end of the last one, if each has one more token. (B + 1,)
+    # With the special tokens: start of each sentence, and the end of the last one. (B + 1,)
     borders = flat.offsets + np.arange(len(flat.offsets))
     special_indices = borders[:-1]  # starts
     if is_last:
@@ -179,6 +179,8 @@ class Loader:
 
     def lengths(self, rows: Rows | slice) -> tuple[IntArray, IntArray]:
         """Return the source and target lengths of ``rows``, including special tokens."""
+        # EOS, and BOS of the source if it is added. The target has BOS as an input, or EOS as an
+        # output.
         source = self.store.source.lengths[rows] + (1 + self.source_bos)
         target = self.store.target.lengths[rows] + 1
         return source, target
@@ -231,8 +233,9 @@ class Loader:
         if not self.num_workers or not self.changes:
             yield from map(self._load, planned)
             return
-        # Threads load the batches. Only the changes run in processes, because they are slow: each
-        # process gets all of them when it starts, and a thread waits for its result.
+        # Threads load the batches, but the changes, which are slow, run in processes. Each process
+        # gets all changes when it starts. The threads use a copy of this loader with one change,
+        # which sends its inputs to a process and waits for the result.
         with (
             process_pool(self.num_workers, install, self.changes) as pool,
             ThreadPoolExecutor(self.num_workers, "ahead") as threads,

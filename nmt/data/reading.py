@@ -288,8 +288,10 @@ class CorpusReader:
             direction: Languages of the corpus.
             results: The blocks, and the results of `TextPass` for them.
         """
-        masks = self.is_kept[name] = []
-        check = self.checks[name] = CorpusCheck(*direction)
+        masks: list[Mask] = []
+        self.is_kept[name] = masks
+        check = CorpusCheck(*direction)
+        self.checks[name] = check
         for block, result in results:
             is_kept = result.arrays["is_kept"]
             pairs = kept_pairs(block, is_kept)

@@ -42,9 +42,9 @@ class Reservoir:
     def __init__(self, capacity: int, random: random.Random) -> None:
         self._capacity = capacity
         self._random = random
-        self.pairs: list[tuple[str, str]] = []
-        self.num_added = 0
-        self.num_characters = 0
+        self.pairs: list[tuple[str, str]] = []  # the sample: source and target
+        self.num_added = 0  # pairs, in the sample or not
+        self.num_characters = 0  # of the sample
 
     def add(self, source: str, target: str) -> None:
         """Add a pair, by algorithm R.
@@ -56,7 +56,7 @@ class Reservoir:
         index = len(self.pairs)  # behind the last pair: append
         if index >= self._capacity:
             index = self._random.randrange(self.num_added)
-            if index >= self._capacity:
+            if index >= self._capacity:  # the pair does not enter
                 return
         pair = clean_source(source), target
         self.num_characters += _size(pair)
@@ -115,11 +115,12 @@ class TextSample:
         self._counts = dict.fromkeys(directions, 1)
 
     def add(self, corpus: str, source: str, target: str) -> None:
-        """Add a pair of a corpus."""
+        """Add a pair of a corpus. Halve the largest sample as long as there is too much text."""
         rates = self._noise.get(corpus)
         if rates:
             source, target = noisy_texts((source, target), rates, self._noise_random)
         reservoir = self._reservoirs[corpus]
+        # The totals lose the old size of a sample that changes, and get its new size.
         self._add_sizes(reservoir, -1)
         reservoir.add(source, target)
         self._add_sizes(reservoir, 1)
@@ -151,7 +152,7 @@ class TextSample:
         unit = min(positive, default=1.0)
         if unit != max(positive, default=1.0):
             unit /= _PRECISION
-        self._counts = {name: round(count / unit) for name, count in frequencies.items()}
+        self._counts = {name: round(value / unit) for name, value in frequencies.items()}
 
     def characters(self, sides: Sequence[int]) -> dict[str, Counter[str]]:
         """Return how often each character occurs in each language of some sides.
@@ -178,11 +179,12 @@ class TextSample:
 
         Args:
             sides: 0 for sources, 1 for targets.
-            is_last: Whether to remove the pairs, so that a copy of them needs no extra memory.
+            is_last: Whether to remove the pairs from the sample while they are yielded, so that the
+                caller can copy them without extra memory.
         """
         for name, reservoir in self._reservoirs.items():
             pairs = deque(reservoir.pairs)
-            if is_last:  # then each pair is freed as soon as it is yielded
+            if is_last:  # then the deque has the only reference to each pair
                 reservoir.pairs = []
             while pairs:
                 pair = pairs.popleft()
@@ -217,7 +219,7 @@ def cover(counts: Mapping[str, Counter[str]], share: float, room: int | None) ->
     >>> sorted(cover(counts, 0.98, 3).characters)
     [' ', 'a', '\u03b1']
     """
-    wanted = {language: _covering(count, share) for language, count in counts.items()}
+    wanted = {language: _most_frequent(count, share) for language, count in counts.items()}
     # The largest share of each wanted character in any language. The space is always chosen.
     shares = {" ": 1.0}
     for language, characters in wanted.items():
@@ -238,7 +240,7 @@ def cover(counts: Mapping[str, Counter[str]], share: float, room: int | None) ->
     return Coverage(chosen, len(shares), lacking)
 
 
-def _covering(counts: Counter[str], share: float) -> list[str]:
+def _most_frequent(counts: Counter[str], share: float) -> list[str]:
     """Return the most frequent characters that make up a share of a text."""
     num_needed = share * counts.total()
     characters: list[str] = []

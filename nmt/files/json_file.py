@@ -122,7 +122,8 @@ def what_is_wrong(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    key = ".".join(map(str, first["loc"]))
+    return f"{key}: {first['msg']}"
 
 
 def sha256_of_file(path: Path) -> str:

@@ -158,13 +158,13 @@ def open_input(path: Path | None) -> Iterator[IO[bytes]]:
 def read_pieces(
     stream: IO[bytes], name: str, size: int, *, at_once: bool = False
 ) -> Iterator[bytes]:
-    """Yield the bytes of a stream in blocks.
+    """Yield the bytes of a stream in pieces.
 
     Args:
         stream: Read to its end.
         name: Name of the stream in error messages.
-        size: Maximum bytes per block.
-        at_once: Yield available bytes without waiting for a full block.
+        size: Maximum bytes per piece.
+        at_once: Yield available bytes without waiting for a full piece.
 
     Raises:
         DataError: The stream is damaged, for example a truncated gzip file.
@@ -181,13 +181,14 @@ def read_pieces(
 
 
 def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Iterator[list[bytes]]:
-    """Split blocks of bytes on LF; yield the list of lines that end in each block.
+    """Split pieces of bytes on LF; yield the list of lines that end in each piece.
 
-    The last list contains the rest after the last LF, if it is not empty. LF, CR LF, and a byte
-    order mark at the start of the first line are removed.
+    A line may begin in one piece and end in a later one. What follows the last LF is a line of its
+    own, in the last list, if it is not empty. LF, CR LF, and a byte order mark at the start of the
+    first line are removed.
 
     Args:
-        pieces: The blocks, in order.
+        pieces: The pieces of a file, in order.
         max_bytes: Longer lines are cut to ``max_bytes + 1`` bytes, which bounds memory. None for no
             limit.
     """
@@ -254,10 +255,10 @@ def decode_line(line: bytes, name: str, line_number: int) -> str:
 
 
 def _reject_other_encodings(start: bytes, name: str) -> None:
-    """Raise a DataError if ``start`` looks like UTF-16, UTF-32 or a binary file."""
-    mark = _WIDE_MARKS.match(start)
-    if mark:
-        encoding = str(mark.lastgroup).replace("_", "-")  # name of the group, such as UTF_16
+    """Raise a DataError if ``start``, the first bytes, looks like UTF-16, UTF-32 or binary."""
+    wide_mark = _WIDE_MARKS.match(start)
+    if wide_mark:
+        encoding = str(wide_mark.lastgroup).replace("_", "-")  # name of the group, such as UTF_16
         shown_file = "FILE"
         if Path(name).is_file():
             shown_file = join_words([name])
@@ -278,8 +279,8 @@ def decoded_lines(stream: IO[bytes], name: str) -> Iterator[str]:
     Raises:
         DataError: The stream is damaged, or a line is not UTF-8.
     """
-    for number, line in enumerate(split_lines(stream, name), start=1):
-        yield decode_line(line or b"", name, number)
+    for line_number, line in enumerate(split_lines(stream, name), start=1):
+        yield decode_line(line or b"", name, line_number)  # never None: lines have no limit
 
 
 def read_lines(path: Path) -> list[str]:
