@@ -101,7 +101,7 @@ def language_symbol(code: str, symbols: Iterable[str]) -> str | None:
     >>> language_symbol("ary", ["<2ary_Arab>", "<2en>"]), language_symbol("zh", ["<2zh-TW>"])
     ('<2ary_Arab>', '<2zh-TW>')
     """
-    symbols = list(symbols)
+    symbols = list(symbols)  # read twice
     exact = tag_symbol(code, symbols)
     if exact is not None:
         return exact
@@ -381,8 +381,8 @@ class DataConfig(Section):
         if self.stages and self.temperature != 1:
             yield "temperature and stages cannot be combined: remove one"
         if self.replay and (self.stages or self.temperature != 1):
-            other = "stages" if self.stages else "temperature"
-            yield f"replay and {other} cannot be combined: remove one"
+            setting = "stages" if self.stages else "temperature"
+            yield f"replay and {setting} cannot be combined: remove one"
         if self.stages and len(set(names)) < len(names):
             yield "stages need training corpora with different names"
         for index, stage in enumerate(self.stages):

@@ -83,7 +83,7 @@ def read_document(path: Path) -> YamlDocument:
     try:
         file_path = shipped_file(path)
         with file_path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)  # one byte more shows that the file is too large
     except OSError as error:
         problem, fix = _unreadable(path, str(error.strerror or error))
         raise ConfigError(problem, fix=fix) from error
@@ -139,7 +139,7 @@ def parse_document(text: str, *, name: str, folder: Path | None = None) -> YamlD
         mark = error.problem_mark or error.context_mark
         where = name
         if mark:
-            where += f":{mark.line + 1}"
+            where += f":{mark.line + 1}"  # PyYAML counts lines from 0
         problem = f"invalid YAML: {' '.join(filter(None, (error.context, error.problem)))}"
         fix = "Check colons, indentation and quotes; configs/ has examples."
         if "\\t" in problem:  # PyYAML shows a tab as a backslash and a t
@@ -201,7 +201,7 @@ class YamlDocument:
         dotted, equals, value_text = text.partition("=")
         if not equals or not dotted.strip():
             raise ValueError("expected section.key=value")
-        value = None
+        value = None  # also of ``key=``
         if value_text:
             value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
         keys: list[str | int] = []  # Numbers may be indices of a list.
@@ -236,7 +236,7 @@ class YamlDocument:
             elif not isinstance(container, list):
                 raise ValueError(f"{container_name} is not a section")
             elif key == len(container) and is_last:
-                container.append(value)
+                container.append(value)  # makes the index valid
             elif not isinstance(key, int) or key >= len(container):
                 raise ValueError(f"{container_name} has {len(container)} items, counted from 0")
             path.append(index)
@@ -322,6 +322,7 @@ def _scalar(text: str, kind: str) -> Any:
         # int() refuses thousands of digits; such a value stays text and is refused later.
         return int(plain) if len(plain) <= _MAX_DIGITS else text
     try:
+        # YAML writes .inf and .nan; Python writes them without the dot.
         number = float(re.sub(r"\.(?=inf|nan)", "", plain))
     except ValueError:  # a YAML tag declared a number
         return text

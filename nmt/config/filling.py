@@ -57,6 +57,7 @@ def filled_in(values: Values, defaults: Values) -> dict[str, Any]:
     {'a': {'x': 1, 'y': 3}, 'b': 4}
     """
     if _has_other_optimizer(values, defaults):
+        # The defaults suit their own optimizer only.
         schedule = {**defaults["schedule"], "peak_lr": _ADAMW_RATE}
         defaults = {**defaults, "optimizer": {}, "schedule": schedule}
     filled = dict(values)
@@ -102,6 +103,7 @@ def with_recorded(values: Values, recorded: Values) -> dict[str, Any]:
     filled = dict(values)
     for key, recorded_value in recorded.items():
         is_empty_section = isinstance(recorded_value, Mapping) and values.get(key) is None
+        # An open key gets its recorded value, unless the user has set an alternative to it.
         if key not in values or (is_empty_section and key not in _OPTIONAL):
             if not _is_replaced(key, values, recorded):
                 filled[key] = recorded_value

@@ -83,6 +83,7 @@ class Registered:
         return [*self.first, *shown, *self.last]
 
     def _check(self, text: str) -> str:
+        """Return the text unchanged if the name in it, before a colon, is valid."""
         name = text.partition(":")[0]
         names = self._described(names_of(self.kind))
         if name not in names and name not in self.hidden:

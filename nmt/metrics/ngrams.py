@@ -88,16 +88,17 @@ def match_counts(hypotheses: FlatIds, references: Sequence[FlatIds], max_order: 
 
 
 def _match_chunk(streams: Sequence[FlatIds], max_order: int) -> Floats:
-    """Count the clipped matches of the sentences of a chunk. (n, M).
+    """Count the clipped matches of the lines of a chunk. (n, M).
 
-    The symbols (characters or words) of all streams stand in one array. An n-gram is represented by
-    the position of its first symbol (``starts``) and by one integer, its key. The high bits of a
-    key are the number of a prefix, and the low ``gram_bits`` bits are the symbols that follow the
-    prefix. In the beginning, the prefix is the sentence alone. So equal keys mean equal n-grams of
-    the same sentence, in any stream.
+    Line i of each stream belongs to the same sentence. The symbols (characters or words) of all
+    streams are in one array. An n-gram is represented by the position of its first symbol
+    (``starts``) and by one integer, its key. The high bits of a key are the number of a prefix, and
+    the low ``gram_bits`` bits are the symbols that follow the prefix. In the beginning, the prefix
+    is only the line; later it is a line with the first symbols of an n-gram. So equal keys mean
+    equal n-grams of the same line, in any stream.
 
     Args:
-        streams: The hypotheses, then each stream of references, of the same n sentences.
+        streams: The hypotheses, then each stream of references. All have n lines.
         max_order: Longest n-grams, M.
     """
     num_lines = len(streams[0].lengths)
@@ -107,7 +108,7 @@ def _match_chunk(streams: Sequence[FlatIds], max_order: int) -> Floats:
     ids = np.concatenate([stream.ids for stream in streams])
     # Renumbered without gaps, the ids need few bits.
     _, symbols = np.unique(ids, return_inverse=True)
-    starts = np.arange(len(symbols))
+    starts = np.arange(len(symbols))  # An n-gram starts at each symbol.
     line_ends = np.cumsum(lengths)
     num_symbols_left = np.repeat(line_ends, lengths) - starts  # in the line, from each position
     line_of_prefix = np.arange(num_lines)
@@ -115,7 +116,8 @@ def _match_chunk(streams: Sequence[FlatIds], max_order: int) -> Floats:
     symbol_bits = int(symbols.max(initial=0)).bit_length() or 1
     prefix_bits = num_lines.bit_length()
     gram_bits = 0
-    # Round ``order`` appends one symbol to the n-grams, which have ``order`` symbols before it.
+    # Each round appends a symbol to the n-grams, which have ``order`` symbols before it. N-grams at
+    # the end of their line are dropped.
     for order in range(max_order):
         fits = num_symbols_left[starts] > order
         starts = starts[fits]
@@ -128,6 +130,7 @@ def _match_chunk(streams: Sequence[FlatIds], max_order: int) -> Floats:
             gram_bits = 0
         keys = (keys << symbol_bits) | symbols[starts + order]
         gram_bits += symbol_bits
+        # Split the keys by stream.
         borders = np.searchsorted(starts, stream_ends[:-1])
         hypothesis_keys, *keys_of_references = np.split(keys, borders)
         grams, counts = np.unique(hypothesis_keys, return_counts=True)
@@ -173,7 +176,7 @@ def bleu(
     precision = np.where(exists, smoothed / divisors, 1)
     sum_of_logs = np.log(precision).sum(-1)
     is_matched = matches > 0
-    is_scored = is_matched.any(-1)
+    is_scored = is_matched.any(-1)  # Others score 0.
     if effective:
         num_orders = np.maximum(exists.sum(-1), 1)
     else:
@@ -258,6 +261,7 @@ def _match_pairs(lines: FlatIds, max_order: int) -> tuple[Floats, Floats]:
             fits = num_symbols_left[starts] > order
             starts = starts[fits]
             next_symbols = symbols[starts + order]
+            # The factor is above all symbols, so different n-grams get different numbers.
             longer = grams[fits] * (len(symbols) + 1) + next_symbols
             _, grams = np.unique(longer, return_inverse=True)
         matches.append(_count_common(lines.sentences[starts], grams, num_lines))

@@ -67,7 +67,7 @@ def score_by_program(command: Sequence[str], texts: Mapping[str, Sequence[str]])
     Raises:
         DataError: The program cannot be started, fails, or does not print a finite number.
     """
-    shown = shlex.join(command)
+    shown_command = shlex.join(command)
     with TemporaryDirectory(prefix="nmt-") as folder:
         for name, lines in texts.items():
             path = Path(folder, name)
@@ -87,7 +87,7 @@ def score_by_program(command: Sequence[str], texts: Mapping[str, Sequence[str]])
         except (IndexError, ValueError):  # no words, or the last one is not a number
             problem = "did not print a number as its last word"
     fix = "Correct training.validation.command."
-    raise DataError(f"The program `{shown}` {problem}.", fix=fix)
+    raise DataError(f"The program `{shown_command}` {problem}.", fix=fix)
 
 
 class ExternalMetric(Metric):

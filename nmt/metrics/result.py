@@ -284,6 +284,7 @@ def read_report(path: Path) -> Sequence[EvaluationRecord]:
     document = field(read_json(path), kind=dict)
     report = migrate(document, str(path), kind=Kind.REPORT)
     records = TypeAdapter(tuple[EvaluationRecord, ...])
+    # The report of a single test set is itself the record.
     return records.validate_python(report.get("evaluations", [report]))
 
 

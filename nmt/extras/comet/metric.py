@@ -90,7 +90,7 @@ class CometModel:
         samples = [{"src": source, "mt": text, "ref": text} for text in texts]
         encodes_separately = model.requires_references() and hasattr(model, "estimate")
         if not encodes_separately:
-            all_pairs = []  # Each text with the first reference, the second, and so on, row by row.
+            all_pairs = []  # The first text with each reference, then the second text, and so on.
             for sample in samples:
                 all_pairs += [sample | {"ref": reference} for reference in texts]
             return self.scores(all_pairs).reshape(len(texts), len(texts))

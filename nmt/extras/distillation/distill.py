@@ -249,6 +249,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     test = {}
     for key, corpus in held_out.items():
         languages = corpus.direction(teacher.config.languages)
+        # Both languages are the same. Sets of replay, which have other keys, are left out.
         if all(map(is_same_language, direction, languages)):
             corpus_values = corpus.model_dump(mode="json", exclude_defaults=True)
             if key.startswith("data.valid"):
@@ -259,7 +260,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     values: Mapping[str, Any] = _STUDENT
     if options.config:
         values = read_document(options.config).values
-    data |= values.get("data") or {}
+    data |= values.get("data") or {}  # null is a section without keys
     if options.valid:
         data["valid"] = _corpus(options.valid)
     if options.test:

@@ -122,7 +122,7 @@ def _findings() -> Iterator[Finding]:
         fix = "unset OMP_NUM_THREADS"
     yield Finding("threads", f"{threads} for {cores} cores", fix)
     if hasattr(os, "getloadavg"):  # Windows does not report its load
-        load = os.getloadavg()[0]
+        load, *_ = os.getloadavg()  # of the last minute; then of longer times
         text = f"load average {load:.1f} on {os.cpu_count()} cores (last minute)"
         mark = "ok"
         if load > (os.cpu_count() or 1) / 2:
@@ -165,5 +165,5 @@ def _self_test() -> Finding:
     texts = [result.text for result in results]
     if texts != read_lines(CONFIGS / "hello.en"):
         return Finding("self-test", f"wrong translations: {texts}", _REPORT)
-    seconds = f"{time.perf_counter() - begin:.1f} s with {translator.engine.name}"
-    return Finding("self-test", f"trained and translated two sentences in {seconds}")
+    duration = f"{time.perf_counter() - begin:.1f} s with {translator.engine.name}"
+    return Finding("self-test", f"trained and translated two sentences in {duration}")

@@ -203,7 +203,7 @@ def _without_corpora(config: RunConfig, *, small: bool) -> tuple[RunConfig, Batc
     small_tokens = 2 * max(2 * config.filters.max_length + 3, _FEW_TOKENS)
     is_large = full_tokens is None or int(full_tokens) > small_tokens
     if small and is_large:
-        # The size of an update is extrapolated as one large batch.
+        # With ``auto``, the tokens of an update are taken as one large batch.
         full = full.model_copy(update={"max_tokens": full_tokens, "tokens_per_update": None})
         small_batch = {"max_tokens": small_tokens, "gradient_accumulation": 1}
         measured = full.model_copy(update=small_batch)
@@ -231,7 +231,7 @@ def write_data(config: RunConfig, folder: Path) -> PreparedData:
             source = draw_ids(source_size, source_lengths)
             target = draw_ids(target_size, target_lengths)
             line_numbers = np.arange(1, len(source_lengths) + 1)
-            writer.append(source, target, 0, line_numbers)
+            writer.append(source, target, 0, line_numbers)  # 0: the first and only corpus
         for name in ("source.txt", "target.txt"):
             (folder / part / name).touch()  # no text, so no translations in the validation
     manifest = PreparedManifest(
@@ -441,6 +441,7 @@ def _memory(setup: TrainingSetup, loader: Loader, plan: Sequence[Rows]) -> dict[
     """
     updater = setup.updater
     measured = setup.loader
+    # Source lengths and target lengths of the pairs in one or two batches.
     lengths = [loader.lengths(rows) for rows in timing.largest_batches(loader, plan)]
     tokens, peak, _, splits = timing.measure_batches(updater, measured)
     if loader is not measured:
@@ -484,6 +485,7 @@ def _binary(size_bytes: int) -> str:
 
 
 def _duration(seconds: float | None) -> str:
+    """Format a duration in the unit that gives a short number."""
     if seconds is None:
         return "unknown"
     if seconds < 1:

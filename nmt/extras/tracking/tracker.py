@@ -166,7 +166,7 @@ def _tensorboard(library: Any, config: RunConfig, run_id: str | None) -> Tracked
     writer = library.SummaryWriter(folder)
 
     def write(name: str, lines: Sequence[str], step: int) -> None:
-        # A rare character inside of a text may end the line, after which the text is not code.
+        # A text may contain rare line ends of Unicode. The text after them would not be indented.
         single_lines = [" ".join(line.splitlines()) for line in lines]
         # TensorBoard renders Markdown. Indented lines are code blocks, which stay verbatim.
         code = "".join(f"    {line}\n" for line in single_lines)
