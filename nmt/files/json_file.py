@@ -122,8 +122,7 @@ def what_is_wrong(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
-    key = ".".join(map(str, first["loc"]))
-    return f"{key}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def sha256_of_file(path: Path) -> str:
