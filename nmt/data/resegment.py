@@ -105,6 +105,7 @@ class NoiseAdder:
         corpus = np.searchsorted(self.ends, rows, side="right")  # index of the corpus of each row
         masks = {}
         for kind in _NOISES:
+            # Of each corpus: the share of its pairs that receive this kind.
             rates = np.array([corpus_rates.get(kind, 0.0) for corpus_rates in self.rates])
             if rates.any():
                 masks[kind] = _uniform(f"{self.seed} {epoch} {kind}", rows) < rates[corpus]

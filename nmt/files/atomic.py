@@ -66,7 +66,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         OSError: The file cannot be written. An older file stays unchanged, and no temporary file
             remains.
     """
-    place = path.resolve()
+    place = path.resolve()  # of the file itself, if ``path`` is a symbolic link
     has_old_file = place.exists()
     mode = 0o666  # permissions, from which the system takes away those of the umask
     if has_old_file:
@@ -119,7 +119,7 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         yield temporary
         for written in (*temporary.rglob("*"), temporary):
             sync(written)
-        aside = replaced_folder(place)
+        aside = replaced_folder(place)  # name of the old folder until it is deleted
         if replace and place.exists():
             shutil.rmtree(aside, ignore_errors=True)  # of an interrupted replacement
             place.rename(aside)
