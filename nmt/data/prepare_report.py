@@ -245,9 +245,9 @@ def _report_side(
     num_up_to_length = np.cumsum(counts)  # item i: number of sentences with at most i subwords
     # Item i: occurrences of the i + 1 most frequent subwords.
     num_covered = np.cumsum(np.sort(uses)[::-1])
-    # The smallest length that is enough for each share of the sentences.
-    wanted = _SHARES * len(lengths)
-    median, p99, p999 = np.searchsorted(num_up_to_length, wanted).tolist()
+    # For each share: the smallest length such that so many sentences are not longer.
+    num_shorter = _SHARES * len(lengths)
+    median, p99, p999 = np.searchsorted(num_up_to_length, num_shorter).tolist()
     is_fallback = list(map(tokenizer.is_fallback, range(len(uses))))
     return SideReport(
         language=language,

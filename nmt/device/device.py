@@ -129,8 +129,8 @@ def prepare_process(threads: int | None) -> None:
         torch.set_num_threads(threads)
     if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)  # smaller blocks are taken from the heap
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)  # the heap shrinks only above this, the maximum
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
