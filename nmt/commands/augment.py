@@ -84,7 +84,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
         problem = f"{text} and {references} have different numbers of lines."
         raise DataError(problem, fix="Pass one reference for each line of the text.")
     models = [find_model(folder, options.checkpoint).sha256 for folder in options.model]
-    _ = translator.direction  # fails before the work begins
+    _ = translator.direction  # raises an error before the work begins if a language is missing
     warn_of_language(str(text), _read_lines(text), translator)
     settings = {
         "text": sha256_of_file(text),
@@ -111,11 +111,13 @@ def augment(options: AugmentOptions) -> AugmentReport:
             # After a kill, only the missing shards are translated.
             files = [text, references] if references else [text]
             translate_shard = _ShardTranslation(translator, options.forward)
-            stored = StoredResults(translate_shard, output / _SHARDS, sha256_of_json(settings))
+            stored_shards = StoredResults(
+                translate_shard, output / _SHARDS, sha256_of_json(settings)
+            )
             shards = _read_shards(files, options.shard_lines)
             counts = Counter[str]()
             with open_output(output / CORPUS) as corpus:
-                for _, result in map_blocks(f"translating {text}", shards, stored):
+                for _, result in map_blocks(f"translating {text}", shards, stored_shards):
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
             # What is left in `counts` are the numbers of dropped lines, by reason.

@@ -129,7 +129,7 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     """
     paths = options.models
     if all(path.is_dir() or path.suffix == ".yaml" for path in paths):
-        return options
+        return options  # loading a configuration as a model explains that mistake
     first, *more_paths = paths
     if not (more_paths or first.is_file()):
         return options  # a model that is missing, which is reported when it is loaded
@@ -224,14 +224,16 @@ def load_test_sets(
     direction = _direction(options, configured)
     has_files = bool(options.reference or options.source)
     names = options.test
-    if not names and not has_files and configured is not None:
-        if configured.problem is not None:
-            raise configured.problem
-        names = tuple(configured.tests)
     if not (names or has_files):
-        where = "The model's configuration has no test set" if configured else "No test set"
+        problem = "No test set to score against."
+        if configured is not None:
+            if configured.problem is not None:
+                raise configured.problem
+            names = tuple(configured.tests)
+            problem = "The model's configuration has no test set to score against."
         fix = "Pass `reference` FILE and, with a model, `source` FILE; or `test` and `languages`."
-        raise ConfigError(f"{where} to score against.", fix=fix)
+        if not names:
+            raise ConfigError(problem, fix=fix)
     if len(names) + has_files > 1:  # the files are one test set
         _check_several(options)
     sets = [_named_set(name, options.languages, direction, configured) for name in names]

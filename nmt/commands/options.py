@@ -339,6 +339,7 @@ class AugmentOptions(Options):
     guard: Annotated[bool, Flag(hidden=True)] = True
 
 
+# Outputs in addition to translations and their scores. Text output can show only the first.
 _OUTPUTS = ("alignments", "attention", "token_scores")
 _FORMAT = Flag(metavar="[text|json]", parser=format_name)
 
@@ -434,8 +435,7 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
         """
         if self.format == "json":
             return
-        # All outputs but alignments need JSON.
-        names = [f"`{name}`" for name in _OUTPUTS[1:] if getattr(self, name)]
+        names = [f"`{name}`" for name in _OUTPUTS[1:] if getattr(self, name)]  # need JSON
         problem = ""
         if self.min_confidence is not None and (self.alignments or n_best > 1):
             problem = "`min_confidence` together with alignments or several translations"

@@ -98,17 +98,17 @@ def build(
     # The filters do not count BOS, which makes sources longer by one token.
     loader = fit_batches(updater, loader, config.filters.max_length + config.model.source_bos)
     valid_loader = replace(loader, store=data.valid, changes=())
-    sets = _build_validation_sets(config, data, updater, valid_loader)
+    validation_sets = _build_validation_sets(config, data, updater, valid_loader)
     starts_pretrained = config.training.init_from is not None
     return TrainingSetup(
         training=config.training,
         data=data,
         updater=updater,
         loader=loader,
-        validator=Validator(updater, sets, stop, config.training.validation.choose_by),
+        validator=Validator(updater, validation_sets, stop, config.training.validation.choose_by),
         # The sets that do not choose the best checkpoint show what the run forgets of the model
         # that it starts from.
-        validates_first=starts_pretrained and not all(valid.is_choosing for valid in sets),
+        validates_first=starts_pretrained and not all(item.is_choosing for item in validation_sets),
         adapter=adapter,
     )
 
@@ -164,12 +164,12 @@ def _build_loader(
     config: RunConfig, batch: BatchConfig, data: PreparedData, updater: Updater
 ) -> Loader:
     """Return the loader of the training data, with the batch section ``batch``."""
-    corpora = config.data
+    data_config = config.data
     # Number of pairs of each training corpus.
-    sizes = np.bincount(data.train.corpus, minlength=len(corpora.training)).tolist()
+    sizes = np.bincount(data.train.corpus, minlength=len(data_config.training)).tolist()
     num_workers = 0
     if updater.pace.uses_threads:
-        # Half of the cores. The other half queues work on the device and writes checkpoints.
+        # Half of the cores; the other half queues work on the device and writes checkpoints.
         num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2))
     longest = None  # batch sizes are not rounded up
     if updater.precision.repeats_sizes:
@@ -178,8 +178,8 @@ def _build_loader(
     return Loader(
         data.train,
         batch,
-        weights=epoch_weights(corpora, sizes),
-        stages=build_stages(corpora, sizes),
+        weights=epoch_weights(data_config, sizes),
+        stages=build_stages(data_config, sizes),
         seed=config.training.seed,
         rank=updater.processes.rank,
         num_ranks=updater.processes.size,
@@ -187,7 +187,7 @@ def _build_loader(
         source_bos=config.model.source_bos,
         num_workers=num_workers,
         longest=longest,
-        keys=[*corpora.corpora],  # the keys of training corpora come first
+        keys=[*data_config.corpora],  # keys of held-out sets follow, which are not used
     )
 
 
@@ -347,11 +347,13 @@ def compile_model(setup: TrainingSetup) -> Compilation:
     updater = setup.updater
     loader = setup.loader
     num_parameters = sum(p.numel() for p in updater.model.parameters())
+    # Tokens of an update of this process; `fit_batches` has replaced ``auto`` by a number.
     num_tokens = int(loader.config.max_tokens or 0) * loader.config.gradient_accumulation
     return compile_layers(
         setup.training.compile,
         updater.device,
         switch=updater.model.compile_layers,
+        # The first batch of the first epoch.
         warm_up=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
         is_worth_it=pays(setup.training.max_steps, num_parameters, num_tokens),
     )
@@ -390,15 +392,15 @@ def describe_start(
         "dropped": dict(dropped.most_common()),
         "total_steps": progress.total_steps,
     }
-    size_texts = ", ".join(f"{part} {size:,}" for part, size in sizes.items())
+    sizes_text = ", ".join(f"{part} {size:,}" for part, size in sizes.items())
     device = f"{updater.precision.name} on {updater.device}, CPU threads: {threads}"
     if updater.processes.size > 1:
         device += f" in each of {updater.processes.size} processes"
     if note:
         device += f", {note}"
-    size = f"{num_parameters:,} parameters ({size_texts}), {num_pairs:,} sentence pairs"
+    model = f"{num_parameters:,} parameters ({sizes_text}), {num_pairs:,} sentence pairs"
     text = (
-        f"{progress.describe()}: {size}, {device}; {label_of(metric)} selects the best checkpoint"
+        f"{progress.describe()}: {model}, {device}; {label_of(metric)} selects the best checkpoint"
     )
     return TrainingEvent(progress.step, text, "start", facts)
 
@@ -408,15 +410,15 @@ def _facts_of_sets(validator: Validator) -> dict[str, Any]:
     if len(validator.sets) == 1:
         return {}
     facts_by_set = {
-        valid.name: {
-            "direction": str(valid.direction),
-            "pairs": valid.num_pairs,
-            "is_choosing": valid.is_choosing,
+        validation_set.name: {
+            "direction": str(validation_set.direction),
+            "pairs": validation_set.num_pairs,
+            "is_choosing": validation_set.is_choosing,
         }
-        for valid in validator.sets
+        for validation_set in validator.sets
     }
     combination = None  # how the scores of several sets choose the best checkpoint
-    if sum(valid.is_choosing for valid in validator.sets) > 1:
+    if sum(validation_set.is_choosing for validation_set in validator.sets) > 1:
         combination = validator.choose_by
     return {"combination": combination, "sets": facts_by_set}
 

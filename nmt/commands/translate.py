@@ -173,16 +173,16 @@ def _read(
                 traces = find_preprocessing(texts)
                 if traces:
                     _, description = traces
-                    text = "%s %s\n  Restore the text if the model learned plain text."
-                    logger.warning(text, name, description)
+                    message = "%s %s\n  Restore the text if the model learned plain text."
+                    logger.warning(message, name, description)
                 if not options.tag and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
                     warn_of_language("the input", texts, translator)
         yield first_number, lines
         first_number += len(lines)
     if decoder.num_damaged > MAX_NOTES:
-        text = "%s lines were invalid UTF-8 or too long, and were changed; if the text is Latin-1, "
-        convert = "convert it first: iconv -f LATIN1 -t UTF-8 FILE"
-        logger.warning(text + convert, f"{decoder.num_damaged:,}")
+        message = "%s lines were invalid UTF-8 or too long, and were changed; if the text is "
+        message += "Latin-1, convert it first: iconv -f LATIN1 -t UTF-8 FILE"
+        logger.warning(message, f"{decoder.num_damaged:,}")
 
 
 def _parse(line: str, number: int, noted_fields: set[str]) -> Request | RequestError:
@@ -213,7 +213,7 @@ class _Writer:
     """Writes the output, and counts lines, warnings and errors."""
 
     def __init__(self, stream: IO[bytes], options: TranslateOptions, n_best: int) -> None:
-        self.num_lines = 0
+        self.num_lines = 0  # written so far
         self._stream = stream
         self._options = options
         self._n_best = n_best
