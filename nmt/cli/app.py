@@ -334,7 +334,8 @@ def main() -> None:
     # Skip the garbage collection at exit, which takes half a second of CPU for torch's objects, and
     # several seconds on a busy machine.
     atexit.register(gc.freeze)
-    # Keep a stream that a test has put there, and the console of Windows, whose class writes Unicode.
+    # Keep a stream that a test has put there, and the console of Windows: its own class writes
+    # Unicode.
     is_console = os.name == "nt" and sys.stderr is not None and sys.stderr.isatty()
     if sys.stderr is sys.__stderr__ and not is_console:
         sys.stderr = _open_stderr()
