@@ -154,7 +154,7 @@ def align_corpora(
     merged = {name: joined(of_corpus) for name, of_corpus in ranges.items()}
     if lexicon is not None:
         # Drop the large table of the previous iteration: only scoring needed it.
-        lexicon = replace(lexicon, before=None)
+        lexicon = replace(lexicon, previous_table=None)
     return Alignment(scores, z_scores, merged, lexicon)
 
 
