@@ -109,6 +109,17 @@ def open_binary(path: Path) -> IO[bytes]:
         raise DataError(problem, fix="Check the permissions of the file.") from error
 
 
+def plain_name(path: Path) -> str:
+    """Return the name of a file without the suffix of its compression.
+
+    >>> plain_name(Path("data/train.de.gz")), plain_name(Path("train.de"))
+    ('train.de', 'train.de')
+    """
+    if path.suffix in _COMPRESSIONS:
+        return path.stem
+    return path.name
+
+
 def near_file(path: Path) -> str:
     """Return " Did you mean PATH?" with the most similar name in the folder, or an empty string."""
     similar_name = nearest_word(path.name, [file.name for file in path.parent.glob("*")])

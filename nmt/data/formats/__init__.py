@@ -1,0 +1,72 @@
+"""Formats of files with sentence pairs: one module per format, behind one interface.
+
+`layout_of` looks at the beginning of a file and finds its format, its encoding and its columns.
+The format then reads the file, however it is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nmt.data.formats.json_lines import JSONL
+from nmt.data.formats.layout import Format, Layout, Sample, Wanted
+from nmt.data.formats.pair import PairReader, ReadOptions
+from nmt.data.formats.table import CSV, TSV
+from nmt.errors import DataError
+from nmt.files.encoding import START_BYTES, open_text, standard_encoding
+from nmt.files.lines import plain_name
+
+# In the order in which they are tried on a file whose name does not tell.
+FORMATS: Mapping[str, Format] = {each.name: each for each in (JSONL, TSV, CSV)}
+
+
+def sample_of(path: Path, encoding: str | None = None) -> Sample:
+    """Read the beginning of a file.
+
+    Raises:
+        ConfigError: The encoding is unknown.
+        DataError: The file is missing, empty or damaged.
+    """
+    with open_text(path, encoding) as stream:
+        start = stream.read(START_BYTES)
+    if not start.strip():
+        raise DataError(f"{path} is empty.", fix="Pass a file with sentence pairs.")
+    return Sample(path, start, standard_encoding(encoding or "utf-8"))
+
+
+def layout_of(
+    path: Path, wanted: Wanted, *, format_name: str | None = None, encoding: str | None = None
+) -> Layout:
+    """Find out how the pairs of a file are stored.
+
+    The format is the one that the user names, or that recognises the content, or that the suffix of
+    the file names.
+
+    Args:
+        path: A file with both sides.
+        wanted: Languages and columns that the user has named.
+        format_name: Name of the format; None if the file decides.
+        encoding: Encoding; None for UTF-8, or that of the byte order mark.
+
+    Raises:
+        ConfigError: The format or the encoding is unknown.
+        DataError: The file has no format of `FORMATS`, is damaged, or is ambiguous.
+    """
+    sample = sample_of(path, encoding)
+    if format_name is not None:
+        return FORMATS[format_name].layout(sample, wanted)
+    suffix = Path(plain_name(path)).suffix.lower()
+    by_name = [each for each in FORMATS.values() if suffix in each.suffixes]
+    by_content = [each for each in FORMATS.values() if each.recognises(sample)]
+    for chosen in (*by_content, *by_name):
+        return chosen.layout(sample, wanted)
+    known = ", ".join(FORMATS)
+    problem = f"{path} is not in a format with both sides that nmt knows ({known})."
+    fix = "Pass two aligned text files, or name the format, as in `format` tsv."
+    raise DataError(problem, fix=fix)
+
+
+def open_file(path: Path, layout: Layout, options: ReadOptions) -> PairReader:
+    """Open a file with both sides to read its pairs."""
+    return FORMATS[layout.format].open(path, layout, options)

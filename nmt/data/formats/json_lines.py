@@ -1,0 +1,122 @@
+"""JSON lines: one object per line with a text for each language, or for source and target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nmt.data.formats.columns import code_of_name, named_columns
+from nmt.data.formats.layout import Layout, Sample, Wanted
+from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines
+from nmt.data.formats.pair import (
+    EXCERPT,
+    BadPair,
+    Pair,
+    PairReader,
+    ReadOptions,
+    SentencePair,
+    pair_of,
+)
+from nmt.errors import DataError
+
+_TEXTS = "translation"  # Key of an object with the texts, as data sets of the hub have it.
+
+
+class JsonLines:
+    """The format ``jsonl``."""
+
+    name = "jsonl"
+    suffixes = (".jsonl", ".ndjson", ".json")
+
+    def recognises(self, sample: Sample) -> bool:
+        """Whether the first line is an object."""
+        return _object_of(sample.lines[0]) is not None
+
+    def layout(self, sample: Sample, wanted: Wanted) -> Layout:
+        """Find the keys of both sides in the first object."""
+        name = str(sample.path)
+        first_line = sample.lines[0]
+        first_object = _object_of(first_line)
+        if first_object is None:
+            problem = f"{name}, line 1: expected a JSON object, found {first_line[:EXCERPT]!r}."
+            fix = "Write one object per line; `jq -c '.[]' FILE` does that for an array of objects."
+            raise DataError(problem, fix=fix)
+        columns = columns_of_record(first_object, wanted, name)
+        languages = code_of_name(columns[0]), code_of_name(columns[1])
+        return Layout(self.name, sample.encoding, columns, languages)
+
+    def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
+        """Open a file; any process can parse its lines."""
+        lines = raw_lines(path, layout.encoding, options.max_characters * LINES_PER_SIDE)
+        name = str(path)
+        return PairReader([name], [lines], partial(_pairs, name, layout, options))
+
+
+def texts_of_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the object with the texts: the record, or its field ``translation``."""
+    texts = record.get(_TEXTS)
+    return texts if isinstance(texts, Mapping) else record
+
+
+def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> tuple[str, str]:
+    """Return the keys of source and target.
+
+    Args:
+        record: The first record of a file or data set.
+        wanted: Languages or columns that the user has named.
+        name: Name of the file or data set in messages.
+
+    Raises:
+        DataError: The record lacks a key, or it is not certain which keys are meant.
+    """
+    keys = list(map(str, texts_of_record(record)))
+    if wanted.columns is not None:
+        source, target = map(str, wanted.columns)
+        columns = source, target
+    else:
+        columns = named_columns(keys, wanted.languages) or ("", "")
+    if not set(columns) <= set(keys):
+        problem = f"{name}: it is not certain which texts are source and target."
+        problem += f" The keys of the first record are {', '.join(keys)}."
+        raise DataError(problem, fix="Name both, as in `columns` KEY,KEY, or set both languages.")
+    return columns
+
+
+def _object_of(line: str) -> dict[str, Any] | None:
+    """Return the object on a line; None if there is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _pairs(
+    name: str, layout: Layout, options: ReadOptions, lines: Sequence[bytes | None], first: int
+) -> Iterator[Pair]:
+    """Yield the pairs of a block of lines; null is a blank text."""
+    most = options.max_characters * LINES_PER_SIDE
+    for number, line in enumerate(decoded_lines(lines, name, first, options, most), first):
+        if isinstance(line, BadPair):
+            yield line
+            continue
+        if not line.strip():
+            yield SentencePair("", "", number)
+            continue
+        record = _object_of(line)
+        if record is None:
+            yield BadPair("syntax", number, line[:EXCERPT])
+            continue
+        texts = texts_of_record(record)
+        sides = [texts.get(str(column), False) for column in layout.columns or ()]
+        if all(isinstance(side, str | None) for side in sides):
+            source, target = (side or "" for side in sides)
+            yield pair_of(source, target, number, options)
+        else:
+            yield BadPair("columns", number, line[:EXCERPT])
+
+
+JSONL = JsonLines()

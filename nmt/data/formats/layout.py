@@ -1,0 +1,117 @@
+"""What the beginning of a file shows: its format, encoding, columns and languages.
+
+Each format is a module of this package with a class that follows `Format`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from nmt.data.formats.pair import PairReader, ReadOptions
+
+Column = int | str  # a number, from 0; or the name in a header, a key or a language code
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The beginning of a file.
+
+    Args:
+        path: The file. Its name may be misleading.
+        start: First bytes, decompressed and in UTF-8. The last line may be cut.
+        encoding: Encoding of the file, such as ``utf-8`` or ``utf-16-le``.
+    """
+
+    path: Path
+    start: bytes
+    encoding: str
+
+    @cached_property
+    def text(self) -> str:
+        """The beginning as text. Bytes that are not text are U+FFFD."""
+        return self.start.decode("utf-8", "replace")
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The complete lines."""
+        lines = self.text.split("\n")
+        if len(lines) > 1:
+            lines.pop()  # cut, or empty after the last line feed
+        return [line.removesuffix("\r") for line in lines]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user has said about a file; None where the file decides.
+
+    Args:
+        languages: Codes of the source and the target language.
+        columns: Columns of source and target.
+    """
+
+    languages: tuple[str, str] | None = None
+    columns: tuple[Column, Column] | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the sentence pairs of a file are stored.
+
+    Args:
+        format: Name of the format.
+        encoding: Encoding of the text.
+        columns: Columns of source and target; for a translation memory, its language codes.
+        languages: Language codes of source and target as far as the file names them.
+        delimiter: Between the fields of a table.
+        is_quoted: Whether the fields of a table may be in quotes, which are not part of the text.
+        has_header: Whether the first row of a table has names of columns.
+    """
+
+    format: str
+    encoding: str = "utf-8"
+    columns: tuple[Column, Column] | None = None
+    languages: tuple[str | None, str | None] | None = None
+    delimiter: str = "\t"
+    is_quoted: bool = False
+    has_header: bool = False
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The numbers of both columns of a table, from 0."""
+        source, target = self.columns or (0, 1)
+        return int(source), int(target)
+
+
+class Format(Protocol):
+    """One format of files that contain both sides."""
+
+    @property
+    def name(self) -> str:
+        """Name in configurations and messages, such as ``tmx``."""
+
+    @property
+    def suffixes(self) -> Sequence[str]:
+        """Suffixes of file names, such as ``.tmx``."""
+
+    def recognises(self, sample: Sample) -> bool:
+        """Whether the content of a file certainly has this format, whatever its name is."""
+
+    def layout(self, sample: Sample, wanted: Wanted) -> Layout:
+        """Find out how the pairs of a file are stored.
+
+        Raises:
+            DataError: The file does not have this format; or it is not certain which columns or
+                languages are source and target. The message names the possible ones.
+        """
+
+    def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
+        """Open a file to read its pairs.
+
+        Raises:
+            DataError: The file is missing or damaged. Reading raises it, too, if a pair cannot be
+                read and `ReadOptions` does not say to skip it.
+        """

@@ -1,0 +1,83 @@
+"""Sentence pairs as the formats yield them, and how to read them in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from nmt.text import without_surrogates
+
+# Why a pair could not be read. `filters.on_bad_utf8` decides about the first reason, and
+# `filters.on_bad_row` about the last three.
+BadReason = Literal["bad_utf8", "characters", "nul", "columns", "syntax"]
+
+
+class SentencePair(NamedTuple):
+    """A sentence and its translation."""
+
+    source: str
+    target: str
+    line: int  # number in the corpus, from 1
+
+
+class BadPair(NamedTuple):
+    """A pair that cannot be read."""
+
+    reason: BadReason
+    line: int  # number in the corpus, from 1
+    excerpt: str = ""  # the beginning of the line, if it can be shown
+
+
+Pair = SentencePair | BadPair
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Settings for reading a corpus."""
+
+    source_language: str
+    target_language: str
+    on_bad_utf8: Literal["error", "skip"] = "error"
+    max_characters: int = 10_000
+
+
+@dataclass(frozen=True)
+class PairReader:
+    """The pairs of a corpus that is open, to be read in blocks.
+
+    Args:
+        names: Names of the files in messages.
+        columns: Iterators over raw data, with one item per pair in each: the lines of both files,
+            the lines of one file, or pairs.
+        parse: Returns the pairs of a block. Called in any process, with the items of the block from
+            each column, and the line number of the first pair.
+    """
+
+    names: Sequence[str]
+    columns: Sequence[Iterator[Any]]
+    parse: Callable[..., Iterable[Pair]]
+
+
+def pair_of(source: str, target: str, line: int, options: ReadOptions) -> Pair:
+    """Make a pair of texts that may contain line feeds, lone surrogates and NUL characters."""
+    if max(len(source), len(target)) > options.max_characters:
+        return BadPair("characters", line, source[:EXCERPT])
+    if "\0" in source or "\0" in target:
+        return BadPair("nul", line, f"{source}\t{target}"[:EXCERPT])
+    return SentencePair(one_line(source), one_line(target), line)
+
+
+EXCERPT = 80  # characters
+
+
+def one_line(text: str) -> str:
+    """Replace line feeds by spaces, and lone surrogates by U+FFFD."""
+    if not text.isascii():
+        text = without_surrogates(text)
+    return text.replace("\n", " ")
+
+
+def as_read(pairs: Sequence[Pair], _: int) -> Sequence[Pair]:
+    """Return pairs that were read as pairs: the ``parse`` of such a `PairReader`."""
+    return pairs

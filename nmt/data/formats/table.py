@@ -1,0 +1,225 @@
+"""Tables: TSV and CSV files, with or without a header, as programs and spreadsheets write them.
+
+In a table without quotes, each line is a row, and any process can parse it. In a table with quotes,
+a row may have several lines, so it is parsed while it is read.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from nmt.data.formats.columns import are_texts, choose_columns, code_of_name, named_columns
+from nmt.data.formats.layout import Column, Layout, Sample, Wanted
+from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines
+from nmt.data.formats.pair import (
+    EXCERPT,
+    BadPair,
+    Pair,
+    PairReader,
+    ReadOptions,
+    SentencePair,
+    as_read,
+    pair_of,
+)
+from nmt.errors import DataError
+
+_DELIMITERS = ",;\t|"
+_SAMPLED_ROWS = 1000
+_QUOTE = '"'
+
+
+@dataclass(frozen=True)
+class Table:
+    """The format of a table.
+
+    Args:
+        name: Name of the format.
+        suffixes: Suffixes of its files.
+        delimiter: Between two fields; empty if the file decides.
+        is_quoted: Whether quotes always enclose fields; False if the file decides.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    delimiter: str = ""
+    is_quoted: bool = False
+
+    def recognises(self, sample: Sample) -> bool:
+        """Whether all lines have tabs. Commas do not tell: they are in every text."""
+        return self.delimiter == "\t" and all("\t" in line for line in sample.lines if line)
+
+    def layout(self, sample: Sample, wanted: Wanted) -> Layout:
+        """Find the delimiter, the quotes, the header and the columns."""
+        name = str(sample.path)
+        delimiter = self.delimiter or _sniffed_delimiter(sample.lines)
+        if not delimiter:
+            problem = f"{name}: no comma, semicolon or tab separates the fields of its lines."
+            raise DataError(problem, fix="Pass a table with a column for each language.")
+        is_quoted = self.is_quoted or _has_quotes(sample.lines, delimiter)
+        rows = _first_rows(sample.lines, delimiter, is_quoted)
+        if not rows:
+            raise DataError(f"{name} has no rows.", fix="Pass a file with sentence pairs.")
+        header = [cell.strip() for cell in rows[0]]
+        named = named_columns(_names_of_texts(header, rows[1:]), wanted.languages)
+        columns = wanted.columns or named or choose_columns(rows, name)
+        source, target = (_number_of(column, header, name) for column in columns)
+        has_header = named is not None or any(isinstance(column, str) for column in columns)
+        languages = None
+        if has_header:
+            languages = code_of_name(header[source]), code_of_name(header[target])
+        return Layout(
+            self.name,
+            sample.encoding,
+            (source, target),
+            languages,
+            delimiter=delimiter,
+            is_quoted=is_quoted,
+            has_header=has_header,
+        )
+
+    def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
+        """Open a table; a table with quotes is parsed here, others in any process."""
+        most = options.max_characters * LINES_PER_SIDE
+        lines = raw_lines(path, layout.encoding, most)
+        names = [str(path)]
+        if layout.is_quoted:
+            return PairReader(names, [_quoted_pairs(path, layout, options)], as_read)
+        return PairReader(names, [lines], partial(_plain_pairs, names[0], layout, options))
+
+
+def _plain_pairs(
+    name: str, layout: Layout, options: ReadOptions, lines: Sequence[bytes | None], first: int
+) -> Iterator[Pair]:
+    """Yield the pairs of a block of lines that are one row each."""
+    most = options.max_characters * LINES_PER_SIDE
+    first_line = first + layout.has_header  # in the file
+    texts = decoded_lines(lines, name, first_line, options, most)
+    for number, text in enumerate(texts, first_line):
+        if isinstance(text, BadPair):
+            yield text
+        elif not text.strip():
+            yield SentencePair("", "", number)
+        else:
+            yield _pair_of_row(text.split(layout.delimiter), layout, number, options)
+
+
+def _quoted_pairs(path: Path, layout: Layout, options: ReadOptions) -> Iterator[Pair]:
+    """Yield the pairs of a table whose fields may contain line breaks.
+
+    Raises:
+        DataError: The quotes do not match.
+    """
+    most = options.max_characters * LINES_PER_SIDE
+    bad_lines: list[BadPair] = []  # of the row that is being read
+
+    def texts() -> Iterator[str]:
+        raw = raw_lines(path, layout.encoding, most)
+        for number, line in enumerate(raw, start=1):
+            [text] = decoded_lines([line], str(path), number, options, most)
+            if isinstance(text, BadPair):
+                bad_lines.append(text)
+                # The quotes of a bad line count, but not its text.
+                text = (line or b"").decode("utf-8", "replace")
+            yield f"{text}\n"
+
+    rows = csv.reader(texts(), delimiter=layout.delimiter, strict=True)
+    first_line = 1  # of the next row
+    try:
+        for index, row in enumerate(rows):
+            if bad_lines:  # a row with a bad line is dropped as a whole
+                yield bad_lines[0]
+                bad_lines.clear()
+            elif not row:
+                yield SentencePair("", "", first_line)
+            elif index > 0 or not layout.has_header:
+                yield _pair_of_row(row, layout, first_line, options)
+            first_line = rows.line_num + 1
+    except csv.Error as error:
+        problem = f"{path}, line {rows.line_num:,}: the quotes do not match ({error})."
+        fix = "Quote fields that contain separators, quotes or line breaks, and double the quotes."
+        raise DataError(problem, fix=fix) from error
+
+
+def _pair_of_row(row: Sequence[str], layout: Layout, line: int, options: ReadOptions) -> Pair:
+    """Return the pair of a row, which may be too short."""
+    source, target = layout.numbers
+    if len(row) <= max(source, target):
+        return BadPair("columns", line, " ".join(row)[:EXCERPT])
+    return pair_of(row[source], row[target], line, options)
+
+
+def _number_of(column: Column, header: Sequence[str], name: str) -> int:
+    """Return the number of a column that is named or numbered.
+
+    Raises:
+        DataError: No column has this name or number.
+    """
+    if isinstance(column, int) and column < len(header):
+        return column
+    if column in header:
+        return header.index(str(column))
+    problem = f"{name} has no column {column}. Its first row is {', '.join(header)}."
+    raise DataError(problem, fix="Set `columns` to two of these names, or to numbers from 0.")
+
+
+def _names_of_texts(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names of the columns with texts: `id` may be a language, but not of numbers."""
+    names = []
+    for name, cells in zip(header, zip(*rows, strict=False), strict=False):
+        if are_texts(cells):
+            names.append(name)
+    return names
+
+
+def _sniffed_delimiter(lines: Sequence[str]) -> str:
+    """Return the delimiter that splits most lines into the same number of fields; or nothing."""
+    usual_rows = {}  # number of rows with the usual number of fields, by delimiter
+    for delimiter in _DELIMITERS:
+        widths = Counter(map(len, _first_rows(lines, delimiter, is_quoted=True)))
+        widths.pop(1, None)  # not separated
+        usual_rows[delimiter] = max(widths.values(), default=0)
+    best = max(usual_rows, key=lambda delimiter: usual_rows[delimiter])
+    return best if usual_rows[best] else ""
+
+
+def _has_quotes(lines: Sequence[str], delimiter: str) -> bool:
+    """Whether quotes around fields are those of a spreadsheet, and not part of the text.
+
+    A spreadsheet doubles the quotes inside of a field, and quotes a field with a line break. In
+    text, a field may begin with a quote that ends before the field: then quotes are text.
+    """
+    is_doubled = False
+    try:
+        rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
+        for row in rows:
+            is_doubled |= any(_QUOTE in cell[1:-1] or "\n" in cell for cell in row)
+    except csv.Error as error:
+        # The last field may be open only because the sample ends inside of it.
+        is_cut = "end of data" in str(error)
+        return is_doubled and is_cut
+    has_quotes = any(f"{_QUOTE}{_QUOTE}" in line for line in lines)
+    return is_doubled and has_quotes
+
+
+def _first_rows(lines: Sequence[str], delimiter: str, is_quoted: bool) -> list[list[str]]:
+    """Return the first rows of a table, without blank ones, as far as they can be parsed."""
+    if not is_quoted:
+        return [line.split(delimiter) for line in lines[:_SAMPLED_ROWS] if line.strip()]
+    rows = []
+    texts = (f"{line}\n" for line in lines)
+    with suppress(csv.Error):  # the last row may be cut
+        for row in islice(csv.reader(texts, delimiter=delimiter), _SAMPLED_ROWS):
+            if row:
+                rows.append(row)  # noqa: PERF401 - the rows before an error are kept
+    return rows
+
+
+TSV = Table("tsv", (".tsv", ".tab"), "\t")
+CSV = Table("csv", (".csv",), is_quoted=True)

@@ -1,0 +1,149 @@
+"""Encodings of text files: finding them out, and reading text in any of them as UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+import io
+from pathlib import Path
+from typing import IO, Any
+
+from nmt.errors import ConfigError
+from nmt.files.lines import open_binary
+
+START_BYTES = 1 << 20  # of a file, from which its encoding and its format are found out
+# Byte order marks: a longer one may begin with a shorter one, so it comes first.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+_UTF8 = "utf-8"
+_READ_BYTES = 1 << 20
+_BAD_BYTES = "nmt-bad-bytes"  # Name of the handler of bad bytes.
+_ESCAPED = 0xDC00  # The lone surrogate of a byte, minus the byte.
+
+
+def standard_encoding(name: str) -> str:
+    """Return the standard name of an encoding that Python knows.
+
+    Raises:
+        ConfigError: The name is unknown, or is not an encoding of text.
+
+    >>> standard_encoding("Latin-1"), standard_encoding("UTF8")
+    ('iso8859-1', 'utf-8')
+    """
+    try:
+        encoding = codecs.lookup(name)
+        encoding.decode(b"")
+        "".encode(name)  # `rot13` and others that are no encodings of text raise an error
+    except (LookupError, TypeError) as error:
+        fix = "Use a name that Python knows, such as utf-8, utf-16, latin-1, cp1252 or shift_jis."
+        raise ConfigError(f"There is no encoding {name!r}.", fix=fix) from error
+    return encoding.name
+
+
+def marked_encoding(start: bytes) -> str | None:
+    """Return the encoding that a byte order mark names; None without a mark."""
+    for mark, encoding in _MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    return None
+
+
+def probable_encoding(start: bytes) -> str | None:
+    """Return the most probable encoding of text without a mark; None if it is not text.
+
+    UTF-16 is found by its NUL bytes, and other encodings by charset-normalizer.
+    """
+    half = len(start) // 2
+    if half and start.count(0) > half // 4:
+        # In UTF-16, the high bytes of Latin letters are 0: the second ones, or the first ones.
+        return "utf-16-le" if start[1::2].count(0) > start[::2].count(0) else "utf-16-be"
+    from charset_normalizer import from_bytes  # noqa: PLC0415 - only for text that is not UTF-8
+
+    match = from_bytes(start).best()
+    return match.encoding if match is not None else None
+
+
+def _escape_bad_bytes(error: UnicodeError) -> tuple[str, int]:
+    """Decode one bad byte as a lone surrogate, which `surrogateescape` encodes as a bad byte."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    bad_byte = max(error.object[error.start], 0x80)  # smaller ones are good in UTF-8
+    return chr(_ESCAPED + bad_byte), error.start + 1
+
+
+codecs.register_error(_BAD_BYTES, _escape_bad_bytes)
+
+
+class Transcoder(io.RawIOBase):
+    """A stream that reads text in any encoding as UTF-8, with LF at the end of each line.
+
+    Bytes that are not text in the encoding become bytes that are not UTF-8, so that
+    `nmt.files.lines.decode_line` finds them.
+
+    Args:
+        stream: The bytes of the file; closed with this stream.
+        encoding: Encoding of the text, by its standard name.
+        ends_with_cr: Whether lines end with CR alone, as in files of old Macs.
+    """
+
+    def __init__(self, stream: IO[bytes], encoding: str, ends_with_cr: bool) -> None:
+        super().__init__()
+        self._stream = stream
+        self._decoder: Any = codecs.getincrementaldecoder(encoding)(_BAD_BYTES)
+        self._ends_with_cr = ends_with_cr
+        self._rest = b""  # UTF-8 that has not been read yet
+
+    def readable(self) -> bool:
+        """Return True: the stream can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with the next bytes; return their number, 0 at the end."""
+        is_at_end = False
+        while not self._rest and not is_at_end:
+            piece = self._stream.read(_READ_BYTES)
+            is_at_end = not piece
+            text = self._decoder.decode(piece, is_at_end)
+            if self._ends_with_cr:
+                text = text.replace("\r", "\n")
+            self._rest = text.encode(_UTF8, "surrogateescape")
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+    def close(self) -> None:
+        """Close both streams."""
+        self._stream.close()
+        super().close()
+
+
+def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
+    """Open a text file to read its bytes as UTF-8, decompressed, with lines that end with LF.
+
+    A byte order mark decides about the encoding, whatever ``encoding`` says. A file with carriage
+    returns but no line feed in its beginning has lines that end with a carriage return.
+
+    Args:
+        path: The file.
+        encoding: Encoding of the text; None for UTF-8.
+
+    Raises:
+        ConfigError: Python does not know the encoding.
+        DataError: See `open_binary`.
+    """
+    stream = open_binary(path)
+    start = b""
+    if path.is_file():  # the first bytes of a pipe cannot be read twice
+        with open_binary(path) as beginning:
+            start = beginning.read(START_BYTES)
+    encoding = marked_encoding(start) or standard_encoding(encoding or _UTF8)
+    text = start.decode(encoding, "replace")
+    ends_with_cr = "\r" in text and "\n" not in text
+    if encoding == _UTF8 and not ends_with_cr:
+        return stream
+    return io.BufferedReader(Transcoder(stream, encoding, ends_with_cr))
