@@ -459,7 +459,7 @@ class Trainer:
             return
         score = scores.value(training.validation.metric_name)
         progress.history[step] = score
-        # The perplexity of a random guess is the vocabulary size; the loss is the log of perplexity.
+        # The perplexity of a random guess is the vocabulary size, and the loss is its logarithm.
         # During warm-up, some models are worse. With `not` and `<=`, the condition is also true for
         # a loss that is NaN.
         warmup_steps = training.schedule.warmup_updates(progress.total_steps)
