@@ -76,7 +76,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     evaluation_set.check_options(options)
     # Report missing extras and invalid gates before the slow part.
     writers = {path: REPORTS[path.suffix] for path in options.report}
-    gates = {}
+    gates = {}  # metric -> minimum score
     if options.fail_under:
         gates = ANALYSES["fail_under"](options.fail_under)
     contrastive = None
@@ -331,10 +331,10 @@ class EvaluatedSet:
             target_language=self.test.target_language,
             device=self.options.device,
         )
-        names = dict(self.metrics)
+        metrics = dict(self.metrics)
         for name in self.gates:
-            names.setdefault(name, name)
-        return [MetricScorer(name, references, options) for name in names.values()]
+            metrics.setdefault(name, name)
+        return [MetricScorer(metric, references, options) for metric in metrics.values()]
 
     def score(self) -> list[DataError]:
         """Score and compare the systems. Return the error of the external metric, if it fails."""

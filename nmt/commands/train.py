@@ -412,13 +412,13 @@ class Trainer:
     def _diverged(self, problem: str, fix: str) -> DivergedError:
         """Return an error that also says which checkpoint is the last."""
         self._writer.wait()
-        saved = self._writer.saved_step
-        last = "none"
-        if saved:
-            last = f"step {saved:,}"
+        saved_step = self._writer.saved_step
+        last_checkpoint = "none"
+        if saved_step:
+            last_checkpoint = f"step {saved_step:,}"
             fix += " Then start a new run with a new run_dir; training.init_from loads "
             fix += "the weights of this run."
-        return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
+        return DivergedError(f"{problem}\n  Last checkpoint: {last_checkpoint}.", fix=fix)
 
     def _report_updates(self, last: UpdateStats) -> None:
         """Report the updates since the last report; ``last`` is the last one."""
@@ -448,7 +448,7 @@ class Trainer:
         """Validate, record the score, and save a checkpoint.
 
         Raises:
-            DivergedError: The validation loss is worse than that of a random guess.
+            DivergedError: The model is much worse than a random guess.
         """
         self._read()
         progress = self.progress
@@ -459,8 +459,9 @@ class Trainer:
             return
         score = scores.value(training.validation.metric_name)
         progress.history[step] = score
-        # During warm-up, some models are worse than a random guess, whose loss is log(vocab_size).
-        # Written with `not` and `<=`, the condition is also true if the loss is NaN.
+        # The perplexity of a random guess is the vocabulary size, and the loss is its logarithm.
+        # During warm-up, some models are worse. With `not` and `<=`, the condition is also true for
+        # a loss that is NaN.
         warmup_steps = training.schedule.warmup_updates(progress.total_steps)
         vocab_size = len(self._updater.model.output_weight)
         if step > warmup_steps and not scores.loss <= math.log(2 * vocab_size):
@@ -472,6 +473,7 @@ class Trainer:
         self._save()
 
     def _save(self) -> None:
+        """Save a checkpoint, with the losses of all updates."""
         self._read()
         self._writer.save(self.progress)
 
