@@ -202,9 +202,7 @@ class Embedding(nn.Module):
         super().__init__()
         self._config = config
         self._zero_start = zero_start
-        self._scale = 1.0
-        if config.scale_embeddings:
-            self._scale = dim**0.5
+        self._scale = dim**0.5 if config.scale_embeddings else 1.0
         absolute = POSITIONS[config.positions].absolute
         self.positions = absolute(config, dim) if absolute else None
 

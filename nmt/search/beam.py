@@ -137,11 +137,7 @@ class BeamSelector(Selector):
         return expand(beams.totals, log_probs, self._beam_size)
 
     def _finish(
-        self,
-        candidates: Candidates,
-        pools: Tensor,
-        history: Tensor,
-        coverage: Tensor,
+        self, candidates: Candidates, pools: Tensor, history: Tensor, coverage: Tensor
     ) -> None:
         """Collect the hypotheses that end: the candidates with EOS among the best K.
 
@@ -416,10 +412,7 @@ class ConstrainedSelector(BeamSelector):
         return candidates
 
     def _divide(
-        self,
-        sentence: int,
-        best_tokens: list[int],
-        candidates: Iterable[tuple[int, int, float]],
+        self, sentence: int, best_tokens: list[int], candidates: Iterable[tuple[int, int, float]]
     ) -> list[tuple[int, int, float]]:
         """Divide the beam of a sentence, and store the state of the hypotheses that continue.
 

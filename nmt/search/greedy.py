@@ -154,9 +154,8 @@ class AlternativesSelector(GreedySelector):
 
     def __init__(self, inputs: SearchInputs) -> None:
         super().__init__(inputs, inputs.options.n_best)
-        lengths = [len(entry.first_ids) for entry in inputs.constraints]
         # Length of the prefix of each sentence, start token included. (sentences,), int64.
-        self._prefix_lengths = torch.tensor(lengths)
+        self._prefix_lengths = torch.tensor([len(entry.first_ids) for entry in inputs.constraints])
 
     @override
     def pick(self, log_probs: Tensor, beams: BeamState) -> Choice:
@@ -230,8 +229,7 @@ def greedy_without_waiting(
         is_ended = is_done.squeeze(1).cpu()  # waits for the device
         if not is_ended.any():
             continue
-        tensors = (sentences, history, totals)
-        columns = [tensor.cpu()[is_ended].tolist() for tensor in tensors]
+        columns = [tensor.cpu()[is_ended].tolist() for tensor in (sentences, history, totals)]
         for sentence, ids, (total,) in zip(*columns, strict=True):
             if total > -inf:
                 ids = ids[: ids.index(EOS_ID)]  # without EOS and tokens of later steps
@@ -264,8 +262,8 @@ class SamplingSelector(IndependentSelector):
         super().__init__(inputs, options.n_best)
         self._options = options
         self._tokens = inputs.tokens
-        source_keys = [source_key(options.seed, ids) for ids in inputs.source.rows()]
-        self._source_keys = torch.tensor(source_keys)  # (sentences,), int64
+        keys = [source_key(options.seed, ids) for ids in inputs.source.rows()]
+        self._source_keys = torch.tensor(keys)  # (sentences,), int64
 
     @override
     def pick(self, log_probs: Tensor, beams: BeamState) -> Choice:
@@ -334,10 +332,7 @@ def _shift(bits: Tensor, count: int) -> Tensor:
 
 
 def draw(
-    log_probs: Tensor,
-    keys: Tensor,
-    config: DecodingConfig,
-    tokens: Tensor | None = None,
+    log_probs: Tensor, keys: Tensor, config: DecodingConfig, tokens: Tensor | None = None
 ) -> Tensor:
     """Draw one token of each row, after temperature, top k, top p and epsilon cutoff.
 

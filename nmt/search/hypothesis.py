@@ -114,11 +114,7 @@ class Limits(NamedTuple):
     longest: int
 
 
-def limits_of(
-    num_tokens: int,
-    config: DecodingConfig,
-    max_positions: int | None = None,
-) -> Limits:
+def limits_of(num_tokens: int, config: DecodingConfig, max_positions: int | None = None) -> Limits:
     """Return the limits of the output length. The minimum is never above the maximum.
 
     Args:

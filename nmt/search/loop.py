@@ -64,13 +64,7 @@ def search(
     if has_phrases and not selector_class.meets_required_phrases:
         fix = f"Use beam search: remove the options that select {name} search."
         raise ConfigError(f"decoding: {name} search does not support required phrases.", fix=fix)
-    rules = Rules(
-        source.lengths,
-        options,
-        constraints,
-        stepper.max_positions,
-        end_loops=end_loops,
-    )
+    rules = Rules(source.lengths, options, constraints, stepper.max_positions, end_loops=end_loops)
     device = source.ids.device
     state = stepper.start(source)
     # Start with one beam per sentence: K copies of the empty output would give K equal results.

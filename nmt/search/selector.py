@@ -22,13 +22,7 @@ from torch import Tensor
 from nmt.config.model import DecodingConfig
 from nmt.packed import Packed
 from nmt.registry import Registry
-from nmt.search.hypothesis import (
-    Constraints,
-    Hypothesis,
-    NBestLists,
-    length_penalty,
-    max_finished,
-)
+from nmt.search.hypothesis import Constraints, Hypothesis, NBestLists, length_penalty, max_finished
 from nmt.text import BOS_ID
 
 S = TypeVar("S")
@@ -139,9 +133,7 @@ class BeamState(NamedTuple):
         """
         sentences, history, _, _ = self
         tokens, totals, parents, active = chosen
-        stays = [True]  # Whether each sentence stays; one entry if all do.
-        if active is not None:
-            stays = active.tolist()
+        stays = [True] if active is None else active.tolist()
         if not any(stays):
             return self._replace(sentences=sentences[:0]), None
         rows_and_beams = None
@@ -213,12 +205,7 @@ class FinishedHypotheses:
     """
 
     def __init__(
-        self,
-        inputs: SearchInputs,
-        *,
-        beam_size: int,
-        n_best: int,
-        pools_per_sentence: int = 1,
+        self, inputs: SearchInputs, *, beam_size: int, n_best: int, pools_per_sentence: int = 1
     ) -> None:
         self._n_best = n_best
         self._max_finished = max_finished(inputs.options, beam_size)
@@ -237,11 +224,7 @@ class FinishedHypotheses:
         self._is_any_finished = False
 
     def add(
-        self,
-        pools: Tensor,
-        histories: Tensor,
-        log_probs: Tensor,
-        coverage: Tensor | None = None,
+        self, pools: Tensor, histories: Tensor, log_probs: Tensor, coverage: Tensor | None = None
     ) -> None:
         """Add E finished hypotheses.
 
