@@ -357,6 +357,7 @@ def to_padded(heads: Tensor, packed: Packed) -> Tensor:
     # Select rows of E values from the fused projection: this saves the copy of `contiguous`. The
     # heads of the next token begin `rows_per_token` rows later.
     rows_per_token = heads.stride(0) // dim
+    # Up to the last head of the last token: later rows may be outside of the memory.
     num_rows = (len(heads) - 1) * rows_per_token + num_heads
     rows = heads.as_strided((num_rows, dim), (dim, 1))
     padded = rows.index_select(0, packed.derived(_padded_rows, rows_per_token, num_heads))

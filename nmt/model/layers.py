@@ -347,7 +347,7 @@ class Residual(nn.Module):
     def __init__(self, dim: int, config: ModelConfig) -> None:
         super().__init__()
         self.norm = make_norm(config, dim)
-        self._is_pre = config.norm_position == "pre"
+        self._is_pre_norm = config.norm_position == "pre"
         self._dropout = config.dropout
 
     @override
@@ -355,9 +355,9 @@ class Residual(nn.Module):
         """Apply ``sublayer`` with norm, dropout and residual: (N, D) -> (N, D)."""
         # Pre-norm keeps an identity path from input to output, so deep models train without
         # warm-up (Xiong et al. 2020). Post-norm is the original (Vaswani et al. 2017).
-        inputs = self.norm(values) if self._is_pre else values
+        inputs = self.norm(values) if self._is_pre_norm else values
         values = values + dropout(sublayer(inputs), self._dropout, self.training)
-        return values if self._is_pre else self.norm(values)
+        return values if self._is_pre_norm else self.norm(values)
 
 
 class EncoderLayer(nn.Module):

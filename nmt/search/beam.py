@@ -207,14 +207,14 @@ class DiverseSelector(BeamSelector):
             # At the first step all groups continue the same empty hypothesis, which is beam 0.
             if beams.history.shape[1] == 1:
                 first_beam = 0
-            columns = slice(first_beam, first_beam + size)  # the beams of this group
+            group_beams = slice(first_beam, first_beam + size)
             # A full group continues with empty beams, so that all groups keep the same width.
-            totals = beams.totals[:, columns]
+            totals = beams.totals[:, group_beams]
             totals = totals.masked_fill(is_full[:, group], -inf)
             penalty = self._strength * num_uses.unsqueeze(1)
-            candidates = self._rank(totals, log_probs[:, columns], penalty)
-            history = beams.history[:, columns]
-            self._finish(candidates, pools[:, group], history, coverage[:, columns])
+            candidates = self._rank(totals, log_probs[:, group_beams], penalty)
+            history = beams.history[:, group_beams]
+            self._finish(candidates, pools[:, group], history, coverage[:, group_beams])
             active = candidates.active(size)
             # Parents are beams of the group here; a `Selection` has beams of the sentence.
             selected.append(active._replace(parents=active.parents + first_beam))
@@ -402,7 +402,7 @@ class ConstrainedSelector(BeamSelector):
             parents, tokens = torch.tensor(steps).unbind(1)
             next_log_probs = log_probs[row, parents, tokens].cpu()
             totals = beams.totals[row, parents] + next_log_probs
-            # Both yield (beam, token, log probability). The set removes those that are in both.
+            # Both yield beam, token and log probability. The set merges equal candidates.
             plain = zip(*(column[row].tolist() for column in candidates), strict=True)
             added = zip(*map(Tensor.tolist, (parents, tokens, totals)), strict=True)
             divided = self._divide(sentence, best_tokens[row], {*plain, *added})
@@ -427,19 +427,19 @@ class ConstrainedSelector(BeamSelector):
         """
         phrases = self._phrases[sentence]
         progress = self._progress[sentence]
-        past_end = self._past_end[sentence].tolist()
+        old_costs = self._past_end[sentence].tolist()  # of each beam
         allowed = []
         for beam, token, log_prob in candidates:
             is_complete = phrases.num_met(progress[beam]) == phrases.num_tokens
             if token == EOS_ID and not is_complete:
                 continue
-            end_cost = past_end[beam]
+            past_end = old_costs[beam]
             if best_tokens[beam] == EOS_ID and not is_complete:
-                end_cost = _PAST_END
+                past_end = _PAST_END
             new_progress = phrases.advance(progress[beam], token)
             if isfinite(log_prob):
-                cost = end_cost - log_prob
-                allowed.append(_Continuation(cost, beam, token, new_progress, end_cost))
+                cost = past_end - log_prob
+                allowed.append(_Continuation(cost, beam, token, new_progress, past_end))
         allowed.sort()
         # Two divisions of the beam. Only candidates that continue take part in the first one, so K
         # beams continue even if others end. The second one decides which candidates may end.
@@ -450,8 +450,8 @@ class ConstrainedSelector(BeamSelector):
         empty = _Continuation(inf, 0, PAD_ID, phrases.start, 0.0)
         active += [empty] * (self._beam_size - len(active))
         self._progress[sentence] = [candidate.progress for candidate in active]
-        end_costs = [candidate.past_end for candidate in active]
-        self._past_end[sentence] = torch.tensor(end_costs)
+        new_costs = [candidate.past_end for candidate in active]
+        self._past_end[sentence] = torch.tensor(new_costs)
         rows = ended + active
         rows += [empty] * (2 * self._beam_size - len(rows))
         # The cost is `past_end` minus the log probability.

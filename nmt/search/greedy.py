@@ -208,12 +208,12 @@ def greedy_without_waiting(
         log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)
         length += 1
         # Limits are compared on the host, because reading them from the device would wait for it.
-        shortest, longest = limits.tolist()
-        if length < max(shortest):
+        min_lengths, max_lengths = limits.tolist()
+        if length < max(min_lengths):
             is_early = limits_on_device[0] > length
             delay_end(log_probs, is_early)
             renormalize(log_probs, is_early)
-        if length >= min(longest):
+        if length >= min(max_lengths):
             end_at_limit(log_probs, limits_on_device[1] <= length)
         # `max` returns the first of equal values, as `first_largest` does, which is faster on CPUs.
         best, tokens = log_probs.max(dim=-1)  # (B, 1)
@@ -222,7 +222,7 @@ def greedy_without_waiting(
         is_done |= tokens == EOS_ID
         is_done |= ~(best > -inf)  # not `best == -inf`: NaN also ends a sentence
         new_tokens.append(tokens)
-        if len(new_tokens) < _STEPS_BETWEEN_CHECKS and length < max(longest):
+        if len(new_tokens) < _STEPS_BETWEEN_CHECKS and length < max(max_lengths):
             continue
         history = torch.cat((history, *new_tokens), dim=1)
         new_tokens = []

@@ -65,9 +65,9 @@ class Rules:
             needed = torch.tensor([entry.num_tokens + 1 for entry in constraints])
             needed.clamp_(max=max_positions or sys.maxsize)
             self.limits[1] = self.limits[1].maximum(needed)
-        minimums, maximums = self.limits.tolist()
+        min_lengths, max_lengths = self.limits.tolist()
         # Lengths at which no sentence is at a limit.
-        self._free_lengths = range(max(minimums, default=0), min(maximums, default=0))
+        self._free_lengths = range(max(min_lengths, default=0), min(max_lengths, default=0))
         # Forbidden phrases: see `_phrase_table`. None if there are none.
         self._phrases: Tensor | None = None
         phrases = [entry.forbidden for entry in constraints]
@@ -148,28 +148,28 @@ class Rules:
         log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)
         length = history.shape[-1] + 1  # of an output that ends in this step
         # Sentences whose output would be too short if it ended now. (B,), bool; None if none.
-        early: Tensor | None = None
+        is_early: Tensor | None = None
         # Sentences whose output must end now. (B,), bool; None if none.
-        last: Tensor | None = None
+        is_last: Tensor | None = None
         if length not in self._free_lengths:
-            shortest, longest = self.limits[:, sentences]
-            if length < shortest.max():
-                early = shortest > length
-                delay_end(log_probs, early)
-            if length >= longest.min():
-                last = longest <= length
+            min_lengths, max_lengths = self.limits[:, sentences]
+            if length < min_lengths.max():
+                is_early = min_lengths > length
+                delay_end(log_probs, is_early)
+            if length >= max_lengths.min():
+                is_last = max_lengths <= length
         if config.no_repeat_ngram_size:
             forbid_repeated_ngrams(log_probs, history, config.no_repeat_ngram_size)
             # Not at the limit, where EOS keeps the probability that the model gives it.
-            renormalize(log_probs, None if last is None else ~last)
-        elif early is not None:
-            renormalize(log_probs, early)
+            renormalize(log_probs, None if is_last is None else ~is_last)
+        elif is_early is not None:
+            renormalize(log_probs, is_early)
         if config.repetition_penalty != 1:
             penalize_repetition(log_probs, history, config.repetition_penalty)
         if self._phrases is not None:
             forbid_phrases(log_probs, self._phrases[sentences], history)
-        if last is not None:
-            end_at_limit(log_probs, last)
+        if is_last is not None:
+            end_at_limit(log_probs, is_last)
         if self._end_loops:
             end_loops(log_probs, history)
 
@@ -209,21 +209,21 @@ def renormalize(log_probs: Tensor, sentences: Tensor | None) -> None:
     log_probs.clamp_(max=0.0)  # rounding may exceed 0
 
 
-def delay_end(log_probs: Tensor, early: Tensor) -> None:
-    """Forbid EOS in the sentences ``early``, (B,), bool, whose outputs are too short."""
-    is_early = early.to(log_probs.device).unsqueeze(1)
-    log_probs[..., EOS_ID].masked_fill_(is_early, -inf)
+def delay_end(log_probs: Tensor, is_early: Tensor) -> None:
+    """Forbid EOS in sentences whose outputs are too short: where ``is_early`` (B,), bool."""
+    mask = is_early.to(log_probs.device).unsqueeze(1)
+    log_probs[..., EOS_ID].masked_fill_(mask, -inf)
 
 
-def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
-    """Allow only EOS in outputs of maximum length, marked in ``last``: (B,) or (B, K), bool.
+def end_at_limit(log_probs: Tensor, is_last: Tensor) -> None:
+    """Allow only EOS in outputs of maximum length: where ``is_last``, (B,) or (B, K), bool.
 
     So every hypothesis ends in EOS and its score includes EOS.
     """
-    is_last = last.to(log_probs.device).view(len(last), -1, 1)
+    mask = is_last.to(log_probs.device).view(len(is_last), -1, 1)
     eos_log_probs = log_probs[..., EOS_ID]  # (B, K), a view
     saved = eos_log_probs.clone()
-    log_probs.masked_fill_(is_last, -inf)
+    log_probs.masked_fill_(mask, -inf)
     eos_log_probs.copy_(saved)
 
 

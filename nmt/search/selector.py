@@ -133,6 +133,7 @@ class BeamState(NamedTuple):
         """
         sentences, history, _, _ = self
         tokens, totals, parents, active = chosen
+        # Whether each sentence stays; a single entry if all do.
         stays = [True] if active is None else active.tolist()
         if not any(stays):
             return self._replace(sentences=sentences[:0]), None
@@ -212,7 +213,8 @@ class FinishedHypotheses:
         self._penalty = length_penalty(inputs.options)
         penalties = [self._penalty(length) for length in inputs.max_lengths.tolist()]
         by_sentence = torch.tensor(penalties, dtype=torch.float64)
-        # These tensors have one value for each pool. Length penalty of the longest output. float64.
+        # This tensor and the next two have one value for each pool. The first is the length penalty
+        # of the longest output, in float64.
         self._largest_penalty = by_sentence.repeat_interleave(pools_per_sentence)
         # Score of the last hypothesis of the n-best list; minus infinity if the list is not full.
         self._to_beat = torch.full_like(self._largest_penalty, -inf)

@@ -120,7 +120,7 @@ class Progress:
         """
         num_tokens = self.source_tokens + self.target_tokens
         source_before, target_before = tokens_before
-        target_speed = (self.target_tokens - target_before) / seconds
+        speed = (self.target_tokens - target_before) / seconds
         loss = math.nan
         if self.scored_tokens:
             # Training loss per target token, in nats; includes label smoothing.
@@ -130,14 +130,13 @@ class Progress:
             "loss": loss,
             "learning_rate": learning_rate,
             "gradient_norm": gradient_norm,
-            "target_tokens_per_second": target_speed,
+            "target_tokens_per_second": speed,
             "source_tokens_per_second": (self.source_tokens - source_before) / seconds,
             "padding_waste": 1 - num_tokens / max(self.padded_tokens, 1),
             "seconds": seconds,
         }
-        text = f"step {self.step:,}  epoch {self.position.epoch}  loss {loss:.3f}  "
-        text += f"lr {learning_rate:.2e}  grad norm {gradient_norm:.2f}  "
-        text += f"{target_speed:,.0f} target tokens/s"
+        text = f"step {self.step:,}  epoch {self.position.epoch}  loss {loss:.3f}  lr "
+        text += f"{learning_rate:.2e}  grad norm {gradient_norm:.2f}  {speed:,.0f} target tokens/s"
         self.loss_sum = 0.0
         self.scored_tokens = 0
         self.source_tokens = 0
@@ -326,7 +325,7 @@ class CheckpointWriter:
         """
         self.wait()
         updater = self._updater
-        generators = random_state(updater.device, updater.processes)
+        generators = random_state(updater.device, updater.processes)  # of all processes
         if updater.processes.rank == 0:
             state = {"progress": progress.as_dict(), "counters": updater.counters(), **self._record}
             write = partial(self._write, progress.step, History(progress.history), state)
@@ -335,6 +334,7 @@ class CheckpointWriter:
             if self._thread is None:
                 self._take_note(write(model, optimizer))
             else:
+                # Copies, because training changes the tensors while the thread writes.
                 model = files.host_copies(model)
                 optimizer = files.host_copies(optimizer)
                 self._writing = self._thread.submit(write, model, optimizer)

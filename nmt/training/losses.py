@@ -182,7 +182,7 @@ def _chunk_size(weight: Tensor, num_passes: int = 1) -> int:
     if weight.device.type == "cpu":
         return _ROWS_PER_CHUNK
     num_rows = _LOGITS_PER_CHUNK // (num_passes * len(weight))
-    return max(64, num_rows // 64 * 64)  # a multiple of 64
+    return max(64, num_rows // 64 * 64)  # a multiple of 64, at least 64
 
 
 def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -259,7 +259,8 @@ def _r_drop_step(
     divergence = (probs[:, 0] - probs[:, 1]) * difference
     loss += strength / 4 * divergence.sum()
 
-    # Gradient of the cross-entropy: half of the probability minus the smoothed target.
+    # Gradient of the cross-entropy: the probability minus the smoothed target. Halved, because the
+    # loss is the mean of two passes.
     gradient = probs - smoothing / vocab_size
     gold_shift = torch.full_like(gold_ids, -(1 - smoothing), dtype=probs.dtype)
     gradient.scatter_add_(-1, gold_ids, gold_shift)

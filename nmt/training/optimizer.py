@@ -127,9 +127,9 @@ class FlatParameters:
         self._working = self._master if dtype == torch.float32 else self._master.to(dtype)
         for name, view in _cut(self._working, by_name).items():
             by_name[name].data = view
-        # View of `gradient` of each trained parameter; those not written since `clear`, unless the
-        # model is in float32.
+        # The view of `gradient` that belongs to each trained parameter.
         self._gradients: dict[nn.Parameter, Tensor] = {}
+        # Those of them that still hold an old gradient after `clear`. Always empty in float32.
         self._unwritten: dict[nn.Parameter, Tensor] = {}
         for name, view in self.views(self.gradient).items():
             parameter = self._trained[name]

@@ -115,7 +115,8 @@ class Scores:
         """
         values = asdict(replace(self, sets={})) | added
         del values["sets"], values["combination"]
-        return values | (values.pop("text") or dict.fromkeys(REPORTED_METRICS))
+        text = values.pop("text") or dict.fromkeys(REPORTED_METRICS)
+        return values | text
 
 
 def combine(
