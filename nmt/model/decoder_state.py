@@ -108,6 +108,7 @@ class DecoderState:
         """Return a state whose caches have space for one more position."""
         if self.length < self.self_kv.shape[4]:
             return self
+        # `pad` takes pairs from the last dimension on: none for E, then `GROWTH` after C.
         return replace(self, self_kv=F.pad(self.self_kv, (0, 0, 0, GROWTH)))
 
     def select(self, sentences: Tensor, beams: Tensor) -> DecoderState:
@@ -128,13 +129,13 @@ class DecoderState:
         beam_rows = beam_rows.flatten().to(device)
         coverage = _selected(self.coverage, beam_rows)
         num_sentences, num_beams = beams.shape
-        keeps_sentences = num_sentences == len(self.source_mask)
+        keeps_all_sentences = num_sentences == len(self.source_mask)
         large_size = LARGE_ON_GPU
         if device.type == "cpu":
             large_size = LARGE
         # Only with `beams` on the CPU: `reorder_cache` would wait for the device.
         is_large = beams.device.type == "cpu" and caches.numel() >= large_size
-        if keeps_sentences and num_beams == self.num_beams and is_large:
+        if keeps_all_sentences and num_beams == self.num_beams and is_large:
             slots = reorder_cache(caches, self.slots, beams)
             return replace(self, coverage=coverage, slots=slots)
         # Rows of the caches may be in a different order than beams. The copy is in order.
@@ -148,7 +149,7 @@ class DecoderState:
             coverage=coverage,
             slots=None,
         )
-        if keeps_sentences:
+        if keeps_all_sentences:
             return state
         sentences = sentences.to(device)
         cross_kv = self.cross_kv.index_select(2, sentences)

@@ -86,7 +86,10 @@ class Rules:
 
     @property
     def only_limit_length(self) -> bool:
-        """Whether all rules except the length limits are off."""
+        """Whether all rules except the length limits are off.
+
+        `end_loops` does not count, because the search that asks for this ignores it.
+        """
         config = self._config
         has_phrases = self._phrases is not None or self._prefixes is not None
         limits_repetition = config.no_repeat_ngram_size or config.repetition_penalty != 1

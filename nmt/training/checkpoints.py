@@ -44,7 +44,7 @@ class History(dict[int, float]):
 
     @property
     def best(self) -> int | None:
-        """The step with the highest score. Ties go to the earlier step."""
+        """The step with the highest score; None if no step has one. Ties go to the earlier step."""
         return next(iter(files.by_score(self, self)), None)
 
     def should_stop(self, patience: int | None) -> bool:
@@ -478,6 +478,7 @@ def average_at_end(
     with_average = _best_of(summary, score)
     is_best = with_average.best == files.AVERAGE
     if updater.processes.rank == 0:
+        # `best` may name an earlier average. That is replaced now, so `best` is written then, too.
         # `best` is written first. If this process is killed before the average is written, `best`
         # names a missing folder, and readers fall back to the newest checkpoint.
         if is_best or files.read_best(run_dir) == run_dir / files.AVERAGE:
