@@ -176,14 +176,17 @@ def table(cell: Cell, work: Work, results: Results) -> list[str]:
         milliseconds = ""
         if contender.is_stream:
             milliseconds = f"{1000 / measured.rate:.1f}"
-        columns = [*cell.names, f"{contender.family} {contender.kind}"]
-        columns.append(str(contender.threads))
-        columns.append(f"{measured.rate:.1f} ({measured.best_rate:.1f})")
-        columns.append(milliseconds)
-        columns.append(f"{measured.rate / best['CTranslate2']:.2f}")
-        columns.append(f"{work.bleu(measured.outputs):.2f}")
-        columns.append(f"{num_same} of {len(expected_outputs)}")
-        lines.append(row_of(*columns))
+        line = row_of(
+            *cell.names,
+            f"{contender.family} {contender.kind}",
+            str(contender.threads),
+            f"{measured.rate:.1f} ({measured.best_rate:.1f})",
+            milliseconds,
+            f"{measured.rate / best['CTranslate2']:.2f}",
+            f"{work.bleu(measured.outputs):.2f}",
+            f"{num_same} of {len(expected_outputs)}",
+        )
+        lines.append(line)
     return lines
 
 

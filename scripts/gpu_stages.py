@@ -388,7 +388,7 @@ def matrix_rate(report: Recorder, rows: int, inner: int, columns: int) -> float:
         right = torch.randn(inner, columns, **options)
         inputs.append((left, right))
     if not report.quick:
-        inputs *= 4
+        inputs *= 4  # Enough work to measure; all inputs alternate.
     seconds = report.seconds(lambda: [left @ right for left, right in inputs])
     flops = 2.0 * rows * inner * columns
     return flops * len(inputs) / seconds
@@ -699,21 +699,23 @@ def settings(report: Recorder, run: str, changes: Mapping[str, Any]) -> list[str
         changes: Further settings.
     """
     task, *_ = run.split("-")
-    prepared_dir = report.folder / "prepared" / task
-    run_dir = report.folder / "runs" / run
-    values: dict[str, Any] = {"training.device": report.device.type}
-    values["prepared_dir"] = str(prepared_dir)
-    values["run_dir"] = str(run_dir)
-    values.update(changes)
+    values: dict[str, Any] = {
+        "training.device": report.device.type,
+        "prepared_dir": str(report.folder / "prepared" / task),
+        "run_dir": str(report.folder / "runs" / run),
+        **changes,
+    }
     if report.quick:
-        values["model.encoder_layers"] = 1
-        values["model.decoder_layers"] = 1
-        values["model.model_dim"] = 32
-        values["model.ff_dim"] = 32
-        values["decoding.max_length_factor"] = 0.2
-        values["decoding.max_length_offset"] = 4
-        values["data.train"] = [{"name": "demo", "demo": "test"}]
-        values["data.valid"] = {"source": f"{SAMPLE}.en", "target": f"{SAMPLE}.de"}
+        values |= {
+            "model.encoder_layers": 1,
+            "model.decoder_layers": 1,
+            "model.model_dim": 32,
+            "model.ff_dim": 32,
+            "decoding.max_length_factor": 0.2,
+            "decoding.max_length_offset": 4,
+            "data.train": [{"name": "demo", "demo": "test"}],
+            "data.valid": {"source": f"{SAMPLE}.en", "target": f"{SAMPLE}.de"},
+        }
     return [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
 
 
@@ -731,11 +733,12 @@ def resume(report: Recorder) -> None:
     if report.quick:
         stop_step = 4
     last_step = 2 * stop_step
-    changes = demo_settings(report)
-    changes["training.schedule.shape"] = "constant"
-    changes["training.compile"] = report.is_gpu  # `auto` would not compile for so few updates
-    changes["training.validate_every"] = 1000
-    changes["training.save_every"] = 1000
+    changes = demo_settings(report) | {
+        "training.schedule.shape": "constant",
+        "training.compile": report.is_gpu,  # `auto` would not compile for so few updates
+        "training.validate_every": 1000,
+        "training.save_every": 1000,
+    }
     nmt("prepare", DEMO, *settings(report, "demo", changes))
     # Of each run: the last step of each of its trainings, which follow each other.
     steps_of_runs = {"demo-whole": [last_step], "demo-resumed": [stop_step, last_step]}
@@ -837,10 +840,11 @@ def shapes(report: Recorder) -> None:
     num_updates = 250
     if report.quick:
         num_updates = 6
-    changes = demo_settings(report)
-    changes["training.max_steps"] = num_updates
-    changes["training.schedule.shape"] = "constant"
-    changes["training.compile"] = report.is_gpu
+    changes = demo_settings(report) | {
+        "training.max_steps": num_updates,
+        "training.schedule.shape": "constant",
+        "training.compile": report.is_gpu,
+    }
     flags = settings(report, "demo-shapes", changes)
     _, log = nmt("train", DEMO, *flags, env={"TORCH_LOGS": "recompiles"})
     # The log of torch has a message for each recompilation, which starts with these words.
@@ -1377,11 +1381,13 @@ class Training:
     def __init__(
         self, report: Recorder, run: str, compiles_in: Path, changes: Mapping[str, Any]
     ) -> None:
-        values = demo_settings(report)
-        values["training.compile"] = True
-        values["training.log_every"] = 1
-        values["training.schedule.shape"] = "constant"
-        values.update(changes)
+        values = {
+            **demo_settings(report),
+            "training.compile": True,
+            "training.log_every": 1,
+            "training.schedule.shape": "constant",
+            **changes,
+        }
         self.folder = report.folder / "runs" / run
         flags = settings(report, run, values)
         nmt("prepare", DEMO, *flags)
