@@ -165,7 +165,7 @@ def _score_batch(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
     # For each co-occurrence, the index of its source token and of its target token. (n,) and (n,).
     source_indices, target_indices = joint.token_indices
     # Count that each co-occurrence has added to the table: the probability of a link that the last
-    # iteration computed with the table before; 0 in pairs that the lexicon has not learned from.
+    # iteration computed from the previous table; 0 in pairs that the lexicon has not learned from.
     added_links = lexicon.posterior(joint, lexicon.previous_table)
     pair_indices = source.sentences[source_indices]
     added_links *= was_learned[pair_indices]
