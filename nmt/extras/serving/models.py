@@ -18,11 +18,12 @@ from nmt.checkpoint.model_folder import (
     load_folder_config,
     read_profiles,
 )
+from nmt.config.data import code_of_tag
 from nmt.config.loader import change_options
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.serving.bodies import Answer
 from nmt.files.json_file import Manifest
-from nmt.inference.direction import LanguageOptions, names_language
+from nmt.inference.direction import LanguageOptions
 from nmt.inference.engine import EngineLacksError, LoadedModel
 from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
@@ -128,7 +129,7 @@ class ServedModel:
         other = None if self.is_export else "torch"
         tags = sorted(translator.tokenizers.source.tags)
         if len(self.directions) > 1:
-            tags = [tag for tag in tags if not names_language(tag)]
+            tags = [tag for tag in tags if code_of_tag(tag) is None]
         card = None
         if (self.folder / CARD).is_file():
             card = (self.folder / CARD).read_text("utf-8", "replace")[:_MOST_CARD]
