@@ -77,9 +77,9 @@ class ConfigError(NmtError):
     @classmethod
     def joined(cls, errors: Sequence[NmtError]) -> ConfigError:
         """Combine several errors into one."""
-        *others, last = errors
-        problems = [*map(str, others), last.problem]
-        return cls("\n".join(problems), fix=last.fix)
+        *earlier_errors, last_error = errors
+        problems = [*map(str, earlier_errors), last_error.problem]
+        return cls("\n".join(problems), fix=last_error.fix)
 
 
 class DataError(NmtError):

@@ -295,7 +295,7 @@ def read_weights(files: ModelFiles) -> ModelBundle:
     with readable():
         files.manifest.verify(files.folder, (stored.MODEL,))
         adapter = stored.adapter_record(path)
-        if adapter:
+        if adapter:  # an extra merges the adapters into the base model
             model = load_attribute(_MERGED_MODEL)(files, adapter)
         else:
             model = _read_model(files, path)
@@ -511,6 +511,7 @@ def new_model_folder(folder: Path, source: Path | None, step: int) -> Iterator[P
                     if path.is_file():
                         shutil.copyfile(path, temporary / path.relative_to(source))
             yield temporary
+            # All files, also those that the caller has written.
             paths = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
             for path in paths:  # safetensors writes files that only their owner can read
                 shutil.copymode(temporary / CONFIG, path)

@@ -66,14 +66,14 @@ def machine(device: torch.device) -> dict[str, Any]:
     """Return properties of the machine and torch that bit-exact results depend on, as JSON data."""
     import torch  # noqa: PLC0415 - finding a model must not import torch
 
-    name = device.type
-    is_deterministic = torch.are_deterministic_algorithms_enabled() or name == "cpu"
-    if name == "cuda":
-        name = torch.cuda.get_device_name(device)
+    device_name = device.type
+    if device_name == "cuda":
+        device_name = torch.cuda.get_device_name(device)
+    is_deterministic = torch.are_deterministic_algorithms_enabled() or device.type == "cpu"
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "device": name,
+        "device": device_name,
         "deterministic": is_deterministic,
         "architecture": platform.machine(),
     }

@@ -34,6 +34,7 @@ _SMOOTH_CHARACTERS = 10  # added to both lengths of a ratio, because short lines
 _MOST_TRANSLATED = 1000
 _DIGITS = 6  # after the decimal point of the numbers in ``confidence.json``
 _FEWEST_LINES = 100  # fewer lines do not cover rare kinds of sentences
+# In the order that `features` returns; see the terms of `ConfidenceModel`.
 _FEATURES = ("log_prob", "probability", "length", "ratio")
 
 # Takes lines and a callback that receives the number of finished lines; returns translations.
@@ -92,11 +93,12 @@ def features(result: Result) -> tuple[float, float, float, float]:
     >>> [round(x, 2) for x in features(Result("ab", "abc", -1, log_prob=-2, num_tokens=4))]
     [-0.5, 0.61, 1.39, 0.08]
     """
-    mean = result.log_prob / result.num_tokens
-    length = math.log(result.num_tokens)
+    mean_log_prob = result.log_prob / result.num_tokens
+    log_length = math.log(result.num_tokens)
     output_size = len(result.text) + _SMOOTH_CHARACTERS
     source_size = len(result.source) + _SMOOTH_CHARACTERS
-    return mean, math.exp(mean), length, math.log(output_size / source_size)
+    log_ratio = math.log(output_size / source_size)
+    return mean_log_prob, math.exp(mean_log_prob), log_length, log_ratio
 
 
 def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> ConfidenceModel:

@@ -282,9 +282,8 @@ def _num_bytes(sizes: _Sizes, self_kv: Tensor) -> int:
     """Return the bytes of the caches of a step of these sizes; other inputs are small."""
     layers, _, _, groups, _, width = self_kv.shape
     num_positions = sizes.sentences * (sizes.source + sizes.beams * sizes.target)
-    num_values = num_positions * groups * width
-    # Each layer has keys and values.
-    return 2 * layers * num_values * self_kv.element_size()
+    # 2: each layer has keys and values.
+    return 2 * layers * num_positions * groups * width * self_kv.element_size()
 
 
 def _round_sentences_up(count: int) -> int:
@@ -301,6 +300,6 @@ def _round_sentences_up(count: int) -> int:
     return -(-count // step) * step  # the next multiple of the step
 
 
-def _power_of_two(count: int, least: int = 1) -> int:
-    """Round ``count`` up to a power of two, at least ``least`` (a power of two)."""
-    return max(least, 1 << (count - 1).bit_length())
+def _power_of_two(count: int, minimum: int = 1) -> int:
+    """Round ``count`` up to a power of two, at least ``minimum`` (a power of two)."""
+    return max(minimum, 1 << (count - 1).bit_length())

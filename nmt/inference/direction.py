@@ -109,8 +109,10 @@ class Languages:
         has_opus_tags = len(tokenizers.source.languages) > 1
         is_group = has_opus_tags and len(primary_code(targets[0])) > 2
         needs_tag = is_group and not (has_tag or source_tag_ids)
-        if target is None and (len(targets) > 1 or needs_tag):
+        has_choice = len(targets) > 1 or needs_tag
+        if target is None and has_choice:
             raise _missing_language("to", tagged_targets if is_group else targets)
+        # The source language must be known only if the model reads a tag for it.
         if source is None and self.tags == "both" and len(sources) > 1:
             raise _missing_language("from", sources)
         if not source:

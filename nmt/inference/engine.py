@@ -52,7 +52,7 @@ def parse_dtype(text: str) -> Dtype | None:
     >>> parse_dtype("bf16"), parse_dtype("int8"), parse_dtype("auto")
     ('bfloat16', 'int8', None)
     """
-    names: dict[str, Dtype | None] = {"auto": None}
+    names: dict[str, Dtype | None] = {"auto": None}  # Full name -> returned value.
     names.update((dtype, dtype) for dtype in get_args(Dtype))
     return chosen(names, str(full_dtype_name(text)), "dtype")
 
@@ -304,7 +304,8 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         # Size of the batch with this row, whose length all other rows are padded to. 1 for EOS.
         num_tokens = (len(batch) + 1) * (lengths[row] + 1)
-        if not batch or num_tokens > max_tokens or len(batch) == max_rows:
+        is_full = num_tokens > max_tokens or len(batch) == max_rows
+        if not batch or is_full:
             batch = []
             batches.append(batch)
         batch.append(row)

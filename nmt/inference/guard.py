@@ -308,7 +308,7 @@ def stands_past_end(source: str, translation: str, phrases: Iterable[str]) -> bo
 
 
 def _sentences(text: str) -> list[str]:
-    return [part for part in SENTENCE_BORDER.split(text) if part.strip()]
+    return [sentence for sentence in SENTENCE_BORDER.split(text) if sentence.strip()]
 
 
 @dataclass

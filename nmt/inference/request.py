@@ -183,25 +183,25 @@ class RequestError(DataError):
         return type(self), (self.problem, self.others)
 
 
-def parse_request(line: str, number: int) -> Request:
+def parse_request(line: str, line_number: int) -> Request:
     """Read a JSON object: ``{"source": ..., "prefix": ..., "required": [...], ...}``.
 
     A blank line is a request with blank text. Lone surrogates become U+FFFD.
 
     Args:
         line: One line of JSON.
-        number: Line number for error messages, from 1.
+        line_number: Line number for error messages, from 1.
 
     Raises:
         RequestError: The line is not a JSON object of this form.
     """
     # Copied to the output. An error copies the source, too; if the line is not an object, there is
     # only the line number to copy.
-    others: dict[str, Any] = {"line": number}
+    others: dict[str, Any] = {"line": line_number}
 
     def refused(problem: str) -> RequestError:
         """Return the error, with the value that ``others`` has at this moment."""
-        return RequestError(f"Line {number:,} {problem}.", others)
+        return RequestError(f"Line {line_number:,} {problem}.", others)
 
     if not line.strip():
         return Request("")

@@ -211,7 +211,7 @@ class TorchEngine(Engine):
                 log_probs_of_models.append(logits.float().log_softmax(dim=-1))
             log_probs = self._mixture.combine(log_probs_of_models)
             chunks.append(log_probs.gather(1, ids))
-        lengths = [len(ids) + 1 for ids in targets]  # 1 for EOS
+        lengths = [len(target_ids) + 1 for target_ids in targets]  # 1 for EOS
         joined = torch.cat(chunks).squeeze(1)
         return [values.tolist() for values in joined.cpu().split(lengths)]
 

@@ -128,8 +128,10 @@ class Translator:
         self.engine = engine
         self.tokenizers = tokenizers
         self.options = options
+        # The cache belongs to this object: a cache of the class would keep all models alive.
         self._choose_tags = lru_cache(_MOST_CHOICES)(self._tags_of)
-        with suppress(MissingLanguageError):  # each request may choose its own
+        # Check tag and languages now. If a language is missing, each request may choose its own.
+        with suppress(MissingLanguageError):
             _ = self.direction
 
     @property
@@ -210,9 +212,9 @@ class Translator:
                 `Request`.
         """
         results = []
-        for number, result in enumerate(self.try_translate(lines, first_line), first_line):
+        for line_number, result in enumerate(self.try_translate(lines, first_line), first_line):
             if isinstance(result, DataError):
-                raise DataError(f"Line {number:,}: {result.problem}", fix=result.fix)
+                raise DataError(f"Line {line_number:,}: {result.problem}", fix=result.fix)
             results.append(result)
         return results
 

@@ -38,8 +38,9 @@ def script_of(code: str) -> str | None:
         return None
     if language.script is not None:
         return language.script
-    # Without data about a language, `maximize` returns the values of English. A different script
-    # shows this: it changes the country only if there is no data.
+    # Without data about a language, `maximize` guesses the values of English. To detect this, it is
+    # called again with a script that the language does not have: a guessed country then changes,
+    # a country from data does not.
     likely = language.maximize()
     in_other_script = language.update_dict({"script": _OTHER_SCRIPT}).maximize()
     is_guess = likely.territory != in_other_script.territory
@@ -82,7 +83,7 @@ def letters_of(code: str) -> regex.Pattern[str] | None:
         return None
     try:
         return regex.compile(f"{script_class(script)}+")
-    except regex.error:
+    except regex.error:  # the package does not know the script
         return None
 
 

@@ -106,11 +106,11 @@ def split_text(text: str, language: str, *, into_sentences: bool = True) -> Spli
     SplitText(gaps=('', '  ', '\n\n', '\n'), sentences=('Mr. Gray ran.', 'He fell.', 'Why?'))
     """
     gaps = [""]  # The last one is the white space after the last sentence so far.
-    sentences: list[str] = []
+    sentences = []
     # The pattern has a group, so the list contains lines and the line breaks between them.
     for line in _LINE_BREAKS.split(text):
         parts = split_sentences(line, language) if into_sentences else [line]
-        for part in parts:
+        for part in parts:  # a sentence with white space around it, or white space
             sentence = part.strip()
             if not sentence:
                 gaps[-1] += part

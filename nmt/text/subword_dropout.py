@@ -144,7 +144,7 @@ class SubwordDropout:
         while (best := min(ranks)) < inf:
             if num_until_drop:
                 num_until_drop -= 1
-                place = ranks.index(best)
+                index = ranks.index(best)
             else:
                 # The best candidate is dropped, and maybe the next ones. The step applies the
                 # first candidate that is not dropped.
@@ -154,29 +154,29 @@ class SubwordDropout:
                 if num_dropped >= len(candidates):
                     break
                 candidates.sort(key=ranks.__getitem__)
-                place = candidates[num_dropped]
-            self._merge(symbols, ranks, place)
+                index = candidates[num_dropped]
+            self._merge(symbols, ranks, index)
         return symbols, num_until_drop
 
-    def _merge(self, symbols: list[int], ranks: list[float], place: int) -> None:
+    def _merge(self, symbols: list[int], ranks: list[float], index: int) -> None:
         """Merge the symbol at an index with the next symbol, in place.
 
         Args:
             symbols: Ids of the subwords of a word so far.
             ranks: Rank of the merge of each symbol with the next one; infinity if there is none.
-            place: Index of the symbol.
+            index: Index of the symbol.
         """
-        merged = self._merged[symbols[place], symbols[place + 1]]
-        symbols[place] = merged
-        del symbols[place + 1]
-        del ranks[place]
+        merged = self._merged[symbols[index], symbols[index + 1]]
+        symbols[index] = merged
+        del symbols[index + 1]
+        del ranks[index]
         # The new symbol has other merges with its neighbours.
-        if place:
-            pair = symbols[place - 1], merged
-            ranks[place - 1] = self._ranks.get(pair, inf)
-        if place + 1 < len(symbols):
-            pair = merged, symbols[place + 1]
-            ranks[place] = self._ranks.get(pair, inf)
+        if index:
+            pair = symbols[index - 1], merged
+            ranks[index - 1] = self._ranks.get(pair, inf)
+        if index + 1 < len(symbols):
+            pair = merged, symbols[index + 1]
+            ranks[index] = self._ranks.get(pair, inf)
 
 
 def _num_in_a_row(log_probability: float, generator: Random) -> int:

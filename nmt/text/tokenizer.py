@@ -166,9 +166,9 @@ class Tokenizer:
 
     def _readable(self, lines: Sequence[str]) -> list[str]:
         """Return each line as SentencePiece gets it."""
-        try:
+        try:  # all lines at once: surrogates are rare, and a check of every line would be slow
             "".join(lines).encode()
-        except UnicodeEncodeError:  # rare; checking every line would be slow
+        except UnicodeEncodeError:
             lines = list(map(without_surrogates, lines))
         if self.cleans:
             lines = list(map(clean_source, lines))
@@ -445,17 +445,17 @@ def _explained(message: str, config: TokenizerConfig, name: str, size: int) -> T
         key += f".{side}"
     too_large = re.search(r"value <= (\d+)", message)
     if too_large:
-        largest = int(too_large[1])
-        fix = f"Set {key} to {largest} or less."
-        if largest < config.min_vocab_size:
+        max_size = int(too_large[1])
+        fix = f"Set {key} to {max_size} or less."
+        if max_size < config.min_vocab_size:
             fix = "Set tokenizer.byte_fallback: false, or use more training text."
-        problem = f"The training text is too small for a {vocabulary}; the maximum is {largest:,}."
+        problem = f"The training text is too small for a {vocabulary}; the maximum is {max_size:,}."
         return VocabularySizeError(problem, fix=fix)
     too_small = re.search(r"smaller than required_chars.*vs (\d+)", message)
     if too_small:
-        least = int(too_small[1])
-        problem = f"A {vocabulary} is too small: the characters alone need {least:,}."
-        fix = f"Set {key} to {least} or more, or lower character_coverage."
+        min_size = int(too_small[1])
+        problem = f"A {vocabulary} is too small: the characters alone need {min_size:,}."
+        fix = f"Set {key} to {min_size} or more, or lower character_coverage."
         return VocabularySizeError(problem, fix=fix)
     problem = f"SentencePiece could not learn a vocabulary: {message.strip()}"
     if "sentences_.empty()" in message or "all_chars_count" in message:
