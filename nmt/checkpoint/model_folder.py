@@ -386,16 +386,16 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
             text = "%s contains a single model: `checkpoint` %s has no effect"
             logger.warning(text, folder, checkpoint)
         return folder
-    step = re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint)
-    # `problem` and `fix` are for the case that the chosen folder does not exist.
-    if step:
-        chosen = stored.checkpoint_dir(folder, int(step[1]))
+    step_match = re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint)
+    # `problem` and `fix` are for the case that `weights_dir` does not exist.
+    if step_match:
+        weights_dir = stored.checkpoint_dir(folder, int(step_match[1]))
         names = sorted(path.name for path in checkpoints.glob("step-*"))
         listed = ", ".join(names) or "no checkpoints"
-        problem = f"{folder} has no checkpoint {chosen.name}; it has {listed}."
+        problem = f"{folder} has no checkpoint {weights_dir.name}; it has {listed}."
         fix = "Set `checkpoint` to best, last or a listed step."
     elif checkpoint == stored.AVERAGE:
-        chosen = folder / stored.AVERAGE
+        weights_dir = folder / stored.AVERAGE
         problem = f"{folder} has no averaged weights."
         fix = "Run `nmt average`, or set training.average_last and train to the end."
     elif checkpoint in ("best", "last"):
@@ -403,9 +403,9 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
     else:
         fix = "Set `checkpoint` to best, last, step-N or average."
         raise ConfigError(f"`checkpoint` is {checkpoint[:_MAX_SHOWN]!r}.", fix=fix)
-    if not chosen.is_dir():
+    if not weights_dir.is_dir():
         raise CheckpointError(problem, fix=fix)
-    return chosen
+    return weights_dir
 
 
 def _best_or_last(folder: Path, checkpoint: str) -> Path:

@@ -31,9 +31,9 @@ from nmt.metrics.metric import MetricOptions, MetricScorer
 
 _RIDGE = 10.0  # for features with variance 1, summed over all lines
 _SMOOTH_CHARACTERS = 10  # added to both lengths of a ratio, because short lines vary more
-_MOST_TRANSLATED = 1000
+_MAX_TRANSLATED = 1000
 _DIGITS = 6  # after the decimal point of the numbers in ``confidence.json``
-_FEWEST_LINES = 100  # fewer lines do not cover rare kinds of sentences
+_MIN_LINES = 100  # fewer lines do not cover rare kinds of sentences
 # In the order that `features` returns; see the terms of `ConfidenceModel`.
 _FEATURES = ("log_prob", "probability", "length", "ratio")
 
@@ -158,9 +158,9 @@ def calibrate_confidence(
     """
     all_pairs = zip(sources, targets, strict=True)
     pairs = [(source, target) for source, target in all_pairs if source.text.strip()]
-    if len(pairs) < _FEWEST_LINES:
+    if len(pairs) < _MIN_LINES:
         return
-    num_lines = min(len(pairs), _MOST_TRANSLATED)
+    num_lines = min(len(pairs), _MAX_TRANSLATED)
     # Lines at equal distances, from the first to the last one.
     rows = np.linspace(0, len(pairs) - 1, num_lines, dtype=np.int64)
     lines, references = zip(*[pairs[row] for row in rows], strict=True)

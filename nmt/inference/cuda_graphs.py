@@ -31,11 +31,11 @@ from nmt.model.transformer import Transformer
 # Runs and records a function. Returns a function that repeats it in place, and its result tensor.
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 
-_MOST_ROWS = 4096  # with more rows the kernels take longer than their launches
-_MOST_GRAPHS = 64
+_MAX_ROWS = 4096  # with more rows the kernels take longer than their launches
+_MAX_GRAPHS = 64
 # The input tensors of all graphs together may have this many bytes, or this share of the free GPU
 # memory, whichever is more.
-_MOST_BYTES = 1 << 30
+_USUAL_MAX_BYTES = 1 << 30
 _MEMORY_SHARE = 0.25
 _MIN_POSITIONS = 16
 # Up to this number of sentences, sizes are powers of two. Above it, sizes are closer to each other,
@@ -220,14 +220,14 @@ class GraphedDecodeToken:
 
     @property
     def _max_bytes(self) -> int:
-        return max(_MOST_BYTES, self._memory_share)
+        return max(_USUAL_MAX_BYTES, self._memory_share)
 
     def with_room(self, state: DecoderState) -> DecoderState:
         """Return a state with space for one more position, in a graph if that is faster."""
         length = state.length + 1
         sizes = _Sizes.of(state, length)
         num_bytes = _num_bytes(sizes, state.self_kv)
-        is_small = sizes.rows <= _MOST_ROWS and num_bytes <= self._max_bytes
+        is_small = sizes.rows <= _MAX_ROWS and num_bytes <= self._max_bytes
         if self._can_record and is_small:
             table = self._model.target_embedding.position_table(length)
             with self._lock:
@@ -271,7 +271,7 @@ class GraphedDecodeToken:
                 return None
         self._steps[sizes] = step
         num_bytes = sum(_num_bytes(recorded, state.self_kv) for recorded in self._steps)
-        while len(self._steps) > _MOST_GRAPHS or num_bytes > self._max_bytes:
+        while len(self._steps) > _MAX_GRAPHS or num_bytes > self._max_bytes:
             oldest = next(iter(self._steps))
             num_bytes -= _num_bytes(oldest, state.self_kv)
             del self._steps[oldest], self._uses[oldest]

@@ -169,7 +169,7 @@ class Scorer:
         """
         engine = self._loaded.engine
         log_probs: list[list[float]] = [[] for _ in pairs]
-        # Source and target together. `batch_by_length` counts one EOS, this counts the other one.
+        # Source and target together. 1 is the EOS of one of them; `batch_by_length` adds the other.
         lengths = [len(source) + len(target) + 1 for source, target in pairs]
         # The budget counts source tokens: source and target together may have twice as many.
         max_tokens = 2 * engine.batch_tokens(self.options)

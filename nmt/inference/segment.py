@@ -127,6 +127,7 @@ def segment(
             if tag_in_text is not None:
                 tag_ids = (*tag_ids, tokenizer.tag_id(tag_in_text))
             ids_of_parts = [ids or []]  # one part, if it is not too long
+            # Without a limit, a line is never too long.
             longest = max_length or len(ids_of_parts[0]) + len(tag_ids)
             if ids is None or len(ids) + len(tag_ids) > longest:
                 ids_of_parts = _encode_parts(text, tokenizer, longest - len(tag_ids))

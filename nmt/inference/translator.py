@@ -54,7 +54,7 @@ from nmt.text.tokenizer import Tokenizers
 if TYPE_CHECKING:  # slow to import
     from nmt.inference.mbr import Mbr
 
-_MOST_CHOICES = 256  # Languages and tags of requests in a cache.
+_MAX_CHOICES = 256  # Languages and tags of requests in a cache.
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _NOT_LINES = "lines must be a list of str, one sentence each"
 
@@ -129,7 +129,7 @@ class Translator:
         self.tokenizers = tokenizers
         self.options = options
         # The cache belongs to this object: a cache of the class would keep all models alive.
-        self._choose_tags = lru_cache(_MOST_CHOICES)(self._tags_of)
+        self._choose_tags = lru_cache(_MAX_CHOICES)(self._tags_of)
         # Check tag and languages now. If a language is missing, each request may choose its own.
         with suppress(MissingLanguageError):
             _ = self.direction

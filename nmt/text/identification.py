@@ -21,7 +21,7 @@ from nmt.text.languages import foreign_share, letters_of
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-_MOST_CODES = 1024  # Codes in a cache.
+_MAX_CODES = 1024  # Codes in a cache.
 _LAST_TEXTS = 16  # Several filters read the same pair.
 _NO_LANGUAGE = "zxx"
 # Distances of CLDR, from 0 to 134, at which a sentence does not distinguish two languages: the
@@ -43,7 +43,7 @@ def identifier() -> LanguageIdentifier:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-@lru_cache(_MOST_CODES)
+@lru_cache(_MAX_CODES)
 def label_of(code: str) -> str | None:
     """Return py3langid's label of a language; None if py3langid does not support it.
 
@@ -54,7 +54,7 @@ def label_of(code: str) -> str | None:
     return labels[0] if labels else None
 
 
-@lru_cache(_MOST_CODES)
+@lru_cache(_MAX_CODES)
 def similar_labels(code: str) -> frozenset[str]:
     """Return the labels of a language, and of those that a sentence does not distinguish from it.
 
@@ -66,7 +66,7 @@ def similar_labels(code: str) -> frozenset[str]:
     return similar_codes(code, tuple(identifier().labels))
 
 
-@lru_cache(_MOST_CODES)
+@lru_cache(_MAX_CODES)
 def similar_codes(code: str, codes: tuple[str, ...]) -> frozenset[str]:
     """Return the codes of a language, and of those that a sentence does not distinguish from it.
 

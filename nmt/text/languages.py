@@ -11,7 +11,7 @@ import regex
 from nmt.config.language_codes import standard_language
 from nmt.installation import read_toml
 
-_MOST_CODES = 1024  # Codes in a cache.
+_MAX_CODES = 1024  # Codes in a cache.
 _OTHER_SCRIPT = "Grek"  # Its only country, Greece, is not the country of another language.
 _SCRIPTS = read_toml(__file__, "languages.toml")
 # Scripts that consist of others, such as Jpan: the parts by the code of the script.
@@ -75,7 +75,7 @@ def writes_spaces(code: str) -> bool:
     return script_of(code) not in UNSPACED
 
 
-@lru_cache(_MOST_CODES)
+@lru_cache(_MAX_CODES)
 def letters_of(code: str) -> regex.Pattern[str] | None:
     """Return a pattern for the letters of a language; None if its script is not known."""
     script = script_of(code)
