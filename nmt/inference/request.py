@@ -331,14 +331,15 @@ def join_alignments(segments: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
     (((0, 0), (2, 1)), ((0.5, 0.25, 0.0), (0.0, 0.0, 1.0)))
     """
     num_words = sum(segment.source_words for segment in segments)
-    links: list[tuple[int, int]] = []
-    rows: list[tuple[float, ...]] = []  # One for each target word of the segments so far.
+    links = list[tuple[int, int]]()
+    rows = list[tuple[float, ...]]()  # One for each target word of the segments so far.
     num_before = 0  # Source words of the segments so far.
     for segment in segments:
         num_rows = len(rows)
         links += [(num_before + source, num_rows + target) for source, target in segment.links]
+        num_after = num_words - num_before - segment.source_words
         zeros_before = (0.0,) * num_before
-        num_before += segment.source_words
-        zeros_after = (0.0,) * (num_words - num_before)
+        zeros_after = (0.0,) * num_after
         rows += [zeros_before + weights + zeros_after for weights in segment.weights]
+        num_before += segment.source_words
     return tuple(links), tuple(rows)
