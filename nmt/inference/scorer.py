@@ -196,7 +196,7 @@ class Scorer:
         """
         tokenizers = self._loaded.tokenizers
         tags = self._loaded.languages.choose(tokenizers, languages)
-        links: list[Links] = []
+        links = list[Links]()
         for source, target in self._encode_pairs(list(pairs), tags):
             if not (source and target):  # blank or too long
                 links.append(())
