@@ -249,7 +249,8 @@ def join_results(
         left = (0.0,) * num_before
         right = (0.0,) * (num_source_words - num_before - num_sources)
         attention += (left + row + right for row in rows)
-        links += ((num_before + i, len(target_words) + j) for i, j in sentence_links)
+        for source_index, target_index in sentence_links:
+            links.append((num_before + source_index, len(target_words) + target_index))
         source_words += sentence_source_words
         target_words += sentence_target_words
         values = result.as_dict()

@@ -203,7 +203,7 @@ class Service:
             for index, sentence in enumerate(split.sentences):
                 request = item.request(sentence, route.languages, is_first=index == 0)
                 requests.append(request)
-        with self._submitted(task, requests, client) as futures:
+        with self._submit(task, requests, client) as futures:
             remaining_futures = iter(futures)
             for item, split in split_items:
                 text_futures = islice(remaining_futures, len(split.sentences))
@@ -227,10 +227,12 @@ class Service:
                 yield answer
 
     @contextmanager
-    def _submitted(
+    def _submit(
         self, task: TranslationTask, requests: Sequence[Request], client: str
     ) -> Iterator[Sequence[asyncio.Future[Result]]]:
-        """Queue all sentences at once, and drop those that are not translated at the end.
+        """Queue all sentences at once, and yield the futures of their results.
+
+        At the end of the context, the sentences that are not translated yet are dropped.
 
         Sentences with and without constraints have separate batches.
         """
@@ -262,13 +264,14 @@ class Service:
             Request(sentence, source_language=source, target_language=target)
             for sentence in document.sentences
         ]
-        with self._submitted(task, requests, client) as futures:
+        with self._submit(task, requests, client) as futures:
             results = await asyncio.gather(*futures)
         translations = [(result.text, result.alignment) for result in results]
         joiner = joiner_for(route.target)
         text = await asyncio.to_thread(document.rebuild, translations, joiner)
-        alarms = sum(bool(result.alarms) for result in results)  # sentences with an alarm
-        return {"format": body.format, "text": text, "num_texts": len(results), "alarms": alarms}
+        num_alarms = sum(bool(result.alarms) for result in results)  # sentences with an alarm
+        num_texts = len(results)
+        return {"format": body.format, "text": text, "num_texts": num_texts, "alarms": num_alarms}
 
     async def score(
         self, route: Route, pairs: Sequence[tuple[str, str]], tag: str | None, client: str
