@@ -102,6 +102,7 @@ def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
             was = dict(enumerate(was[:num_common]))
             now = dict(enumerate(now[:num_common]))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
+        # All keys, in order. A missing key counts as None.
         for key in dict.fromkeys((*was, *now)):
             path_of_key = f"{path}.{key}" if path else str(key)
             changes += changed_settings(was.get(key), now.get(key), path_of_key)

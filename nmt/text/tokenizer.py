@@ -357,7 +357,7 @@ def train_sentencepiece(
     vocab_size = config.vocab_sizes[side]
     num_unused = config.unused[side]
     # Characters outside of the vocabulary become a border. Subwords do not cross the border, which
-    # is not part of the vocabulary either. Other kinds have no such option: drop the characters.
+    # is not part of the vocabulary either. For other kinds of models, the characters are removed.
     has_borders = characters is not None and config.kind in ("bpe", "unigram")
     border = _BORDER if has_borders else ""
     replacement = _Replacement(characters, border)
@@ -408,7 +408,7 @@ def _write(model: bytes, path: Path) -> None:
 class _Replacement(dict[int, str | int]):
     """A table for `str.translate`: code of a character -> its replacement.
 
-    Tabs and null characters become spaces, because the training format needs them.
+    Tabs and null characters become spaces: in the training format, a tab ends the text.
 
     Args:
         characters: Characters that stay; None for all characters.
