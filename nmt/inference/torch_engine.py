@@ -119,6 +119,7 @@ class TorchEngine(Engine):
             if self._shortlist is None or not options.shortlist:
                 stepper = self._stepper(options=options)
                 return search(stepper, source, options, constraints, end_loops=self._end_loops)
+            # The search uses positions in the shortlist as token ids: convert them there and back.
             vocabulary = self._shortlist.pick(source, constraints)
             if constraints is not None:
                 constraints = vocabulary.inside(constraints)
@@ -143,7 +144,8 @@ class TorchEngine(Engine):
                 with ThreadPoolExecutor(num_workers, "", torch.set_num_threads, (1,)) as pool:
                     yield from pool.map(search_task, tasks)
             finally:
-                # Threads that start later inherit the setting of a worker: reset it.
+                # Threads that start later would inherit the setting of a worker: set it to that of
+                # this thread again.
                 torch.set_num_threads(torch.get_num_threads())
 
     @override
