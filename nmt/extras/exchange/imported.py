@@ -140,6 +140,7 @@ def reading(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # zipfile, zlib, numpy and pickle have many exceptions for damage
+        # Errors of nmt have a problem, and errors of the system a message without the path.
         problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
         if isinstance(error, KeyError):
             problem = f"{error} is missing"
@@ -161,13 +162,14 @@ def read_settings(source: Path) -> dict[str, Any]:
         CheckpointError: A file is damaged, or nmt does not support the model.
     """
     settings = load_json(source / HF_CONFIG)
-    kind = str(settings.get("model_type"))
-    if kind == "nllb_moe":
+    model_type = str(settings.get("model_type"))
+    if model_type == "nllb_moe":
         raise refused("a mixture of experts (model_type: nllb_moe)")
-    supported = {"model_type": tuple(_SUPPORTED), **_SUPPORTED.get(kind, {})}
-    for name, values in supported.items():
+    # Name of a setting -> its supported values. The type itself is checked first.
+    supported = {"model_type": tuple(_SUPPORTED), **_SUPPORTED.get(model_type, {})}
+    for name, supported_values in supported.items():
         value = settings.get(name)
-        if value not in values:
+        if value not in supported_values:
             raise refused(f"{name}: {value}")
     encoder_heads = settings.get("encoder_attention_heads")
     decoder_heads = settings.get("decoder_attention_heads")
@@ -205,12 +207,17 @@ def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
 
 
 def tokens_by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
-    """Return the tokens of a vocabulary in the order of their ids, which must be 0, 1, 2 ..."""
+    """Return the tokens of a vocabulary in the order of their ids, which must be 0, 1, 2 ...
+
+    Args:
+        ids: Token -> id, a number or its text.
+        path: The file that contains them, for messages.
+    """
     with reading(path):
-        tokens = {int(index): token for token, index in ids.items()}
-        if sorted(tokens) != list(range(len(ids))):
+        token_by_id = {int(index): token for token, index in ids.items()}
+        if sorted(token_by_id) != list(range(len(ids))):
             raise ValueError("the ids are not 0, 1, 2 and so on")
-        return [tokens[index] for index in range(len(tokens))]
+        return [token_by_id[index] for index in range(len(token_by_id))]
 
 
 def config_of(

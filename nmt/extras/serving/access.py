@@ -63,7 +63,7 @@ def read_keys(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         fix = "Use a UTF-8 text file."
         raise ConfigError(f"{path} cannot be read: {error}.", fix=fix) from error
-    keys = {}
+    keys = {}  # hash of a key -> name of its client
     fix = f"Write NAME KEY, with a key of at least {_MIN_KEY_CHARACTERS} characters. "
     fix += "To create a key: openssl rand -hex 24"
     for line_number, line in enumerate(lines, 1):
@@ -107,6 +107,7 @@ class RateLimiter:
         if num_allowed >= 1:
             num_allowed -= 1
         else:
+            # Until the bucket has one whole request again.
             wait_seconds = (1 - num_allowed) * period_seconds / max_requests
         self._buckets[client] = (num_allowed, now)
         if len(self._buckets) > _MAX_CLIENTS:  # by now the oldest bucket is full again

@@ -76,8 +76,8 @@ async def _json_lines(answers: AsyncGenerator[Answer], seconds: float) -> AsyncI
 async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Response:
     """Score given translations: log probability, in total and per token."""
     pairs = [(pair.source, pair.target) for pair in body.pairs]
-    characters = sum(len(pair.source) + len(pair.target) for pair in body.pairs)
-    service.check_size(len(pairs), characters)
+    num_characters = sum(len(pair.source) + len(pair.target) for pair in body.pairs)
+    service.check_size(len(pairs), num_characters)
     route, _ = await service.choose(body, [pair.source for pair in body.pairs])
     scores = await service.score(route, pairs, body.tag, client)
     return JSONResponse({"model": route.model.name, "scores": scores})
@@ -86,7 +86,7 @@ async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Resp
 @router.post("/v1/documents")
 async def documents(body: bodies.DocumentBody, service: Served, client: Client) -> Response:
     """Translate a text, HTML or SubRip document, and keep its structure."""
-    service.check_size(0, len(body.text))
+    service.check_size(0, len(body.text))  # no limit of texts applies to a document
     route, route_fields = await service.choose(body, [body.text])
     return JSONResponse({**route_fields, **await service.document(body, route, client)})
 

@@ -174,7 +174,8 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.api_keys or self.no_auth or is_loopback(self.host)):
+        may_start = self.api_keys or self.no_auth or is_loopback(self.host)
+        if not may_start:
             problem = f"`host` {self.host} is open to other machines without a key."
             fix = "Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server."
             raise ConfigError(problem, fix=fix)

@@ -84,7 +84,8 @@ class Service:
         self.batcher = Batcher(threads, self.metrics.batches.observe)
         self.metrics.waiting.set_function(lambda: self.batcher.num_waiting)
         self.is_stopping = False
-        # If several models have the same languages, requests by language use the first model.
+        # Pair of languages -> the model that translates it, for requests by language. If several
+        # models have the same languages, it is the first one.
         self.pairs: dict[Direction, ServedModel] = {}
         for model in models.values():
             for pair in model.directions:
@@ -106,7 +107,10 @@ class Service:
                 raise RefusedError(413, problem, "Send several smaller requests.")
 
     def detect(self, text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
-        """Rank the languages of a text; see `nmt.extras.serving.models.detect`."""
+        """Rank the languages of a text; see `nmt.extras.serving.models.detect`.
+
+        The profiles are those of the first model that has profiles of all languages, if any.
+        """
         for model in self.models.values():
             if model.profiles.cover(codes):
                 return detect(text, codes, model.profiles)
