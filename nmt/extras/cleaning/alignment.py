@@ -145,7 +145,9 @@ def align_corpora(
                     corpus_lines = slice(num_before, part_end - start)
                     scores[name][corpus_lines] = diagnosis.scores
                     z_scores[name][corpus_lines] = diagnosis.z_scores
-                    ranges[name] += (span.moved(num_before) for span in diagnosis.ranges)
+                    ranges[name] += (
+                        misaligned.moved(num_before) for misaligned in diagnosis.ranges
+                    )
                     if name not in held_out:
                         new_offsets, is_usable = _next_sample(diagnosis, learned_offsets)
                         is_changed = new_offsets != learned_offsets
@@ -248,7 +250,7 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned_offsets: Offsets) -> _Diag
     is_unseen = _is_held_out(rows) & has_words
     if is_unseen.sum() < _FEWEST_UNSEEN:
         is_unseen = has_words
-    evidence = Evidence.of(learned.part(is_unseen), at_random)
+    evidence = Evidence.of(learned.select(is_unseen), at_random)
     if evidence.is_missing():
         if num_lines < _FEWEST_FOR_UNRELATED:
             return minimal
@@ -260,7 +262,7 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned_offsets: Offsets) -> _Diag
         find_ranges(scorer, evidence, rows, learned_offsets, unshifted_evidence, learned_evidence)
     )
     if num_lines < _FEWEST_FOR_UNRELATED:
-        ranges = [span for span in ranges if span.offset is not None]
+        ranges = [misaligned for misaligned in ranges if misaligned.offset is not None]
     if num_lines < FEWEST_SCORED or evidence.slope == 0:
         return minimal._replace(ranges=ranges)
     scores = learned.scores

@@ -268,7 +268,7 @@ class PairMeasures(NamedTuple):
         target_lengths = lines.target.lengths[targets]
         return cls.of(nats, source_lengths, target_lengths)
 
-    def part(self, mask: Mask) -> PairMeasures:
+    def select(self, mask: Mask) -> PairMeasures:
         """Return the measurements of the pairs that a mask selects."""
         scores, log_ratios, num_tokens = self
         return PairMeasures(scores[mask], log_ratios[mask], num_tokens[mask])

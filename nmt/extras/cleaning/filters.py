@@ -155,7 +155,7 @@ def _control(text: str) -> PairProblem | None:
         return None
     match = _CONTROL.search(text)
     if match is None and not _NEEDS_MARKS.search(text):
-        match = _MARKS.search(text)
+        match = _MARKS.search(text)  # Faults only in scripts without need for them.
     if match is None:
         return None
     return PairProblem("control", f"U+{ord(match[0]):04X}")
@@ -193,8 +193,9 @@ def _mojibake(text: str) -> PairProblem | None:
     if text.isascii() and "?" not in text:
         return None
     lost = _LOST.search(text)  # Characters that were replaced by U+FFFD or by "?".
-    is_sure = lost and lost[0] == "\ufffd"
-    if lost and (is_sure or "://" not in text):  # A web address can contain "?".
+    if lost and lost[0] != "\ufffd" and "://" in text:
+        lost = None  # A web address can contain "?".
+    if lost:
         return PairProblem("mojibake", lost[0])
     if not _BROKEN.search(text):
         return None

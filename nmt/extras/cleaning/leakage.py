@@ -177,13 +177,13 @@ class LeakageIndex:
         words = _hash_words(self._passages)
         self._lengths = words.lengths  # Words of each passage.
         hashes, passage_indices = _deletion_hashes(words)
-        # By the hash of a passage without some words: the index of the passage.
+        # By the hash of a passage without some words (or none): the index of the passage.
         self._deletions = _HashTable(hashes, passage_indices)
         runs = _runs(words)
         positions = runs.positions
         # Index the runs at the start, after a third and after two thirds of a passage. In a passage
         # of fewer than 12 words these would overlap, so index its first and its last run.
-        lengths = words.lengths[runs.passages]
+        lengths = words.lengths[runs.passage_indices]
         thirds = lengths // 3
         is_third = positions == thirds
         is_third |= positions == 2 * thirds
@@ -191,7 +191,7 @@ class LeakageIndex:
         is_short = lengths < 3 * _RUN
         is_seed = np.where(is_short, is_last, is_third)
         is_seed |= positions == 0
-        seeds = np.stack([runs.passages, positions], 1)
+        seeds = np.stack([runs.passage_indices, positions], 1)
         # By the hash of an indexed run: the index of its passage, and its position in the passage.
         self._seeds = _HashTable(runs.hashes[is_seed], seeds[is_seed])
 
@@ -208,14 +208,14 @@ class LeakageIndex:
         words = _hash_words(passages)
         for passage_index, held_out_index in self._candidates(words):
             passage = passages[passage_index]
-            held_out = self._passages[held_out_index]
-            line_pair = passage.line_index, held_out.line_index
-            are_whole = passage.is_whole and held_out.is_whole
+            sought = self._passages[held_out_index]
+            line_pair = passage.line_index, sought.line_index
+            are_whole = passage.is_whole and sought.is_whole
             spaced_line = " ".join(lines[passage.line_index].split())
-            is_same = spaced_line == self._spaced_lines[held_out.line_index]
+            is_same = spaced_line == self._spaced_lines[sought.line_index]
             if are_whole and is_same:
                 is_exact[line_pair] = True
-            elif line_pair not in is_exact and _holds(passage, held_out):
+            elif line_pair not in is_exact and _holds(passage, sought):
                 is_exact[line_pair] = False
         return [Leak(*line_pair, exact) for line_pair, exact in sorted(is_exact.items())]
 
@@ -228,18 +228,19 @@ class LeakageIndex:
         Returns:
             Pairs of a training passage and a held-out passage, sorted.
         """
-        hashes, passages = _deletion_hashes(words)
-        matched, held_out = self._deletions.find(hashes)
-        passages = passages[matched]
-        pairs = set(zip(passages.tolist(), held_out.tolist(), strict=True))
+        # The indices in these arrays belong together: of a training and of a held-out passage.
+        hashes, training_indices = _deletion_hashes(words)
+        matched, held_out_indices = self._deletions.find(hashes)
+        training_indices = training_indices[matched]
+        pairs = set(zip(training_indices.tolist(), held_out_indices.tolist(), strict=True))
         # Compare each run with all indexed runs ("seeds") that have the same words.
         runs = _runs(words)
         matched, seeds = self._seeds.find(runs.hashes)
-        passages = runs.passages[matched]
+        training_indices = runs.passage_indices[matched]
         positions = runs.positions[matched]
-        held_out, seed_positions = seeds.T
-        lengths = words.lengths[passages]
-        held_out_lengths = self._lengths[held_out]
+        held_out_indices, seed_positions = seeds.T
+        lengths = words.lengths[training_indices]
+        held_out_lengths = self._lengths[held_out_indices]
         # A near copy has at most two more or fewer words, in all and before the run.
         is_near = abs(positions - seed_positions) <= 2
         is_near &= abs(lengths - held_out_lengths) <= 2
@@ -248,9 +249,9 @@ class LeakageIndex:
         is_at_end = lengths - positions == held_out_lengths - seed_positions
         is_longer = lengths > held_out_lengths
         is_possible = is_near | (is_longer & (is_at_start | is_at_end))
-        passages = passages[is_possible]
-        held_out = held_out[is_possible]
-        pairs.update(zip(passages.tolist(), held_out.tolist(), strict=True))
+        training_indices = training_indices[is_possible]
+        held_out_indices = held_out_indices[is_possible]
+        pairs.update(zip(training_indices.tolist(), held_out_indices.tolist(), strict=True))
         return sorted(pairs)
 
 
@@ -328,24 +329,29 @@ def _index_of(lines: tuple[str, ...]) -> LeakageIndex:
     return LeakageIndex(lines)
 
 
-def _holds(passage: _Passage, held_out: _Passage) -> bool:
-    """Whether a training text is a near copy of a held-out text, or starts or ends with one."""
+def _holds(passage: _Passage, sought: _Passage) -> bool:
+    """Whether a training text is a near copy of a held-out text, or starts or ends with it.
+
+    Args:
+        passage: The training text.
+        sought: The held-out text.
+    """
     words = passage.words
-    sought = held_out.words
-    num_sought = len(sought)
-    if words == sought:
+    sought_words = sought.words
+    num_sought = len(sought_words)
+    if words == sought_words:
         return True
     # A short sentence inside of a line may be there by chance, so it must be equal.
     is_long = num_sought >= _MIN_UNMARKED
-    are_whole = passage.is_whole and held_out.is_whole
-    if (is_long or are_whole) and are_near(words, sought):
+    are_whole = passage.is_whole and sought.is_whole
+    if (is_long or are_whole) and are_near(words, sought_words):
         return True
     # With one or two additional words, `are_near` has compared the texts already.
     if not is_long or len(words) < num_sought + 3:
         return False
     start = words[:num_sought]
     end = words[-num_sought:]
-    return sought in (start, end)
+    return sought_words in (start, end)
 
 
 def _hash_words(passages: Sequence[_Passage]) -> FlatIds:
@@ -377,14 +383,14 @@ def _deletion_hashes(words: FlatIds) -> tuple[Hashes, Ints]:
     hashes = [np.zeros(0, np.uint64)]
     passage_indices = [np.zeros(0, np.int64)]
     for length in np.unique(words.lengths).tolist():
-        passages = np.flatnonzero(words.lengths == length)
-        starts = words.offsets[passages]
+        indices = np.flatnonzero(words.lengths == length)  # Of the passages of this length.
+        starts = words.offsets[indices]
         word_indices = starts[:, None] + np.arange(length)  # (passages, length)
         # Multiply (passages, length) by (length, choices of omitted words).
         choice_hashes = word_hashes[word_indices] @ _weights(length)
         _, num_choices = choice_hashes.shape
         hashes.append(choice_hashes.ravel())
-        passage_indices.append(np.repeat(passages, num_choices))
+        passage_indices.append(np.repeat(indices, num_choices))
     return np.concatenate(hashes), np.concatenate(passage_indices)
 
 
@@ -414,7 +420,7 @@ class _Runs(NamedTuple):
     """The runs of four words in long passages. (runs,)."""
 
     hashes: Hashes
-    passages: Ints  # Index of the passage of each run.
+    passage_indices: Ints
     positions: Ints  # Number of words of the passage before the run.
 
 
@@ -425,9 +431,9 @@ def _runs(words: FlatIds) -> _Runs:
         words: Hashes of the words of each passage.
     """
     # Of each word: its passage, its position there, and the length of the passage.
-    passages = words.sentences
-    positions = np.arange(len(passages)) - words.offsets[passages]
-    lengths = words.lengths[passages]
+    passage_indices = words.sentences
+    positions = np.arange(len(passage_indices)) - words.offsets[passage_indices]
+    lengths = words.lengths[passage_indices]
     # A run starts at each word that has enough words after it.
     is_start = positions + _RUN <= lengths
     is_start &= lengths >= _MIN_RUNS_FROM
@@ -435,7 +441,7 @@ def _runs(words: FlatIds) -> _Runs:
     word_indices = starts[:, None] + np.arange(_RUN)  # (runs, 4)
     run_words = words.ids[word_indices]
     hashes = run_words @ _powers(_RUN)
-    return _Runs(hashes, passages[is_start], positions[is_start])
+    return _Runs(hashes, passage_indices[is_start], positions[is_start])
 
 
 def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Iterator[Leak]:

@@ -73,15 +73,15 @@ def joined(ranges: Iterable[Range], max_between: int = 0) -> list[Range]:
     The ranges must be in the order of their lines.
     """
     merged = list[Range]()
-    for part in ranges:
-        start = part.start
-        if merged and merged[-1].offset == part.offset:
+    for line_range in ranges:
+        start = line_range.start
+        if merged and merged[-1].offset == line_range.offset:
             previous = merged[-1]
             num_between = start - previous.end - 1
             if num_between <= max_between:
                 start = previous.start
                 merged.pop()
-        merged.append(Range(start, part.end, part.offset))
+        merged.append(Range(start, line_range.end, line_range.offset))
     return merged
 
 
@@ -245,16 +245,17 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> list[Range]:
         # A range counts lines from 1 and includes its last line.
         ranges.append(Range(start + first + 1, start + end, offset))
     long_ranges = []
-    for part in joined(ranges):
+    for line_range in joined(ranges):
         fewest = _FEWEST_LINES
-        if part.offset is None:
+        if line_range.offset is None:
             fewest = _FEWEST_UNRELATED
-        num_lines = part.end - part.start + 1
+        num_lines = line_range.end - line_range.start + 1
         if num_lines >= fewest:
-            long_ranges.append(part)
+            long_ranges.append(line_range)
     # Aligned ranges (offset 0) are dropped last, because they keep the shifted ranges before and
     # after them from being merged.
-    return [part for part in joined(long_ranges, _FEWEST_UNRELATED) if part.offset != 0]
+    merged = joined(long_ranges, _FEWEST_UNRELATED)
+    return [line_range for line_range in merged if line_range.offset != 0]
 
 
 def first_offsets(lines: Lines, first_row: int, end_row: int) -> Rows:
