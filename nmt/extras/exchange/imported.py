@@ -189,13 +189,13 @@ def weight_files(place: object, names: Sequence[str]) -> list[str]:
         CheckpointError: There are no weights, or only weights in formats of other libraries.
     """
     for pattern in _WEIGHTS:
-        weights = [name for name in names if re.fullmatch(pattern, name)]
-        if weights:
-            return weights
+        weight_names = [name for name in names if re.fullmatch(pattern, name)]
+        if weight_names:
+            return weight_names
     problem = f"{place} has neither model.safetensors nor pytorch_model.bin"
-    unsupported = sorted(name for name in names if _OTHER_WEIGHTS.fullmatch(name))
-    if unsupported:
-        problem += f", only {', '.join(unsupported)}"
+    unsupported_names = sorted(name for name in names if _OTHER_WEIGHTS.fullmatch(name))
+    if unsupported_names:
+        problem += f", only {', '.join(unsupported_names)}"
     fix = "Download model.safetensors or pytorch_model.bin into the folder."
     raise CheckpointError(f"{problem}.", fix=fix)
 
@@ -271,6 +271,7 @@ def weights_of(
             # Hugging Face counts layers from 0 (index), Marian from 1 (number).
             prefix = layout["layer"].format(side=side, index=index, number=index + 1)
             for our_part, part_names in layout["parts"].items():
+                # Only the decoder has cross-attention.
                 if side == "decoder" or not our_part.startswith("cross"):
                     names = [prefix + name for name in part_names.split()]
                     original_names[f"{side}.{index}.{our_part}"] = names

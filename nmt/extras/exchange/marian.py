@@ -155,19 +155,23 @@ def _weights_of_marian(
     """Return the weights by our names, from Marian's arrays by their names."""
 
     def read_array(name: str) -> FloatArray:
-        """Read an array for `weights_of`: ``{}`` in the name is the place of Marian's word for it.
+        """Read an array for `weights_of`.
 
         Marian stores vectors as matrices with one row, and linear layers as (inputs, outputs).
+
+        Args:
+            name: A name of layers.toml, such as ``encoder_l1_self_{}q``, and .weight or .bias.
+                Marian's word for weight or bias replaces the braces.
         """
         pattern, _, kind = name.rpartition(".")
         is_weight = kind == "weight"
         if "_ln_" in pattern:  # a norm
-            name = pattern.format("scale" if is_weight else "bias")
+            array_name = pattern.format("scale" if is_weight else "bias")
             if config.norm_position == "pre" and "_top_" not in pattern:
-                name += "_pre"
-            return np.asarray(arrays[name], np.float32).reshape(-1)
-        name = pattern.format("W" if is_weight else "b")
-        array = np.asarray(arrays[name], np.float32)
+                array_name += "_pre"  # except for the norm after the last layer
+            return np.asarray(arrays[array_name], np.float32).reshape(-1)
+        array_name = pattern.format("W" if is_weight else "b")
+        array = np.asarray(arrays[array_name], np.float32)
         return array.T if is_weight else array.reshape(-1)
 
     names = ["encoder_Wemb", "decoder_Wemb"]
