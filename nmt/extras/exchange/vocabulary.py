@@ -324,8 +324,7 @@ def grown(model: Any, tags: Sequence[str], pieces: Mapping[str, float]) -> Any:
         lowest = min(normal_scores, default=0.0)
         highest = max(normal_scores, default=0.0)
         scores = [min(max(score, lowest), highest) for score in pieces.values()]
-    tag_type = _Piece.USER_DEFINED
-    new_tags = [_Piece(piece=tag, score=0.0, type=tag_type) for tag in tags]
+    new_tags = [_Piece(piece=tag, score=0.0, type=_Piece.USER_DEFINED) for tag in tags]
     scored_pieces = zip(pieces, scores, strict=True)
     new_pieces = [_Piece(piece=text, score=score) for text, score in scored_pieces]
     end = tags_end(model)
@@ -493,8 +492,7 @@ def _trim(
         if tokenizers[0].is_imported and is_bpe(model):
             tokenizers.append(tokenizer_of(model, shows_unused=True))
     # Without text, all entries stay. One more entry at the end is that of the ids -1 between lines.
-    num_pieces = len(first_model.pieces)
-    is_used = np.full(num_pieces + 1, not options.keep_vocabulary)
+    is_used = np.full(len(first_model.pieces) + 1, not options.keep_vocabulary)
     for index, _, lines in _blocks(texts, "counting subwords"):
         for tokenizer in usage_tokenizers[index]:
             is_used[_encode_block(tokenizer, lines)] = True
