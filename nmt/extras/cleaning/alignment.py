@@ -127,6 +127,7 @@ def align_corpora(
             to_learn[start:end] = True
     ranges: dict[str, list[Range]] = {}
     lexicon: Lexicon | None = None
+    # Workers in other processes read the table of the lexicon from a file.
     table_folder = folder if workers.see_files else None
     with progress_bar("comparing words", leave=False):
         for _ in range(_MAX_ITERATIONS):

@@ -91,6 +91,7 @@ class PairScorer:
         source = _Bags.of(lines.source.ids(sources))
         target = _Bags.of(lines.target.ids(targets))
         _, num_targets = lexicon.sizes
+        # `cells_of` takes source id * number of target words + target id.
         first_keys = source.words.astype(np.int64) * num_targets
         keys = first_keys[:, None] + target.words
         assert lexicon.table is not None

@@ -418,6 +418,7 @@ def swapped(
     if profiles.cover((source, target)):
         find = partial(_swapped, profiles.likeliest, {source}, {target})
         return TextFilter(find)
+    # A label that fits both languages does not distinguish them.
     source_labels = similar_labels(source) - similar_labels(target)
     target_labels = similar_labels(target) - similar_labels(source)
     note = ""

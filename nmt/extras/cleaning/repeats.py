@@ -173,27 +173,27 @@ class RepeatFinder:
         # For each reason, a value of each row: 0 if the row is not repeated, else 1 for exact and
         # normalized duplicates, the similarity for near duplicates, and the number of sources for
         # boilerplate.
-        columns = {}
+        values = {}
         for reason in _REASONS:
             if reason in actions:
                 path = self._folder / f"{reason}.bin"
-                columns[reason] = Column(path, np.float32, self.count)
-        for reason, key in {"duplicate": _PAIR, "normalized_duplicate": _NORMALIZED}.items():
-            if reason in columns:
-                for rows, _ in self._repeated(key):
+                values[reason] = Column(path, np.float32, self.count)
+        for reason, column in {"duplicate": _PAIR, "normalized_duplicate": _NORMALIZED}.items():
+            if reason in values:
+                for rows, _ in self._repeated(column):
                     ones = np.ones_like(rows)
-                    columns[reason].raise_to(rows, ones)
-        if "near_duplicate" in columns:
+                    values[reason].raise_to(rows, ones)
+        if "near_duplicate" in values:
             limit = filters.near_duplicate.bound
             for band in range(_NUM_KEYS, ROW_WORDS):
                 for rows, first_rows in self._repeated(band):
                     near_rows, similarities = self._similar(rows, first_rows, limit)
-                    columns["near_duplicate"].raise_to(near_rows, similarities)
-        if "boilerplate" in columns:
+                    values["near_duplicate"].raise_to(near_rows, similarities)
+        if "boilerplate" in values:
             limit = filters.boilerplate.bound
             for rows, num_sources in self._boilerplate(limit):
-                columns["boilerplate"].raise_to(rows, num_sources)
-        return Repeats(columns, filters)
+                values["boilerplate"].raise_to(rows, num_sources)
+        return Repeats(values, filters)
 
     def _blocks(self, column: int) -> Iterator[tuple[int, Hashes]]:
         """Yield the hashes of a column in blocks, each after the row of its first hash."""
@@ -278,7 +278,7 @@ class RepeatFinder:
 class Repeats:
     """The repetitions that `RepeatFinder` has found."""
 
-    columns: Mapping[str, Column]  # By reason: a value of each row, 0 if it is not repeated.
+    values: Mapping[str, Column]  # By reason: a value of each row, 0 if it is not repeated.
     filters: FilterConfig
 
     def between(self, start: int, end: int) -> dict[int, list[PairProblem]]:
@@ -288,11 +288,11 @@ class Repeats:
         """
         problems = defaultdict[int, list[PairProblem]](list)
         is_duplicate = np.zeros(max(end - start, 0), np.bool_)
-        for reason, column in self.columns.items():
+        for reason, all_values in self.values.items():
             limit = self.filters.rule(reason).limit
-            values = column[start:end]
+            values = all_values[start:end]
             if reason != "boilerplate":
-                # There are fewer values than places if the last row is before `end`.
+                # There are fewer than `end - start` values if the last row is before `end`.
                 values[is_duplicate[: len(values)]] = 0
                 is_duplicate[: len(values)] |= values > 0
             for index in np.flatnonzero(values).tolist():
