@@ -39,7 +39,14 @@ class ConfigError(NmtError):
 
     @classmethod
     def unknown(cls, kind: str, name: str, names: Iterable[str], *, near: bool = True) -> Self:
-        """Return the error for an unknown name; the fix has all names, first a similar one."""
+        """Return the error for an unknown name; the fix has all names.
+
+        Args:
+            kind: Word for what the name means, for example ``metric``.
+            name: The unknown name.
+            names: All names.
+            near: Whether the fix begins with the most similar name.
+        """
         names = list(names)
         fix = "No names are defined."
         if names:
@@ -56,9 +63,13 @@ class ConfigError(NmtError):
 
     @classmethod
     def of_import(cls, error: Exception, setting: str, package: str) -> ConfigError:
-        """Return the error for ``package``, named in ``setting``, that cannot be imported."""
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and missing.rpartition(".")[2] == package:
+        """Return the error for ``package``, named in ``setting``, that cannot be imported.
+
+        If the package itself is missing, the fix is to install it; else to repair it.
+        """
+        missing_module = error.name if isinstance(error, ModuleNotFoundError) else None
+        # The package may be a module of another one, such as ``torch.utils.tensorboard``.
+        if missing_module is not None and missing_module.rpartition(".")[2] == package:
             return cls.needs(setting, package, extra=package)
         problem = f"{package} cannot be imported: {type(error).__name__}: {error}"
         return cls(problem, fix=f"Repair the package, or remove it from {setting}.")
@@ -66,9 +77,9 @@ class ConfigError(NmtError):
     @classmethod
     def joined(cls, errors: Sequence[NmtError]) -> ConfigError:
         """Combine several errors into one."""
-        *others, last = errors
-        problems = [*map(str, others), last.problem]
-        return cls("\n".join(problems), fix=last.fix)
+        *earlier_errors, last_error = errors
+        problems = [*map(str, earlier_errors), last_error.problem]
+        return cls("\n".join(problems), fix=last_error.fix)
 
 
 class DataError(NmtError):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+# Steps of `round_up`: of the number of tokens, and of the number of sentences and their length.
 _TOKEN_STEP = 32
 _CELL_STEP = 4
 
@@ -33,17 +34,18 @@ class Packed:
     cu_seqlens: Tensor
     max_length: int  # Length S of the longest sentence in tokens, or a larger number.
     num_filler: int = 0  # Tokens at the end that only round sizes up: see `round_up`.
+    # Results of `derived` by function and arguments.
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Packed:
         """Pack lists of token ids. No list may be empty."""
         lengths = [len(row) for row in rows]
-        ends = list(accumulate(lengths, initial=0))
+        bounds = list(accumulate(lengths, initial=0))  # see `cu_seqlens`
         ids = list(chain.from_iterable(rows))
         packed = cls(
             torch.tensor(ids, dtype=torch.int64),
-            torch.tensor(ends, dtype=torch.int32),
+            torch.tensor(bounds, dtype=torch.int32),
             max(lengths, default=0),
         )
         return packed.to(torch.device(device))
@@ -51,8 +53,8 @@ class Packed:
     def rows(self) -> list[list[int]]:
         """Return the token ids of each sentence."""
         ids = self.ids.tolist()
-        ends = self.cu_seqlens.tolist()
-        return [ids[first:last] for first, last in pairwise(ends)]
+        bounds = self.cu_seqlens.tolist()
+        return [ids[start:end] for start, end in pairwise(bounds)]
 
     def __len__(self) -> int:
         """Number of sentences B."""
@@ -107,13 +109,14 @@ class Packed:
         return self.derived(Packed._cells)
 
     def _sentences(self) -> Tensor:
-        order = torch.arange(len(self), device=self.ids.device)
+        sentences = torch.arange(len(self), device=self.ids.device)
         # `output_size` avoids waiting for the GPU to compute the sum of the lengths.
-        return order.repeat_interleave(self.lengths, output_size=self.num_tokens)
+        return sentences.repeat_interleave(self.lengths, output_size=self.num_tokens)
 
     def _positions(self) -> Tensor:
-        order = torch.arange(self.num_tokens, device=self.ids.device)
-        return order - self.cu_seqlens.index_select(0, self.sentences)
+        tokens = torch.arange(self.num_tokens, device=self.ids.device)
+        starts = self.cu_seqlens.index_select(0, self.sentences)
+        return tokens - starts
 
     def _cells(self) -> Tensor:
         return self.sentences * self.max_length + self.positions
@@ -134,41 +137,52 @@ class Packed:
     def prepend(self, token: int) -> Packed:
         """Return the sentences with ``token`` added in front of each."""
         device = self.ids.device
-        places = torch.arange(self.num_tokens, device=device) + self.sentences + 1
+        # Before each token there is one added token for its sentence, and one for each earlier one.
+        new_indices = torch.arange(self.num_tokens, device=device) + self.sentences + 1
         ids = self.ids.new_full((self.num_tokens + len(self),), token)
-        ids.index_copy_(0, places, self.ids)
+        ids.index_copy_(0, new_indices, self.ids)
+        # Tokens added before the start of each sentence, and before the end of the last one.
         num_added = torch.arange(len(self) + 1, device=device, dtype=torch.int32)
         return Packed(ids, self.cu_seqlens + num_added, self.max_length + 1)
 
     def part(self, start: int, stop: int) -> Packed:
         """Return the sentences ``start`` (included) to ``stop`` (excluded)."""
-        ends = self.cu_seqlens[start : stop + 1]
-        first = int(ends[0])
-        last = int(ends[-1])
-        longest = int(ends.diff().max())
-        return Packed(self.ids[first:last], ends - first, longest)
+        bounds = self.cu_seqlens[start : stop + 1]
+        first_token = int(bounds[0])
+        end_token = int(bounds[-1])
+        max_length = int(bounds.diff().max())
+        return Packed(self.ids[first_token:end_token], bounds - first_token, max_length)
 
     def to(self, device: torch.device) -> Packed:
         """Return a copy on ``device`` without waiting for the transfer. ``self`` is unchanged."""
         if self.ids.device.type == device.type:
             return self
         ids = move(self.ids, device)
-        ends = move(self.cu_seqlens, device)
-        return Packed(ids, ends, self.max_length, self.num_filler)
+        cu_seqlens = move(self.cu_seqlens, device)
+        return Packed(ids, cu_seqlens, self.max_length, self.num_filler)
 
-    def _filled(self, rows: int, longest: int) -> Packed | None:
-        """Add ``rows`` filler sentences of about equal length; None if they would be too long."""
-        width = min(rounded(self.max_length, _CELL_STEP), longest)
-        width = max(width, self.max_length)
-        tokens = rounded(self.num_tokens + rows, _TOKEN_STEP) - self.num_tokens
-        if tokens > rows * width:
+    def _filled(self, num_added: int, longest: int) -> Packed | None:
+        """Add filler sentences of about equal length; see `round_up`.
+
+        Args:
+            num_added: Number of filler sentences.
+            longest: Upper limit of the rounded length, in tokens.
+
+        Returns:
+            None if the filler sentences would be longer than the rounded length.
+        """
+        max_length = min(rounded(self.max_length, _CELL_STEP), longest)
+        max_length = max(max_length, self.max_length)
+        # At least one token in each filler sentence.
+        num_filler = rounded(self.num_tokens + num_added, _TOKEN_STEP) - self.num_tokens
+        if num_filler > num_added * max_length:
             return None
-        filler = self.ids[:1].expand(tokens)
+        filler = self.ids[:1].expand(num_filler)  # any id will do: repeat the first one
         ids = torch.cat((self.ids, filler))
-        ends = self.num_tokens + torch.arange(1, rows + 1) * tokens // max(rows, 1)
-        ends = ends.to(self.cu_seqlens.dtype)
-        ends = torch.cat((self.cu_seqlens, ends))
-        return Packed(ids, ends, width, tokens)
+        # Filler sentence i of n ends after i / n of the filler.
+        ends = self.num_tokens + torch.arange(1, num_added + 1) * num_filler // max(num_added, 1)
+        cu_seqlens = torch.cat((self.cu_seqlens, ends.to(self.cu_seqlens.dtype)))
+        return Packed(ids, cu_seqlens, max_length, num_filler)
 
 
 def round_up(source: Packed, target: Packed, longest: int) -> tuple[Packed, Packed]:
@@ -187,13 +201,13 @@ def round_up(source: Packed, target: Packed, longest: int) -> tuple[Packed, Pack
         Source and target with the same number of filler sentences.
     """
     # A compiled layer or a recorded GPU graph only serves one size.
-    rows = rounded(len(source), _CELL_STEP) - len(source)
+    num_added = rounded(len(source), _CELL_STEP) - len(source)
     while True:
-        filled_source = source._filled(rows, longest)
-        filled_target = target._filled(rows, longest)
+        filled_source = source._filled(num_added, longest)
+        filled_target = target._filled(num_added, longest)
         if filled_source is not None and filled_target is not None:
             return filled_source, filled_target
-        rows += _CELL_STEP
+        num_added += _CELL_STEP  # more sentences, so that the filler fits into them
 
 
 def rounded(size: int, step: int) -> int:
@@ -205,7 +219,7 @@ def rounded(size: int, step: int) -> int:
     (64, 3008, 12, 8)
     """
     step = max(step, 1 << max(size.bit_length() - 6, 0))
-    return -(-size // step) * step
+    return -(-size // step) * step  # the next multiple of the step
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:

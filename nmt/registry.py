@@ -18,7 +18,7 @@ T = TypeVar("T")
 _EXTRAS = "nmt.extras."
 # Kind -> name -> ``module:attribute``.
 _BUILT_IN: dict[str, dict[str, str]] = read_toml(__file__, "registry.toml")
-_BY_KIND: dict[str, Registry[Any]] = {}
+_BY_KIND: dict[str, Registry[Any]] = {}  # The registry of each kind, if it has been created.
 
 
 class Registry(Generic[T]):
@@ -32,8 +32,8 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, *, suggest: bool = True) -> None:
         self.kind = kind
         self._suggest = suggest
-        self._homes = built_in(kind)
-        self._entries: dict[str, T] = {}  # Imported or registered.
+        self._homes = built_in(kind)  # Name -> ``module:attribute``.
+        self._entries: dict[str, T] = {}  # Entries that were imported or registered, by name.
         _BY_KIND[kind] = self
 
     def register(self, name: str, entry: T) -> None:

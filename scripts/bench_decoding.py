@@ -49,7 +49,14 @@ Decoder = Callable[[Packed, DecodingConfig], list[list[Hypothesis]]]
 
 
 def forbid(scores: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
-    """Set the scores of forbidden tokens to -inf, in place, by the rules that are always on."""
+    """Set the scores of forbidden tokens to -inf, in place, by the rules that are always on.
+
+    Args:
+        scores: Log probabilities of the next token. (B, K, V).
+        length: Tokens of the output, with the next token.
+        shortest: Minimum output length of each sentence, with EOS. (B,).
+        longest: Maximum output length of each sentence, with EOS. (B,).
+    """
     scores[..., [PAD_ID, UNK_ID, BOS_ID]] = -torch.inf
     delay_end(scores, shortest > length)
     end_at_limit(scores, longest <= length)
@@ -75,12 +82,13 @@ class Measured:
 
 def prefix_log_probs(model: Transformer, memory: Tensor, source: Packed, prefix: Tensor) -> Tensor:
     """Return log probabilities (R, V) of the next token; decodes the whole ``prefix`` (R, T)."""
-    rows, width = prefix.shape
-    num_tokens = rows * width
-    ends = torch.arange(0, num_tokens + 1, width, dtype=torch.int32)
-    target = Packed(prefix.flatten(), ends, width)
+    num_rows, length = prefix.shape
+    num_tokens = num_rows * length
+    # Start of each row among the packed tokens, and the end of the last row.
+    offsets = torch.arange(0, num_tokens + 1, length, dtype=torch.int32)
+    target = Packed(prefix.flatten(), offsets, length)
     hidden = model.decode(target, memory, source)
-    states = hidden.view(rows, width, -1)  # (R, T, D)
+    states = hidden.view(num_rows, length, -1)  # (R, T, D)
     logits = model.logits(states[:, -1])
     return logits.log_softmax(-1)
 
@@ -92,24 +100,26 @@ def plain_greedy(model: Transformer) -> Decoder:
         shortest, longest = length_limits(source.lengths, config)
         penalty = length_penalty(config)
         memory = model.encode(source)
-        prefix = torch.full((len(source), 1), BOS_ID)
-        totals = torch.zeros(len(source))
-        results: list[list[Hypothesis]] = [[] for _ in range(len(source))]
+        num_rows = len(source)
+        prefix = torch.full((num_rows, 1), BOS_ID)  # BOS and the output so far. (R, T).
+        totals = torch.zeros(num_rows)  # Log probability of each output.
+        results: list[list[Hypothesis]] = [[] for _ in range(num_rows)]  # Empty until EOS.
         while not all(results):
-            scores = prefix_log_probs(model, memory, source, prefix).unsqueeze(1)
-            forbid(scores, prefix.shape[1], shortest, longest)
-            best, ids = scores[:, 0].max(-1)
-            totals = totals + best
+            # `forbid` expects a dimension of beams. (R, 1, V).
+            log_probs = prefix_log_probs(model, memory, source, prefix).unsqueeze(1)
+            forbid(log_probs, prefix.shape[1], shortest, longest)
+            best_log_probs, ids = log_probs[:, 0].max(-1)
+            totals = totals + best_log_probs
             is_end = ids == EOS_ID
-            ended = is_end.nonzero().flatten()
-            for row in ended.tolist():
+            ended_rows = is_end.nonzero().flatten()
+            for row in ended_rows.tolist():
                 if not results[row]:
                     total = float(totals[row])
-                    output = tuple(prefix[row, 1:].tolist())
-                    score = total / penalty(len(output) + 1)
+                    output = tuple(prefix[row, 1:].tolist())  # Without BOS.
+                    score = total / penalty(len(output) + 1)  # EOS counts, too.
                     results[row] = [Hypothesis(output, total, score)]
-            tokens = ids.unsqueeze(1)
-            prefix = torch.cat((prefix, tokens), dim=1)
+            next_ids = ids.unsqueeze(1)
+            prefix = torch.cat((prefix, next_ids), dim=1)
         return results
 
     return decode
@@ -119,60 +129,66 @@ def plain_beam(model: Transformer) -> Decoder:
     """Return beam search without a cache."""
 
     def decode(source: Packed, config: DecodingConfig) -> list[list[Hypothesis]]:
-        count = len(source)
-        beams = config.beam_size
+        num_sentences = len(source)
+        num_beams = config.beam_size
         shortest, longest = length_limits(source.lengths, config)
         penalty = length_penalty(config)
+        # The decoder reads each sentence `num_beams` times: B sentences become R rows.
         copies = []
-        for row_ids in source.rows():
-            copies += [row_ids] * beams
+        for sentence_ids in source.rows():
+            copies += [sentence_ids] * num_beams
         packed = Packed.from_rows(copies)
-        padded = source.pad(model.encode(source))
-        repeated = padded.repeat_interleave(beams, dim=0)
+        padded = source.pad(model.encode(source))  # (B, S, D)
+        repeated = padded.repeat_interleave(num_beams, dim=0)  # (R, S, D)
         memory = repeated[packed.mask()]
-        prefix = torch.full((count, beams, 1), BOS_ID)
-        totals = torch.full((count, beams), -torch.inf)
+        # BOS and the output so far of each beam. (B, K, T).
+        prefix = torch.full((num_sentences, num_beams, 1), BOS_ID)
+        # Log probability of each beam, best first. At the start, all beams are equal, so only the
+        # first one counts. (B, K).
+        totals = torch.full((num_sentences, num_beams), -torch.inf)
         totals[:, 0] = 0.0
-        pools: list[list[Hypothesis]] = [[] for _ in range(count)]
-        done = [False] * count
-        while not all(done):
+        pools: list[list[Hypothesis]] = [[] for _ in range(num_sentences)]  # Finished outputs.
+        is_done = [False] * num_sentences
+        while not all(is_done):
             length = prefix.shape[2]
-            rows = prefix.flatten(0, 1)
-            scores = prefix_log_probs(model, memory, packed, rows)
-            scores = scores.view(count, beams, -1)
-            forbid(scores, length, shortest, longest)
-            vocab_size = scores.shape[-1]
-            continued = totals.unsqueeze(-1) + scores
-            continued = continued.flatten(1)
-            best, flat = continued.topk(2 * beams, dim=-1)
-            parents = flat // vocab_size
-            ids = flat % vocab_size
+            rows = prefix.flatten(0, 1)  # (R, T)
+            log_probs = prefix_log_probs(model, memory, packed, rows)
+            log_probs = log_probs.view(num_sentences, num_beams, -1)  # (B, K, V)
+            forbid(log_probs, length, shortest, longest)
+            vocab_size = log_probs.shape[-1]
+            next_totals = totals.unsqueeze(-1) + log_probs
+            next_totals = next_totals.flatten(1)  # (B, K * V)
+            # A beam has one continuation with EOS, so of 2K at least K continue.
+            best_totals, indices = next_totals.topk(2 * num_beams, dim=-1)  # (B, 2K)
+            parents = indices // vocab_size
+            ids = indices % vocab_size
             is_end = ids == EOS_ID
-            ended = is_end[:, :beams].nonzero()
-            for row, rank in ended.tolist():
-                total = float(best[row, rank])
-                if not done[row] and total > -torch.inf:
-                    parent = parents[row, rank]
-                    output = tuple(prefix[row, parent, 1:].tolist())
+            ended = is_end[:, :num_beams].nonzero()
+            for sentence, rank in ended.tolist():
+                total = float(best_totals[sentence, rank])
+                if not is_done[sentence] and total > -torch.inf:
+                    parent = parents[sentence, rank]
+                    output = tuple(prefix[sentence, parent, 1:].tolist())  # Without BOS.
                     hypothesis = Hypothesis(output, total, total / penalty(length))
-                    pools[row].append(hypothesis)
-            open_ended = best.masked_fill(is_end, -torch.inf)
-            totals, order = open_ended.topk(beams, dim=-1)
+                    pools[sentence].append(hypothesis)
+            continued = best_totals.masked_fill(is_end, -torch.inf)
+            totals, order = continued.topk(num_beams, dim=-1)  # (B, K)
             parents = parents.gather(1, order)
             ids = ids.gather(1, order)
-            parents = parents.unsqueeze(-1)
-            indices = parents.expand(-1, -1, length)
-            prefix = prefix.gather(1, indices)
-            tokens = ids.unsqueeze(-1)
-            prefix = torch.cat((prefix, tokens), dim=-1)
-            for row, pool in enumerate(pools):
-                live = float(totals[row, 0])
-                reachable = live / penalty(int(longest[row]))
-                scores_of_pool = [hypothesis.score for hypothesis in pool]
-                top = max(scores_of_pool, default=-torch.inf)
-                is_best = live == -torch.inf or top >= reachable
-                if len(pool) >= beams or is_best:
-                    done[row] = True
+            # Each new beam starts with the prefix of its parent.
+            prefix_indices = parents.unsqueeze(-1).expand(-1, -1, length)
+            prefix = prefix.gather(1, prefix_indices)
+            next_ids = ids.unsqueeze(-1)
+            prefix = torch.cat((prefix, next_ids), dim=-1)  # (B, K, T + 1)
+            for sentence, pool in enumerate(pools):
+                best_total = float(totals[sentence, 0])
+                # No continuation gets a better score: log probabilities only fall.
+                reachable = best_total / penalty(int(longest[sentence]))
+                pool_scores = [hypothesis.score for hypothesis in pool]
+                top_score = max(pool_scores, default=-torch.inf)
+                is_final = best_total == -torch.inf or top_score >= reachable
+                if len(pool) >= num_beams or is_final:
+                    is_done[sentence] = True
         for pool in pools:
             pool.sort(key=lambda hypothesis: -hypothesis.score)
         return [pool[:1] for pool in pools]
@@ -213,8 +229,9 @@ def load(
     model = build_model(tiny, RANDOM_VOCABULARY, RANDOM_VOCABULARY)
 
     def id_of(word: str) -> int:
-        number = zlib.crc32(word.encode())
-        return 4 + number % (RANDOM_VOCABULARY - 4)
+        """Return an id by a hash of the word; ids 0 to 3 are special symbols."""
+        word_hash = zlib.crc32(word.encode())
+        return 4 + word_hash % (RANDOM_VOCABULARY - 4)
 
     rows = []
     for line in lines:
@@ -234,16 +251,16 @@ class Loop:
 
     decode: Decoder
     rows: Rows
+    """Source ids of each sentence, with EOS."""
     batches: Rows
-    """Row numbers."""
+    """Of each batch: the indices of its rows."""
     measured: Measured = field(default_factory=Measured)
 
 
 @torch.inference_mode()
 def measure(loop: Loop, config: DecodingConfig) -> None:
     """Translate all rows once, and record outputs and seconds."""
-    outputs: list[tuple[int, ...]]
-    outputs = [()] * len(loop.rows)
+    outputs: list[tuple[int, ...]] = [()] * len(loop.rows)
     start = perf_counter()
     for batch in loop.batches:
         source = Packed.from_rows([loop.rows[row] for row in batch])
@@ -265,44 +282,45 @@ def compare(
     if config.beam_size == 1:
         search_name = "greedy"
         plain = plain_greedy(model)
-    ours = our_search(model)
-    few = rows[: options.slow_sentences]
+    nmt_search = our_search(model)
+    first_rows = rows[: options.slow_sentences]  # The simple search is slow.
+    num_first = len(first_rows)
 
-    def by_length(some: Rows) -> list[list[int]]:
-        order = sorted(range(len(some)), key=lambda row: len(some[row]))
+    def by_length(some_rows: Rows) -> list[list[int]]:
+        order = sorted(range(len(some_rows)), key=lambda row: len(some_rows[row]))
         return in_batches(order, options.batch_size)
 
-    in_order = in_batches(range(len(few)), options.batch_size)
-    plain_loop = Loop(plain, few, in_order)
-    nmt_loop = Loop(ours, few, by_length(few))
+    in_order = in_batches(range(num_first), options.batch_size)
+    plain_loop = Loop(plain, first_rows, in_order)
+    nmt_loop = Loop(nmt_search, first_rows, by_length(first_rows))
     loops = {"plain": plain_loop, "nmt": nmt_loop}
-    if len(rows) > len(few):
-        loops["nmt, all"] = Loop(ours, rows, by_length(rows))
-    first = few[:8]
-    all_at_once = [list(range(len(first)))]
-    warm_up = Loop(ours, first, all_at_once)
+    if len(rows) > num_first:
+        loops["nmt, all"] = Loop(nmt_search, rows, by_length(rows))
+    warm_up_rows = first_rows[:8]
+    all_at_once = [list(range(len(warm_up_rows)))]
+    warm_up = Loop(nmt_search, warm_up_rows, all_at_once)
     measure(warm_up, config)  # not counted, because the first search is slower
     for _ in range(options.rounds):
         for loop in loops.values():
             measure(loop, config)
-    baseline, _ = plain_loop.measured.rates(len(few))
+    baseline, _ = plain_loop.measured.rates(num_first)
     table = []
     for name, loop in loops.items():
-        count = len(loop.rows)
+        num_rows = len(loop.rows)
         measured = loop.measured
-        sentences, most_sentences = measured.rates(count)
-        tokens, most_tokens = measured.rates(measured.num_tokens)
+        sentence_rate, best_sentence_rate = measured.rates(num_rows)
+        token_rate, best_token_rate = measured.rates(measured.num_tokens)
         ratio = ""
-        if count == len(few):
-            ratio = f"{sentences / baseline:.2f}"
+        if num_rows == num_first:  # only rates on the same sentences are comparable
+            ratio = f"{sentence_rate / baseline:.2f}"
+        sentence_rates = f"{sentence_rate:.1f} ({best_sentence_rate:.1f})"
+        token_rates = f"{token_rate:.0f} ({best_token_rate:.0f})"
         table.append(
-            f"| {search_name} | {name} | {count} | {sentences:.1f} ({most_sentences:.1f}) "
-            f"| {tokens:.0f} ({most_tokens:.0f}) | {ratio} |"
+            f"| {search_name} | {name} | {num_rows} | {sentence_rates} | {token_rates} | {ratio} |"
         )
-    outputs = nmt_loop.measured.outputs
-    pairs = zip(plain_loop.measured.outputs, outputs, strict=True)
-    equal = sum(first == second for first, second in pairs)
-    return [*table, f"{search_name}: {equal} of {len(few)} outputs are equal"]
+    output_pairs = zip(plain_loop.measured.outputs, nmt_loop.measured.outputs, strict=True)
+    num_equal = sum(plain_ids == nmt_ids for plain_ids, nmt_ids in output_pairs)
+    return [*table, f"{search_name}: {num_equal} of {num_first} outputs are equal"]
 
 
 def main() -> None:

@@ -126,17 +126,17 @@ Results = Sequence[tuple[Contender, Measured]]
 def work_of(bundle: ModelBundle, chosen: argparse.Namespace, cell: Cell) -> Work:
     """Return the first sentences, sorted by length unless the batch size is 1."""
     is_stream = cell.batch_size == 1
-    count = chosen.sentences
+    num_sentences = chosen.sentences
     if is_stream:
-        count = chosen.single_sentences
+        num_sentences = chosen.single_sentences
     sources, references = chosen.text
-    rows = bundle.tokenizers.source.encode_batch(sources[:count])
-    order = list(range(len(rows)))
+    source_ids = bundle.tokenizers.source.encode_batch(sources[:num_sentences])
+    order = list(range(len(source_ids)))
     if not is_stream:
-        order.sort(key=lambda row: len(rows[row]))
-    ordered = [rows[row] for row in order]
-    of_order = [references[row] for row in order]
-    return Work(bundle, ordered, of_order, cell.batch_size)
+        order.sort(key=lambda index: len(source_ids[index]))
+    ordered_ids = [source_ids[index] for index in order]
+    ordered_references = [references[index] for index in order]
+    return Work(bundle, ordered_ids, ordered_references, cell.batch_size)
 
 
 def measure(contenders: Sequence[Contender], work: Work, cell: Cell, rounds: int) -> Results:
@@ -144,7 +144,7 @@ def measure(contenders: Sequence[Contender], work: Work, cell: Cell, rounds: int
     options = work.bundle.config.decoding.plain(cell.beam_size)
     options = options.model_copy(update={"shortlist": False})  # some contenders set it to true
     results = [(contender, Measured()) for contender in contenders]
-    for contender in contenders:
+    for contender in contenders:  # a warm-up
         contender.run(work.batches[:4], options)
     for _ in range(rounds):
         for contender, measured in results:
@@ -159,50 +159,59 @@ def best_rates(results: Results) -> Mapping[Family, float]:
     """Return the best median rate of each family of engines."""
     best: dict[Family, float] = {}
     for contender, measured in results:
-        before = best.get(contender.family, 0.0)
-        best[contender.family] = max(before, measured.rate)
+        best_so_far = best.get(contender.family, 0.0)
+        best[contender.family] = max(best_so_far, measured.rate)
     return best
 
 
 def table(cell: Cell, work: Work, results: Results) -> list[str]:
     """Return the rows of the table for a cell."""
     best = best_rates(results)
-    _, first = results[0]
-    expected = first.outputs
+    _, first_measured = results[0]  # nmt in float32
+    expected_outputs = first_measured.outputs
     lines = []
     for contender, measured in results:
-        pairs = zip(measured.outputs, expected, strict=True)
-        same = sum(output == wanted for output, wanted in pairs)
+        pairs = zip(measured.outputs, expected_outputs, strict=True)
+        num_same = sum(output == expected for output, expected in pairs)
         milliseconds = ""
         if contender.is_stream:
             milliseconds = f"{1000 / measured.rate:.1f}"
-        cells = [*cell.names, f"{contender.family} {contender.kind}"]
-        cells.append(str(contender.threads))
-        cells.append(f"{measured.rate:.1f} ({measured.best_rate:.1f})")
-        cells.append(milliseconds)
-        cells.append(f"{measured.rate / best['CTranslate2']:.2f}")
-        cells.append(f"{work.bleu(measured.outputs):.2f}")
-        cells.append(f"{same} of {len(expected)}")
-        lines.append(row_of(*cells))
+        line = row_of(
+            *cell.names,
+            f"{contender.family} {contender.kind}",
+            str(contender.threads),
+            f"{measured.rate:.1f} ({measured.best_rate:.1f})",
+            milliseconds,
+            f"{measured.rate / best['CTranslate2']:.2f}",
+            f"{work.bleu(measured.outputs):.2f}",
+            f"{num_same} of {len(expected_outputs)}",
+        )
+        lines.append(line)
     return lines
 
 
 def summary(name: str, cell: Cell, results: Results) -> str:
-    """Return the row of the summary table for a cell: the best rate of each family."""
+    """Return the row of the summary table for a cell: the best rate of each family.
+
+    Args:
+        name: Name of the model.
+        cell: The cell.
+        results: The results of the cell.
+    """
     best = best_rates(results)
-    ours = best["nmt"]
-    cells = [name, *cell.names, f"{ours:.1f}"]
-    cells.append(f"{best['CTranslate2']:.1f}")
-    cells.append(f"{ours / best['CTranslate2']:.2f}")
-    listed = best.get("CTranslate2 with the list")
+    nmt_rate = best["nmt"]
+    columns = [name, *cell.names, f"{nmt_rate:.1f}"]
+    columns.append(f"{best['CTranslate2']:.1f}")
+    columns.append(f"{nmt_rate / best['CTranslate2']:.2f}")
+    list_rate = best.get("CTranslate2 with the list")  # None if there is no shortlist
     with_list = ""
-    if listed:
-        with_list = f"{listed:.1f} ({ours / listed:.2f})"
-    theirs = best.get("Hugging Face")
+    if list_rate:
+        with_list = f"{list_rate:.1f} ({nmt_rate / list_rate:.2f})"
+    hugging_face_rate = best.get("Hugging Face")  # None without --hugging-face
     hugging_face = ""
-    if theirs:
-        hugging_face = f"{theirs:.1f} ({ours / theirs:.1f})"
-    return row_of(*cells, with_list, hugging_face)
+    if hugging_face_rate:
+        hugging_face = f"{hugging_face_rate:.1f} ({nmt_rate / hugging_face_rate:.1f})"
+    return row_of(*columns, with_list, hugging_face)
 
 
 def row_of(*cells: str) -> str:
@@ -222,28 +231,34 @@ def shape(config: ModelConfig) -> str:
 
 
 def compare(model: Path, place: Path, chosen: argparse.Namespace) -> list[str]:
-    """Measure and print all cells of a model; return the rows of the summary."""
+    """Measure and print all cells of a model; return the rows of the summary.
+
+    Args:
+        model: Folder of the model.
+        place: Folder for the exports.
+        chosen: The options.
+    """
     bundle = load_model(model)
     name = shape(bundle.config.model)
     print(f"\n{chosen.model}: {name}\n", flush=True)
-    lines = []
+    summary_rows = []
     with ExitStack() as stack:
         contenders = list(our_contenders(model, chosen.threads))
         contenders += ctranslate2_contenders(model, place, chosen.threads)
         if chosen.hugging_face:
-            theirs = hugging_face_contenders(chosen.hugging_face, bundle, place, chosen.threads)
-            contenders += stack.enter_context(theirs)
+            started = hugging_face_contenders(chosen.hugging_face, bundle, place, chosen.threads)
+            contenders += stack.enter_context(started)
         print_header(COLUMNS)
-        for size in (chosen.batch_size, 1):
-            is_stream = size == 1
-            able = [each for each in contenders if each.is_stream == is_stream]
+        for batch_size in (chosen.batch_size, 1):
+            is_stream = batch_size == 1
+            suitable = [contender for contender in contenders if contender.is_stream == is_stream]
             for beam_size in chosen.beam_sizes:
-                cell = Cell(beam_size, size)
+                cell = Cell(beam_size, batch_size)
                 work = work_of(bundle, chosen, cell)
-                results = measure(able, work, cell, chosen.rounds)
+                results = measure(suitable, work, cell, chosen.rounds)
                 print(*table(cell, work, results), sep="\n", flush=True)
-                lines.append(summary(name, cell, results))
-    return lines
+                summary_rows.append(summary(name, cell, results))
+    return summary_rows
 
 
 def main() -> None:
@@ -267,13 +282,13 @@ def main() -> None:
     )
     with TemporaryDirectory() as folder:
         place = Path(folder)
-        lines = compare(chosen.model, place / "small", chosen)
+        summary_rows = compare(chosen.model, place / "small", chosen)
         if chosen.base:
             write_widened(chosen.model, place / "base")
-            lines += compare(place / "base", place / "exports", chosen)
+            summary_rows += compare(place / "base", place / "exports", chosen)
     print("\nBest rates in sentences/s. In brackets: how many times faster nmt is.\n")
     print_header(SUMMARY_COLUMNS)
-    print("\n".join(lines))
+    print("\n".join(summary_rows))
 
 
 if __name__ == "__main__":

@@ -79,22 +79,24 @@ def renamed(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for name, value in weights.items():
         if name == "source_vectors":
             continue
-        side, *inner, kind = name.split(".")
+        # encoder_norm.KIND, or encoder.LAYER.MODULE.KIND, where KIND is weight or bias.
+        stack, *inner, kind = name.split(".")
         if not inner:
-            yield f"model.{side.removesuffix('_norm')}.layer_norm.{kind}", value
+            yield f"model.{stack.removesuffix('_norm')}.layer_norm.{kind}", value
             continue
-        layer, *part = inner
-        names = _SPLIT[".".join(part)]
-        parts = value.chunk(len(names))
-        for there, rows in zip(names, parts, strict=True):
-            yield f"model.{side}.layers.{layer}.{there}.{kind}", rows
+        layer, *module = inner
+        new_names = _SPLIT[".".join(module)]
+        parts = value.chunk(len(new_names))
+        for new_name, part in zip(new_names, parts, strict=True):
+            yield f"model.{stack}.layers.{layer}.{new_name}.{kind}", part
 
 
 def load(folder: Path) -> Any:
     """Load the model in ``folder``, in float32."""
     shape = json.loads((folder / "shape.json").read_text(encoding="utf-8"))
     weights = load_file(folder / "weights.safetensors")
-    tables = {side: weights.pop(f"{side}_positions") for side in ("encoder", "decoder")}
+    # The vector of each position, by the stack of layers that reads it. (P, D).
+    tables = {stack: weights.pop(f"{stack}_positions") for stack in ("encoder", "decoder")}
     config = transformers.M2M100Config(
         vocab_size=len(weights["source_vectors"]),
         d_model=shape["model_dim"],
@@ -114,11 +116,11 @@ def load(folder: Path) -> Any:
     )
     model = transformers.M2M100ForConditionalGeneration(config).eval()
     model.load_state_dict(dict(renamed(weights)))
-    for side, table in tables.items():
+    for stack, table in tables.items():
         # M2M100 numbers positions from PAD_ID + 1, so rows up to PAD_ID are unused.
         padding = torch.zeros(PAD_ID + 1, table.shape[1])
-        stack = getattr(model.model, side)
-        stack.embed_positions.weights = torch.cat((padding, table))
+        layers = getattr(model.model, stack)
+        layers.embed_positions.weights = torch.cat((padding, table))
     return model
 
 
@@ -128,29 +130,30 @@ def translate(model: Any, request: Request) -> Answer:
     torch.set_num_threads(request["threads"])
     outputs: list[list[int]] = []
     start = perf_counter()
-    for batch, longest in zip(request["batches"], request["longest"], strict=True):
-        width = max(map(len, batch)) + 1
+    for batch, max_length in zip(request["batches"], request["longest"], strict=True):
+        width = max(map(len, batch)) + 1  # With EOS.
         source = torch.full((len(batch), width), PAD_ID)
         for row, ids in enumerate(batch):
-            with_end = torch.tensor([*ids, EOS_ID])
-            source[row, : len(with_end)] = with_end
-        found = model.generate(
+            ids_with_end = torch.tensor([*ids, EOS_ID])
+            source[row, : len(ids_with_end)] = ids_with_end
+        generated = model.generate(
             input_ids=source,
             attention_mask=(source != PAD_ID).long(),
             num_beams=request["beam_size"],
             do_sample=False,
-            max_new_tokens=longest,
+            max_new_tokens=max_length,
             length_penalty=request["length_penalty"],
             early_stopping=request["beam_size"] > 1,  # stop as nmt does
         )
-        outputs += [_until_end(ids[1:]) for ids in found.tolist()]
+        outputs += [_until_end(ids[1:]) for ids in generated.tolist()]  # ids[0] is BOS.
     return {"seconds": perf_counter() - start, "outputs": outputs}
 
 
 def _until_end(ids: list[int]) -> list[int]:
+    """Return the ids before EOS; without EOS, all ids except padding."""
     if EOS_ID in ids:
         return ids[: ids.index(EOS_ID)]
-    return [index for index in ids if index != PAD_ID]
+    return [token_id for token_id in ids if token_id != PAD_ID]
 
 
 def main() -> None:

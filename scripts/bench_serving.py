@@ -48,23 +48,25 @@ def translate(
     model: Path, lines: Sequence[str], flags: Sequence[str]
 ) -> tuple[list[str], float, float]:
     """Run `nmt translate`; return its translations, wall-clock seconds and CPU seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # The CPU time of all ended child processes.
+    usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = perf_counter()
     command = [str(NMT), "translate", str(model), "-q", *flags]
     text = "".join(f"{line}\n" for line in lines)
-    done = subprocess.run(command, input=text, text=True, stdout=subprocess.PIPE, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    wall = perf_counter() - begin
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    *translations, _ = done.stdout.split("\n")
-    return translations, wall, cpu
+    completed = subprocess.run(command, input=text, text=True, stdout=subprocess.PIPE, check=True)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall_seconds = perf_counter() - begin
+    user_seconds = usage.ru_utime - usage_before.ru_utime
+    system_seconds = usage.ru_stime - usage_before.ru_stime
+    *translations, _ = completed.stdout.split("\n")  # The last line ends with a line feed.
+    return translations, wall_seconds, user_seconds + system_seconds
 
 
 @contextmanager
 def serving(command: Sequence[object]) -> Iterator[tuple[int, int]]:
     """Run a server that prints its address and ``ready``; yield its port and process id."""
-    words = list(map(str, command))
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    arguments = list(map(str, command))
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     port = 0
     for line in process.stderr:
@@ -73,6 +75,7 @@ def serving(command: Sequence[object]) -> Iterator[tuple[int, int]]:
             port = int(address[1])
         if line.rstrip().endswith("ready"):
             break
+    # Read further messages; the server would wait if the pipe was full.
     reader = threading.Thread(target=process.stderr.read, daemon=True)
     reader.start()
     try:
@@ -90,12 +93,14 @@ def memory_mib(process: int) -> float:
 
 def cpu_seconds(process: int) -> float:
     """Return the CPU seconds that a process has used."""
-    text = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
-    _, _, numbers = text.rpartition(")")
-    fields = numbers.split()
-    user = int(fields[11])
-    system = int(fields[12])
-    return (user + system) / _TICKS
+    status = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
+    # The second field is the name in brackets, which may contain spaces. Fields 14 and 15 are the
+    # times in user and in system mode.
+    _, _, text_after_name = status.rpartition(")")
+    fields = text_after_name.split()
+    user_ticks = int(fields[11])
+    system_ticks = int(fields[12])
+    return (user_ticks + system_ticks) / _TICKS
 
 
 @dataclass
@@ -103,35 +108,39 @@ class Load:
     """Result of a load test."""
 
     seconds: float = 0.0
-    texts: int = 0
+    num_texts: int = 0
     latencies: list[float] = field(default_factory=list)
-    errors: int = 0
-    others: int = 0
+    """Seconds of each request."""
+    num_errors: int = 0
+    num_different: int = 0
     """Texts whose translation differs from that of `nmt translate`."""
     client_cpu: float = 0.0
+    """CPU seconds of the clients."""
     server_cpu: float = 0.0
+    """CPU seconds of the server."""
     memory: list[float] = field(default_factory=list)
+    """Resident memory of the server in MiB, measured at equal intervals."""
 
     def report(self, name: str, cores: int) -> None:
         """Print the result as one line."""
-        own = self.seconds - self.client_cpu / cores
         p50, p95 = percentiles(self.latencies)
-        size = -(-len(self.memory) // 4)
-        starts = range(0, len(self.memory), size)
-        quarters = [self.memory[start : start + size] for start in starts]
-        shown = ", ".join(f"{statistics.mean(quarter):.0f}" for quarter in quarters)
+        quarter_size = -(-len(self.memory) // 4)  # rounded up
+        starts = range(0, len(self.memory), quarter_size)
+        quarters = [self.memory[start : start + quarter_size] for start in starts]
+        memory_text = ", ".join(f"{statistics.mean(quarter):.0f}" for quarter in quarters)
         print(
-            f"{name}: {self.texts:,} texts in {self.seconds:.1f} s, "
-            f"{self.texts / self.seconds:.1f} a second "
-            f"({self.texts / own:.1f} without the clients' {self.client_cpu:.1f} CPU s); "
-            f"{1000 * self.server_cpu / max(1, self.texts):.1f} CPU ms a text; "
-            f"p50 {p50:.2f} s, p95 {p95:.2f} s; errors {self.errors}, other text {self.others}; "
-            f"memory in quarters of the time {shown} MiB, {max(self.memory):.0f} at most"
+            f"{name}: {self.num_texts:,} texts in {self.seconds:.1f} s, "
+            f"{self.num_texts / self.seconds:.1f} a second "
+            f"({self.texts_a_second(cores):.1f} without the clients' {self.client_cpu:.1f} CPU s); "
+            f"{1000 * self.server_cpu / max(1, self.num_texts):.1f} CPU ms a text; "
+            f"p50 {p50:.2f} s, p95 {p95:.2f} s; "
+            f"errors {self.num_errors}, other text {self.num_different}; "
+            f"memory in quarters of the time {memory_text} MiB, {max(self.memory):.0f} at most"
         )
 
     def texts_a_second(self, cores: int) -> float:
-        """Return texts per second, without the CPU time of the clients."""
-        return self.texts / (self.seconds - self.client_cpu / cores)
+        """Return texts per second, without the time that the clients took on the same cores."""
+        return self.num_texts / (self.seconds - self.client_cpu / cores)
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float]:
@@ -140,54 +149,69 @@ def percentiles(values: Sequence[float]) -> tuple[float, float]:
         return 0.0, 0.0
     if len(values) == 1:
         return values[0], values[0]
-    cuts = statistics.quantiles(values, n=20)
-    return statistics.median(values), cuts[18]
+    cuts = statistics.quantiles(values, n=20)  # the 5th percentile, the 10th, ..., the 95th
+    return statistics.median(values), cuts[-1]
 
 
-def ask(
-    port: int, known: Mapping[str, str], clients: int, texts: int, seconds: float, process: int
+def measure_load(
+    port: int,
+    translations: Mapping[str, str],
+    num_clients: int,
+    num_texts: int,
+    seconds: float,
+    process: int,
 ) -> Load:
-    """Run clients that send requests one after another for ``seconds``; return the result."""
+    """Run clients that send requests one after another for ``seconds``; return the result.
+
+    Args:
+        port: Port of the server.
+        translations: Expected translation of each text.
+        num_clients: Number of clients, which send requests at the same time.
+        num_texts: Texts of each request.
+        seconds: Time after which a client sends no further request.
+        process: Process id of the server.
+    """
     load = Load()
-    lock = threading.Lock()
-    numbers = count()
-    lines = list(known)
+    lock = threading.Lock()  # of ``load`` and ``request_numbers``
+    request_numbers = count()
+    lines = list(translations)
     end = perf_counter() + seconds
 
-    def client() -> None:
+    def run_client() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         while perf_counter() < end:
             with lock:
-                start = next(numbers) * texts
-            first = start % len(lines)
-            own = list(islice(cycle(lines), first, first + texts))
-            begin = perf_counter()
-            values = post(connection, {"texts": own, "split": False})
-            took = perf_counter() - begin
+                request_number = next(request_numbers)
+            # The requests of all clients together go through the lines again and again.
+            first = request_number * num_texts % len(lines)
+            texts = list(islice(cycle(lines), first, first + num_texts))
+            request_begin = perf_counter()
+            answer = post(connection, {"texts": texts, "split": False})
+            latency = perf_counter() - request_begin
             with lock:
-                load.latencies.append(took)
-                if values is None:
-                    load.errors += 1
+                load.latencies.append(latency)
+                if answer is None:
+                    load.num_errors += 1
                     continue
-                outputs = [each.get("translation") for each in values["translations"]]
-                load.texts += len(outputs)
-                for text, output in zip(own, outputs, strict=True):
-                    if known[text] != output:
-                        load.others += 1
+                outputs = [entry.get("translation") for entry in answer["translations"]]
+                load.num_texts += len(outputs)
+                for text, output in zip(texts, outputs, strict=True):
+                    if translations[text] != output:
+                        load.num_different += 1
         connection.close()
 
     begin = perf_counter()
-    client_before = time.process_time()
-    server_before = cpu_seconds(process)
-    threads = [threading.Thread(target=client) for _ in range(clients)]
+    client_cpu_before = time.process_time()
+    server_cpu_before = cpu_seconds(process)
+    threads = [threading.Thread(target=run_client) for _ in range(num_clients)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         load.memory.append(memory_mib(process))
         time.sleep(_MEMORY_SECONDS)
     load.seconds = perf_counter() - begin
-    load.client_cpu = time.process_time() - client_before
-    load.server_cpu = cpu_seconds(process) - server_before
+    load.client_cpu = time.process_time() - client_cpu_before
+    load.server_cpu = cpu_seconds(process) - server_cpu_before
     return load
 
 
@@ -215,13 +239,13 @@ def one_at_a_time(model: str, threads: str) -> None:
 
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
-            asked = json.loads(self.rfile.read(length))
-            found = []
-            for text in asked["texts"]:
+            request = json.loads(self.rfile.read(length))
+            translations = []
+            for text in request["texts"]:
                 with lock:
                     (result,) = translator.translate([text])
-                found.append({"translation": result.text})
-            content = json.dumps({"translations": found}).encode()
+                translations.append({"translation": result.text})
+            content = json.dumps({"translations": translations}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -239,48 +263,62 @@ def one_at_a_time(model: str, threads: str) -> None:
 
 
 def fairness(start: Callable[..., list[object]], lines: Sequence[str], seconds: float) -> None:
-    """Print the latency of small requests, alone and together with a huge and a slow client."""
-    names = [f"client{number}" for number in range(6)]
+    """Print the latency of small requests, alone and together with a huge and a slow client.
+
+    Args:
+        start: Returns the command of a server with additional flags.
+        lines: Texts to translate.
+        seconds: Duration of each of the two measurements.
+    """
+    names = [f"client{index}" for index in range(6)]
     keys = {name: f"{name}-0123456789abcdef" for name in names}
-    secrets = list(keys.values())
+    key_values = list(keys.values())
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.writelines(f"{name} {key}\n" for name, key in keys.items())
         file.flush()
         command = start("--api-keys", file.name)
         with serving(command) as (port, _):
-            ways = {"alone": False, "together with a huge and a slow client": True}
-            for name, beside in ways.items():
-                latencies = small_requests(port, lines, seconds, secrets, beside=beside)
+            company = {"alone": False, "together with a huge and a slow client": True}
+            for text, has_others in company.items():
+                latencies = small_requests(port, lines, seconds, key_values, has_others=has_others)
                 p50, p95 = percentiles(latencies)
-                print(f"small requests {name}: {len(latencies)}, p50 {p50:.2f} s, p95 {p95:.2f} s")
+                print(f"small requests {text}: {len(latencies)}, p50 {p50:.2f} s, p95 {p95:.2f} s")
 
 
 def small_requests(
-    port: int, lines: Sequence[str], seconds: float, keys: Sequence[str], *, beside: bool
+    port: int, lines: Sequence[str], seconds: float, keys: Sequence[str], *, has_others: bool
 ) -> list[float]:
-    """Return the latencies of four clients that send one text per request, in seconds."""
-    end = perf_counter() + seconds
-    latencies: list[float] = []
+    """Return the latencies of four clients that send one text per request, in seconds.
 
-    def repeat(key: str, texts: int, own: list[float]) -> None:
+    Args:
+        port: Port of the server.
+        lines: Texts to translate.
+        seconds: Duration of the measurement.
+        keys: Six API keys: four of the clients, one of the huge and one of the slow client.
+        has_others: Whether the huge and the slow client send requests, too.
+    """
+    end = perf_counter() + seconds
+    small_latencies: list[float] = []
+
+    def repeat(key: str, num_texts: int, latencies: list[float]) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        for number in count():
+        for first in count():
             if perf_counter() > end:
                 break
             begin = perf_counter()
-            asked = list(islice(cycle(lines), number, number + texts))
-            body = {"texts": asked}
+            texts = list(islice(cycle(lines), first, first + num_texts))
+            body = {"texts": texts}
             assert post(connection, body, key) is not None
-            own.append(perf_counter() - begin)
+            latencies.append(perf_counter() - begin)
         connection.close()
 
     threads = []
     for key in keys[:4]:
-        small = (key, 1, latencies)
+        small = (key, 1, small_latencies)
         threads.append(threading.Thread(target=repeat, args=small))
-    if beside:
-        unused: list[float] = []
-        huge = (keys[4], 100, unused)
+    if has_others:
+        ignored_latencies: list[float] = []
+        huge = (keys[4], 100, ignored_latencies)
         threads += [threading.Thread(target=repeat, args=huge) for _ in range(2)]
         slow = (port, lines[0], keys[5], end)
         threads.append(threading.Thread(target=dribble, args=slow))
@@ -288,7 +326,7 @@ def small_requests(
         thread.start()
     for thread in threads:
         thread.join()
-    return latencies
+    return small_latencies
 
 
 def dribble(port: int, text: str, key: str, end: float) -> None:
@@ -327,34 +365,37 @@ def main() -> None:
     lines = list(dict.fromkeys(islice(not_empty, options.limit)))
     flags = ["--threads", str(options.threads), "--dtype", options.dtype]
     translate(options.model, lines[:1], flags)  # the first start converts the model
-    _, idle, idle_cpu = translate(options.model, lines[:1], flags)
-    texts, wall, cpu = translate(options.model, lines, flags)
+    _, start_seconds, start_cpu = translate(options.model, lines[:1], flags)
+    outputs, seconds, cpu = translate(options.model, lines, flags)
     num_lines = len(lines)
-    rate = (num_lines - 1) / (wall - idle)
-    cpu_ms = 1000 * (cpu - idle_cpu) / num_lines
+    # The time of one line is subtracted, because it is nearly all start-up.
+    rate = (num_lines - 1) / (seconds - start_seconds)
+    cpu_ms = 1000 * (cpu - start_cpu) / num_lines
     print(
-        f"nmt translate: {num_lines:,} lines in {wall:.1f} s, {idle:.1f} of them for one line; "
+        f"nmt translate: {num_lines:,} lines in {seconds:.1f} s, "
+        f"{start_seconds:.1f} of them for one line; "
         f"{rate:.1f} a second; {cpu_ms:.1f} CPU ms a line"
     )
-    known = dict(zip(lines, texts, strict=True))
+    translations = dict(zip(lines, outputs, strict=True))
 
-    def start(*more: object) -> list[object]:
-        bounds = ["--rate", "1000000/s", "--deadline", "600", "--port", "0"]
-        return [NMT, "serve", options.model, *flags, *bounds, *more]
+    def server_command(*more_flags: object) -> list[object]:
+        limits = ["--rate", "1000000/s", "--deadline", "600", "--port", "0"]
+        return [NMT, "serve", options.model, *flags, *limits, *more_flags]
 
-    clients = options.clients
+    num_clients = options.clients
     num_texts = options.texts
-    with serving(start()) as (port, process):
-        load = ask(port, known, clients, num_texts, options.seconds, process)
+    with serving(server_command()) as (port, process):
+        load = measure_load(port, translations, num_clients, num_texts, options.seconds, process)
     load.report("nmt serve", options.threads)
     ratio = load.texts_a_second(options.threads) / rate
     print(f"nmt serve reaches {ratio:.2f} times the throughput of nmt translate")
     if options.simple_seconds:
+        seconds = options.simple_seconds
         simple = [sys.executable, __file__, "--one-at-a-time", options.model, options.threads]
         with serving(simple) as (port, process):
-            load = ask(port, known, clients, num_texts, options.simple_seconds, process)
+            load = measure_load(port, translations, num_clients, num_texts, seconds, process)
         load.report("one text at a time", options.threads)
-        fairness(start, lines, options.simple_seconds / 2)
+        fairness(server_command, lines, seconds / 2)
 
 
 if __name__ == "__main__":

@@ -214,16 +214,16 @@ def resident_mib() -> int:
 
 def distinct_sizes(setup: TrainingSetup, count: int) -> tuple[int, int]:
     """Return how many different token counts and padded shapes the first ``count`` updates have."""
-    tokens = set()
-    rectangles = set()
+    token_counts = set()
+    padded_shapes = set()
     updates = setup.loader.updates(Position())
     for _ in range(count):
         batches, _ = next(updates)
         for batch in batches:
             for side in (batch.source, batch.target):
-                tokens.add(side.num_tokens)
-                rectangles.add((len(side), side.max_length))
-    return len(tokens), len(rectangles)
+                token_counts.add(side.num_tokens)
+                padded_shapes.add((len(side), side.max_length))
+    return len(token_counts), len(padded_shapes)
 
 
 def bare_seconds(products: Mapping[Shapes, int], dtype: torch.dtype) -> float:
@@ -233,18 +233,19 @@ def bare_seconds(products: Mapping[Shapes, int], dtype: torch.dtype) -> float:
         products: Shapes ((m, k), (k, n)) -> number of products.
         dtype: Dtype of the matrices.
     """
-    seconds = 0.0
-    for (left, right), count in products.items():
-        a = torch.randn(left).to(dtype)
-        transposed = torch.randn(right[::-1]).to(dtype)
-        b = transposed.T
+    total_seconds = 0.0
+    for (left_shape, right_shape), count in products.items():
+        left = torch.randn(left_shape).to(dtype)
+        # As in a linear layer, the right matrix is the transpose of a matrix in memory.
+        transposed = torch.randn(right_shape[::-1]).to(dtype)
+        right = transposed.T
         times = []
         for _ in range(5):
             begin = perf_counter()
-            torch.mm(a, b)
+            torch.mm(left, right)
             times.append(perf_counter() - begin)
-        seconds += count * min(times)
-    return seconds
+        total_seconds += count * min(times)
+    return total_seconds
 
 
 def print_kinds(setup: TrainingSetup, step: Step) -> None:
@@ -253,30 +254,32 @@ def print_kinds(setup: TrainingSetup, step: Step) -> None:
         begin = perf_counter()
         for _ in range(_PROFILED):
             step()
-        whole = perf_counter() - begin
-    whole /= _PROFILED
-    own: Counter[str] = Counter()
-    products: Counter[Shapes] = Counter()
+        profiled_seconds = perf_counter() - begin
+    update_seconds = profiled_seconds / _PROFILED
+    # By operator: seconds of an update, without the operators that it calls.
+    operator_seconds: Counter[str] = Counter()
+    products: Counter[Shapes] = Counter()  # in all profiled updates
     for event in profiled.key_averages(group_by_input_shape=True):
         name = event.key.removeprefix("aten::")
-        own[name] += event.self_cpu_time_total / 1e6 / _PROFILED
+        operator_seconds[name] += event.self_cpu_time_total / 1e6 / _PROFILED
         if name in KINDS["products of layers and loss"]:
-            sizes = event.input_shapes
+            input_shapes = event.input_shapes
             if name != "mm":  # the first input of addmm is the summand
-                sizes = sizes[1:]
-            shapes = tuple(map(tuple, sizes[:2]))
-            products[shapes] += event.count
+                input_shapes = input_shapes[1:]
+            product_shapes = tuple(map(tuple, input_shapes[:2]))
+            products[product_shapes] += event.count
     print("| kind | ms an update | share |\n| --- | --- | --- |")
-    rest = whole
+    unassigned = update_seconds
     for kind, names in KINDS.items():
-        seconds = sum(own[name] for name in names)
-        rest -= seconds
-        print(f"| {kind} | {seconds * 1e3:.1f} | {seconds / whole:.1%} |")
-    print(f"| rest | {rest * 1e3:.1f} | {rest / whole:.1%} |")
+        seconds = sum(operator_seconds[name] for name in names)
+        unassigned -= seconds
+        print(f"| {kind} | {seconds * 1e3:.1f} | {seconds / update_seconds:.1%} |")
+    print(f"| rest | {unassigned * 1e3:.1f} | {unassigned / update_seconds:.1%} |")
     precision = setup.updater.precision
     bare = bare_seconds(products, precision.dtype) / _PROFILED
-    print(f"| an update | {whole * 1e3:.1f} | 100% |\n")
-    print(f"matrix products alone: {bare * 1e3:.1f} ms, {bare / whole:.1%} of the update\n")
+    share = bare / update_seconds
+    print(f"| an update | {update_seconds * 1e3:.1f} | 100% |\n")
+    print(f"matrix products alone: {bare * 1e3:.1f} ms, {share:.1%} of the update\n")
 
 
 def setup_in(config: RunConfig, precision: str) -> TrainingSetup:
@@ -307,32 +310,33 @@ def main() -> None:
     config = load_config(options.config, options.overrides)
     prepare_process(config.training.threads)
     use_huge_pages()
-    setups = {name: setup_in(config, name) for name in options.precision}
-    setup = setup_in(config, "float32")
-    vocab_size = len(setup.updater.model.output_weight)
-    steps = {}
+    setups = {precision: setup_in(config, precision) for precision in options.precision}
+    # Of the loops that are not those of nmt: they need only its batches.
+    batch_setup = setup_in(config, "float32")
+    vocab_size = len(batch_setup.updater.model.output_weight)
+    steps = {}  # By the name of the loop, in the order of the table.
     if not options.without_plain:
-        batches = batches_of(setup)
+        batches = batches_of(batch_setup)
         steps["torch.nn.Transformer float32"] = plain_step(config.model, vocab_size, batches)
     if options.hugging_face:
-        for name in ("float32", "bfloat16"):
-            batches = batches_of(setup)
-            step = hugging_face_step(config.model, vocab_size, batches, name)
-            steps[f"Hugging Face {name}"] = step
-    for name, of_nmt in setups.items():
-        steps[f"nmt {name}"] = our_step(of_nmt)
+        for precision in ("float32", "bfloat16"):
+            batches = batches_of(batch_setup)
+            step = hugging_face_step(config.model, vocab_size, batches, precision)
+            steps[f"Hugging Face {precision}"] = step
+    for precision, setup in setups.items():
+        steps[f"nmt {precision}"] = our_step(setup)
     clock = perf_counter
     if options.cpu_time:
         clock = time.process_time
     measured: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(options.rounds + 1):
+    for round_index in range(options.rounds + 1):
         for name, step in steps.items():
             tokens_a_second = rate(step, options.updates, clock)
-            if number > 0:
+            if round_index > 0:  # the first round is a warm-up
                 measured[name].append(tokens_a_second)
                 print(f"{name}: {tokens_a_second:.0f}", file=sys.stderr, flush=True)
-    first, *_ = measured.values()
-    baseline = statistics.median(first)
+    first_rates, *_ = measured.values()
+    baseline = statistics.median(first_rates)
     has_bf16 = "no (bf16 is emulated)"
     if has_fast_bf16(torch.device("cpu")):
         has_bf16 = "yes"
@@ -347,11 +351,11 @@ def main() -> None:
     for name, rates in measured.items():
         median = statistics.median(rates)
         print(f"| {name} | {median:.0f} ({max(rates):.0f}) | {median / baseline:.2f} |")
-    for name, setup in setups.items():
-        tokens, rectangles = distinct_sizes(setup, options.rounds * options.updates)
-        print(f"\nnmt {name}: {tokens} token counts, {rectangles} padded shapes\n")
+    for precision, setup in setups.items():
+        num_counts, num_shapes = distinct_sizes(setup, options.rounds * options.updates)
+        print(f"\nnmt {precision}: {num_counts} token counts, {num_shapes} padded shapes\n")
         if not options.without_kinds:
-            print_kinds(setup, steps[f"nmt {name}"])
+            print_kinds(setup, steps[f"nmt {precision}"])
 
 
 if __name__ == "__main__":

@@ -61,20 +61,22 @@ def finish(command: Sequence[str], text: str) -> Finished:
     Raises:
         subprocess.CalledProcessError: The command failed; ``stderr`` has its message.
     """
-    with TemporaryFile() as given, TemporaryFile() as said:
-        given.write(text.encode())
-        given.seek(0)
+    with TemporaryFile() as stdin, TemporaryFile() as stdout:
+        stdin.write(text.encode())
+        stdin.seek(0)
         start = perf_counter()
-        with subprocess.Popen(command, stdin=given, stdout=said, stderr=subprocess.PIPE) as process:
-            messages = cast(IO[bytes], process.stderr)
-            notes = messages.read().decode()
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=pipe) as process:
+            stderr = cast(IO[bytes], process.stderr)
+            messages = stderr.read().decode()
+            # Unlike `Popen.wait`, `wait4` returns the peak memory of this one process.
             _, status, usage = os.wait4(process.pid, 0)
             seconds = perf_counter() - start
             process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command, stderr=notes)
-        said.seek(0)
-        *lines, _ = said.read().decode().split("\n")
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=messages)
+        stdout.seek(0)
+        *lines, _ = stdout.read().decode().split("\n")  # The last line ends with a line feed.
     per_mib = 1 << 20 if sys.platform == "darwin" else 1 << 10  # macOS counts bytes, Linux KiB
     return Finished(seconds, usage.ru_maxrss / per_mib, lines)
 
@@ -88,22 +90,22 @@ def converse(
         Seconds from the start of the command to the first answer, and the seconds that each later
         line waited for its answer.
     """
-    seconds = []
+    waits = []  # The first one includes the start of the command.
     pipe = subprocess.PIPE
-    start = perf_counter()
+    begin = perf_counter()
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
-        questions = cast(IO[bytes], process.stdin)
-        answers = cast(IO[bytes], process.stdout)
+        stdin = cast(IO[bytes], process.stdin)
+        stdout = cast(IO[bytes], process.stdout)
         for line in lines:
-            questions.write(f"{line}\n".encode())
-            questions.flush()
-            if not answers.readline():
+            stdin.write(f"{line}\n".encode())
+            stdin.flush()
+            if not stdout.readline():
                 raise SystemExit(f"{' '.join(command)} ended before its input")
-            seconds.append(perf_counter() - start)
+            waits.append(perf_counter() - begin)
             time.sleep(pause)
-            start = perf_counter()
-        questions.close()
-    return seconds[0], seconds[1:]
+            begin = perf_counter()
+        stdin.close()
+    return waits[0], waits[1:]
 
 
 def our_commands(model: Path) -> Commands:
@@ -111,8 +113,8 @@ def our_commands(model: Path) -> Commands:
 
     If the model has a shortlist, there are commands with and without it.
     """
-    question = subprocess.run([sys.executable, "-c", HAS_BF16], check=False)
-    has_bf16 = question.returncode == 0
+    check = subprocess.run([sys.executable, "-c", HAS_BF16], check=False)
+    has_bf16 = check.returncode == 0
     commands: dict[str, Sequence[str]] = {}
     for dtype in get_args(Dtype):
         command = (str(NMT), "translate", str(model), "--dtype", dtype)
@@ -122,8 +124,8 @@ def our_commands(model: Path) -> Commands:
         try:
             finish(command, "")
         except subprocess.CalledProcessError as error:
-            *_, reason = error.stderr.strip().splitlines()
-            print(f"note: skipping nmt {dtype}: {reason}")
+            *_, last_line = error.stderr.strip().splitlines()
+            print(f"note: skipping nmt {dtype}: {last_line}")
             continue
         commands[f"nmt {dtype}"] = command
         if (model / SHORTLIST).is_file():
@@ -152,33 +154,34 @@ def one_sentence(commands: Commands, line: str, rounds: int) -> Mapping[str, flo
         for name, command in commands.items():
             finished = finish(command, line)
             seconds[name].append(finished.seconds)
-    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
-    best = best_of_ctranslate2(medians)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    best_median = best_of_ctranslate2(medians)
     print_header("one sentence", "seconds, median (best)", "times CTranslate2's best")
     for name, median in medians.items():
         fastest = min(seconds[name])
-        print_row(name, f"{median:.2f} ({fastest:.2f})", f"{median / best:.2f}")
+        print_row(name, f"{median:.2f} ({fastest:.2f})", f"{median / best_median:.2f}")
     return medians
 
 
 def slow_lines(commands: Commands, lines: Sequence[str], rounds: int, pause: float) -> None:
     """Print how long lines of slow input wait for their translation."""
+    # By name of the command and additional flag.
     variants = {}
     for name, command in commands.items():
         variants[name, "none"] = command
         variants[name, "--stream"] = [*command, "--stream"]
-    firsts: dict[tuple[str, str], list[float]] = defaultdict(list)
-    others: dict[tuple[str, str], list[float]] = defaultdict(list)
+    first_waits: dict[tuple[str, str], list[float]] = defaultdict(list)
+    later_waits: dict[tuple[str, str], list[float]] = defaultdict(list)
     for _ in range(rounds):
-        for key, command in variants.items():
-            first, later = converse(command, lines, pause)
-            firsts[key].append(first)
-            others[key] += later
+        for variant, command in variants.items():
+            first_wait, waits = converse(command, lines, pause)
+            first_waits[variant].append(first_wait)
+            later_waits[variant] += waits
     print_header("slow lines", "flag", "first answer, s", "later answers, ms")
-    for key in variants:
-        first = statistics.median(firsts[key])
-        later_ms = 1000 * statistics.median(others[key])
-        print_row(*key, f"{first:.2f}", f"{later_ms:.0f}")
+    for name, flag in variants:
+        first_seconds = statistics.median(first_waits[name, flag])
+        later_ms = 1000 * statistics.median(later_waits[name, flag])
+        print_row(name, flag, f"{first_seconds:.2f}", f"{later_ms:.0f}")
 
 
 def whole_text(
@@ -203,29 +206,30 @@ def whole_text(
         f"{len(sources)} sentences", "threads", "seconds, median (best)", "sentences/s",
         "without start", "ratio", "peak MiB", "BLEU",
     )  # fmt: skip
-    for count in threads:
-        found: dict[str, list[Finished]] = defaultdict(list)
+    for num_threads in threads:
+        runs_by_name: dict[str, list[Finished]] = defaultdict(list)
         for _ in range(rounds):
             for name, command in commands.items():
-                finished = finish([*command, "--threads", str(count)], text)
-                found[name].append(finished)
+                finished = finish([*command, "--threads", str(num_threads)], text)
+                runs_by_name[name].append(finished)
         medians = {}
-        for name, runs in found.items():
+        for name, runs in runs_by_name.items():
             medians[name] = statistics.median(run.seconds for run in runs)
-        best = best_of_ctranslate2(medians)
-        for name, runs in found.items():
+        best_median = best_of_ctranslate2(medians)
+        for name, runs in runs_by_name.items():
             median = medians[name]
             fastest = min(run.seconds for run in runs)
-            translating = max(median - starts[name], 1e-9)
+            # Without the start, and so without one sentence, whose time is nearly all start.
+            translating_seconds = max(median - starts[name], 1e-9)
             peak_mib = max(run.peak_mib for run in runs)
             bleu = sacrebleu.corpus_bleu(runs[0].lines, [references])
             print_row(
                 name,
-                str(count),
+                str(num_threads),
                 f"{median:.2f} ({fastest:.2f})",
                 f"{len(sources) / median:.1f}",
-                f"{(len(sources) - 1) / translating:.1f}",
-                f"{best / median:.2f}",
+                f"{(len(sources) - 1) / translating_seconds:.1f}",
+                f"{best_median / median:.2f}",
                 f"{peak_mib:.0f}",
                 f"{bleu.score:.2f}",
             )
@@ -271,8 +275,8 @@ def main() -> None:
         for name, command in {**our_commands(chosen.model), **exports}.items():
             commands[name] = [*command, "--beam-size", str(chosen.beam_size)]
         starts = one_sentence(commands, f"{sources[0]}\n", chosen.rounds)
-        few = sources[: chosen.slow_sentences]
-        slow_lines(commands, few, chosen.rounds, chosen.pause)
+        first_lines = sources[: chosen.slow_sentences]
+        slow_lines(commands, first_lines, chosen.rounds, chosen.pause)
         texts = (sources, references)
         whole_text(commands, starts, texts, chosen.threads, chosen.rounds)
 

@@ -34,19 +34,21 @@ CELL_WORDS = 15
 def faults_of_code(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each string that needs a second reading."""
     tree = ast.parse(source)
-    docstrings = set()
+    docstring_nodes = set()  # identities of the nodes
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and node.body:
-            first = node.body[0]
-            if isinstance(first, ast.Expr):
-                docstrings.add(id(first.value))
+            first_statement = node.body[0]
+            if isinstance(first_statement, ast.Expr):
+                docstring_nodes.add(id(first_statement.value))
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
         text = " ".join(node.value.split())
-        is_docstring = id(node) in docstrings
+        is_docstring = id(node) in docstring_nodes
         is_wrong = SECOND_READING.search(text) or INSTALLATION.search(text)
-        if is_wrong or (not is_docstring and AT_THE_START.match(text)):
+        # A docstring may start with "Give"; a message to the user may not.
+        starts_wrong = not is_docstring and AT_THE_START.match(text)
+        if is_wrong or starts_wrong:
             yield node.lineno, text
 
 
@@ -55,12 +57,14 @@ def waits_without_limit(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        names = {keyword.arg for keyword in node.keywords}
-        if "timeout" in names or None in names:  # None: `**options`
+        keywords = {keyword.arg for keyword in node.keywords}
+        if "timeout" in keywords or None in keywords:  # None: `**options`, which may have it
             continue
         method = node.func.attr
         is_start = method in STARTS and ast.unparse(node.func.value) == "subprocess"
-        if is_start or (method in WAITS and not node.args):
+        # The only positional argument of these methods is a limit, or a list of texts to join.
+        is_wait = method in WAITS and not node.args
+        if is_start or is_wait:
             yield node.lineno, ast.unparse(node)
 
 
@@ -76,8 +80,8 @@ def faults_of_readme(text: str) -> Iterator[str]:
     """Yield what keeps a README from being read in five minutes."""
     if len(text.splitlines()) > README_LINES:
         yield f"more than {README_LINES} lines"
-    shown = re.sub(r"<!--.*?-->", "", text)
-    if len(shown.split()) > README_WORDS:
+    visible_text = re.sub(r"<!--.*?-->", "", text)
+    if len(visible_text.split()) > README_WORDS:
         yield f"more than {README_WORDS} words"
     for line in text.splitlines():
         if not line.startswith("|"):
@@ -114,7 +118,7 @@ def faults() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    found = list(faults())
-    for fault in found:
+    all_faults = list(faults())
+    for fault in all_faults:
         print(fault)
-    sys.exit(bool(found))
+    sys.exit(bool(all_faults))

@@ -88,25 +88,27 @@ def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
         except NmtError as error:
             print(f"note: skipping nmt {dtype}: {error.problem}")
             continue
-        runs = {dtype: _as_is}
+        adapters = {dtype: _unchanged}
         if (model / SHORTLIST).is_file():
-            runs[f"{dtype}, shortlist"] = _with_shortlist
-        for kind, change in runs.items():
-            run = change(_all_at_once(engine, threads))
+            adapters[f"{dtype}, shortlist"] = _with_shortlist
+        for kind, adapt in adapters.items():
+            run = adapt(_all_at_once(engine, threads))
             yield Contender("nmt", kind, threads, False, run)
-            for count in sorted({1, threads}):
-                run = change(_one_by_one(engine, count))
-                yield Contender("nmt", kind, count, True, run)
+            for num_threads in sorted({1, threads}):
+                run = adapt(_one_by_one(engine, num_threads))
+                yield Contender("nmt", kind, num_threads, True, run)
 
 
-def _as_is(run: Run) -> Run:
+def _unchanged(run: Run) -> Run:
     return run
 
 
 def _with_shortlist(run: Run) -> Run:
+    """Return ``run`` with the shortlist switched on."""
+
     def with_shortlist(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
-        listed = options.model_copy(update={"shortlist": True})
-        return run(batches, listed)
+        shortlist_options = options.model_copy(update={"shortlist": True})
+        return run(batches, shortlist_options)
 
     return with_shortlist
 
@@ -120,43 +122,47 @@ def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[C
         folder = place / f"ctranslate2-{kind}"
         options = ExportOptions(model=model, output=folder, to="ctranslate2", quantization=kind)
         export(options)
-        changes = {"CTranslate2": _as_is}
+        adapters = {"CTranslate2": _unchanged}
         if (folder / VOCABULARY_MAP).is_file():
-            changes["CTranslate2 with the list"] = _with_shortlist
-        for family, change in changes.items():
+            adapters["CTranslate2 with the list"] = _with_shortlist
+        for family, adapt in adapters.items():
             engine = CTranslate2Engine(folder, device="cpu", threads=threads)
-            run = change(_all_at_once(engine, threads))
+            run = adapt(_all_at_once(engine, threads))
             yield Contender(cast(Family, family), kind, threads, False, run)
-            for count in sorted({1, threads}):
-                alone = CTranslate2Engine(folder, device="cpu", threads=1)
-                if count > 1:  # CTranslate2Engine uses threads only for several batches
-                    alone._model = package.Translator(
-                        str(folder), device="cpu", inter_threads=1, intra_threads=count
+            for num_threads in sorted({1, threads}):
+                stream_engine = CTranslate2Engine(folder, device="cpu", threads=1)
+                if num_threads > 1:  # CTranslate2Engine uses threads only for several batches
+                    stream_engine._model = package.Translator(
+                        str(folder), device="cpu", inter_threads=1, intra_threads=num_threads
                     )
-                run = change(_one_by_one(alone, count))
-                yield Contender(cast(Family, family), kind, count, True, run)
+                run = adapt(_one_by_one(stream_engine, num_threads))
+                yield Contender(cast(Family, family), kind, num_threads, True, run)
 
 
 def _all_at_once(engine: Engine, threads: int) -> Run:
+    """Return a function that gives all batches to the engine at the same time."""
+
     def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
         torch.set_num_threads(threads)
         start = perf_counter()
         tasks = [SearchTask(batch) for batch in batches]
-        found = list(engine.search_all(tasks, options))
+        batch_results = list(engine.search_all(tasks, options))
         seconds = perf_counter() - start
-        results = chain.from_iterable(found)
+        results = chain.from_iterable(batch_results)
         return seconds, [hypotheses[0].ids for hypotheses in results]
 
     return run
 
 
 def _one_by_one(engine: Engine, threads: int) -> Run:
+    """Return a function that waits for the result of each batch before the next one."""
+
     def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
         torch.set_num_threads(threads)
         start = perf_counter()
-        found = [engine.search(batch, options) for batch in batches]
+        batch_results = [engine.search(batch, options) for batch in batches]
         seconds = perf_counter() - start
-        results = chain.from_iterable(found)
+        results = chain.from_iterable(batch_results)
         return seconds, [hypotheses[0].ids for hypotheses in results]
 
     return run
@@ -166,53 +172,62 @@ def _one_by_one(engine: Engine, threads: int) -> Run:
 def hugging_face_contenders(
     python: Path, bundle: ModelBundle, place: Path, threads: int
 ) -> Iterator[list[Contender]]:
-    """Yield the contenders of Hugging Face, each a process of ``python`` inside the context."""
-    faults = hugging_face_faults(bundle.config.model)
-    if faults:
-        print(f"note: skipping Hugging Face: M2M100 does not support {', '.join(faults)}")
+    """Yield the contenders of Hugging Face, each a process of ``python`` inside the context.
+
+    Args:
+        python: A Python interpreter that has transformers.
+        bundle: The model.
+        place: Folder for the files of the model.
+        threads: Maximum number of threads.
+    """
+    unsupported = unsupported_settings(bundle.config.model)
+    if unsupported:
+        print(f"note: skipping Hugging Face: M2M100 does not support {', '.join(unsupported)}")
         yield []
         return
-    write_for_hugging_face(bundle.model, place / "hugging-face")
+    folder = place / "hugging-face"
+    write_for_hugging_face(bundle.model, folder)
     kinds = ["float32"]
     if has_fast_bf16(torch.device("cpu")):
         kinds.append("bf16")
     with ExitStack() as stack:
         contenders = []
         for kind in kinds:
-            ask = stack.enter_context(_hugging_face(python, place / "hugging-face", kind))
-            run = ask(threads)
+            with_threads = stack.enter_context(_hugging_face(python, folder, kind))
+            run = with_threads(threads)
             contenders.append(Contender("Hugging Face", kind, threads, False, run))
-            for count in sorted({1, threads}):
-                run = ask(count)
-                contenders.append(Contender("Hugging Face", kind, count, True, run))
+            for num_threads in sorted({1, threads}):
+                run = with_threads(num_threads)
+                contenders.append(Contender("Hugging Face", kind, num_threads, True, run))
         yield contenders
 
 
-def hugging_face_faults(config: ModelConfig) -> list[str]:
-    """Return the settings of the model that M2M100 does not support."""
-    faults = []
-    for name, values in _M2M100.items():
+def unsupported_settings(config: ModelConfig) -> list[str]:
+    """Return the settings of the model that M2M100 does not support, each with its value."""
+    unsupported = []
+    for name, supported_values in _M2M100.items():
         value = getattr(config, name)
-        if value not in values:
-            faults.append(f"{name} {value}")
-    return faults
+        if value not in supported_values:
+            unsupported.append(f"{name} {value}")
+    return unsupported
 
 
 def write_for_hugging_face(model: Transformer, folder: Path) -> None:
     """Write the files that `bench_hugging_face.py` reads."""
     folder.mkdir(parents=True)
-    shape = model.config.model_dump_json()
-    (folder / "shape.json").write_text(shape, encoding="utf-8")
+    config = model.config.model_dump_json()
+    (folder / "shape.json").write_text(config, encoding="utf-8")
     parameters = model.state_dict()
     weights = {name: value for name, value in parameters.items() if "positions" not in name}
     embeddings = {"encoder": model.source_embedding, "decoder": model.target_embedding}
-    for side, embedding in embeddings.items():
+    for stack, embedding in embeddings.items():
         table = _position_table(model.config, embedding.positions)
-        weights[f"{side}_positions"] = table.clone()
+        weights[f"{stack}_positions"] = table.clone()
     save_file(weights, folder / "weights.safetensors")
 
 
 def _position_table(config: ModelConfig, positions: torch.nn.Module | None) -> Tensor:
+    """Return the vector of each position (P, D). ``positions`` matters if they are learned."""
     if isinstance(positions, LearnedPositions):
         return positions.weight.detach()
     layout = config.positions
@@ -234,13 +249,13 @@ def _hugging_face(python: Path, folder: Path, kind: str) -> Iterator[Callable[[i
 
         def with_threads(threads: int) -> Run:
             def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
-                longest = []
+                max_lengths = []  # Of the outputs of each batch.
                 for batch in batches:
-                    width = max(map(len, batch))
-                    longest.append(limits_of(width, options).longest)
+                    longest_source = max(map(len, batch))
+                    max_lengths.append(limits_of(longest_source, options).longest)
                 request = {
                     "batches": batches,
-                    "longest": longest,
+                    "longest": max_lengths,
                     "beam_size": options.beam_size,
                     "length_penalty": options.length_penalty,
                     "threads": threads,

@@ -34,9 +34,9 @@ METRICS = ("bleu", "chrf")
 ALPHA = 0.05
 PLAIN: dict[str, Any] = {"search": "auto", "beam_size": 1, "keep_special_mass": False}
 """Decoding settings that both engines support for every model."""
-_LOSS = 1.5
-_TOKENS = (64, 200, 500, 1000, 3000, 9000)
-_HALVINGS = 5
+_LOSS = 1.5  # BLEU that a noisy model loses
+_BATCH_TOKENS = (64, 200, 500, 1000, 3000, 9000)  # from which `settings` chooses
+_HALVINGS = 5  # steps of the search for the smallest noise that loses enough
 _BLOCK = 200
 """Lines of a trial of `null`. Trials use different parts of the test set, as far as possible."""
 
@@ -61,16 +61,25 @@ class Gate:
 
     def alarms(self, lines: Sequence[str], baseline: Sequence[str], seed: int) -> list[str]:
         """Return the metrics in which a system is significantly worse than the baseline."""
-        new = System("new", lines)
-        old = System("old", baseline)
+        new_system = System("new", lines)
+        old_system = System("old", baseline)
         resampling = Resampling(seed=seed, significance="ar")
-        (system,), _, _ = score_systems([new], self._scorers, baseline=old, resampling=resampling)
-        results = check_regressions("new", system.scores, ALPHA)
+        (scored,), _, _ = score_systems(
+            [new_system], self._scorers, baseline=old_system, resampling=resampling
+        )
+        results = check_regressions("new", scored.scores, ALPHA)
         return [result.metric for result in results if not result.met]
 
 
 def add_noise(model: Transformer, clean: dict[str, torch.Tensor], scale: float, seed: int) -> None:
-    """Set the weights to ``clean`` plus noise of ``scale`` times the standard deviation."""
+    """Set the weights to ``clean`` plus noise of ``scale`` times the standard deviation.
+
+    Args:
+        model: The model to change.
+        clean: Parameter -> its original value.
+        scale: Standard deviation of the noise of a parameter, divided by that of its values.
+        seed: Seed of the noise.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -91,93 +100,103 @@ def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     weights = files.model.named_parameters()
     clean = {name: weight.detach().clone() for name, weight in weights}
 
-    def translated(scale: float, seed: int) -> list[str]:
+    def translate_with_noise(scale: float, seed: int) -> list[str]:
         add_noise(files.model, clean, scale, seed)
         return [result.text for result in translator.translate(source)]
 
-    baseline = translated(0.0, 0)
-    before = gate.bleu(baseline)
-    caught = 0
-    losses = []
+    baseline = translate_with_noise(0.0, 0)
+    clean_bleu = gate.bleu(baseline)
+    num_failed = 0
+    losses = []  # BLEU that each noisy model loses
     for seed in range(1, count + 1):
+        # Search the smallest noise that loses enough by bisection. `high` loses enough, as the
+        # first value does for any model, and `lines` are its translations.
         low = 0.0
         high = 0.4
-        lines = translated(high, seed)
-        for _ in range(_HALVINGS):  # search the smallest noise that loses enough
+        lines = translate_with_noise(high, seed)
+        for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            some = translated(middle, seed)
-            if before - gate.bleu(some) >= _LOSS:
+            middle_lines = translate_with_noise(middle, seed)
+            if clean_bleu - gate.bleu(middle_lines) >= _LOSS:
                 high = middle
-                lines = some
+                lines = middle_lines
             else:
                 low = middle
-        found = gate.alarms(lines, baseline, seed)
-        losses.append(before - gate.bleu(lines))
-        if found:
-            caught += 1
-        print(f"noise {seed}: scale {high:.4f}, loss {losses[-1]:.2f}, failed {found}", flush=True)
-    print(f"noise: {caught} of {count} failed; loss {min(losses):.2f} to {max(losses):.2f} BLEU")
+        alarms = gate.alarms(lines, baseline, seed)
+        loss = clean_bleu - gate.bleu(lines)
+        losses.append(loss)
+        if alarms:
+            num_failed += 1
+        print(f"noise {seed}: scale {high:.4f}, loss {loss:.2f}, failed {alarms}", flush=True)
+    loss_range = f"{min(losses):.2f} to {max(losses):.2f}"
+    print(f"noise: {num_failed} of {count} failed; loss {loss_range} BLEU")
 
 
 def settings(folder: Path, source: list[str], gate: Gate, count: int) -> None:
-    """Print how many changes of engine, batch size and threads fail the gate."""
-    drawn = random.Random(1)
-    alarms = 0
-    changed = 0
+    """Print how many changes of engine, batch size and threads fail the gate.
+
+    The translations of the first draw are the baseline, so there is one draw more than trials.
+    """
+    rng = random.Random(1)
+    num_failed = 0
+    num_changed = 0
     baseline: list[str] = []
-    for number in range(count + 1):
-        engine = drawn.choice(["torch", "ctranslate2"])
-        threads = drawn.choice([1, 2])
-        tokens = drawn.choice(_TOKENS)
-        options = PLAIN | {"batch_tokens": tokens}
+    for trial in range(count + 1):
+        engine = rng.choice(["torch", "ctranslate2"])
+        threads = rng.choice([1, 2])
+        batch_tokens = rng.choice(_BATCH_TOKENS)
+        options = PLAIN | {"batch_tokens": batch_tokens}
         translator = Translator.load(folder, engine=engine, threads=threads, **options)
         lines = [result.text for result in translator.translate(source)]
         baseline = baseline or lines
-        found = gate.alarms(lines, baseline, number)
-        if found:
-            alarms += 1
+        alarms = gate.alarms(lines, baseline, trial)
+        if alarms:
+            num_failed += 1
         pairs = zip(lines, baseline, strict=True)
-        differing = sum(one != other for one, other in pairs)
-        if differing:
-            changed += 1
-        name = f"{translator.engine.name}, {threads} threads, {tokens} tokens"
-        print(f"settings {number}: {name}: {differing} lines differ, failed {found}", flush=True)
-    print(f"settings: {alarms} of {count} failed; {changed} changed a line")
+        num_differing = sum(line != baseline_line for line, baseline_line in pairs)
+        if num_differing:
+            num_changed += 1
+        name = f"{translator.engine.name}, {threads} threads, {batch_tokens} tokens"
+        outcome = f"{num_differing} lines differ, failed {alarms}"
+        print(f"settings {trial}: {name}: {outcome}", flush=True)
+    print(f"settings: {num_failed} of {count} failed; {num_changed} changed a line")
 
 
 def null(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     """Print how many pairs of equally good systems fail the gate."""
     options = PLAIN | {"sampling": True, "temperature": 0.5}
     translator = Translator.load(folder, engine="torch", guard=False, **options)
-    by_metric = dict.fromkeys(METRICS, 0)
+    num_by_metric = dict.fromkeys(METRICS, 0)  # trials that fail in a metric
     num_blocks = max(1, len(source) // _BLOCK)
-    either = 0
+    num_failed = 0  # trials that fail in any metric
     scores: list[float] = []
 
-    def sampled(seed: int, lines: slice) -> list[str]:
+    def sample(seed: int, lines: slice) -> list[str]:
         seeded = translator.with_options(seed=seed)
         results = seeded.translate(source[lines])
         return [result.text for result in results]
 
-    for number in range(count):
-        block = number % num_blocks
+    for trial in range(count):
+        block = trial % num_blocks
         first = block * _BLOCK
         lines = slice(first, first + _BLOCK)
-        one = sampled(1 + 2 * number, lines)
-        other = sampled(2 + 2 * number, lines)
-        own = gate.of(lines)
-        found = own.alarms(one, other, seed=number + 1)
-        if found:
-            either += 1
-        for metric in found:
-            by_metric[metric] += 1
-        scores += (own.bleu(one), own.bleu(other))
-        if number % 20 == 19:
-            print(f"null {number + 1}: {either} failed so far", flush=True)
-    print(f"null: {either} of {count} failed ({either / count:.1%}): {by_metric}; "
+        # Two different seeds, which no other trial uses.
+        system = sample(1 + 2 * trial, lines)
+        baseline = sample(2 + 2 * trial, lines)
+        block_gate = gate.of(lines)
+        alarms = block_gate.alarms(system, baseline, seed=trial + 1)
+        if alarms:
+            num_failed += 1
+        for metric in alarms:
+            num_by_metric[metric] += 1
+        scores += (block_gate.bleu(system), block_gate.bleu(baseline))
+        if trial % 20 == 19:
+            print(f"null {trial + 1}: {num_failed} failed so far", flush=True)
+    print(f"null: {num_failed} of {count} failed ({num_failed / count:.1%}): {num_by_metric}; "
           f"BLEU {min(scores):.2f} to {max(scores):.2f}")  # fmt: skip
 
 
+# Each experiment, and its usual number of trials.
 EXPERIMENTS: dict[str, tuple[Callable[[Path, list[str], Gate, int], None], int]] = {
     "noise": (noise, 20), "settings": (settings, 20), "null": (null, 200),
 }  # fmt: skip
@@ -192,14 +211,14 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="maximum number of lines to read")
     parser.add_argument("--only", choices=EXPERIMENTS, action="append", help="default: all")
     parser.add_argument("--count", type=int, help="number of trials")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    source = read_lines(given.source)[: given.limit]
-    reference = read_lines(given.reference)[: given.limit]
-    gate = Gate(reference, given.language)
-    for name in given.only or EXPERIMENTS:
-        experiment, count = EXPERIMENTS[name]
-        experiment(given.model, list(source), gate, given.count or count)
+    source = read_lines(options.source)[: options.limit]
+    reference = read_lines(options.reference)[: options.limit]
+    gate = Gate(reference, options.language)
+    for name in options.only or EXPERIMENTS:
+        experiment, usual_count = EXPERIMENTS[name]
+        experiment(options.model, list(source), gate, options.count or usual_count)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def run_stage(
-    stage: Stage, command: Sequence[str], report: Report, *, left: float = math.inf
+    stage: Stage, command: Sequence[str], report: Report, *, seconds_left: float = math.inf
 ) -> None:
     """Run one stage in a new process group, and kill the group at the time limit.
 
@@ -128,18 +128,18 @@ def run_stage(
         stage: The stage.
         command: Command that runs a stage, without ``--run NAME``.
         report: Receives the records that the stage prints.
-        left: Seconds left for all stages.
+        seconds_left: Seconds left for this stage and all later ones.
     """
     begin = time.monotonic()
-    limit = min(left, stage.seconds)
-    is_late = threading.Event()
-    of_stage = [*command, "--run", stage.name]
+    limit = min(seconds_left, stage.seconds)
+    was_stopped = threading.Event()
+    stage_command = [*command, "--run", stage.name]
     with subprocess.Popen(
-        of_stage, stdout=subprocess.PIPE, text=True, start_new_session=True
+        stage_command, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
 
         def kill() -> None:
-            is_late.set()
+            was_stopped.set()
             os.killpg(process.pid, signal.SIGKILL)
 
         timer = threading.Timer(limit, kill)
@@ -147,15 +147,15 @@ def run_stage(
         try:
             for record in _records(process):
                 report.add({"stage": stage.name, **record})
-            code = process.wait()
+            exit_code = process.wait()
         finally:
             timer.cancel()
-            if process.poll() is None:
+            if process.poll() is None:  # an exception, such as KeyboardInterrupt
                 os.killpg(process.pid, signal.SIGKILL)
     record = {"stage": stage.name, "what": "stage"}
-    if code:
-        reason = f"code {code}"
-        if is_late.is_set():
+    if exit_code != 0:
+        reason = f"code {exit_code}"
+        if was_stopped.is_set():
             reason = f"stopped at its limit of {limit:.0f} s"
         report.add({**record, "value": reason, "passed": False})
     else:
@@ -183,14 +183,14 @@ def run_all(
     """Run stages one after another. Skip stages that depend on a failed stage."""
     end = time.monotonic() + within
     for stage in stages:
-        left = end - time.monotonic()
-        lacking = [name for name in stage.needs if name in report.failed]
-        if lacking:
-            reason = f"{', '.join(lacking)} failed"
-        elif left <= 0:
+        seconds_left = end - time.monotonic()
+        failed_needs = [name for name in stage.needs if name in report.failed]
+        if failed_needs:
+            reason = f"{', '.join(failed_needs)} failed"
+        elif seconds_left <= 0:
             reason = "no time left"
         else:
-            run_stage(stage, command, report, left=left)
+            run_stage(stage, command, report, seconds_left=seconds_left)
             continue
         report.add({"stage": stage.name, "what": "stage", "value": f"skipped: {reason}"})
 
@@ -198,7 +198,7 @@ def run_all(
 def chosen_stages(names: str) -> list[Stage]:
     """Return the stages in a comma-separated list of names; all stages if it is empty."""
     stages = {stage.name: stage for stage in STAGES}
-    wanted = set(filter(None, names.split(",")))
+    wanted = set(filter(None, names.split(",")))  # An empty text splits into one empty name.
     if not wanted:
         return list(STAGES)
     unknown = wanted - stages.keys()

@@ -188,10 +188,10 @@ class Recorder:
         """Print a time in seconds."""
         self.emit(what, seconds, "s", target=target)
 
-    def emit_hash(self, what: str, found: str, expected: str) -> None:
+    def emit_hash(self, what: str, actual: str, expected: str) -> None:
         """Print a gate: two hashes are equal."""
-        passed = found == expected
-        self.emit(what, found[:12], target=expected[:12], passed=passed)
+        passed = actual == expected
+        self.emit(what, actual[:12], target=expected[:12], passed=passed)
 
     def reset_peak(self) -> None:
         """Forget the peak memory of a GPU so far."""
@@ -265,50 +265,58 @@ class DrawnPairs:
         self._source_lengths = source_lengths
         self._target_lengths = target_lengths
         self._random = np.random.default_rng(seed)
+        # Zipf's law: the weights of the ids are 1, 1/2, 1/3... Ids 0 to 3 are special symbols.
         weights = 1.0 / np.arange(1, vocab_size - 3)
-        self._law = weights.cumsum() / weights.sum()
+        self._cumulative = weights.cumsum() / weights.sum()
 
-    def _ids(self, lengths: Any) -> FlatIds:
-        shares = self._random.random(int(lengths.sum()))
-        ids = 4 + np.searchsorted(self._law, shares)
+    def _draw_ids(self, lengths: Any) -> FlatIds:
+        drawn = self._random.random(int(lengths.sum()))
+        ids = 4 + np.searchsorted(self._cumulative, drawn)
         return FlatIds(ids.astype(np.int64), lengths)
 
     def batch(self, rows: Any) -> Batch:
         """Return a batch of the pairs ``rows``."""
-        source = self._ids(self._source_lengths[rows])
-        target = self._ids(self._target_lengths[rows])
+        source = self._draw_ids(self._source_lengths[rows])
+        target = self._draw_ids(self._target_lengths[rows])
         return collate(source, target, rows)
 
 
 def wmt_like(vocab_size: int, max_tokens: int, count: int) -> list[Batch]:
-    """Return ``count`` random batches with ``max_tokens`` source plus target tokens."""
+    """Return ``count`` random batches with about ``max_tokens`` source plus target tokens."""
     random = np.random.default_rng(1)
     num_pairs = max(2000, count * max_tokens // 20)
-    longest = min(150, max_tokens // 4)
-    drawn = random.lognormal(3.2, 0.55, num_pairs)
-    source = np.clip(drawn, 2, longest).astype(np.int32)
+    max_length = min(150, max_tokens // 4)
+    drawn_lengths = random.lognormal(3.2, 0.55, num_pairs)
+    source_lengths = np.clip(drawn_lengths, 2, max_length).astype(np.int32)
     ratios = random.lognormal(0.02, 0.2, num_pairs)
-    drawn = source * ratios
-    target = np.clip(drawn, 2, longest).astype(np.int32)
-    pairs = DrawnPairs(vocab_size, source, target, seed=1)
-    of_epoch = epoch_random(1, 0)
-    plan = plan_batches(source + 1, target + 1, max_tokens=max_tokens, noise=0.1, random=of_epoch)
-    with_ends = source + target + 2
-    full = [rows for rows in plan if with_ends[rows].sum() > max_tokens * 0.7]
-    chosen = (full or plan)[:count]
-    return [pairs.batch(rows) for rows in chosen]
+    scaled_lengths = source_lengths * ratios
+    target_lengths = np.clip(scaled_lengths, 2, max_length).astype(np.int32)
+    pairs = DrawnPairs(vocab_size, source_lengths, target_lengths, seed=1)
+    # Each sentence gets EOS.
+    plan = plan_batches(
+        source_lengths + 1,
+        target_lengths + 1,
+        max_tokens=max_tokens,
+        noise=0.1,
+        random=epoch_random(1, 0),
+    )
+    num_tokens = source_lengths + target_lengths + 2
+    # Some batches of a plan are small, which would make the measurement depend on chance.
+    full = [rows for rows in plan if num_tokens[rows].sum() > max_tokens * 0.7]
+    batch_rows = (full or plan)[:count]
+    return [pairs.batch(rows) for rows in batch_rows]
 
 
-def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
+def batch_of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
     """Return a random batch of ``shape[0]`` sentences with lengths from 1 to ``shape[1]``."""
-    count, longest = shape
+    num_sentences, max_length = shape
     random = np.random.default_rng(seed)
-    source = random.integers(1, longest + 1, count)
-    target = random.integers(1, longest + 1, count)
-    source = source.astype(np.int32)
-    target = target.astype(np.int32)
-    pairs = DrawnPairs(vocab_size, source, target, seed)
-    return pairs.batch(np.arange(count))
+    source_lengths = random.integers(1, max_length + 1, num_sentences)
+    target_lengths = random.integers(1, max_length + 1, num_sentences)
+    source_lengths = source_lengths.astype(np.int32)
+    target_lengths = target_lengths.astype(np.int32)
+    pairs = DrawnPairs(vocab_size, source_lengths, target_lengths, seed)
+    return pairs.batch(np.arange(num_sentences))
 
 
 def length_sums(batches: Sequence[Batch]) -> LengthSums:
@@ -316,15 +324,16 @@ def length_sums(batches: Sequence[Batch]) -> LengthSums:
     sources = []
     targets = []
     for batch in batches:
-        count = len(batch.rows)
-        sources.append(batch.source.lengths[:count])
-        targets.append(batch.target.lengths[:count])
+        num_pairs = len(batch.rows)  # Padding sentences come after the pairs.
+        sources.append(batch.source.lengths[:num_pairs])
+        targets.append(batch.target.lengths[:num_pairs])
     source_lengths = torch.cat(sources)
     target_lengths = torch.cat(targets)
     return LengthSums.of_pairs(source_lengths.numpy(), target_lengths.numpy())
 
 
 def _mean_tokens(batches: Sequence[Batch]) -> float:
+    """Return the mean number of target tokens of a batch."""
     num_tokens = sum(batch.num_target_tokens for batch in batches)
     return num_tokens / len(batches)
 
@@ -340,8 +349,8 @@ def make_updater(
     return Updater(model, optimizer, precision, loss, clip_norm=1.0)
 
 
-def have_compiled(updater: Updater, batch: Batch, device: torch.device) -> float:
-    """Compile the layers; return the seconds that this takes."""
+def compile_updater(updater: Updater, batch: Batch, device: torch.device) -> float:
+    """Compile the layers, with an update of ``batch``; return the seconds that this takes."""
     begin = perf_counter()
     compile_layers(
         True,
@@ -379,7 +388,7 @@ def matrix_rate(report: Recorder, rows: int, inner: int, columns: int) -> float:
         right = torch.randn(inner, columns, **options)
         inputs.append((left, right))
     if not report.quick:
-        inputs *= 4
+        inputs *= 4  # Enough work to measure; all inputs alternate.
     seconds = report.seconds(lambda: [left @ right for left, right in inputs])
     flops = 2.0 * rows * inner * columns
     return flops * len(inputs) / seconds
@@ -408,36 +417,38 @@ def machine(report: Recorder) -> None:
     num_cores = os.cpu_count() or 0
     report.emit("CPU cores", float(num_cores))
     num_bytes = 1 << 30
-    rows = 25_000
-    entries = 37_000
+    num_rows = 25_000
+    vocab_size = 37_000
     num_starts = 5000
     if report.quick:
         num_bytes = 1 << 20
-        rows = 64
-        entries = 400
+        num_rows = 64
+        vocab_size = 400
         num_starts = 100
-    here = torch.randint(0, 100, (num_bytes,), dtype=torch.uint8, device=report.device)
-    there = torch.empty_like(here)
-    seconds = report.seconds(lambda: there.copy_(here))
+    original = torch.randint(0, 100, (num_bytes,), dtype=torch.uint8, device=report.device)
+    copy = torch.empty_like(original)
+    seconds = report.seconds(lambda: copy.copy_(original))
     rate = 2 * num_bytes / seconds
     report.emit("copy, read and written", rate / 1e9, "GB/s")
-    here = there = torch.empty(0)  # frees the memory
+    original = copy = torch.empty(0)  # frees the memory
     rate = peak_rate(report)
     report.emit("products, 8192 cubed", rate / 1e12, "TFLOP/s")
     for size, config in SIZES.items():
         width = config.model_dim
         ff_dim = config.ff_dim
-        sides = [(width, 3 * width), (width, ff_dim), (ff_dim, width), (width, entries)]
-        for inner, columns in sides:
-            rate = matrix_rate(report, rows, inner, columns)
-            text = f"products, {size}, {rows} x {inner} x {columns}"
+        # Rows and columns of the weights: query, key and value; both of feed-forward; the output.
+        weights = [(width, 3 * width), (width, ff_dim), (ff_dim, width), (width, vocab_size)]
+        for inner, columns in weights:
+            rate = matrix_rate(report, num_rows, inner, columns)
+            text = f"products, {size}, {num_rows} x {inner} x {columns}"
             report.emit(text, rate / 1e12, "TFLOP/s")
     small = torch.zeros(1024, device=report.device)
+    # A GPU works asynchronously, so this measures how fast the host starts operations.
     begin = perf_counter()
     for _ in range(num_starts):
         small.add_(1)
-    host = perf_counter() - begin
-    microseconds = 1e6 * host / num_starts
+    host_seconds = perf_counter() - begin
+    microseconds = 1e6 * host_seconds / num_starts
     report.emit("host, to start one operation", microseconds, "microseconds")
 
 
@@ -461,14 +472,14 @@ def gradient_of(parameter: Tensor) -> Tensor:
 
 def gradients_of(updater: Updater, batch: Batch) -> tuple[Tensor, Gradients]:
     """Return loss and gradients as in training, but not divided by the number of tokens."""
-    flat = updater.optimizer.parameters
-    flat.clear()
+    parameters = updater.optimizer.parameters
+    parameters.clear()
     updater.model.train()
     updater._sum_gradients([batch], 1.0)
-    loss = torch.tensor(float(flat.sums[0]))
-    views = flat.views(flat.gradient)
+    loss = torch.tensor(float(parameters.sums[0]))  # The first sum is the loss.
+    views = parameters.views(parameters.gradient)
     gradients = {name: view.double().cpu().clone() for name, view in views.items()}
-    flat.clear()
+    parameters.clear()
     return loss, gradients
 
 
@@ -485,32 +496,33 @@ def error_of(value: Tensor, reference: Tensor) -> float:
 class GradientErrors:
     """Errors of losses and gradients over several batches."""
 
-    losses: list[float] = field(default_factory=list)
-    singles: list[float] = field(default_factory=list)
-    """Relative errors of single parameters."""
-    differences: list[float] = field(default_factory=list)
+    loss_errors: list[float] = field(default_factory=list)
+    """Relative error of the loss, for each batch."""
+    parameter_errors: list[float] = field(default_factory=list)
+    """Relative error of the gradient of each parameter, for each batch."""
+    difference_norms: list[float] = field(default_factory=list)
     """Norm of the difference of all gradients, for each batch."""
-    norms: list[float] = field(default_factory=list)
+    reference_norms: list[float] = field(default_factory=list)
     """Norm of all reference gradients, for each batch."""
 
     def add(self, gradients: Gradients, references: Gradients) -> None:
         """Add the gradients of a batch."""
-        values = torch.cat([gradients[key].flatten() for key in references])
+        values = torch.cat([gradients[name].flatten() for name in references])
         expected = torch.cat([reference.flatten() for reference in references.values()])
-        norm = float(expected.norm())
+        reference_norm = float(expected.norm())
         difference = values - expected
-        self.differences.append(float(difference.norm()))
-        self.norms.append(norm)
+        self.difference_norms.append(float(difference.norm()))
+        self.reference_norms.append(reference_norm)
         # A gradient that is mathematically zero, as of key biases, is noise in both.
-        least = 1e-3 * norm
-        for key, reference in references.items():
-            if float(reference.norm()) > least:
-                self.singles.append(error_of(gradients[key], reference))
+        min_norm = 1e-3 * reference_norm
+        for name, reference in references.items():
+            if float(reference.norm()) > min_norm:
+                self.parameter_errors.append(error_of(gradients[name], reference))
 
-    def together(self) -> float:
+    def total_error(self) -> float:
         """Return the relative error of all gradients over all batches."""
-        difference = torch.tensor(self.differences).norm()
-        ratio = difference / torch.tensor(self.norms).norm()
+        difference = torch.tensor(self.difference_norms).norm()
+        ratio = difference / torch.tensor(self.reference_norms).norm()
         return float(ratio.nan_to_num(inf))  # NaN must fail the gate
 
 
@@ -530,43 +542,47 @@ def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
     if report.quick:
         shapes = SHAPES[::4]
     models = {"tiny": SMALL, "tiny with GELU": SMOOTH, "modern": MODERN}
-    for (name, config), precision in itertools.product(models.items(), PRECISIONS):
-        # Compilation takes half a minute each.
-        if is_compiled and (name == "tiny") != (precision == "float32"):
+    for (name, config), precision_name in itertools.product(models.items(), PRECISIONS):
+        # Compilation takes half a minute for each, so each model is compiled in one precision.
+        compiled_precision = "bfloat16"
+        if name == "tiny":
+            compiled_precision = "float32"
+        if is_compiled and precision_name != compiled_precision:
             continue
-        still = config.model_copy(update={"dropout": 0.0})
-        policy = Precision(precision, report.device.type)
-        updater = make_updater(still, vocab_size, report.device, policy)
-        # Both use rounded weights, so that only the arithmetic differs.
+        without_dropout = config.model_copy(update={"dropout": 0.0})
+        precision = Precision(precision_name, report.device.type)
+        updater = make_updater(without_dropout, vocab_size, report.device, precision)
+        # Both models use rounded weights, so that only the arithmetic differs.
         weights = {}
-        for key, value in updater.optimizer.weights().items():
-            rounded = value.detach().to(policy.dtype)
-            weights[key] = rounded.float().cpu()
+        for parameter_name, value in updater.optimizer.weights().items():
+            rounded = value.detach().to(precision.dtype)
+            weights[parameter_name] = rounded.float().cpu()
         updater.optimizer.load_weights(weights)
-        text = f"{name}, {precision}"
+        text = f"{name}, {precision_name}"
         if is_compiled:
-            first = of_shape(vocab_size, (3, 9), 0)
-            seconds = have_compiled(updater, first, report.device)
+            warm_up_batch = batch_of_shape(vocab_size, (3, 9), 0)
+            seconds = compile_updater(updater, warm_up_batch, report.device)
             report.emit_seconds(f"{text}, time to compile", seconds)
-        reference = build_model(still, vocab_size, vocab_size)
+        reference = build_model(without_dropout, vocab_size, vocab_size)
         reference.load_state_dict(weights)
         reference.double().train()
         errors = GradientErrors()
         for seed, shape in enumerate(shapes):
-            batch = of_shape(vocab_size, shape, 100 + seed)
-            expected_loss, expected = reference_gradients(reference, batch)
+            batch = batch_of_shape(vocab_size, shape, 100 + seed)
+            expected_loss, expected_gradients = reference_gradients(reference, batch)
             loss, gradients = gradients_of(updater, batch)
-            error = error_of(loss, expected_loss)
-            errors.losses.append(error)
-            errors.add(gradients, expected)
-        limit = _limit_of_gradients(config, policy)
-        of_parameter = GATE_OF_PARAMETER[precision]
-        _gate(report, f"{text}, loss", errors.losses, GATE_OF_LOSS[precision])
-        _gate(report, f"{text}, gradients together", [errors.together()], limit)
-        _gate(report, f"{text}, gradient of a parameter", errors.singles, of_parameter)
+            loss_error = error_of(loss, expected_loss)
+            errors.loss_errors.append(loss_error)
+            errors.add(gradients, expected_gradients)
+        limit = _limit_of_gradients(config, precision)
+        parameter_limit = GATE_OF_PARAMETER[precision_name]
+        _gate(report, f"{text}, loss", errors.loss_errors, GATE_OF_LOSS[precision_name])
+        _gate(report, f"{text}, gradients together", [errors.total_error()], limit)
+        _gate(report, f"{text}, gradient of a parameter", errors.parameter_errors, parameter_limit)
 
 
 def _gate(report: Recorder, what: str, errors: Sequence[float], limit: float) -> None:
+    """Print a gate: the largest of some relative errors is below a limit."""
     worst = max(errors)
     if len(errors) > 1:
         what += f": worst of {len(errors)}"
@@ -578,44 +594,46 @@ def _check_losses(report: Recorder) -> None:
     """Compare the loss and the gradients of its inputs with float64."""
     random = np.random.default_rng(5)
     num_draws = 12
-    max_entries = 9000
+    max_vocab_size = 9000
     if report.quick:
         num_draws = 3
-        max_entries = 400
+        max_vocab_size = 400
     for precision in PRECISIONS:
         dtype = Precision(precision, report.device.type).dtype
-        losses = []
-        gradients = []
-        for number in range(num_draws):
-            rows = int(random.integers(1, 700))
+        loss_errors = []
+        gradient_errors = []
+        for seed in range(num_draws):
+            num_rows = int(random.integers(1, 700))
             width = 16 * int(random.integers(1, 12))
-            vocab_size = int(random.integers(5, max_entries))
-            torch.manual_seed(number)
+            vocab_size = int(random.integers(5, max_vocab_size))
+            torch.manual_seed(seed)
             # Logits have a standard deviation of 2, as in training. A 16-bit logit of 40 would have
             # an error of 0.1, and its probability an error of 10%, even with a perfect loss.
-            hidden = torch.randn(rows, width) * (2 * width**-0.5)
+            hidden = torch.randn(num_rows, width) * (2 * width**-0.5)
             weight = torch.randn(vocab_size, width)
             bias = torch.randn(vocab_size) * 0.5
             inputs = [value.to(dtype) for value in (hidden, weight, bias)]
-            gold = torch.randint(0, vocab_size, (rows,))
-            here = [value.clone().to(report.device).requires_grad_() for value in inputs]
-            hidden, weight, bias = here
+            gold = torch.randint(0, vocab_size, (num_rows,))
+            # The loss of training, on the device.
+            device_inputs = [value.clone().to(report.device).requires_grad_() for value in inputs]
+            hidden, weight, bias = device_inputs
             device_gold = gold.to(report.device)
             loss = cross_entropy(hidden, weight, bias, device_gold, SMOOTHING)
             loss.backward()
-            there = [value.double().requires_grad_() for value in inputs]
-            hidden, weight, bias = there
+            # The reference, in float64 on the CPU.
+            reference_inputs = [value.double().requires_grad_() for value in inputs]
+            hidden, weight, bias = reference_inputs
             logits = F.linear(hidden, weight, bias)
             expected = F.cross_entropy(logits, gold, label_smoothing=SMOOTHING, reduction="sum")
             expected.backward()
             loss = loss.detach().double().cpu()
-            losses.append(error_of(loss, expected.detach()))
-            for value, reference in zip(here, there, strict=True):
+            loss_errors.append(error_of(loss, expected.detach()))
+            for value, reference in zip(device_inputs, reference_inputs, strict=True):
                 error = error_of(gradient_of(value), gradient_of(reference))
-                gradients.append(error)
+                gradient_errors.append(error)
         limit = GATE_OF_LOSS[precision]
-        _gate(report, f"loss alone, {precision}", losses, limit)
-        _gate(report, f"loss alone, {precision}, gradients", gradients, limit)
+        _gate(report, f"loss alone, {precision}", loss_errors, limit)
+        _gate(report, f"loss alone, {precision}, gradients", gradient_errors, limit)
 
 
 def gradients(report: Recorder) -> None:
@@ -662,33 +680,43 @@ def nmt(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[str, str
     variables = os.environ | {"PYTHONPATH": PATHS}
     if env is not None:
         variables.update(env)
-    done = subprocess.run(
+    completed = subprocess.run(
         [*NMT, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, env=variables
     )
-    if done.returncode:
-        raise RuntimeError(f"nmt {' '.join(arguments)}: code {done.returncode}\n{done.stderr}")
-    return done.stdout, done.stderr
+    if completed.returncode:
+        raise RuntimeError(
+            f"nmt {' '.join(arguments)}: code {completed.returncode}\n{completed.stderr}"
+        )
+    return completed.stdout, completed.stderr
 
 
 def settings(report: Recorder, run: str, changes: Mapping[str, Any]) -> list[str]:
-    """Return ``--set`` flags for device, folders and ``changes``."""
+    """Return ``--set`` flags for device, folders and ``changes``.
+
+    Args:
+        report: Options and device of the stage.
+        run: Name of the run. Runs with the same name before the first hyphen share prepared data.
+        changes: Further settings.
+    """
     task, *_ = run.split("-")
-    prepared_dir = report.folder / "prepared" / task
-    run_dir = report.folder / "runs" / run
-    chosen: dict[str, Any] = {"training.device": report.device.type}
-    chosen["prepared_dir"] = str(prepared_dir)
-    chosen["run_dir"] = str(run_dir)
-    chosen.update(changes)
+    values: dict[str, Any] = {
+        "training.device": report.device.type,
+        "prepared_dir": str(report.folder / "prepared" / task),
+        "run_dir": str(report.folder / "runs" / run),
+        **changes,
+    }
     if report.quick:
-        chosen["model.encoder_layers"] = 1
-        chosen["model.decoder_layers"] = 1
-        chosen["model.model_dim"] = 32
-        chosen["model.ff_dim"] = 32
-        chosen["decoding.max_length_factor"] = 0.2
-        chosen["decoding.max_length_offset"] = 4
-        chosen["data.train"] = [{"name": "demo", "demo": "test"}]
-        chosen["data.valid"] = {"source": f"{SAMPLE}.en", "target": f"{SAMPLE}.de"}
-    return [f"--set={key}={json.dumps(value)}" for key, value in chosen.items()]
+        values |= {
+            "model.encoder_layers": 1,
+            "model.decoder_layers": 1,
+            "model.model_dim": 32,
+            "model.ff_dim": 32,
+            "decoding.max_length_factor": 0.2,
+            "decoding.max_length_offset": 4,
+            "data.train": [{"name": "demo", "demo": "test"}],
+            "data.valid": {"source": f"{SAMPLE}.en", "target": f"{SAMPLE}.de"},
+        }
+    return [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
 
 
 def demo_settings(report: Recorder) -> dict[str, Any]:
@@ -701,31 +729,34 @@ def demo_settings(report: Recorder) -> dict[str, Any]:
 
 def resume(report: Recorder) -> None:
     """Gate: stopped and resumed training gives the same bytes as uninterrupted training."""
-    half = 40
+    stop_step = 40
     if report.quick:
-        half = 4
-    whole = 2 * half
-    changes = demo_settings(report)
-    changes["training.schedule.shape"] = "constant"
-    changes["training.compile"] = report.is_gpu  # `auto` would not compile for so few updates
-    changes["training.validate_every"] = 1000
-    changes["training.save_every"] = 1000
+        stop_step = 4
+    last_step = 2 * stop_step
+    changes = demo_settings(report) | {
+        "training.schedule.shape": "constant",
+        "training.compile": report.is_gpu,  # `auto` would not compile for so few updates
+        "training.validate_every": 1000,
+        "training.save_every": 1000,
+    }
     nmt("prepare", DEMO, *settings(report, "demo", changes))
-    stops_of = {"demo-whole": [whole], "demo-resumed": [half, whole]}
-    hashes = []
-    for run, stops in stops_of.items():
-        for stop in stops:
+    # Of each run: the last step of each of its trainings, which follow each other.
+    steps_of_runs = {"demo-whole": [last_step], "demo-resumed": [stop_step, last_step]}
+    run_hashes = []
+    for run, steps in steps_of_runs.items():
+        for step in steps:
             begin = perf_counter()
-            changes["training.max_steps"] = stop
+            changes["training.max_steps"] = step
             flags = settings(report, run, changes)
             nmt("train", DEMO, *flags, "--exact", "--quiet")
             seconds = perf_counter() - begin
-            report.emit_seconds(f"{run}, to update {stop}, the whole command", seconds)
-        hashes.append(_hashes(report.folder / "runs" / run))
-    expected, resumed = hashes
-    for number, part in enumerate(("weights", "optimizer")):
-        text = f"{whole} updates, resumed: sha256 of {part}"
-        report.emit_hash(text, resumed[number], expected[number])
+            report.emit_seconds(f"{run}, to update {step}, the whole command", seconds)
+        run_hashes.append(_hashes(report.folder / "runs" / run))
+    expected_hashes, resumed_hashes = run_hashes
+    parts = ("weights", "optimizer")
+    for part, resumed, expected in zip(parts, resumed_hashes, expected_hashes, strict=True):
+        text = f"{last_step} updates, resumed: sha256 of {part}"
+        report.emit_hash(text, resumed, expected)
 
 
 def _hashes(run_dir: Path) -> list[str]:
@@ -754,15 +785,16 @@ def _sources(report: Recorder, count: int, *, name: str = "test_2016_flickr") ->
         content = gzip.decompress(archive.read_bytes()).decode()
     else:
         content = (ROOT / f"{SAMPLE}.en").read_text(encoding="utf-8")
-    lines = itertools.cycle(content.splitlines())
-    chosen = itertools.islice(lines, count)
+    repeated_lines = itertools.cycle(content.splitlines())
+    lines = itertools.islice(repeated_lines, count)
     path = report.folder / f"source.{count}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in chosen), encoding="utf-8")
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
 def _beam_sizes(report: Recorder) -> tuple[int, ...]:
+    """Return the beam sizes to measure."""
     if report.quick:
         return (5,)
     return (1, 5)
@@ -775,15 +807,15 @@ def search(report: Recorder) -> None:
     wrong outputs again and hide them. A few lines may differ, where two hypotheses have almost the
     same score.
     """
-    count = 200
+    num_lines = 200
     # CUDA graphs are recorded for at most 256 rows.
-    few = 600
-    ways = {"few rows": few, "many rows": 60_000}
+    small_batch_tokens = 600
+    batch_sizes = {"few rows": small_batch_tokens, "many rows": 60_000}
     if report.quick:
-        count = 4
-        del ways["many rows"]
+        num_lines = 4
+        del batch_sizes["many rows"]
     model = _model(report)
-    path = _sources(report, count)
+    path = _sources(report, num_lines)
 
     def translate(device: str, beam_size: int, batch_tokens: int) -> list[str]:
         flags = ["-i", str(path), "--device", device, "-b", str(beam_size), "--no-guard"]
@@ -792,35 +824,37 @@ def search(report: Recorder) -> None:
         return output.split("\n")
 
     for beam_size in _beam_sizes(report):
-        expected = translate("cpu", beam_size, few)
-        for name, batch_tokens in ways.items():
+        expected = translate("cpu", beam_size, small_batch_tokens)
+        for name, batch_tokens in batch_sizes.items():
             lines = translate(report.device.type, beam_size, batch_tokens)
             num_equal = sum(map(str.__eq__, lines, expected))
-            alike = num_equal / len(expected)
+            share_equal = num_equal / len(expected)
             text = f"beam {beam_size}, {name}: lines equal to the CPU"
-            passed = len(lines) == len(expected) and alike >= 0.98
-            share = 100 * alike
-            report.emit(text, share, "%", target=">= 98%", passed=passed)
+            passed = len(lines) == len(expected) and share_equal >= 0.98
+            percent = 100 * share_equal
+            report.emit(text, percent, "%", target=">= 98%", passed=passed)
 
 
 def shapes(report: Recorder) -> None:
     """Gate: hundreds of batch shapes do not cause recompilation."""
-    count = 250
+    num_updates = 250
     if report.quick:
-        count = 6
-    changes = demo_settings(report)
-    changes["training.max_steps"] = count
-    changes["training.schedule.shape"] = "constant"
-    changes["training.compile"] = report.is_gpu
+        num_updates = 6
+    changes = demo_settings(report) | {
+        "training.max_steps": num_updates,
+        "training.schedule.shape": "constant",
+        "training.compile": report.is_gpu,
+    }
     flags = settings(report, "demo-shapes", changes)
-    _, messages = nmt("train", DEMO, *flags, env={"TORCH_LOGS": "recompiles"})
-    _, *causes = messages.split("Recompiling function")
+    _, log = nmt("train", DEMO, *flags, env={"TORCH_LOGS": "recompiles"})
+    # The log of torch has a message for each recompilation, which starts with these words.
+    _, *messages = log.split("Recompiling function")
     # Training and validation have different graphs, which the warm-up compiles.
-    unexpected = [cause for cause in causes if "grad_mode" not in cause]
-    text = f"recompiled in {count} updates"
+    unexpected = [message for message in messages if "grad_mode" not in message]
+    text = f"recompiled in {num_updates} updates"
     report.emit(text, float(len(unexpected)), target="0", passed=not unexpected)
-    for cause in unexpected[:5]:
-        reasons = re.findall(r"- \d+/\d+: (.*)", cause)
+    for message in unexpected[:5]:
+        reasons = re.findall(r"- \d+/\d+: (.*)", message)
         report.emit("recompiled because", "; ".join(reasons)[:200])
 
 
@@ -831,60 +865,63 @@ def _rate(
     report: Recorder, updater: Updater, batches: Sequence[Batch], *, rounds: int = 3
 ) -> tuple[float, float]:
     """Return the seconds of an update, and the seconds until the host could continue."""
-    hosts = []
+    host_seconds = []  # Of each call of `update_all`: until all updates are started.
 
-    def work() -> None:
+    def update_all() -> None:
         begin = perf_counter()
         stats = [updater([batch], 1e-4) for batch in batches]
-        hosts.append(perf_counter() - begin)
+        host_seconds.append(perf_counter() - begin)
         read_together(stats)
 
-    seconds = report.seconds(work, rounds=rounds, warm_up=1)
-    host = statistics.median(hosts[-rounds:])
-    return seconds / len(batches), host / len(batches)
+    seconds = report.seconds(update_all, rounds=rounds, warm_up=1)
+    median_host = statistics.median(host_seconds[-rounds:])  # Without the warm-up.
+    return seconds / len(batches), median_host / len(batches)
 
 
 def loss(report: Recorder) -> None:
     """Time the output projection with its loss, forwards and backwards, against its products."""
-    rows = 25_000
-    entries = 37_000
+    num_rows = 25_000
+    vocab_size = 37_000
     if report.quick:
-        rows = 300
-        entries = 400
+        num_rows = 300
+        vocab_size = 400
     width = SIZES["base"].model_dim
     dtype = choose_precision("auto", report.device).dtype
     options: Any = {"device": report.device, "dtype": dtype}
+    # Several inputs, so that a cache of the device does not hold all of them.
     inputs = []
     for _ in range(3):
-        hidden = torch.randn(rows, width, **options, requires_grad=True)
-        weight = torch.randn(entries, width, **options).div_(8)
+        hidden = torch.randn(num_rows, width, **options, requires_grad=True)
+        weight = torch.randn(vocab_size, width, **options).div_(8)
         weight.requires_grad_()
-        bias = torch.randn(entries, **options, requires_grad=True)
-        gold = torch.randint(0, entries, (rows,), device=report.device)
+        bias = torch.randn(vocab_size, **options, requires_grad=True)
+        gold = torch.randint(0, vocab_size, (num_rows,), device=report.device)
         inputs.append((hidden, weight, bias, gold))
 
-    def both_ways(compiler: Callable[..., Any]) -> None:
+    def compute_losses(compiler: Callable[..., Any]) -> None:
         for hidden, weight, bias, gold in inputs:
             cross_entropy(hidden, weight, bias, gold, SMOOTHING, compiler).backward()
             hidden.grad = weight.grad = bias.grad = None
 
-    def products() -> None:
+    def compute_products() -> None:
+        # Of the logits, of the gradient of the hidden states, and of the gradient of the weight.
+        # Logits stand for their gradient, which has the same shape.
         for hidden, weight, _, _ in inputs:
-            by_logits = hidden.detach() @ weight.detach().T
-            by_logits @ weight.detach()
-            by_logits.T @ hidden.detach()
+            logits = hidden.detach() @ weight.detach().T
+            logits @ weight.detach()
+            logits.T @ hidden.detach()
 
-    alone = report.seconds(products) / len(inputs)
-    text = f"loss of {rows} x {width} x {entries}"
-    report.emit_ms(f"{text}: its three matrix products", alone)
-    ways: dict[str, Callable[..., Any]] = {"not compiled": lambda function: function}
+    product_seconds = report.seconds(compute_products) / len(inputs)
+    text = f"loss of {num_rows} x {width} x {vocab_size}"
+    report.emit_ms(f"{text}: its three matrix products", product_seconds)
+    compilers: dict[str, Callable[..., Any]] = {"not compiled": lambda function: function}
     if report.is_gpu:
-        ways["compiled"] = cache(compile_function)
-    for name, compiler in ways.items():
+        compilers["compiled"] = cache(compile_function)
+    for name, compiler in compilers.items():
         report.reset_peak()
-        whole = report.seconds(partial(both_ways, compiler))
-        rest = whole / len(inputs) - alone
-        report.emit(f"{text}: the rest, {name}", 1e3 * rest, "ms", target="<= 3")
+        loss_seconds = report.seconds(partial(compute_losses, compiler)) / len(inputs)
+        other_ms = 1e3 * (loss_seconds - product_seconds)
+        report.emit(f"{text}: the rest, {name}", other_ms, "ms", target="<= 3")
         report.emit_peak(f"{text}: peak memory, {name}")
 
 
@@ -898,31 +935,31 @@ def training(report: Recorder) -> None:
         vocab_size = 37_000
         if name == "tiny":
             vocab_size = 8_000
-        counts = UPDATES[name]
-        work = Workload(SIZES[name], vocab_size, min(counts))
+        targets = UPDATES[name]
+        workload = Workload(SIZES[name], vocab_size, min(targets))
         if report.quick:
-            work = QUICK
-            counts = {QUICK.max_tokens: ("", "")}
-        updater = work.updater(report)
+            workload = QUICK
+            targets = {QUICK.max_tokens: ("", "")}
+        updater = workload.updater(report)
         with deterministic(report.device, wanted=True):
             if report.is_gpu:
-                first, *_ = replace(work, num_batches=1).batches()
-                seconds = have_compiled(updater, first, report.device)
+                first_batch, *_ = replace(workload, num_batches=1).batches()
+                seconds = compile_updater(updater, first_batch, report.device)
                 report.emit_seconds(f"{name}, time to compile", seconds, target="<= 75")
-            for max_tokens, (rate, share) in counts.items():
-                batches = replace(work, max_tokens=max_tokens).batches()
+            for max_tokens, (target_rate, target_utilisation) in targets.items():
+                batches = replace(workload, max_tokens=max_tokens).batches()
                 report.reset_peak()
-                seconds, host = _rate(report, updater, batches)
+                seconds, host_seconds = _rate(report, updater, batches)
                 tokens = _mean_tokens(batches)
                 sums = length_sums(batches)
-                flops = training_flops(work.config, work.vocab_size, sums)
-                needed = flops.total / len(batches)
-                utilisation = 100 * needed / seconds / peak
+                flops = training_flops(workload.config, workload.vocab_size, sums)
+                update_flops = flops.total / len(batches)
+                utilisation = 100 * update_flops / seconds / peak
                 text = f"{name}, {max_tokens} tokens an update"
-                report.emit(f"{text}: target tokens/s", tokens / seconds, target=rate)
-                report.emit(f"{text}: utilisation", utilisation, "%", target=share)
+                report.emit(f"{text}: target tokens/s", tokens / seconds, target=target_rate)
+                report.emit(f"{text}: utilisation", utilisation, "%", target=target_utilisation)
                 report.emit_ms(f"{text}: an update", seconds)
-                report.emit_ms(f"{text}: of that, until the host continues", host)
+                report.emit_ms(f"{text}: of that, until the host continues", host_seconds)
                 report.emit_peak(f"{text}: peak memory")
 
 
@@ -993,39 +1030,39 @@ def plain_update(
 
 def pytorch(report: Recorder) -> None:
     """Report updates of a model of this size in PyTorch alone, in turn with those of `nmt`."""
-    work = base_workload(report)
+    workload = base_workload(report)
     precision = choose_precision("auto", report.device)
-    batches = work.batches()
-    here = [batch.to(report.device) for batch in batches]
-    updater = work.updater(report)
-    model = PlainTransformer(work.config, work.vocab_size).to(report.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    plain: Callable[..., Any] = model
+    batches = workload.batches()
+    device_batches = [batch.to(report.device) for batch in batches]
+    updater = workload.updater(report)
+    plain_model = PlainTransformer(workload.config, workload.vocab_size).to(report.device)
+    optimizer = torch.optim.AdamW(plain_model.parameters(), lr=1e-4, fused=True)
+    forward: Callable[..., Any] = plain_model
     if report.is_gpu:
-        have_compiled(updater, batches[0], report.device)
-        plain = torch.compile(model, dynamic=True)
+        compile_updater(updater, batches[0], report.device)
+        forward = torch.compile(plain_model, dynamic=True)
 
-    def theirs() -> None:
-        for batch in here:
-            plain_update(plain, optimizer, batch, precision)
+    def make_plain_updates() -> None:
+        for batch in device_batches:
+            plain_update(forward, optimizer, batch, precision)
 
     num_rounds = 3
     if report.quick:
         num_rounds = 1
-    of_nmt = []
-    of_pytorch = []
+    nmt_seconds = []  # Of an update in each round.
+    plain_seconds = []
     for _ in range(num_rounds):
         seconds, _ = _rate(report, updater, batches, rounds=1)
-        of_nmt.append(seconds)
-        seconds = report.seconds(theirs, rounds=1, warm_up=1)
-        of_pytorch.append(seconds / len(batches))
+        nmt_seconds.append(seconds)
+        seconds = report.seconds(make_plain_updates, rounds=1, warm_up=1)
+        plain_seconds.append(seconds / len(batches))
     tokens = _mean_tokens(batches)
-    ours = statistics.median(of_nmt)
-    plain_seconds = statistics.median(of_pytorch)
-    text = f"base, {work.max_tokens} tokens an update"
-    report.emit(f"{text}, nmt: target tokens/s", tokens / ours)
-    report.emit(f"{text}, PyTorch alone: target tokens/s", tokens / plain_seconds)
-    report.emit("base: nmt beside PyTorch alone", plain_seconds / ours, "times as fast")
+    nmt_median = statistics.median(nmt_seconds)
+    plain_median = statistics.median(plain_seconds)
+    text = f"base, {workload.max_tokens} tokens an update"
+    report.emit(f"{text}, nmt: target tokens/s", tokens / nmt_median)
+    report.emit(f"{text}, PyTorch alone: target tokens/s", tokens / plain_median)
+    report.emit("base: nmt beside PyTorch alone", plain_median / nmt_median, "times as fast")
 
 
 def kernels(report: Recorder) -> None:
@@ -1034,23 +1071,24 @@ def kernels(report: Recorder) -> None:
     Also for a tiny model without compiled layers, whose updates take more time on the host than on
     the device.
     """
-    works = {
+    workloads = {
         "base": Workload(SIZES["base"], 37_000, 50_000, 6),
         "tiny": Workload(SIZES["tiny"], 37_000, 2048, 6),
     }
     if report.quick:
-        works = dict.fromkeys(works, QUICK)
+        workloads = dict.fromkeys(workloads, QUICK)
     activities = [ProfilerActivity.CPU]
     if report.is_gpu:
         activities.append(ProfilerActivity.CUDA)
-    for name, work in works.items():
-        updater = work.updater(report)
-        batches = work.batches()
+    for name, workload in workloads.items():
+        updater = workload.updater(report)
+        batches = workload.batches()
         with deterministic(report.device, wanted=True):
             if report.is_gpu and name == "base":
-                seconds = have_compiled(updater, batches[0], report.device)
-                report.emit_seconds(f"{name}: time to compile again", seconds, target="<= 15")
-            make_updates(updater, batches)
+                compile_seconds = compile_updater(updater, batches[0], report.device)
+                text = f"{name}: time to compile again"
+                report.emit_seconds(text, compile_seconds, target="<= 15")
+            make_updates(updater, batches)  # a warm-up
             report.wait()
             begin = perf_counter()
             make_updates(updater, batches)
@@ -1059,12 +1097,13 @@ def kernels(report: Recorder) -> None:
             with profile(activities=activities) as profiled:
                 make_updates(updater, batches)
                 report.wait()
-        seconds /= len(batches)
-        report.emit_ms(f"{name}: an update", seconds)
-        _by_kind(report, name, profiled, len(batches), seconds)
+        update_seconds = seconds / len(batches)
+        report.emit_ms(f"{name}: an update", update_seconds)
+        _report_profile(report, name, profiled, len(batches), update_seconds)
 
 
 def _kind_of(kernel: str) -> str:
+    """Return the kind of a kernel, a key of `KINDS`, or ``others``."""
     label = kernel.lower()
     for kind, pattern in KINDS.items():
         if re.search(pattern, label):
@@ -1072,32 +1111,42 @@ def _kind_of(kernel: str) -> str:
     return "others"
 
 
-def _by_kind(report: Recorder, name: str, profiled: Any, count: int, seconds: float) -> None:
-    """Report the profile of ``count`` updates, each of which takes ``seconds``."""
-    kinds: Counter[str] = Counter()
-    host: Counter[str] = Counter()
-    calls = 0
+def _report_profile(
+    report: Recorder, name: str, profiled: Any, num_updates: int, update_seconds: float
+) -> None:
+    """Report the time of an update on the device by kind of kernel, and on the host by operation.
+
+    Args:
+        report: Prints the results.
+        name: Name of the model.
+        profiled: The profile of ``num_updates`` updates, in microseconds.
+        num_updates: Number of updates.
+        update_seconds: Seconds of an update without the profiler.
+    """
+    device_times: Counter[str] = Counter()  # by kind of kernel
+    host_times: Counter[str] = Counter()  # by operation
+    num_kernels = 0
     for event in profiled.key_averages():
         if event.is_user_annotation:  # its time is counted by other events
             continue
         device_time = event.self_device_time_total
         host_time = event.self_cpu_time_total
-        if device_time and not host_time:
+        if device_time and not host_time:  # a kernel, which takes no time on the host
             kind = _kind_of(event.key)
-            kinds[kind] += device_time
-            calls += event.count
-        host[event.key] += host_time
-    for kind, microseconds in kinds.most_common():
-        milliseconds = microseconds / 1e3 / count
+            device_times[kind] += device_time
+            num_kernels += event.count
+        host_times[event.key] += host_time
+    for kind, microseconds in device_times.most_common():
+        milliseconds = microseconds / 1e3 / num_updates
         report.emit(f"{name}: device, {kind}", milliseconds, "ms")
-    if kinds:
-        busy_ms = sum(kinds.values()) / 1e3 / count
-        idle_ms = 1e3 * seconds - busy_ms
+    if device_times:
+        busy_ms = sum(device_times.values()) / 1e3 / num_updates
+        idle_ms = 1e3 * update_seconds - busy_ms
         report.emit(f"{name}: device, idle", idle_ms, "ms")
-        report.emit(f"{name}: kernels an update", calls / count)
-    for key, microseconds in host.most_common(12):
-        milliseconds = microseconds / 1e3 / count
-        report.emit(f"{name}: host, {key[:60]}", milliseconds, "ms")
+        report.emit(f"{name}: kernels an update", num_kernels / num_updates)
+    for operation, microseconds in host_times.most_common(12):
+        milliseconds = microseconds / 1e3 / num_updates
+        report.emit(f"{name}: host, {operation[:60]}", milliseconds, "ms")
 
 
 COPIED = (
@@ -1111,72 +1160,78 @@ effect compared to the second entry, which `nmt translate` uses."""
 
 def decoding(report: Recorder) -> None:
     """Report the speed of searches with an untrained base model, with outputs of 25 tokens."""
-    work = base_workload(report)
+    workload = base_workload(report)
     length = 25
     batch_sizes = [1, 64, 256, 512]
-    copied_sizes = [64, 512]
+    copied_batch_sizes = [64, 512]  # to compare the entries of `COPIED`
     dtype = torch.float32
     if report.quick:
         length = 5
         batch_sizes = [1, 4]
-        copied_sizes = [4]
+        copied_batch_sizes = [4]
     if report.is_gpu:
         dtype = torch.bfloat16
     torch.manual_seed(1)
-    model = build_model(work.config, work.vocab_size, work.vocab_size)
+    model = build_model(workload.config, workload.vocab_size, workload.vocab_size)
     model = model.to(report.device, dtype)
     engine = TorchEngine(model, is_final=True)
+    # By batch size and beam size.
     targets = {(1, 1): "<= 8 ms", (256, 1): "300,000", (256, 5): "120,000"}
-    for size, beam_size in itertools.product(batch_sizes, (1, 5)):
-        sources = _random_sources(work.vocab_size, length, size)
-        seconds, tokens = _search_time(report, engine, sources, beam_size)
+    for batch_size, beam_size in itertools.product(batch_sizes, (1, 5)):
+        batches = _random_sources(workload.vocab_size, length, batch_size)
+        seconds, num_tokens = _search_time(report, engine, batches, beam_size)
         search_name = f"beam {beam_size}"
         if beam_size == 1:
             search_name = "greedy"
-        text = f"base, {search_name}, batch {size}"
-        target = targets.get((size, beam_size), "")
-        if size == 1:
+        text = f"base, {search_name}, batch {batch_size}"
+        target = targets.get((batch_size, beam_size), "")
+        if batch_size == 1:
             report.emit(f"{text}: a sentence", 1e3 * seconds, "ms", target=target)
-            report.emit(f"{text}: tokens of a sentence", tokens)
+            report.emit(f"{text}: tokens of a sentence", num_tokens)
         else:
-            report.emit(f"{text}: tokens/s", tokens / seconds, target=target)
-    for size, (limit, predicted) in itertools.product(copied_sizes, COPIED):
-        decoder_state.LARGE_ON_GPU = limit
-        sources = _random_sources(work.vocab_size, length, size)
-        seconds, tokens = _search_time(report, engine, sources, 5)
-        text = f"base, beam 5, batch {size}, partial copies from {limit:,} values: tokens/s"
-        report.emit(text, tokens / seconds, predicted=predicted)
+            report.emit(f"{text}: tokens/s", num_tokens / seconds, target=target)
+    for batch_size, (min_values, predicted) in itertools.product(copied_batch_sizes, COPIED):
+        decoder_state.LARGE_ON_GPU = min_values
+        batches = _random_sources(workload.vocab_size, length, batch_size)
+        seconds, num_tokens = _search_time(report, engine, batches, 5)
+        options = f"batch {batch_size}, partial copies from {min_values:,} values"
+        text = f"base, beam 5, {options}: tokens/s"
+        report.emit(text, num_tokens / seconds, predicted=predicted)
 
 
-def _random_sources(vocab_size: int, length: int, size: int) -> list[list[list[int]]]:
-    """Return three batches of ``size`` random sentences of ``length`` tokens."""
+def _random_sources(vocab_size: int, length: int, batch_size: int) -> list[list[list[int]]]:
+    """Return three batches of ``batch_size`` random sentences of ``length`` tokens."""
     random = np.random.default_rng(3)
-    sources = random.integers(4, vocab_size, (3, size, length))
-    batches: list[list[list[int]]] = sources.tolist()
+    ids = random.integers(4, vocab_size, (3, batch_size, length))
+    batches: list[list[list[int]]] = ids.tolist()
     return batches
 
 
 def _search_time(
     report: Recorder, engine: TorchEngine, batches: Sequence[list[list[int]]], beam_size: int
 ) -> tuple[float, float]:
-    """Return the seconds and the output tokens of a batch; outputs are as long as sources."""
+    """Return the seconds and the output tokens of a batch; outputs are as long as sources.
+
+    All sentences of ``batches`` must have the same length.
+    """
+    length = len(batches[0][0])
     options = DecodingConfig(
         beam_size=beam_size,
         min_length_factor=1,
         max_length_factor=0,
-        max_length_offset=len(batches[0][0]),
+        max_length_offset=length,
     )
-    counts: list[int] = []
+    output_lengths: list[int] = []  # Of the last search, with EOS.
 
-    def work() -> None:
-        counts.clear()
+    def search_all() -> None:
+        output_lengths.clear()
         for batch in batches:
             for hypotheses in engine.search(batch, options):
                 best = hypotheses[:1]
-                counts.extend(len(hypothesis.ids) + 1 for hypothesis in best)
+                output_lengths.extend(len(hypothesis.ids) + 1 for hypothesis in best)
 
-    seconds = report.seconds(work, rounds=3, warm_up=2)
-    return seconds / len(batches), sum(counts) / len(batches)
+    seconds = report.seconds(search_all, rounds=3, warm_up=2)
+    return seconds / len(batches), sum(output_lengths) / len(batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1207,39 +1262,41 @@ VARIANTS = (
 
 def variants(report: Recorder) -> None:
     """Report the effect of each variant, and the noise of two equal measurements."""
-    work = base_workload(report)
-    batches = work.batches()
-    inductor = compilation.INDUCTOR
+    workload = base_workload(report)
+    batches = workload.batches()
+    usual_inductor = compilation.INDUCTOR
 
     def measure(variant: Variant) -> float:
+        """Return the seconds of an update."""
         torch.compiler.reset()  # variants compile the same functions, whose graphs are limited
         torch.compiler.set_stance("default")
-        compilation.INDUCTOR = inductor | dict.fromkeys(variant.inductor, True)
-        updater = work.updater(report)
+        compilation.INDUCTOR = usual_inductor | dict.fromkeys(variant.inductor, True)
+        updater = workload.updater(report)
+        # The micro-batches of each update.
         slices = [[batch] for batch in batches]
         if variant.num_slices == 2:
             slices = [list(batch.halves()) for batch in batches]
         if not variant.has_flash:
             FLASH[report.device.type] = None
-        order: AbstractContextManager[object] = nullcontext()
+        determinism: AbstractContextManager[object] = nullcontext()
         if variant.is_deterministic:
-            order = deterministic(report.device, wanted=True)
+            determinism = deterministic(report.device, wanted=True)
 
-        def make_all() -> None:
-            read_together([updater(parts, 1e-4) for parts in slices])
+        def update_all() -> None:
+            read_together([updater(micro_batches, 1e-4) for micro_batches in slices])
 
-        with order:
+        with determinism:
             if variant.is_compiled and report.is_gpu:
-                have_compiled(updater, batches[0], report.device)
-            seconds = report.seconds(make_all, rounds=3, warm_up=1)
+                compile_updater(updater, batches[0], report.device)
+            seconds = report.seconds(update_all, rounds=3, warm_up=1)
         FLASH.pop("cuda", None)  # the next variant looks it up again
         return seconds / len(batches)
 
-    base = Variant("as it is", "")
-    before = measure(base)
-    again = measure(base)
-    report.emit_ms("as it is, an update", before)
-    noise = 100 * abs(again / before - 1)
+    usual = Variant("as it is", "")
+    usual_seconds = measure(usual)
+    repeated_seconds = measure(usual)
+    report.emit_ms("as it is, an update", usual_seconds)
+    noise = 100 * abs(repeated_seconds / usual_seconds - 1)
     report.emit("as it is, again: difference (noise)", noise, "%")
     for variant in VARIANTS:
         try:
@@ -1248,66 +1305,67 @@ def variants(report: Recorder) -> None:
             reason, *_ = str(error).strip().split("\n", 1)
             report.emit(f"{variant.name}: failed", reason[:100], predicted=variant.predicted)
             continue
-        change = 100 * (seconds / min(before, again) - 1)
+        change = 100 * (seconds / min(usual_seconds, repeated_seconds) - 1)
         text = f"{variant.name}: time of an update"
         report.emit(text, change, "%", predicted=variant.predicted)
 
 
 def beside(report: Recorder) -> None:
     """Report how long updates wait for checkpoints, and how long BPE-dropout takes."""
-    work = Workload(SIZES["base"], 37_000, 4000, 1)
+    workload = Workload(SIZES["base"], 37_000, 4000, 1)
     num_saves = 4
     max_steps = 300
     if report.quick:
-        work = replace(QUICK, num_batches=1)
+        workload = replace(QUICK, num_batches=1)
         num_saves = 2
         max_steps = 8
-    updater = work.updater(report)
-    make_updates(updater, work.batches())
+    updater = workload.updater(report)
+    make_updates(updater, workload.batches())
     run_dir = report.folder / "runs" / "saved"
-    waits = []
-    times = []
-    schedule = TrainingConfig(max_steps=9)
-    with CheckpointWriter(run_dir, schedule, updater, {}, lambda _: None) as writer:
+    wait_seconds = []  # Until training can go on.
+    write_seconds = []  # Until the thread has written the checkpoint.
+    config = TrainingConfig(max_steps=9)
+    with CheckpointWriter(run_dir, config, updater, {}, lambda _: None) as writer:
         for step in range(1, num_saves + 1):
             report.wait()
             begin = perf_counter()
             writer.save(Progress(step=step))
-            waits.append(perf_counter() - begin)
+            wait_seconds.append(perf_counter() - begin)
             writer.wait()
-            times.append(perf_counter() - begin)
-    report.emit_ms("base: updates wait for a checkpoint", statistics.median(waits))
-    report.emit_seconds("base: a checkpoint, written by a thread", statistics.median(times))
+            write_seconds.append(perf_counter() - begin)
+    report.emit_ms("base: updates wait for a checkpoint", statistics.median(wait_seconds))
+    report.emit_seconds("base: a checkpoint, written by a thread", statistics.median(write_seconds))
     changes = demo_settings(report)
     changes["training.compile"] = False
     changes["training.max_steps"] = max_steps
-    changes["training.log_every"] = 4
+    log_every = 4
+    changes["training.log_every"] = log_every
     for rate in (0.0, 0.1):
         run = f"demo-{rate}"
         changes["batch.bpe_dropout"] = rate
         flags = settings(report, run, changes)
         nmt("train", DEMO, *flags, "--quiet")
-        updates = _updates(report.folder / "runs" / run)
-        seconds = statistics.median(line["seconds"] / 4 for line in updates)
+        records = _update_records(report.folder / "runs" / run)
+        seconds = statistics.median(record["seconds"] / log_every for record in records)
         report.emit_ms(f"demo, BPE-dropout {rate}: an update", seconds)
 
 
 # Whole commands
 
 
-def _updates(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what a run, which may still be writing, has recorded about its updates."""
+def _update_records(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the records of ``metrics.jsonl`` about updates. The run may still be writing."""
     path = run_dir / "metrics.jsonl"
-    updates: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     if not path.exists():
-        return updates
-    for text in path.read_text(encoding="utf-8").splitlines():
-        if not text.endswith("}"):
+        return records
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.endswith("}"):  # the run is writing this line
             continue
-        line = json.loads(text)
-        if line["kind"] == "update":
-            updates.append(line)
-    return updates
+        record = json.loads(line)
+        if record["kind"] == "update":
+            records.append(record)
+    return records
 
 
 class Training:
@@ -1323,34 +1381,37 @@ class Training:
     def __init__(
         self, report: Recorder, run: str, compiles_in: Path, changes: Mapping[str, Any]
     ) -> None:
-        of_run = demo_settings(report)
-        of_run["training.compile"] = True
-        of_run["training.log_every"] = 1
-        of_run["training.schedule.shape"] = "constant"
-        of_run.update(changes)
+        values = {
+            **demo_settings(report),
+            "training.compile": True,
+            "training.log_every": 1,
+            "training.schedule.shape": "constant",
+            **changes,
+        }
         self.folder = report.folder / "runs" / run
-        flags = settings(report, run, of_run)
+        flags = settings(report, run, values)
         nmt("prepare", DEMO, *flags)
-        folders = {"PYTHONPATH": PATHS, "TORCHINDUCTOR_CACHE_DIR": str(compiles_in)}
+        variables = {"PYTHONPATH": PATHS, "TORCHINDUCTOR_CACHE_DIR": str(compiles_in)}
         command = [*NMT, "train", DEMO, *flags, "--quiet"]
         self._begin = perf_counter()
-        self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | folders)
+        self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | variables)
 
-    def seconds_until(self, happened: Callable[[], bool]) -> float:
-        """Wait until ``happened``; return the seconds since the start.
+    def seconds_until(self, has_happened: Callable[[], bool]) -> float:
+        """Wait until ``has_happened`` returns True; return the seconds since the start.
 
         Raises:
             RuntimeError: The training ended before.
         """
-        while not happened():
-            if self.process.poll() is not None and not happened():
+        while not has_happened():
+            # Ask again: the event and the end may both have come after the first question.
+            if self.process.poll() is not None and not has_happened():
                 raise RuntimeError(f"training ended with code {self.process.returncode}")
             time.sleep(0.02)
         return perf_counter() - self._begin
 
     def has_updated(self) -> bool:
         """Whether the run has recorded an update."""
-        return bool(_updates(self.folder))
+        return bool(_update_records(self.folder))
 
     def stop(self) -> int:
         """Send SIGTERM, and return the exit code."""
@@ -1374,62 +1435,64 @@ def start(report: Recorder) -> None:
 
 def signals(report: Recorder) -> None:
     """Gate: SIGTERM while layers are compiled loses nothing."""
-    count = 40
+    num_updates = 40
     if report.quick:
-        count = 4
-    changes = {"training.max_steps": count}
+        num_updates = 4
+    changes = {"training.max_steps": num_updates}
     compiles_in = report.folder / "compiled-signals"
     stopped = Training(report, "demo-stopped", compiles_in, changes)
+    # The compiler has started when it has written a file.
     stopped.seconds_until(lambda: any(compiles_in.rglob("*.py")))
     begin = perf_counter()
-    code = stopped.stop()
+    exit_code = stopped.stop()
     seconds = perf_counter() - begin
     report.emit_seconds("SIGTERM while compiling: the command ends after", seconds)
     text = "SIGTERM while compiling: exit code"
-    report.emit(text, float(code), target="143", passed=code == 143)
-    hashes = []
+    report.emit(text, float(exit_code), target="143", passed=exit_code == 143)
+    run_hashes = []  # Of each run: the hashes of weights and optimizer.
     for run in ("demo-stopped", "demo-unstopped"):
         training = Training(report, run, compiles_in, changes)
         training.process.wait()
-        hashes.append(_hashes(training.folder))
-    text = f"{count} updates, started again: sha256 of weights and optimizer"
-    first, second = hashes
-    passed = first == second
-    report.emit(text, first[0][:12], target=second[0][:12], passed=passed)
+        run_hashes.append(_hashes(training.folder))
+    text = f"{num_updates} updates, started again: sha256 of weights and optimizer"
+    stopped_hashes, expected_hashes = run_hashes
+    passed = stopped_hashes == expected_hashes
+    report.emit(text, stopped_hashes[0][:12], target=expected_hashes[0][:12], passed=passed)
 
 
 def together(report: Recorder) -> None:
     """Gate: two trainings on one device do not change each other. Report their speed."""
-    count = 400
+    num_updates = 400
     if report.quick:
-        count = 8
-    changes = {"training.max_steps": count}
+        num_updates = 8
+    changes = {"training.max_steps": num_updates}
     compiles_in = report.folder / "compiled-together"
-    runs_of = {"one training": ["demo-alone"], "each of two": ["demo-first", "demo-second"]}
-    hashes = []
+    # Runs of the same name are started at the same time.
+    runs_by_name = {"one training": ["demo-alone"], "each of two": ["demo-first", "demo-second"]}
+    run_hashes = []  # Of each run: the hashes of weights and optimizer.
     medians = {}
-    for name, runs in runs_of.items():
+    for name, runs in runs_by_name.items():
         trainings = [Training(report, run, compiles_in, changes) for run in runs]
         for training in trainings:
             training.process.wait()
-        seconds = []
+        update_seconds = []
         for training in trainings:
-            hashes.append(_hashes(training.folder))
-            seconds += [line["seconds"] for line in _updates(training.folder)]
-        medians[name] = statistics.median(seconds)
+            run_hashes.append(_hashes(training.folder))
+            update_seconds += [record["seconds"] for record in _update_records(training.folder)]
+        medians[name] = statistics.median(update_seconds)
     for name, median in medians.items():
         report.emit_ms(f"demo, {name} on the device: an update", median)
-    alone, first, second = hashes
-    text = f"{count} updates beside another training: sha256 of weights and optimizer"
+    alone, first, second = run_hashes
+    text = f"{num_updates} updates beside another training: sha256 of weights and optimizer"
     passed = alone == first == second
     report.emit(text, first[0][:12], target=alone[0][:12], passed=passed)
 
 
-def _trained(
-    report: Recorder, config: str, run: str, changes: Sequence[str]
+def _train(
+    report: Recorder, config: str, run: str, more_flags: Sequence[str]
 ) -> tuple[float, float]:
     """Prepare, train and evaluate; return the seconds of these, and BLEU with beam 5."""
-    flags = [*settings(report, run, {}), *changes]
+    flags = [*settings(report, run, {}), *more_flags]
     evaluation = ["-t", "test", "-b", "5", "--metric", "bleu", "--resamples", "0", "--json"]
     if report.quick:
         flags += ["--set=training.max_steps=4", "--set=training.validation.max_sentences=4"]
@@ -1456,17 +1519,17 @@ def _corpora(
         source: Source language.
         target: Target language.
     """
-    place = report.chosen.data / folder
-    sides = {}
+    data = report.chosen.data / folder
+    corpora = {}
     for part, name in names.items():
-        of_source = place / f"{name}.{source}.gz"
-        of_target = place / f"{name}.{target}.gz"
-        if not of_source.exists() or not of_target.exists():
+        source_file = data / f"{name}.{source}.gz"
+        target_file = data / f"{name}.{target}.gz"
+        if not source_file.exists() or not target_file.exists():
             return None
-        sides[part] = {"source": str(of_source), "target": str(of_target)}
-    train = json.dumps([sides["train"]])
-    valid = json.dumps(sides["valid"])
-    test = json.dumps({"test": sides["test"]})
+        corpora[part] = {"source": str(source_file), "target": str(target_file)}
+    train = json.dumps([corpora["train"]])
+    valid = json.dumps(corpora["valid"])
+    test = json.dumps({"test": corpora["test"]})
     return [f"--set=data.train={train}", f"--set=data.valid={valid}", f"--set=data.test={test}"]
 
 
@@ -1474,14 +1537,14 @@ def multi30k(report: Recorder) -> None:
     """Run the Multi30k recipe from text to BLEU; report its time and BLEU."""
     config = "configs/multi30k.yaml"
     names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-    changes = _corpora(report, "multi30k", names, "de", "en")
+    flags = _corpora(report, "multi30k", names, "de", "en")
     if report.quick:  # a quick run uses the demo instead
         config = DEMO
-        changes = ["--set=tokenizer.vocab_size=320"]
-    if changes is None:
+        flags = ["--set=tokenizer.vocab_size=320"]
+    if flags is None:
         report.emit("Multi30k", "skipped: data not found")
         return
-    seconds, score = _trained(report, config, "multi30k", changes)
+    seconds, score = _train(report, config, "multi30k", flags)
     report.emit_seconds("Multi30k, from text to BLEU", seconds, target="<= 90")
     report.emit("Multi30k de-en, test_2016_flickr, beam 5", score, "BLEU", target=">= 41.0")
 
@@ -1493,9 +1556,9 @@ def proof(report: Recorder) -> None:
         return
     flags = settings(report, "proof", {"tokenizer.vocab_size": 1000})
     command = [sys.executable, "scripts/prove_resume.py", DEMO, *flags]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    *_, last = done.stdout.splitlines()
-    report.emit("scripts/prove_resume.py", last[:120], passed=True)
+    completed = subprocess.run(command, check=True, capture_output=True, text=True)
+    *_, last_line = completed.stdout.splitlines()
+    report.emit("scripts/prove_resume.py", last_line[:120], passed=True)
 
 
 def tatoeba(report: Recorder) -> None:
@@ -1504,13 +1567,13 @@ def tatoeba(report: Recorder) -> None:
         report.emit("Tatoeba", "skipped")
         return
     names = {"train": "train", "valid": "dev", "test": "test"}
-    changes = _corpora(report, "tatoeba_en_de", names, "en", "de")
-    if changes is None:
+    flags = _corpora(report, "tatoeba_en_de", names, "en", "de")
+    if flags is None:
         report.emit("Tatoeba", "skipped: data not found")
         return
-    changes += ["--set=source_language=en", "--set=target_language=de"]
-    changes += ["--set=training.max_steps=6000", "--set=batch.max_tokens=8192"]
-    seconds, score = _trained(report, "configs/multi30k.yaml", "tatoeba", changes)
+    flags += ["--set=source_language=en", "--set=target_language=de"]
+    flags += ["--set=training.max_steps=6000", "--set=batch.max_tokens=8192"]
+    seconds, score = _train(report, "configs/multi30k.yaml", "tatoeba", flags)
     report.emit_seconds("Tatoeba en-de, from text to BLEU", seconds)
     report.emit("Tatoeba en-de, test, beam 5", score, "BLEU")
 
@@ -1531,29 +1594,29 @@ def _search_rate(report: Recorder, model: str, path: Path, beam_size: int) -> fl
 
 def files(report: Recorder) -> None:
     """Report the speed of `nmt translate` from file to file, and of its searches alone."""
-    count = 50_000
+    num_lines = 50_000
     if report.quick:
-        count = 8
+        num_lines = 8
     model = _model(report)
-    path = _sources(report, count, name="train")
+    path = _sources(report, num_lines, name="train")
     output = path.with_suffix(".out")
     flags = ["-i", str(path), "-o", str(output), "--device", report.device.type]
     for beam_size in _beam_sizes(report):
         begin = perf_counter()
         _, messages = nmt("translate", model, *flags, "-b", str(beam_size))
-        rate = count / (perf_counter() - begin)
-        text = f"{count} lines, beam {beam_size}"
+        rate = num_lines / (perf_counter() - begin)
+        text = f"{num_lines} lines, beam {beam_size}"
         report.emit(f"{text}: lines/s, the whole command", rate)
-        alone = _search_rate(report, model, path, beam_size)
-        report.emit(f"{text}: lines/s, the searches alone", alone)
-        share = 100 * rate / alone
-        report.emit(f"{text}: share of that rate", share, "%", target=">= 70%")
+        search_rate = _search_rate(report, model, path, beam_size)
+        report.emit(f"{text}: lines/s, the searches alone", search_rate)
+        rate_percent = 100 * rate / search_rate
+        report.emit(f"{text}: share of that rate", rate_percent, "%", target=">= 70%")
         alarm = re.search(r"guard: ([\d,]+) of [\d,]+ translations looked", messages)
         num_alarms = 0
         if alarm is not None:
             num_alarms = int(alarm[1].replace(",", ""))
-        share = 100 * num_alarms / count
-        report.emit(f"{text}: lines that the guard searched again", share, "%")
+        alarm_percent = 100 * num_alarms / num_lines
+        report.emit(f"{text}: lines that the guard searched again", alarm_percent, "%")
 
 
 STAGES: tuple[Callable[[Recorder], None], ...] = (

@@ -31,26 +31,28 @@ BORDERS = (15, 20, 25, 30)
 """Upper limits of the length classes, in source subwords. The first is the limit of training."""
 
 
-def lines_by_length(config: RunConfig, most: int) -> dict[str, list[SentencePair]]:
-    """Return up to ``most`` pairs that were not in training, for each length class."""
+def pairs_by_length(config: RunConfig, max_pairs: int) -> dict[str, list[SentencePair]]:
+    """Return up to ``max_pairs`` pairs that were not in training, for each length class."""
     tokenizer = load_tokenizers(config.prepared_dir / "tokenizer").source
     options = ReadOptions(config.source_language, config.target_language)
-    names = [f"{a + 1}-{b}" for a, b in itertools.pairwise((0, *BORDERS))]
+    # The classes are 1-15, 16-20, ..., 31-: a border belongs to the class below it.
+    names = [f"{below + 1}-{border}" for below, border in itertools.pairwise((0, *BORDERS))]
     names.append(f"{BORDERS[-1] + 1}-")
     classes: dict[str, list[SentencePair]] = {name: [] for name in names}
     tests = config.data.test.values()
     corpora = [(corpus, True) for corpus in tests]
     corpora += [(corpus, False) for corpus in config.data.train]
     for corpus, is_test in corpora:
-        rows = read_corpus(corpus, options)
-        pairs = [row for row in rows if isinstance(row, SentencePair)]
-        sources = tokenizer.encode_batch([pair.source for pair in pairs])
-        for pair, ids in zip(pairs, sources, strict=True):
+        records = read_corpus(corpus, options)
+        # Lines that cannot be read are not pairs.
+        pairs = [record for record in records if isinstance(record, SentencePair)]
+        source_ids = tokenizer.encode_batch([pair.source for pair in pairs])
+        for pair, ids in zip(pairs, source_ids, strict=True):
             is_unseen = is_test or len(ids) > BORDERS[0]
             name = names[bisect_left(BORDERS, len(ids))]
-            of_class = classes[name]
-            if ids and is_unseen and len(of_class) < most:
-                of_class.append(pair)
+            class_pairs = classes[name]
+            if ids and is_unseen and len(class_pairs) < max_pairs:
+                class_pairs.append(pair)
     return classes
 
 
@@ -64,18 +66,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
     logging.getLogger("nmt.inference").setLevel(logging.ERROR)  # hides a warning per cut line
-    rows: dict[str, list[str]] = defaultdict(list)
+    rows: dict[str, list[str]] = defaultdict(list)  # Name -> BLEU of each length class.
     classes: dict[str, list[SentencePair]] = {}
     for kind in options.kinds:
-        own = [f"filters.max_length={BORDERS[0]}", f"model.positions={kind}"]
-        own += [f"prepared_dir={options.out}/prepared", f"run_dir={options.out}/{kind}"]
-        config = nmt.load_config(options.config, [*options.set, *own])
+        changes = [f"filters.max_length={BORDERS[0]}", f"model.positions={kind}"]
+        changes += [f"prepared_dir={options.out}/prepared", f"run_dir={options.out}/{kind}"]
+        config = nmt.load_config(options.config, [*options.set, *changes])
         fit(config)
-        classes = lines_by_length(config, options.most)
-        ways = {"segments": True, "whole": False}
-        if kind == "learned":
-            del ways["whole"]
-        for way, split in ways.items():
+        classes = pairs_by_length(config, options.most)
+        splits = {"segments": True, "whole": False}
+        if kind == "learned":  # cannot read longer lines as a whole
+            del splits["whole"]
+        for unit, split in splits.items():
             translator = nmt.Translator.load(config.run_dir, split=split, guard=False)
             for pairs in classes.values():
                 sources = [pair.source for pair in pairs]
@@ -84,8 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 scorer = MetricScorer("bleu", [references], MetricOptions())
                 outputs = [result.text for result in results]
                 bleu = scorer.score(outputs)
-                rows[f"{kind}, {way}"].append(f"{bleu.value:.1f}")
-    print("| source tokens (lines) |", *(f"{x} ({len(y)}) |" for x, y in classes.items()))
+                rows[f"{kind}, {unit}"].append(f"{bleu.value:.1f}")
+    headers = [f"{name} ({len(pairs)}) |" for name, pairs in classes.items()]
+    print("| source tokens (lines) |", *headers)
     print("|---" * (1 + len(classes)) + "|")
     for name, scores in rows.items():
         print(f"| {name} |", *(f"{score} |" for score in scores))

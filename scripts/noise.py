@@ -47,35 +47,38 @@ def changed_number(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
         source += f" ({number})"
         target += f" ({number})"
     digits = re.finditer(r"\d", target)
-    places = [digit.start() for digit in digits]
-    place = rng.choice(places)
-    before = target[:place]
-    after = target[place + 1 :]
-    number = int(target[place])
-    number += rng.randrange(1, 9)
-    return source, f"{before}{number % 10}{after}"
+    positions = [match.start() for match in digits]
+    position = rng.choice(positions)
+    text_before = target[:position]
+    text_after = target[position + 1 :]
+    # Adding 1 to 8 always gives a different digit.
+    digit = int(target[position]) + rng.randrange(1, 9)
+    return source, f"{text_before}{digit % 10}{text_after}"
 
 
 def replaced_word(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
-    """Repeat an earlier long pair with one word of the target replaced."""
-    earlier = []
+    """Repeat an earlier long pair with one word of the target replaced.
+
+    The new word is the first one of another target. `near_duplicate` ignores short pairs.
+    """
+    long_pairs = []
     for source, target in pairs[:row]:
         num_words = len(source.split()) + len(target.split())
         if num_words >= 16:
-            earlier.append((source, target))
-    source, target = rng.choice(earlier or pairs[:1])
+            long_pairs.append((source, target))
+    source, target = rng.choice(long_pairs or pairs[:1])
     words = target.split()
-    _, other = rng.choice(pairs)
-    place = rng.randrange(len(words))
-    word, *_ = other.split()
-    words[place] = word
+    _, another_target = rng.choice(pairs)
+    position = rng.randrange(len(words))
+    first_word, *_ = another_target.split()
+    words[position] = first_word
     return source, " ".join(words)
 
 
 def earlier_pair(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
-    """Repeat an earlier pair."""
-    chosen = rng.randrange(max(row, 1))
-    return pairs[chosen]
+    """Repeat an earlier pair; the first pair repeats itself."""
+    earlier_row = rng.randrange(max(row, 1))
+    return pairs[earlier_row]
 
 
 def other_case(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
@@ -153,7 +156,7 @@ def cyrillic(_: random.Random, text: str) -> str:
     changed = ""
     for character in text:
         if character.isalpha():
-            changed += chr(0x430 + ord(character) % 32)
+            changed += chr(0x430 + ord(character) % 32)  # 0x430 is the first of 32 letters.
         else:
             changed += character
     return changed
@@ -173,14 +176,14 @@ def hidden_character(rng: random.Random, text: str) -> str:
 
 def repeated_end(_: random.Random, text: str) -> str:
     """Repeat the last word nine times."""
-    last = text.split()[-1:]
-    return f"{text} {' '.join(last * 9)}"
+    last_word = text.split()[-1:]  # A list, which is empty if the text is.
+    return f"{text} {' '.join(last_word * 9)}"
 
 
 def repeated_start(_: random.Random, text: str) -> str:
     """Repeat the first three words only."""
-    first = text.split()[:3]
-    return " ".join(first * 4)
+    first_words = text.split()[:3]
+    return " ".join(first_words * 4)
 
 
 DAMAGES: dict[str, list[Damage]] = {
@@ -215,19 +218,20 @@ def found_rows(pairs: list[Pair], languages: tuple[str, str]) -> dict[str, set[i
     config = FilterConfig()
     filters = training_filters(config, *languages)
     rows: dict[str, set[int]] = {name: set() for name in REASONS}
-    for row, pair in enumerate(pairs):
-        for finding in filters.text_problems(*pair):
-            of_reason = rows.setdefault(finding.reason, set())
-            of_reason.add(row)
+    for row, (source, target) in enumerate(pairs):
+        for problem in filters.text_problems(source, target):
+            # A reason that is always on is not among `REASONS`.
+            reason_rows = rows.setdefault(problem.reason, set())
+            reason_rows.add(row)
     with TemporaryDirectory() as folder:
         finder = RepeatFinder(Path(folder))
         hashes = pair_hashes(pairs, sketches=True)
         finder.add(hashes)
         repeats = finder.findings(filters.actions, config)
-        findings_of = repeats.between(0, len(pairs))
-        for row, findings in findings_of.items():
-            for finding in findings:
-                rows[finding.reason].add(row)
+        problems_by_row = repeats.between(0, len(pairs))
+        for row, problems in problems_by_row.items():
+            for problem in problems:
+                rows[problem.reason].add(row)
     return rows
 
 
@@ -242,28 +246,29 @@ def main() -> None:
     source_language, target_language = options.languages
     languages = (source_language, target_language)
     corpus = CorpusConfig(source=options.source, target=options.target)
-    every = read_corpus(corpus, ReadOptions(*languages))
-    rows_of_text = islice(every, options.pairs)
-    read = [row for row in rows_of_text if isinstance(row, SentencePair)]
-    pairs = [(pair.source, pair.target) for pair in read]
-    count = len(pairs)
-    clean = found_rows(pairs, languages)
+    all_records = read_corpus(corpus, ReadOptions(*languages))
+    records = islice(all_records, options.pairs)
+    # Lines that cannot be read are not pairs.
+    sentence_pairs = [record for record in records if isinstance(record, SentencePair)]
+    pairs = [(pair.source, pair.target) for pair in sentence_pairs]
+    num_pairs = len(pairs)
+    clean_rows = found_rows(pairs, languages)
     print("| reason | recall | precision | clean |\n|---|---|---|---|")
     for name, damages in DAMAGES.items():
         rng = random.Random(7)
-        damaged = list(pairs)
-        sample = rng.sample(range(count), count // 50)
-        rows = sorted(sample)
-        turns = cycle(damages)
-        for row in rows:
+        damaged_pairs = list(pairs)
+        sample = rng.sample(range(num_pairs), num_pairs // 50)
+        damaged_rows = sorted(sample)
+        turns = cycle(damages)  # A filter with several kinds of damage gets them in turn.
+        for row in damaged_rows:
             damage = next(turns)
-            damaged[row] = damage(rng, damaged, row)
-        found = found_rows(damaged, languages)[name]
-        hits = len(found.intersection(rows))
-        recall = hits / len(rows)
-        precision = hits / max(len(found), 1)
-        share = len(clean[name]) / count
-        print(f"| {name} | {recall:.2f} | {precision:.2f} | {share:.2%} |")
+            damaged_pairs[row] = damage(rng, damaged_pairs, row)
+        filtered_rows = found_rows(damaged_pairs, languages)[name]
+        num_hits = len(filtered_rows.intersection(damaged_rows))
+        recall = num_hits / len(damaged_rows)
+        precision = num_hits / max(len(filtered_rows), 1)
+        clean_share = len(clean_rows[name]) / num_pairs
+        print(f"| {name} | {recall:.2f} | {precision:.2f} | {clean_share:.2%} |")
 
 
 if __name__ == "__main__":

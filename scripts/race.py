@@ -101,35 +101,53 @@ class Run:
         return str(self.python.with_name(name))
 
     def output_of(self, *command: object, form: str = "pieces") -> list[str]:
-        """Return the lines that a command writes when it reads the test set."""
+        """Return the lines that a command writes when it reads the test set.
+
+        Args:
+            command: Program and arguments.
+            form: Form of the test set: ``pieces`` or ``text``.
+
+        Raises:
+            RuntimeError: The command failed.
+        """
         with (self.work / form / "test_2016_flickr.de").open("rb") as file:
-            done = subprocess.run(
+            completed = subprocess.run(
                 [*map(str, command)], stdin=file, capture_output=True, cwd=ROOT, check=False
             )
-        if done.returncode:
-            raise RuntimeError(f"{command[0]} failed:\n{done.stderr.decode()[-2000:]}")
-        return _lines(done.stdout)
+        if completed.returncode:
+            raise RuntimeError(f"{command[0]} failed:\n{completed.stderr.decode()[-2000:]}")
+        return _lines(completed.stdout)
+
+
+# For each toolkit, `_train_TOOLKIT` returns the command that trains, and `_translate_TOOLKIT` the
+# translations of the test set: lines of pieces; of nmt, lines of text.
 
 
 def _nmt(work: Path, command: str, options: Mapping[str, object]) -> list[str]:
+    """Return an nmt command for the corpora in ``work``, with additional settings."""
     corpora = []
     for part in PARTS:
         text = work / "text" / part
         corpora.append(f"{{source: {text}.de, target: {text}.en}}")
     train, valid, test = corpora
-    values = {"data.train": f"[{train}]", "data.valid": valid, "data.test.flickr2016": test}
-    values["prepared_dir"] = str(work / "prepared")
-    sets = [f"--set={key}={value}" for key, value in {**values, **options}.items()]
-    return [sys.executable, "-m", "nmt", command, "configs/multi30k.yaml", *sets]
+    settings: dict[str, object] = {"data.train": f"[{train}]", "data.valid": valid}
+    settings["data.test.flickr2016"] = test
+    settings["prepared_dir"] = work / "prepared"
+    settings.update(options)
+    flags = [f"--set={key}={value}" for key, value in settings.items()]
+    return [sys.executable, "-m", "nmt", command, "configs/multi30k.yaml", *flags]
 
 
 def _train_nmt(run: Run) -> list[str]:
     minutes = max(run.seconds - START_SECONDS, 5) / 60
-    training = {"max_steps": "null", "max_minutes": minutes, "threads": run.threads,
-                "seed": run.seed, "device": "cpu"}  # fmt: skip
-    options: dict[str, object] = {"run_dir": run.folder / "run"}
-    for key, value in training.items():
-        options[f"training.{key}"] = value
+    options = {
+        "run_dir": run.folder / "run",
+        "training.max_steps": "null",
+        "training.max_minutes": minutes,
+        "training.threads": run.threads,
+        "training.seed": run.seed,
+        "training.device": "cpu",
+    }
     return [*_nmt(run.work, "train", options), "--json", "-q"]
 
 
@@ -141,7 +159,7 @@ def _translate_nmt(run: Run, _: Path) -> list[str]:
 
 
 def _train_hugging_face(run: Run) -> list[str]:
-    values = {
+    job = {
         **asdict(run.settings),
         **SIZE,
         "work": str(run.work),
@@ -150,8 +168,8 @@ def _train_hugging_face(run: Run) -> list[str]:
         "threads": run.threads,
         "until": time.time() + run.seconds,
     }
-    job = run.write(json.dumps(values))
-    return [str(run.python), HUGGING_FACE, job]
+    path = run.write(json.dumps(job))
+    return [str(run.python), HUGGING_FACE, path]
 
 
 def _translate_hugging_face(run: Run, _: Path) -> list[str]:
@@ -188,12 +206,14 @@ def _train_fairseq(run: Run) -> list[str]:
 def _translate_fairseq(run: Run, checkpoint: Path) -> list[str]:
     options = run.fill("-s de -t en --cpu --beam $beam_size --batch-size 128 --buffer-size 1000")
     command = [run.program("fairseq-interactive"), run.work / "fairseq", "--path", checkpoint]
-    outputs = {}
+    # A translation is the line H-INDEX, score, pieces. The program sorts sentences by length.
+    translations = {}
     for line in run.output_of(*command, *options.split()):
-        kind, *cells = line.split("\t")
-        if kind.startswith("H-"):
-            outputs[int(kind.removeprefix("H-"))] = cells[1]
-    return [outputs[number] for number in sorted(outputs)]
+        tag, *cells = line.split("\t")
+        if tag.startswith("H-"):
+            index = int(tag.removeprefix("H-"))
+            translations[index] = cells[1]
+    return [translations[index] for index in sorted(translations)]
 
 
 OPENNMT = """{
@@ -254,6 +274,7 @@ runpy.run_module("joeynmt", run_name="__main__")"""
 
 
 def _joey(run: Run, command: str, **values: object) -> list[str]:
+    """Write vocabulary and configuration of JoeyNMT; return a command that uses them."""
     pieces = ["<unk>", "<pad>", "<s>", "</s>"]
     pieces += read_lines(run.work / "vocabulary.txt")
     write_lines(run.work / "joey.txt", pieces)
@@ -344,6 +365,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def _lines(text: bytes) -> list[str]:
+    """Split a text at line feeds; a line feed at the end adds no line."""
     lines = text.decode().split("\n")  # str.splitlines also splits at other characters
     if not lines[-1]:
         lines.pop()
@@ -361,11 +383,11 @@ def missing(
     results: Iterable[Result], name: str, seed: int, minutes: Iterable[float]
 ) -> list[float]:
     """Return the limits that have no result yet, in ascending order."""
-    done = set()
+    finished = set()
     for result in results:
-        if (result.toolkit, result.seed) == (name, seed):
-            done.add(result.minutes)
-    return sorted({*minutes} - done)
+        if result.toolkit == name and result.seed == seed:
+            finished.add(result.minutes)
+    return sorted({*minutes} - finished)
 
 
 def newest(checkpoints: Mapping[Path, float], limit: float) -> Path | None:
@@ -406,49 +428,68 @@ def prepare(data: Path, work: Path) -> Any:
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=model)
     for name in names:
         lines = read_lines(work / "text" / name)
-        rows = tokenizer.encode(lines, out_type=str)
-        write_lines(work / "pieces" / name, map(" ".join, rows))
+        pieces_of_lines = tokenizer.encode(lines, out_type=str)
+        write_lines(work / "pieces" / name, map(" ".join, pieces_of_lines))
 
-    def is_special(number: int) -> bool:
-        return tokenizer.is_control(number) or tokenizer.is_unknown(number)
+    def is_special(piece_id: int) -> bool:
+        return tokenizer.is_control(piece_id) or tokenizer.is_unknown(piece_id)
 
-    numbers = filterfalse(is_special, range(tokenizer.get_piece_size()))
-    pieces = list(map(tokenizer.id_to_piece, numbers))
-    write_lines(work / "vocabulary.txt", pieces)
-    shutil.rmtree(work / "fairseq", ignore_errors=True)  # has the pieces and vocabulary of before
+    piece_ids = filterfalse(is_special, range(tokenizer.get_piece_size()))
+    vocabulary = list(map(tokenizer.id_to_piece, piece_ids))
+    write_lines(work / "vocabulary.txt", vocabulary)
+    # Binarized pieces and vocabulary of an earlier call.
+    shutil.rmtree(work / "fairseq", ignore_errors=True)
     return tokenizer
 
 
-def execute(command: Sequence[str], log: Path, most_seconds: float) -> float | None:
+def execute(command: Sequence[str], log: Path, max_seconds: float) -> float | None:
     """Run a command, and end it with all its processes at a limit.
 
+    Args:
+        command: Program and arguments.
+        log: File for standard output and standard error.
+        max_seconds: The limit.
+
     Returns:
-        The seconds; None if the limit ended the command.
+        The seconds that the command took; None if the limit ended it.
+
+    Raises:
+        RuntimeError: The command failed.
     """
     start = time.time()
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, cwd=ROOT,
                                    stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
         try:
-            code = process.wait(most_seconds)
+            exit_code = process.wait(max_seconds)
         except subprocess.TimeoutExpired:
-            code = None
+            exit_code = None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    if code:
-        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise RuntimeError(f"{command[0]} ended with exit code {code}:\n{tail}")
-    if code is None:
+    if exit_code is None:
         return None
+    if exit_code != 0:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise RuntimeError(f"{command[0]} ended with exit code {exit_code}:\n{tail}")
     return time.time() - start
 
 
 def train_and_score(
     run: Run, name: str, limits: Sequence[float], tokenizer: Any
 ) -> Iterator[Result]:
-    """Train once; yield a result for each limit (minutes)."""
+    """Train once; yield a result for each limit that has a checkpoint.
+
+    Args:
+        run: The training.
+        name: The toolkit, a name of `TOOLKITS`.
+        limits: Minutes. Several only if the toolkit writes checkpoints.
+        tokenizer: Joins the pieces of a translation.
+
+    Raises:
+        RuntimeError: The training failed.
+    """
     toolkit = TOOLKITS[name]
     if toolkit.environment:
         query = f"import importlib.metadata as m; print(m.version('{toolkit.package}'))"
@@ -459,13 +500,14 @@ def train_and_score(
     command = toolkit.train(run)
     log = run.folder / "log.txt"
     start = time.time()
-    most_seconds = 3 * run.seconds + 300
+    max_seconds = 3 * run.seconds + 300
     if toolkit.checkpoints:
-        most_seconds = run.seconds + GRACE_SECONDS
-    seconds = execute(command, log, most_seconds) or 0.0
-    if not (toolkit.checkpoints or seconds):
-        raise RuntimeError(f"the training did not end within {most_seconds:.0f} seconds")
-    load, *_ = os.getloadavg()
+        max_seconds = run.seconds + GRACE_SECONDS
+    training_seconds = execute(command, log, max_seconds)
+    # The training of a toolkit with checkpoints has no end of its own.
+    if training_seconds is None and not toolkit.checkpoints:
+        raise RuntimeError(f"the training did not end within {max_seconds:.0f} seconds")
+    load, *_ = os.getloadavg()  # average of the last minute
     for minutes in limits:
         if toolkit.checkpoints:
             paths = run.folder.glob(toolkit.checkpoints)
@@ -476,9 +518,12 @@ def train_and_score(
                 print(f"{name}: no checkpoint after {minutes:g} minutes; lower --save-every")
                 continue
             seconds = files[checkpoint] - start
-            *_, number = re.findall(r"\d+", checkpoint.stem)
-            updates = int(number)
+            # The last number in the name of a checkpoint counts its updates.
+            *_, last_number = re.findall(r"\d+", checkpoint.stem)
+            updates = int(last_number)
         else:
+            assert training_seconds is not None
+            seconds = training_seconds
             checkpoint = run.folder
             *_, last_line = read_lines(log)
             updates = json.loads(last_line)["step"]
@@ -487,7 +532,7 @@ def train_and_score(
         except RuntimeError as error:  # another checkpoint may be better
             print(f"{name}, {minutes:g} minutes: {error}", flush=True)
             continue
-        if name != "nmt":
+        if name != "nmt":  # which writes text, the others write pieces
             lines = [tokenizer.decode(line.split()) for line in lines]
         output = run.work / "outputs" / f"{name}.{run.seed}.{minutes:g}.en"
         write_lines(output, lines)
@@ -532,11 +577,13 @@ def race(options: argparse.Namespace) -> None:
             continue
         results = read_results(options.results)
         limits = missing(results, name, seed, options.minutes)
-        groups = [[limit] for limit in limits]
+        # The limits of each training, in minutes.
+        trainings = [[limit] for limit in limits]
         if toolkit.checkpoints and limits:
-            groups = [limits]
-        for group in groups:
-            folder = work / "runs" / f"{name}.{seed}.{group[-1]:g}"
+            trainings = [limits]
+        for training_limits in trainings:
+            max_minutes = training_limits[-1]
+            folder = work / "runs" / f"{name}.{seed}.{max_minutes:g}"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             # Smaller batches make more updates, but the disk has no room for more checkpoints.
@@ -547,64 +594,68 @@ def race(options: argparse.Namespace) -> None:
                 folder=folder,
                 python=python,
                 seed=seed,
-                seconds=60 * group[-1],
+                seconds=60 * max_minutes,
                 threads=options.threads,
                 save_every=save_every,
             )
             try:
-                for result in train_and_score(run, name, group, tokenizer):
+                for result in train_and_score(run, name, training_limits, tokenizer):
                     line = json.dumps(asdict(result))
                     print(line, flush=True)
                     with options.results.open("a", encoding="utf-8") as file:
                         file.write(f"{line}\n")
-            except RuntimeError as error:  # the others can still race
+            except RuntimeError as error:  # other trainings can still race
                 print(f"{name}: {error}", flush=True)
             if not options.keep:
                 shutil.rmtree(folder)
 
 
 def curves_of(results: Sequence[Result]) -> list[Curve]:
-    """Group results by toolkit, in the order of `TOOLKITS`, and by minutes."""
+    """Group results by toolkit, in the order of `TOOLKITS`, and by minutes.
+
+    The color of a toolkit does not depend on which other ones have results.
+    """
     curves = []
-    for number, (name, toolkit) in enumerate(TOOLKITS.items()):
-        scores: dict[float, list[float]] = {}
+    for color, (name, toolkit) in enumerate(TOOLKITS.items()):
+        scores: dict[float, list[float]] = {}  # minutes -> BLEU of each seed
         for result in sorted(results, key=lambda result: result.minutes):
             if result.toolkit == name:
                 scores.setdefault(result.minutes, []).append(result.bleu)
         if scores:
-            curves.append(Curve(toolkit.label, number, name == "nmt", scores))
+            curves.append(Curve(toolkit.label, color, name == "nmt", scores))
     return curves
 
 
 def table(results: Sequence[Result]) -> str:
     """Return a Markdown table of the means and half the range of the seeds, and its conditions."""
-    minutes = sorted({result.minutes for result in results})
-    lines = [f"| toolkit | {' | '.join(f'{limit:g} min' for limit in minutes)} |"]
-    lines.append("|---" * (len(minutes) + 1) + "|")
+    limits = sorted({result.minutes for result in results})
+    headers = [f"{limit:g} min" for limit in limits]
+    lines = [f"| toolkit | {' | '.join(headers)} |"]
+    lines.append("|---" * (len(limits) + 1) + "|")
     for curve in curves_of(results):
         cells = [curve.label]
-        for limit in minutes:
+        for limit in limits:
             scores = curve.scores.get(limit, ())
             cell = ""
             if scores:
                 cell = f"{statistics.mean(scores):.1f}"
             if len(scores) > 1:
-                spread = max(scores) - min(scores)
-                cell += f" ± {spread / 2:.1f}"
+                score_range = max(scores) - min(scores)
+                cell += f" ± {score_range / 2:.1f}"
             cells.append(cell)
         lines.append(f"| {' | '.join(cells)} |")
-    facts = set()
+    conditions = set()
     for result in results:
-        facts.add(f"{result.cpu}, {result.threads} threads, {result.date}")
-        facts.add(f"{result.toolkit}: version {result.version}")
+        conditions.add(f"{result.cpu}, {result.threads} threads, {result.date}")
+        conditions.add(f"{result.toolkit}: version {result.version}")
     loads = [result.load for result in results]
-    facts.add(f"load at the end of a training: {min(loads):g} to {max(loads):g}")
-    late = []
+    conditions.add(f"load at the end of a training: {min(loads):g} to {max(loads):g}")
+    late_trainings = []
     for result in results:
         if result.seconds > 60 * result.minutes:
-            took = f"{result.seconds:.0f} seconds, limit {result.minutes:g} minutes"
-            late.append(f"{result.toolkit}, seed {result.seed}: {took}")
-    return "\n".join([*lines, "", *sorted(facts), *late])
+            time_taken = f"{result.seconds:.0f} seconds, limit {result.minutes:g} minutes"
+            late_trainings.append(f"{result.toolkit}, seed {result.seed}: {time_taken}")
+    return "\n".join([*lines, "", *sorted(conditions), *late_trainings])
 
 
 def main() -> None:

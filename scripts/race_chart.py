@@ -54,7 +54,13 @@ class Curve:
 
 
 def spread(heights: Sequence[float], gap: float, bottom: float) -> list[float]:
-    """Move ascending heights so that they are ``gap`` apart and not below ``bottom``."""
+    """Move labels so that they do not overlap. Return the y coordinate of each one.
+
+    Args:
+        heights: Wished y coordinates, which grow downwards, in ascending order.
+        gap: Minimum distance of two labels.
+        bottom: Maximum y coordinate.
+    """
     placed: list[float] = []
     for height in heights:
         if placed:
@@ -69,77 +75,84 @@ def spread(heights: Sequence[float], gap: float, bottom: float) -> list[float]:
 
 def draw(curves: Sequence[Curve]) -> str:
     """Return an SVG of the means. A bar shows the range of the seeds."""
-    limits: set[float] = set()
+    distinct_limits: set[float] = set()
     scores: list[float] = []
     for curve in curves:
-        limits.update(curve.scores)
-        for of_limit in curve.scores.values():
-            scores += of_limit
-    minutes = sorted(limits)
-    top = 5 * math.ceil(max(*scores, 1) / 5)
-    width = math.log(minutes[-1] / minutes[0]) or 1
+        distinct_limits.update(curve.scores)
+        for seed_scores in curve.scores.values():
+            scores += seed_scores
+    limits = sorted(distinct_limits)  # minutes
+    top = 5 * math.ceil(max(*scores, 1) / 5)  # The score at the top, a multiple of 5.
+    # The horizontal axis is logarithmic. With a single limit it has no width; 1 avoids a division
+    # by zero.
+    width = math.log(limits[-1] / limits[0]) or 1
 
-    def across(limit: float) -> float:
-        share = math.log(limit / minutes[0]) / width
+    # x and y of the chart, in pixels; y grows downwards. The first limit is 24 pixels right of the
+    # vertical axis.
+    def x_of(limit: float) -> float:
+        share = math.log(limit / limits[0]) / width
         return LEFT + 24 + share * (RIGHT - LEFT - 24)
 
-    def height(score: float) -> float:
+    def y_of(score: float) -> float:
         return BOTTOM - score / top * (BOTTOM - TOP)
 
-    def place(limit: float, score: float) -> str:
-        return f"{across(limit):.1f},{height(score):.1f}"
+    def point(limit: float, score: float) -> str:
+        return f"{x_of(limit):.1f},{y_of(score):.1f}"
 
-    def path(kind: str, data: str) -> str:
-        return f'<path class="{kind}" d="{data}"/>'
+    def path(style: str, data: str) -> str:
+        return f'<path class="{style}" d="{data}"/>'
 
-    def text(kind: str, x: float, y: float, content: object) -> str:
-        return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{content}</text>'
+    def text(style: str, x: float, y: float, content: object) -> str:
+        return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{content}</text>'
 
-    parts = [text("end", LEFT - 8, TOP - 12, "BLEU")]
+    elements = [text("end", LEFT - 8, TOP - 12, "BLEU")]
     step = 1
     if top > 10:
         step = 10
     for score in range(0, top + 1, step):
-        parts.append(path("grid", f"M{LEFT},{height(score):.1f}H{RIGHT}"))
-        parts.append(text("end", LEFT - 8, height(score) + 4.5, score))
+        # 4.5 pixels below the line, so that the middle of the digits is beside it.
+        elements.append(path("grid", f"M{LEFT},{y_of(score):.1f}H{RIGHT}"))
+        elements.append(text("end", LEFT - 8, y_of(score) + 4.5, score))
     below = BOTTOM + 20
-    parts += [text("mid", across(limit), below, f"{limit:g}") for limit in minutes]
+    elements += [text("mid", x_of(limit), below, f"{limit:g}") for limit in limits]
     middle = (LEFT + RIGHT) / 2
-    parts.append(text("mid", middle, BOTTOM + 42, "minutes of training"))
-    order = sorted(curves, key=lambda curve: -curve.last)
-    heights = [height(curve.last) for curve in order]
-    names = spread(heights, 18, BOTTOM)
-    for curve, name_height in zip(order, names, strict=True):
-        kind = f"c{curve.color}"
+    elements.append(text("mid", middle, BOTTOM + 42, "minutes of training"))
+    best_first = sorted(curves, key=lambda curve: -curve.last)
+    curve_ends = [y_of(curve.last) for curve in best_first]
+    name_heights = spread(curve_ends, 18, BOTTOM)
+    for curve, name_height in zip(best_first, name_heights, strict=True):
+        style = f"c{curve.color}"
         if curve.is_bold:
-            kind += " bold"
-        ranges = ""
-        for limit, of_seeds in curve.scores.items():
-            if len(of_seeds) > 1:
-                ranges += f"M{place(limit, min(of_seeds))}L{place(limit, max(of_seeds))}"
-        if ranges:
-            parts.append(path(f"{kind} seeds", ranges))
-        points = [place(*point) for point in curve.means]
-        dots = "".join(f"M{point}h0" for point in points)
+            style += " bold"
+        bars = ""
+        for limit, seed_scores in curve.scores.items():
+            if len(seed_scores) > 1:
+                bars += f"M{point(limit, min(seed_scores))}L{point(limit, max(seed_scores))}"
+        if bars:
+            elements.append(path(f"{style} seeds", bars))
+        points = [point(limit, mean) for limit, mean in curve.means]
+        dots = "".join(f"M{center}h0" for center in points)
+        # A lead goes from the last point to the name of the curve.
         lead = f"M{points[-1]}L{RIGHT + 14},{name_height:.1f}"
         name = f"{curve.label} {curve.last:.1f}"
-        parts.append(path(f"{kind} line", "M" + "L".join(points)))
-        parts.append(path(f"{kind} dots", dots))
-        parts.append(path(f"{kind} lead", lead))
-        parts.append(text(f"{kind} name", RIGHT + 19, name_height + 4.5, name))
+        elements.append(path(f"{style} line", "M" + "L".join(points)))
+        elements.append(path(f"{style} dots", dots))
+        elements.append(path(f"{style} lead", lead))
+        elements.append(text(f"{style} name", RIGHT + 19, name_height + 4.5, name))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" role="img"><title>BLEU over minutes of training</title>'
         f"<style>{_style(0)}{SHAPES}@media(prefers-color-scheme:dark){{{_style(1)}}}</style>"
-        f"{''.join(parts)}</svg>\n"
+        f"{''.join(elements)}</svg>\n"
     )
 
 
-def _style(dark: int) -> str:
+def _style(theme: int) -> str:
+    """Return the style sheet of a theme: 0 is light, 1 is dark."""
     colors = ""
-    for index, pair in enumerate(COLORS):
-        color = pair[dark]
+    for index, theme_colors in enumerate(COLORS):
+        color = theme_colors[theme]
         colors += f"path.c{index}{{stroke:{color}}}text.c{index}{{fill:{color}}}"
     style = Template(STYLE)
-    page = style.substitute(page=PAGE[dark], soft=SOFT[dark], grid=GRID[dark])
+    page = style.substitute(page=PAGE[theme], soft=SOFT[theme], grid=GRID[theme])
     return page + colors

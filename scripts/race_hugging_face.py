@@ -45,42 +45,54 @@ def read_lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def to_ids(line: str, numbers: Mapping[str, int]) -> list[int]:
-    """Return the ids of a line of pieces, with EOS."""
+def to_ids(line: str, id_of: Mapping[str, int]) -> list[int]:
+    """Return the ids of a line of pieces, with EOS. ``id_of`` has the id of each piece."""
     pieces = line.split()
-    ids = [numbers.get(piece, UNK_ID) for piece in pieces]
+    ids = [id_of.get(piece, UNK_ID) for piece in pieces]
     return [*ids, EOS_ID]
 
 
-def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return rows of ids as a matrix."""
-    longest = max(map(len, rows))
-    matrix = torch.full((len(rows), longest), PAD_ID)
-    for number, row in enumerate(rows):
-        matrix[number, : len(row)] = torch.tensor(row)
+def padded(sentences: Sequence[Sequence[int]]) -> Tensor:
+    """Return the ids of sentences as a matrix, padded to the longest sentence."""
+    longest = max(map(len, sentences))
+    matrix = torch.full((len(sentences), longest), PAD_ID)
+    for row, ids in enumerate(sentences):
+        matrix[row, : len(ids)] = torch.tensor(ids)
     return matrix
 
 
 def translate(job: Mapping[str, Any], pieces: Sequence[str], sources: Sequence[list[int]]) -> None:
-    """Print the pieces of the translations."""
+    """Print the pieces of the translations, one line for each source.
+
+    Args:
+        job: The settings.
+        pieces: The piece of each id.
+        sources: Ids of each sentence, with EOS.
+    """
     model = transformers.MarianMTModel.from_pretrained(job["model"]).eval()
     for first in range(0, len(sources), BATCH_SIZE):
         batch = sources[first : first + BATCH_SIZE]
         source = padded(batch)
-        rows = model.generate(
+        outputs = model.generate(
             input_ids=source,
             attention_mask=(source != PAD_ID).long(),
             num_beams=job["beam_size"],
             max_new_tokens=100,
             bad_words_ids=[[PAD_ID]],  # as in the configurations of the OPUS models
         )
-        for row in rows.tolist():
-            words = [number for number in row if number not in (PAD_ID, EOS_ID)]
-            print(*(pieces[number] for number in words))
+        for output in outputs.tolist():
+            ids = [piece_id for piece_id in output if piece_id not in (PAD_ID, EOS_ID)]
+            print(*(pieces[piece_id] for piece_id in ids))
 
 
 def train(job: Mapping[str, Any], vocab_size: int, pairs: Sequence[Pair]) -> None:
-    """Train until the time is over, save the model, and print the number of updates."""
+    """Train until the time is over, save the model, and print the number of updates.
+
+    Args:
+        job: The settings. ``until`` is the time at which this process has to end, in seconds.
+        vocab_size: Number of pieces, with the special ones.
+        pairs: Source ids and target ids of each pair, with EOS.
+    """
     start = time.time()
     until = job["until"]
     torch.manual_seed(job["seed"])
@@ -96,24 +108,26 @@ def train(job: Mapping[str, Any], vocab_size: int, pairs: Sequence[Pair]) -> Non
         )
     ).train()  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
-    cpu = Path("/proc/cpuinfo")
+    cpu_info = Path("/proc/cpuinfo")
     is_bfloat16 = False
-    if cpu.exists():
-        is_bfloat16 = bool(re.search("avx512_bf16|amx_bf16", cpu.read_text()))
-    updates = 0
-    longest = 0.0
+    if cpu_info.exists():
+        is_bfloat16 = bool(re.search("avx512_bf16|amx_bf16", cpu_info.read_text()))
+    num_updates = 0
+    longest_seconds = 0.0  # Of an update.
     rng = random.Random(job["seed"])
     for batch in batches(pairs, job["max_tokens"], rng):
         begin = time.time()
-        if begin + longest + END_SECONDS > until:
+        if begin + longest_seconds + END_SECONDS > until:
             break
-        updates += 1
+        num_updates += 1
         share_left = (until - begin) / (until - start)
-        scale = min(updates / job["warmup"], share_left)
+        # Grows during the warm-up, then falls with the time that is left.
+        scale = min(num_updates / job["warmup"], share_left)
         for group in optimizer.param_groups:
             group["lr"] = job["learning_rate"] * scale
         source = padded([source_ids for source_ids, _ in batch])
         target = padded([target_ids for _, target_ids in batch])
+        # The decoder reads the start symbol, which is PAD in this model, and all but the last id.
         earlier = target[:, :-1]
         start_ids = torch.full_like(target[:, :1], PAD_ID)
         inputs = torch.cat((start_ids, earlier), 1)
@@ -127,15 +141,19 @@ def train(job: Mapping[str, Any], vocab_size: int, pairs: Sequence[Pair]) -> Non
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        longest = max(longest, time.time() - begin)
+        longest_seconds = max(longest_seconds, time.time() - begin)
     model.save_pretrained(job["model"])
-    print(json.dumps({"step": updates, "bfloat16": is_bfloat16}))
+    print(json.dumps({"step": num_updates, "bfloat16": is_bfloat16}))
 
 
 def batches(pairs: Sequence[Pair], max_tokens: int, rng: random.Random) -> Iterator[list[Pair]]:
-    """Yield batches of similar lengths without end; padding counts as tokens."""
+    """Yield batches of similar lengths without end; padding counts as tokens.
+
+    Each epoch is shuffled. Blocks of pairs are sorted by length and cut into batches, whose order
+    is shuffled again.
+    """
     while True:
-        planned: list[list[Pair]] = []
+        planned: list[list[Pair]] = []  # All batches of an epoch; the last one is being filled.
         shuffled = rng.sample(pairs, len(pairs))
         for first in range(0, len(pairs), BLOCK_SIZE):
             block = shuffled[first : first + BLOCK_SIZE]
@@ -145,9 +163,9 @@ def batches(pairs: Sequence[Pair], max_tokens: int, rng: random.Random) -> Itera
             for source, target in sorted(block, key=_lengths):
                 longest_source = max(longest_source, len(source))
                 longest_target = max(longest_target, len(target))
-                size = len(planned[-1]) + 1
-                num_tokens = size * (longest_source + longest_target)
-                if size > 1 and num_tokens > max_tokens:
+                batch_size = len(planned[-1]) + 1  # With this pair.
+                num_tokens = batch_size * (longest_source + longest_target)
+                if batch_size > 1 and num_tokens > max_tokens:  # This pair starts a new batch.
                     planned.append([])
                     longest_source = len(source)
                     longest_target = len(target)
@@ -157,6 +175,7 @@ def batches(pairs: Sequence[Pair], max_tokens: int, rng: random.Random) -> Itera
 
 
 def _lengths(pair: Pair) -> tuple[int, int]:
+    """Return the sort key of a pair: target length, then source length."""
     source, target = pair
     return len(target), len(source)
 
@@ -171,16 +190,17 @@ def main() -> None:
     torch.set_num_threads(job["threads"])
     work = Path(job["work"])
     pieces = ["<pad>", "</s>", "<unk>", *read_lines(work / "vocabulary.txt")]
-    numbers = {piece: number for number, piece in enumerate(pieces)}
+    id_of = {piece: piece_id for piece_id, piece in enumerate(pieces)}
     if options.translate:
-        sources = [to_ids(line, numbers) for line in sys.stdin]
+        sources = [to_ids(line, id_of) for line in sys.stdin]
         translate(job, pieces, sources)
         return
     sides = []
-    for side in ("de", "en"):
-        lines = read_lines(work / "pieces" / f"train.{side}")
-        sides.append([to_ids(line, numbers) for line in lines])
-    pairs = list(zip(*sides, strict=True))
+    for language in ("de", "en"):
+        lines = read_lines(work / "pieces" / f"train.{language}")
+        sides.append([to_ids(line, id_of) for line in lines])
+    source_ids, target_ids = sides
+    pairs = list(zip(source_ids, target_ids, strict=True))
     train(job, len(pieces), pairs)
 
 

@@ -93,57 +93,72 @@ def widen(model: Transformer, num_positions: int = 1024) -> Transformer:
     config = doubled_config(model.config, num_positions)
     wide = build_model(config, len(model.source_vectors), len(model.target_embeddings))
     values = {}
-    for name, like in wide.state_dict().items():
-        values[name] = _value(name, like, model)
+    for name, initial_value in wide.state_dict().items():
+        values[name] = _value(name, initial_value, model)
     wide.load_state_dict(values)
     return wide.eval()
 
 
-def _value(name: str, like: Tensor, model: Transformer) -> Tensor:
-    """Return the parameter ``name`` of the widened model, with the shape of ``like``."""
-    scaled = model.config.scale_embeddings
-    known = model.state_dict()
+def _value(name: str, template: Tensor, model: Transformer) -> Tensor:
+    """Return the parameter ``name`` of the widened model, with the shape of ``template``.
+
+    The docstring of this file explains the factors.
+    """
+    is_scaled = model.config.scale_embeddings
+    parameters = model.state_dict()
     if name in _TOKEN_VECTORS:
-        value = known[name].repeat(1, 2)
-        if scaled:
+        value = parameters[name].repeat(1, 2)
+        if is_scaled:
             value = value * 0.5**0.5
         return value
     if name.endswith("positions.weight"):
-        positions = _positions(name, len(like), model)
+        positions = _positions(name, len(template), model)
         return positions.repeat(1, 2)
+    # Layers 2i and 2i + 1 come from layer i. The second one is the copy that adds nothing.
     layer = _LAYER.match(name)
     is_copy = layer is not None and int(layer[2]) % 2
     if is_copy and _OUTPUTS.search(name):
-        return torch.zeros_like(like)
-    origin = _LAYER.sub(lambda found: f"{found[1]}.{int(found[2]) // 2}.", name)
-    value = known[origin]
-    if value.shape == like.shape:  # the bias of the logits, or a norm inside of a head
+        return torch.zeros_like(template)
+    original_name = _LAYER.sub(lambda match: f"{match[1]}.{int(match[2]) // 2}.", name)
+    value = parameters[original_name]
+    if value.shape == template.shape:  # the bias of the logits, or a norm inside of a head
         return value
-    weight_name = re.sub(r"bias$", "weight", origin)
-    rows = fused_rows(model).get(weight_name, [len(value)])
-    value = _doubled(value, rows)
+    weight_name = re.sub(r"bias$", "weight", original_name)
+    row_counts = fused_rows(model).get(weight_name, [len(value)])
+    value = _doubled(value, row_counts)
     if name.startswith("decoder_norm."):
         factor = 0.5
-        if scaled:
+        if is_scaled:
             factor = 0.5**0.5
         value = value * factor
     return value
 
 
-def _doubled(value: Tensor, rows: Sequence[int]) -> Tensor:
-    """Double each matrix or vector in ``value``, which stacks several with ``rows`` rows each."""
-    parts = value.split(list(rows))
+def _doubled(value: Tensor, row_counts: Sequence[int]) -> Tensor:
+    """Double a parameter.
+
+    Args:
+        value: One or several matrices or vectors, stacked.
+        row_counts: Number of rows of each of them. Each one is doubled alone.
+    """
+    parts = value.split(list(row_counts))
     if value.ndim == 1:
         return torch.cat([part.repeat(2) for part in parts])
     return torch.cat([part.repeat(2, 2) / 2 for part in parts])
 
 
 def _positions(name: str, num_positions: int, model: Transformer) -> Tensor:
-    """Return the positions (P, D) of the encoder or decoder of the original model."""
+    """Return the positions (P, D) of the encoder or decoder of the original model.
+
+    Args:
+        name: Name of the parameter, which the model has if its positions are learned.
+        num_positions: P, if the positions are sinusoidal.
+        model: The original model.
+    """
     config = model.config
-    known = model.state_dict()
-    if name in known:
-        return known[name]
+    parameters = model.state_dict()
+    if name in parameters:
+        return parameters[name]
     dim = config.decoder_dim
     if name.startswith("source"):
         dim = config.model_dim
@@ -174,9 +189,9 @@ def write_widened(source: Path, output: Path) -> ModelConfig:
 
 def _num_positions(config: InferenceConfig) -> int:
     """Return a number of positions that is enough for the longest source and output."""
-    longest = config.max_length
-    outputs = limits_of(longest, config.decoding).longest
-    return max(config.model.max_positions, longest + 1, outputs)
+    longest_source = config.max_length
+    longest_output = limits_of(longest_source, config.decoding).longest
+    return max(config.model.max_positions, longest_source + 1, longest_output)  # 1 for EOS.
 
 
 def main() -> None:

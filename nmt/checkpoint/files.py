@@ -39,11 +39,12 @@ AVERAGE = "average"  # Model folder in a run folder: the average of the last che
 BEST = "best"  # File in a run folder with the folder name of its best weights.
 ADAPTER = "adapter"  # Key of an `AdapterRecord`.
 _FILES = (MODEL, OPTIMIZER, STATE)
-_MARGIN_BYTES = 1 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MARGIN_BYTES = 1 << 20  # Disk space for everything but the tensors.
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_PROBLEMS = 10
-_REPLACED = r"\.step-(\d+)\.replaced"  # Old checkpoints that `atomic_folder` was replacing.
-_ANOTHER = "Use a different checkpoint of the run."
+# Folder name of an old checkpoint while `atomic_folder` replaces it.
+_REPLACED = r"\.step-(\d+)\.replaced"
+_FIX = "Use a different checkpoint of the run."
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,10 @@ def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def _folders_named(run_dir: Path, pattern: str) -> list[tuple[int, Path]]:
+    """Return (step, folder) of all checkpoint folders with a name like ``pattern``, oldest first.
+
+    The first group of the pattern is the step.
+    """
     folders = []
     for path in checkpoints_dir(run_dir).glob("*"):
         match = re.fullmatch(pattern, path.name)
@@ -120,10 +125,10 @@ def save_checkpoint(
             earlier checkpoints are unchanged.
     """
     folder = checkpoint_dir(run_dir, step)
-    groups = {MODEL: model, OPTIMIZER: optimizer}
+    tensors_by_file = {MODEL: model, OPTIMIZER: optimizer}
     needed = _MARGIN_BYTES
-    for group in groups.values():
-        needed += sum(tensor.nbytes for tensor in group.values())
+    for tensors in tensors_by_file.values():
+        needed += sum(tensor.nbytes for tensor in tensors.values())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder.parent).free
@@ -131,13 +136,15 @@ def save_checkpoint(
             problem = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
             raise OSError(errno.ENOSPC, problem)
         with atomic.atomic_folder(folder, replace=True) as temporary:
-            for name, group in groups.items():
+            for name, tensors in tensors_by_file.items():
                 # safetensors needs contiguous tensors. Views of one buffer are allowed, because
                 # they do not overlap.
-                rows = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
+                on_cpu = {
+                    key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()
+                }
                 adapter = state.get(ADAPTER) if name == MODEL else None
-                save_tensors(rows, temporary / name, adapter)
-                del rows  # frees memory before the next group is copied
+                save_tensors(on_cpu, temporary / name, adapter)
+                del on_cpu  # frees memory before the tensors of the next file are copied
             document = {FORMAT_KEY: FORMAT, **state}
             text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
             (temporary / STATE).write_bytes(f"{text}\n".encode())
@@ -145,7 +152,7 @@ def save_checkpoint(
     except OSError as error:
         reason = error.strerror or error
         remedy = "Check that the folder can be written"
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             remedy = "Free disk space or lower training.keep_last"
         fix = f"{remedy}, then run the same command again."
         raise CheckpointError(f"{folder} was not written: {reason}.", fix=fix) from error
@@ -154,17 +161,18 @@ def save_checkpoint(
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to the CPU. A buffer shared by several tensors is copied once."""
-    buffers: dict[int, Tensor] = {}
+    copied_buffers: dict[int, Tensor] = {}  # By the address of the original buffer.
     copies = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        if address not in buffers:
-            size = storage.nbytes() // tensor.element_size()
-            whole = tensor.detach().as_strided((size,), (1,), 0)
-            buffers[address] = whole.to("cpu", copy=True)
+        if address not in copied_buffers:
+            # All values of the buffer as a flat tensor.
+            num_values = storage.nbytes() // tensor.element_size()
+            buffer = tensor.detach().as_strided((num_values,), (1,), 0)
+            copied_buffers[address] = buffer.to("cpu", copy=True)
         offset = tensor.storage_offset()
-        copies[name] = buffers[address].as_strided(tensor.shape, tensor.stride(), offset)
+        copies[name] = copied_buffers[address].as_strided(tensor.shape, tensor.stride(), offset)
     return copies
 
 
@@ -206,9 +214,9 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         return field(read_json(path), kind=dict)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing.", fix=_ANOTHER) from error
+        raise CheckpointError(f"{path} is missing.", fix=_FIX) from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.", fix=_ANOTHER) from error
+        raise CheckpointError(f"{path} is damaged: {error}.", fix=_FIX) from error
 
 
 def save_tensors(
@@ -230,9 +238,11 @@ def save_tensors(
     metadata = {ADAPTER: json.dumps(adapter)} if adapter else None
     try:
         save_file(dict(tensors), path, metadata)
-    except safetensors.SafetensorError as error:  # contains an error of the system as text
-        number = re.search(r"os error (\d+)\)", str(error))
-        raise OSError(int(number[1]) if number else 0, str(error)) from error
+    except safetensors.SafetensorError as error:
+        # The text of the error contains the number of an error of the system, if there was one.
+        match = re.search(r"os error (\d+)\)", str(error))
+        error_number = int(match[1]) if match else 0
+        raise OSError(error_number, str(error)) from error
 
 
 def adapter_record(path: Path) -> AdapterRecord | None:
@@ -248,7 +258,7 @@ def adapter_record(path: Path) -> AdapterRecord | None:
     try:
         return TypeAdapter(AdapterRecord).validate_json(metadata[ADAPTER])
     except ValidationError as error:
-        raise CheckpointError(f"{path} has damaged metadata: {error}", fix=_ANOTHER) from error
+        raise CheckpointError(f"{path} has damaged metadata: {error}", fix=_FIX) from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -272,21 +282,26 @@ def tensor_errors(path: Path) -> Iterator[None]:
         yield
     except (safetensors.SafetensorError, OSError) as error:
         problem = f"{path} is not a valid safetensors file: {error}"
-        raise CheckpointError(problem, fix=_ANOTHER) from error
+        raise CheckpointError(problem, fix=_FIX) from error
 
 
-def tensor_differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe the differences of names and shapes, one per line; empty if there are none."""
-    missing = sorted(expected.keys() - found.keys())
-    unexpected = sorted(found.keys() - expected.keys())
-    problems = [f"missing: {name}" for name in missing]
-    problems += [f"unexpected: {name}" for name in unexpected]
-    for name, tensor in expected.items():
-        if name in found and found[name].shape != tensor.shape:
-            shapes = f"shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+def tensor_differences(tensors: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Describe the differences of names and shapes, one per line; empty if there are none.
+
+    Args:
+        tensors: Tensors by name.
+        expected: Tensors with the expected names and shapes.
+    """
+    missing_names = sorted(expected.keys() - tensors.keys())
+    unexpected_names = sorted(tensors.keys() - expected.keys())
+    problems = [f"missing: {name}" for name in missing_names]
+    problems += [f"unexpected: {name}" for name in unexpected_names]
+    for name, expected_tensor in expected.items():
+        if name in tensors and tensors[name].shape != expected_tensor.shape:
+            shapes = f"shape {tuple(tensors[name].shape)}, expected {tuple(expected_tensor.shape)}"
             problems.append(f"{name}: {shapes}")
     num_more = len(problems) - _MAX_PROBLEMS
-    if num_more > 0:
+    if num_more > 0:  # replace the last problems by their number
         problems[_MAX_PROBLEMS:] = [f"... and {num_more} more"]
     return "\n  ".join(problems)
 
@@ -303,7 +318,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     Raises:
         CheckpointError: All checkpoints are damaged; or the newest is, and ``strict`` is set.
     """
-    problems: list[str] = []
+    problems: list[str] = []  # One for each damaged checkpoint, newest first.
     # If a kill interrupted the replacement of a checkpoint, its old version still counts.
     folders = list_checkpoints(run_dir)
     for step, folder in _folders_named(run_dir, _REPLACED):
@@ -353,12 +368,12 @@ def set_damaged_aside(run_dir: Path, newest: int) -> None:
     """
     for step, folder in list_checkpoints(run_dir):
         if step > newest:
-            place = folder.with_name(f"damaged-{folder.name}")
-            shutil.rmtree(place, ignore_errors=True)
+            new_folder = folder.with_name(f"damaged-{folder.name}")
+            shutil.rmtree(new_folder, ignore_errors=True)
             fix = "Delete the folder, then run the same command again."
             with atomic.write_errors(f"{folder}, which is damaged,", CheckpointError, fix=fix):
-                folder.rename(place)
-            logger.warning("damaged checkpoint moved to %s; delete it after inspection", place)
+                folder.rename(new_folder)
+            logger.warning("damaged checkpoint moved to %s; delete it after inspection", new_folder)
 
 
 def write_best(run_dir: Path, name: str | None) -> None:
@@ -391,6 +406,7 @@ def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
     [30, 20]
     """
     scored = [step for step in sorted(steps) if not math.isnan(scores.get(step, math.nan))]
+    # The sort is stable also in reverse: steps of equal scores stay in ascending order.
     return sorted(scored, key=scores.__getitem__, reverse=True)
 
 
@@ -406,13 +422,13 @@ def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[in
     >>> newest_steps([10, 20, 22, 30, 33], 3, due_every=[10])
     [20, 30, 33]
     """
-    kept = []
+    counted = []
     last = max(steps, default=None)
     for step in sorted(steps):
-        is_due = any(step % every == 0 for every in due_every)
+        is_due = any(step % interval == 0 for interval in due_every)
         if is_due or step == last:
-            kept.append(step)
-    return kept[-count:]
+            counted.append(step)
+    return counted[-count:]
 
 
 def expired(

@@ -57,7 +57,7 @@ RECORD = "average.json"
 _EXPORTED = "model.bin"
 _MERGED_MODEL = "nmt.extras.adaptation.lora:merged_model"
 _RESTORE = "Restore the config.yaml and the tokenizer that `nmt train` wrote with these weights."
-_MAX_PLACES = 5
+_MAX_LISTED_MODELS = 5
 _MAX_DEPTH = 2  # Depth of a checkpoint in its run folder.
 _MAX_DIGITS = 15  # Maximum digits of a step.
 _MAX_SHOWN = 40  # Maximum characters of a wrong value in an error message.
@@ -118,22 +118,23 @@ def _is_model(folder: Path) -> bool:
     return stored.checkpoints_dir(folder).is_dir() or (folder / stored.MODEL).is_file()
 
 
-def _models_in(*places: Path) -> str:
-    """Return the model folders directly inside ``places``, separated by commas."""
+def _models_in(*folders: Path) -> str:
+    """Return the first model folders directly inside ``folders``, separated by commas."""
     models = set[str]()
-    for place in places:
-        for path in place.glob(f"*/{CONFIG}"):
+    for folder in folders:
+        for path in folder.glob(f"*/{CONFIG}"):
             if _is_model(path.parent):
                 models.add(str(path.parent))
-    return ", ".join(sorted(models)[:_MAX_PLACES])
+    return ", ".join(sorted(models)[:_MAX_LISTED_MODELS])
 
 
 def _no_model(folder: Path) -> CheckpointError:
     """Return the error for a path without config.yaml; its fix has the path to pass instead."""
+    # A part of a model, such as a checkpoint?
     for parent in list(folder.parents)[:_MAX_DEPTH]:
         if not _is_model(parent):
             continue
-        # As in ``runs/mine/best``.
+        # A value of `checkpoint` as a folder, as in ``runs/mine/best``.
         if re.fullmatch(rf"step-\d+|{stored.BEST}|last|{stored.AVERAGE}", folder.name):
             problem = f"{folder} is a checkpoint of the model {parent}."
             fix = f"Pass {parent} with `checkpoint` {folder.name}."
@@ -147,12 +148,16 @@ def _no_model(folder: Path) -> CheckpointError:
         problem = f"{folder} is not a model folder: config.yaml is missing."
         return CheckpointError(problem, fix=f"{fix}.")
     if folder.is_file() and folder.suffix in (".yaml", ".yml"):
-        return _of_config(folder, f"{folder} is a configuration, not a model")
+        return _config_as_model(folder, f"{folder} is a configuration, not a model")
+    # Two words with a slash may be a model of the Hub: surely so after ``hub:``, and probably so
+    # if there is no folder with the first name.
     hub = re.fullmatch(r"(hub:|(?!runs/|models/))([\w.-]+/[\w.-]+)", str(folder))
-    if hub and (hub[1] or not folder.parent.exists()):
-        pull = shell_command("pull", hub[2], output=f"models/{folder.name}")
-        fix = f"To download it from the Hugging Face Hub, run: {pull}"
-        return CheckpointError(f"{folder} does not exist here.", fix=fix)
+    if hub is not None:
+        prefix, model = hub.groups()
+        if prefix or not folder.parent.exists():
+            pull = shell_command("pull", model, output=f"models/{folder.name}")
+            fix = f"To download it from the Hugging Face Hub, run: {pull}"
+            return CheckpointError(f"{folder} does not exist here.", fix=fix)
     models = _models_in(folder.parent, Path("runs"))
     if models:
         fix += f", such as {models}"
@@ -164,11 +169,13 @@ def _no_model(folder: Path) -> CheckpointError:
     return CheckpointError(f"{folder} {state}.", fix=f"{fix}.")
 
 
-def _of_config(path: Path, problem: str) -> CheckpointError:
+def _config_as_model(path: Path, problem: str) -> CheckpointError:
     """Return the error for a configuration passed as a model; the fix has the run folder."""
-    run = load_config(path).run_dir
-    fix = f"Pass the run folder: {run}" if _is_model(run) else f"Train first: `nmt train {path}`."
-    return CheckpointError(f"{problem}. Its run folder is {run}.", fix=fix)
+    run_dir = load_config(path).run_dir
+    fix = f"Train first: `nmt train {path}`."
+    if _is_model(run_dir):
+        fix = f"Pass the run folder: {run_dir}"
+    return CheckpointError(f"{problem}. Its run folder is {run_dir}.", fix=fix)
 
 
 def load_folder_config(folder: Path) -> InferenceConfig:
@@ -194,7 +201,7 @@ def load_folder_document(folder: Path) -> tuple[InferenceConfig, Mapping[str, An
     path = folder / CONFIG
     if not path.is_file():
         raise _no_model(folder)
-    path.open("rb").close()
+    path.open("rb").close()  # an unreadable file is an `OSError` here, not a `ConfigError` below
     try:
         return load_inference(path)
     except NewerFormatError as error:
@@ -246,12 +253,13 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
     """
     config, record = load_folder_document(folder)
     weights_dir = _weights_dir(folder, checkpoint)
-    if weights_dir == folder / stored.AVERAGE:
+    if weights_dir == folder / stored.AVERAGE:  # a model folder with its own configuration
         return find_model(weights_dir)
+    # Verify everything but the weights: `read_weights` verifies them.
     manifest = Manifest.read(weights_dir)
     if weights_dir == folder:
-        others = [name for name in manifest.files if name != stored.MODEL]
-        manifest.verify(folder, others)
+        small_files = [name for name in manifest.files if name != stored.MODEL]
+        manifest.verify(folder, small_files)
     else:
         manifest.verify(weights_dir, (stored.STATE,))
         _check_run_files(folder, weights_dir, config)
@@ -287,7 +295,7 @@ def read_weights(files: ModelFiles) -> ModelBundle:
     with readable():
         files.manifest.verify(files.folder, (stored.MODEL,))
         adapter = stored.adapter_record(path)
-        if adapter:
+        if adapter:  # an extra merges the adapters into the base model
             model = load_attribute(_MERGED_MODEL)(files, adapter)
         else:
             model = _read_model(files, path)
@@ -315,22 +323,25 @@ def _read_model(files: ModelFiles, path: Path) -> Transformer:
 
 
 def _check_widths(path: Path, config: ModelConfig) -> None:
-    """Check the widths in the configuration, so that a wrong width does not allocate memory."""
-    sizes = set[int]()
+    """Check the widths in the configuration, so that a wrong width does not allocate memory.
+
+    Each width must be a size of at least one tensor in the file. Reads only the file's header.
+    """
+    tensor_sizes = set[int]()
     with stored.tensor_errors(path), safe_open(path, framework="numpy") as file:
         for name in file.keys():  # noqa: SIM118
-            sizes.update(file.get_slice(name).get_shape())
+            tensor_sizes.update(file.get_slice(name).get_shape())
     keys = ["model_dim", "decoder_model_dim", "ff_dim", "decoder_ff_dim"]
     if config.positions == "learned":
         keys.append("max_positions")
-    gates = 2 if config.activation == "swiglu" else 1  # SwiGLU stacks two matrices in one
-    wrong = []
+    num_stacked = 2 if config.activation == "swiglu" else 1  # SwiGLU stacks two matrices in one
+    wrong_widths = []
     for key in keys:
         width = getattr(config, key)
-        if width is not None and not {width, gates * width} & sizes:
-            wrong.append(f"model.{key} is {width:,}")
-    if wrong:
-        problem = f"config.yaml does not match {path}: {', '.join(wrong)}"
+        if width is not None and tensor_sizes.isdisjoint((width, num_stacked * width)):
+            wrong_widths.append(f"model.{key} is {width:,}")
+    if wrong_widths:
+        problem = f"config.yaml does not match {path}: {', '.join(wrong_widths)}"
         raise CheckpointError(f"{problem}, but no tensor has that size.", fix=_RESTORE)
 
 
@@ -347,7 +358,7 @@ def _check_run_files(folder: Path, weights_dir: Path, config: InferenceConfig) -
         if name in recorded:
             was = recorded[name]
             now = present[name]
-            if name == "model":  # a key that was renamed cannot be compared
+            if name == "model":  # compare the common keys: a renamed key cannot be compared
                 now = {key: value for key, value in now.items() if key in was}
                 was = {key: was[key] for key in now}
             changes += changed_settings(was, now, name)
@@ -355,32 +366,36 @@ def _check_run_files(folder: Path, weights_dir: Path, config: InferenceConfig) -
         listed = "\n  ".join(changes)
         problem = f"{folder / CONFIG} does not match the weights in {weights_dir}:\n  {listed}"
         raise CheckpointError(problem, fix=_RESTORE)
-    expected = recorded.get("vocab_hash")
-    place = folder / TOKENIZER
-    if expected is not None and place.is_dir() and tokenizer_hash(place) != expected:
+    recorded_hash = recorded.get("vocab_hash")
+    tokenizer_dir = folder / TOKENIZER
+    if recorded_hash is None or not tokenizer_dir.is_dir():
+        return
+    if tokenizer_hash(tokenizer_dir) != recorded_hash:
         fix = "Restore the tokenizer folder of the run; the prepared data contain a copy."
-        raise CheckpointError(f"{place} is not the tokenizer of this model.", fix=fix)
+        raise CheckpointError(f"{tokenizer_dir} is not the tokenizer of this model.", fix=fix)
 
 
 def _weights_dir(folder: Path, checkpoint: str) -> Path:
+    """Return the folder of the weights: a checkpoint, the average, or the model folder itself."""
     checkpoints = stored.checkpoints_dir(folder)
     if not checkpoints.is_dir():
         if not _is_model(folder):
             problem = f"{folder} has {CONFIG}, but neither {stored.MODEL} nor checkpoints"
-            raise _of_config(folder / CONFIG, problem)
+            raise _config_as_model(folder / CONFIG, problem)
         if checkpoint != "best":
             text = "%s contains a single model: `checkpoint` %s has no effect"
             logger.warning(text, folder, checkpoint)
         return folder
-    step = re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint)
-    if step:
-        chosen = stored.checkpoint_dir(folder, int(step[1]))
-        present = sorted(path.name for path in checkpoints.glob("step-*"))
-        listed = ", ".join(present) or "no checkpoints"
-        problem = f"{folder} has no checkpoint {chosen.name}; it has {listed}."
+    step_match = re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint)
+    # `problem` and `fix` are for the case that `weights_dir` does not exist.
+    if step_match:
+        weights_dir = stored.checkpoint_dir(folder, int(step_match[1]))
+        names = sorted(path.name for path in checkpoints.glob("step-*"))
+        listed = ", ".join(names) or "no checkpoints"
+        problem = f"{folder} has no checkpoint {weights_dir.name}; it has {listed}."
         fix = "Set `checkpoint` to best, last or a listed step."
     elif checkpoint == stored.AVERAGE:
-        chosen = folder / stored.AVERAGE
+        weights_dir = folder / stored.AVERAGE
         problem = f"{folder} has no averaged weights."
         fix = "Run `nmt average`, or set training.average_last and train to the end."
     elif checkpoint in ("best", "last"):
@@ -388,12 +403,13 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
     else:
         fix = "Set `checkpoint` to best, last, step-N or average."
         raise ConfigError(f"`checkpoint` is {checkpoint[:_MAX_SHOWN]!r}.", fix=fix)
-    if not chosen.is_dir():
+    if not weights_dir.is_dir():
         raise CheckpointError(problem, fix=fix)
-    return chosen
+    return weights_dir
 
 
 def _best_or_last(folder: Path, checkpoint: str) -> Path:
+    """Return the folder of the best or the newest weights; the newest if the best are missing."""
     if checkpoint == "best":
         best = stored.read_best(folder)
         if best:
@@ -495,6 +511,7 @@ def new_model_folder(folder: Path, source: Path | None, step: int) -> Iterator[P
                     if path.is_file():
                         shutil.copyfile(path, temporary / path.relative_to(source))
             yield temporary
+            # All files, also those that the caller has written.
             paths = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
             for path in paths:  # safetensors writes files that only their owner can read
                 shutil.copymode(temporary / CONFIG, path)
@@ -531,7 +548,7 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
         CheckpointError: A checkpoint is missing or damaged, contains a weight that is not finite,
             or has names or shapes that differ from the first checkpoint.
     """
-    sums: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}  # Float64, by parameter name.
     for path in paths:
         Manifest.read(path).verify(path, (stored.MODEL,))
         weights = stored.load_tensors(path / stored.MODEL)
@@ -544,10 +561,11 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
             fix = "Average only checkpoints of one run."
             raise CheckpointError(f"{path} does not match {paths[0]}:\n  {problems}", fix=fix)
         for name in list(weights):
-            if name in sums:  # `pop` frees the memory before the next checkpoint is read
-                sums[name] += weights.pop(name)
+            weight = weights.pop(name)  # frees the memory before the next checkpoint is read
+            if name in sums:
+                sums[name] += weight
             else:
-                sums[name] = weights.pop(name).double()
+                sums[name] = weight.double()
     means = {}
     for name in list(sums):
         means[name] = sums.pop(name).div_(len(paths)).float()
@@ -575,18 +593,18 @@ def write_average(
     manifests = [Manifest.read(path) for path in paths]
     steps = [manifest.step for manifest in manifests]
     hashes = [manifest.files[stored.MODEL].sha256 for manifest in manifests]
-    pairs = zip(steps, hashes, strict=True)
+    steps_and_hashes = zip(steps, hashes, strict=True)
     record: dict[str, Any] = {}
     if score is not None:
         record["score"] = score
     record["package_version"] = __version__
     record["steps"] = steps
-    record["checkpoints"] = [{"step": step, "sha256": sha256} for step, sha256 in pairs]
+    record["checkpoints"] = [{"step": step, "sha256": sha256} for step, sha256 in steps_and_hashes]
 
-    with new_model_folder(folder, run_dir, max(steps)) as place:
+    with new_model_folder(folder, run_dir, max(steps)) as temporary:
         adapter = stored.adapter_record(paths[0] / stored.MODEL)
-        stored.save_tensors(average_weights(paths), place / stored.MODEL, adapter)
-        write_json(place / RECORD, record)
+        stored.save_tensors(average_weights(paths), temporary / stored.MODEL, adapter)
+        write_json(temporary / RECORD, record)
 
 
 def log_next_commands(folder: Path) -> None:

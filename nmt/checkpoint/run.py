@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 Identity = Mapping[str, Any]  # What `identity` returns.
-_HASH_LENGTH = 64
-# Schedules that decay until the end depend on the number of updates.
-_MOST_KEYS = 4  # Maximum number of keys in an error message.
-_VARYING = ("filters", "budget")  # Parts of an `identity` that can be empty.
+_HASH_LENGTH = 64  # Digits of a SHA-256.
+_MAX_LISTED_KEYS = 4  # Maximum number of keys in an error message.
+_OPTIONAL_SECTIONS = ("filters", "budget")  # Sections of an `identity` that can be empty.
 _FIX = "Set run_dir to a folder you can write to, or free disk space."
 
 
@@ -46,6 +45,7 @@ def identity(
         num_processes: Number of training processes.
     """
     budget = {}
+    # Schedules that decay until the end depend on the number of updates.
     if config.training.schedule.needs_budget:
         budget = bound_values(config, "budget")
     filters = {}
@@ -66,14 +66,14 @@ def machine(device: torch.device) -> dict[str, Any]:
     """Return properties of the machine and torch that bit-exact results depend on, as JSON data."""
     import torch  # noqa: PLC0415 - finding a model must not import torch
 
-    name = device.type
-    is_deterministic = torch.are_deterministic_algorithms_enabled() or name == "cpu"
-    if name == "cuda":
-        name = torch.cuda.get_device_name(device)
+    device_name = device.type
+    if device_name == "cuda":
+        device_name = torch.cuda.get_device_name(device)
+    is_deterministic = torch.are_deterministic_algorithms_enabled() or device.type == "cpu"
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "device": name,
+        "device": device_name,
         "deterministic": is_deterministic,
         "architecture": platform.machine(),
     }
@@ -93,23 +93,25 @@ def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
     changes: list[str] = []
     if isinstance(was, list) and isinstance(now, list):
         has_sections = any(isinstance(item, Mapping) for item in (*was, *now))
+        # Lists of sections, such as corpora, are compared as far as both go. Other lists are
+        # compared item by item if they have the same length, and as one value if not.
         if len(was) == len(now) or has_sections:
-            # The number of corpora may differ. The common corpora are then compared.
             if len(was) != len(now):
                 changes.append(f"{path}: was a list of {len(was)}, is a list of {len(now)}")
-            common = min(len(was), len(now))
-            was = dict(enumerate(was[:common]))
-            now = dict(enumerate(now[:common]))
+            num_common = min(len(was), len(now))
+            was = dict(enumerate(was[:num_common]))
+            now = dict(enumerate(now[:num_common]))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
+        # All keys, in order. A missing key counts as None.
         for key in dict.fromkeys((*was, *now)):
-            place = f"{path}.{key}" if path else str(key)
-            changes += changed_settings(was.get(key), now.get(key), place)
+            path_of_key = f"{path}.{key}" if path else str(key)
+            changes += changed_settings(was.get(key), now.get(key), path_of_key)
     elif was != now:
-        changes.append(f"{path}: was {_shown(was)}, is {_shown(now)}")
+        changes.append(f"{path}: was {_as_text(was)}, is {_as_text(now)}")
     return changes
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Format a value as in YAML; shorten hashes."""
     if isinstance(value, Mapping):
         return "{...}"
@@ -139,12 +141,13 @@ def check_resumable(
     was = recorded["identity"]
     now = present["identity"]
     refuse_changed_settings(was, now, run_dir)
+    # What keeps the result from being bit-exact.
     changes = changed_settings(recorded["machine"], present["machine"])
     for change in changed_settings(was["budget"], now["budget"]):
         changes.append(f"{change}; the learning rate now follows the schedule of the new length")
-    if _shares(was) != _shares(now):  # each process draws its own random numbers
-        shares = f"was {_shares(was)}, is {_shares(now)}"
-        changes.append(f"processes x batch.gradient_accumulation: {shares}")
+    if _division(was) != _division(now):  # each process draws its own random numbers
+        difference = f"was {_division(was)}, is {_division(now)}"
+        changes.append(f"processes x batch.gradient_accumulation: {difference}")
     # Without deterministic kernels, even two runs on one machine differ.
     if not (recorded["machine"]["deterministic"] or present["machine"]["deterministic"]):
         changes.append("training.deterministic: is false")
@@ -156,9 +159,9 @@ def check_resumable(
     return [f"resuming is not bit-exact: {change}" for change in changes]
 
 
-def _shares(of_run: Identity) -> str:
-    """Return the number of processes, and of batches per update and process: ``2 x 4``."""
-    return f"{of_run['num_processes']} x {of_run['batch']['gradient_accumulation']}"
+def _division(run: Identity) -> str:
+    """Return how an update is divided: number of processes x batches of a process, ``2 x 4``."""
+    return f"{run['num_processes']} x {run['batch']['gradient_accumulation']}"
 
 
 def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
@@ -171,12 +174,15 @@ def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
     Raises:
         CheckpointError: The processes cannot share the batches of an update evenly.
     """
-    total = recorded["identity"]["num_processes"] * recorded["batch"]["gradient_accumulation"]
-    if total % num_processes:
+    old_processes = recorded["identity"]["num_processes"]
+    num_batches = old_processes * recorded["batch"]["gradient_accumulation"]
+    if num_batches % num_processes:
         cannot = f"which cannot be shared evenly by {num_processes} processes"
-        fix = f"Resume with a number of processes that divides {total}."
-        raise CheckpointError(f"An update of this run has {total} batches, {cannot}.", fix=fix)
-    return total // num_processes
+        fix = f"Resume with a number of processes that divides {num_batches}."
+        raise CheckpointError(
+            f"An update of this run has {num_batches} batches, {cannot}.", fix=fix
+        )
+    return num_batches // num_processes
 
 
 def refuse_changed_settings(recorded: Identity, present: Identity, run_dir: Path) -> None:
@@ -194,31 +200,32 @@ def refuse_changed_settings(recorded: Identity, present: Identity, run_dir: Path
         CheckpointError: A setting, the data or the tokenizer has changed.
     """
     refuse_other_keys(recorded, present, run_dir)
+    # Copies in which the values that may change are None, so that they are equal.
     was = {**recorded, "budget": None}
     now = {**present, "budget": None}
     if _batches_per_update(was) == _batches_per_update(now):
-        for values in (was, now):
-            values["num_processes"] = None
-            values["batch"] = {**values["batch"], "gradient_accumulation": None}
+        for settings in (was, now):
+            settings["num_processes"] = None
+            settings["batch"] = {**settings["batch"], "gradient_accumulation": None}
     changes = changed_settings(was, now)
     if changes:
         fix = f"To resume, restore these settings from {run_dir / CONFIG}. "
         fix += "To start a new run, set a new run_dir."
-        if any(line.startswith("data_hash") for line in changes):
+        if any(change.startswith("data_hash") for change in changes):
             fix += " The data_hash changes with the corpora, the filters and the tokenizer."
         listed = "\n  ".join(changes)
         raise CheckpointError(f"{run_dir} was trained with other settings:\n  {listed}", fix=fix)
 
 
-def _batches_per_update(of_run: Identity) -> int | None:
-    """Return the batches per update of all processes; None if the batch size is measured.
+def _batches_per_update(run: Identity) -> int | None:
+    """Return the batches per update of all processes.
 
-    Then the number of batches may change.
+    None if the batch size is measured (``auto``): the number of batches may then change.
     """
-    batch = of_run["batch"]
+    batch = run["batch"]
     if batch["max_tokens"] == "auto":
         return None
-    return of_run["num_processes"] * batch["gradient_accumulation"]
+    return run["num_processes"] * batch["gradient_accumulation"]
 
 
 def refuse_other_keys(recorded: Identity, present: Identity, run_dir: Path) -> None:
@@ -229,26 +236,32 @@ def refuse_other_keys(recorded: Identity, present: Identity, run_dir: Path) -> N
         present: `identity` of this process.
         run_dir: The run folder, for messages.
     """
-    other = _keys(recorded) ^ _keys(present)
-    if other:
-        names = sorted(".".join(path) for path in other if path[:-1] not in other)
-        listed = ", ".join(names[:_MOST_KEYS])
-        if len(names) > _MOST_KEYS:
-            listed += f" and {len(names) - _MOST_KEYS} more"
+    differences = _key_paths(recorded) ^ _key_paths(present)  # in only one of them
+    if differences:
+        # If a whole section is in only one of them, list the section without its keys.
+        names = sorted(".".join(path) for path in differences if path[:-1] not in differences)
+        listed = ", ".join(names[:_MAX_LISTED_KEYS])
+        if len(names) > _MAX_LISTED_KEYS:
+            listed += f" and {len(names) - _MAX_LISTED_KEYS} more"
         problem = f"{run_dir} was trained by a different version of nmt."
         problem += f" Configuration keys that only one of the versions has: {listed}."
         fix = "To train again with this version, set a new run_dir."
         raise CheckpointError(problem, fix=fix)
 
 
-def _keys(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
-    """Return the paths of all keys in an `identity`."""
+def _key_paths(section: Mapping[str, Any], parent: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """Return the paths of all keys in an `identity`, such as ``("batch", "max_tokens")``.
+
+    Args:
+        section: The identity, or a section of it.
+        parent: Path of the section.
+    """
     paths: set[tuple[str, ...]] = set()
-    for name, value in values.items():
-        path = (*above, name)
+    for key, value in section.items():
+        path = (*parent, key)
         paths.add(path)
-        if isinstance(value, Mapping) and name not in _VARYING:
-            paths |= _keys(value, path)
+        if isinstance(value, Mapping) and key not in _OPTIONAL_SECTIONS:
+            paths |= _key_paths(value, path)
     return paths
 
 
@@ -315,11 +328,17 @@ def has_data_settings(config: RunConfig) -> bool:
 
 
 def _agrees(recorded: Any, now: Any) -> bool:
+    """Whether settings have the recorded values, as far as they are recorded.
+
+    Args:
+        recorded: Settings as a user writes them: a section may stand for a list with this section.
+        now: Validated settings.
+    """
     if isinstance(recorded, Mapping) and isinstance(now, Mapping):
-        shared = recorded.keys() & now.keys()
-        return all(_agrees(recorded[key], now[key]) for key in shared)
+        common_keys = recorded.keys() & now.keys()
+        return all(_agrees(recorded[key], now[key]) for key in common_keys)
     if isinstance(now, list):
-        if isinstance(recorded, Mapping):  # one set, not a list
+        if isinstance(recorded, Mapping):
             recorded = [recorded]
         if isinstance(recorded, list) and len(recorded) == len(now):
             return all(map(_agrees, recorded, now))
@@ -353,17 +372,17 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
         CheckpointError: The folder cannot be written.
     """
     path = run_dir / CONFIG
-    tokenizer = run_dir / "tokenizer"
+    copy = run_dir / "tokenizer"
     with write_errors(run_dir, CheckpointError, fix=_FIX):
         run_dir.mkdir(parents=True, exist_ok=True)
-        # The tokenizer may be old, if the data were prepared again before the first checkpoint.
-        if not tokenizer.is_dir() or tokenizer_hash(tokenizer) != tokenizer_hash(tokenizer_dir):
-            with atomic_folder(tokenizer, replace=True) as temporary:
+        # The copy may be old, if the data were prepared again before the first checkpoint.
+        if not copy.is_dir() or tokenizer_hash(copy) != tokenizer_hash(tokenizer_dir):
+            with atomic_folder(copy, replace=True) as temporary:
                 for file in tokenizer_dir.iterdir():  # copytree would hide the cause of an error
                     shutil.copyfile(file, temporary / file.name)
         try:
             now = settings_of(config)
-            was = read_settings(path) if path.is_file() else now
+            was = read_settings(path) if path.is_file() else now  # no changes at the first start
             changes = changed_settings(was, now)
         except NewerFormatError:
             raise

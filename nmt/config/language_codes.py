@@ -81,19 +81,19 @@ def matching_pairs(languages: tuple[str | None, str | None], pairs: Iterable[_Pa
     return matches
 
 
-def is_same_language(one: str, other: str) -> bool:
+def is_same_language(first: str, second: str) -> bool:
     """Whether two codes mean the same language if no third code has to be distinguished.
 
     >>> is_same_language("de", "deu_Latn"), is_same_language("pt-BR", "pt-PT")
     (True, False)
     """
-    if one == other:
+    if first == second:
         return True
-    if _family(one) != _family(other):
+    if _family(first) != _family(second):
         return False
-    # A script or region that one of the codes leaves out does not contradict the other code.
-    for detail, other_detail in zip(_details(one), _details(other), strict=True):
-        if None not in (detail, other_detail) and detail != other_detail:
+    # A script or region that only one of the codes has does not contradict the other code.
+    for first_detail, second_detail in zip(_details(first), _details(second), strict=True):
+        if None not in (first_detail, second_detail) and first_detail != second_detail:
             return False
     return True
 
@@ -107,13 +107,13 @@ def first_spelling(code: str, codes: Iterable[str]) -> str:
     return next((spelling for spelling in codes if is_spelling(code, spelling)), code)
 
 
-def is_spelling(one: str, other: str) -> bool:
+def is_spelling(first: str, second: str) -> bool:
     """Whether two codes are spellings of the same code.
 
     >>> is_spelling("de", "deu_Latn"), is_spelling("sr", "sr-Latn")
     (True, False)
     """
-    return _standard_form(one) == _standard_form(other)
+    return _standard_form(first) == _standard_form(second)
 
 
 @lru_cache(_MOST_CODES)

@@ -30,10 +30,11 @@ from nmt.inference.request import Request, Result
 from nmt.metrics.metric import MetricOptions, MetricScorer
 
 _RIDGE = 10.0  # for features with variance 1, summed over all lines
-_SMOOTH_CHARACTERS = 10
-_MOST_TRANSLATED = 1000
-_DIGITS = 6  # of the numbers in ``confidence.json``
-_FEWEST_LINES = 100  # fewer lines do not cover rare kinds of sentences
+_SMOOTH_CHARACTERS = 10  # added to both lengths of a ratio, because short lines vary more
+_MAX_TRANSLATED = 1000
+_DIGITS = 6  # after the decimal point of the numbers in ``confidence.json``
+_MIN_LINES = 100  # fewer lines do not cover rare kinds of sentences
+# In the order that `features` returns; see the terms of `ConfidenceModel`.
 _FEATURES = ("log_prob", "probability", "length", "ratio")
 
 # Takes lines and a callback that receives the number of finished lines; returns translations.
@@ -74,7 +75,8 @@ class ConfidenceModel:
         products = []
         for name, value in zip(_FEATURES, features(result), strict=True):
             term: Term = getattr(self, name)
-            if not term.low <= round(value, _DIGITS) <= term.high:
+            rounded = round(value, _DIGITS)  # as the limits were
+            if not term.low <= rounded <= term.high:
                 return None
             products.append(term.weight * value)
         total = self.intercept + sum(products)
@@ -91,11 +93,12 @@ def features(result: Result) -> tuple[float, float, float, float]:
     >>> [round(x, 2) for x in features(Result("ab", "abc", -1, log_prob=-2, num_tokens=4))]
     [-0.5, 0.61, 1.39, 0.08]
     """
-    mean = result.log_prob / result.num_tokens
-    length = math.log(result.num_tokens)
+    mean_log_prob = result.log_prob / result.num_tokens
+    log_length = math.log(result.num_tokens)
     output_size = len(result.text) + _SMOOTH_CHARACTERS
     source_size = len(result.source) + _SMOOTH_CHARACTERS
-    return mean, math.exp(mean), length, math.log(output_size / source_size)
+    log_ratio = math.log(output_size / source_size)
+    return mean_log_prob, math.exp(mean_log_prob), log_length, log_ratio
 
 
 def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> ConfidenceModel:
@@ -105,16 +108,20 @@ def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> Confid
         results: Translations of non-blank lines.
         scores: Sentence chrF of each translation, 0 to 100.
     """
-    table = np.array([features(result) for result in results])
+    # n lines, F features.
+    values = np.array([features(result) for result in results])  # (n, F)
     targets = np.array(scores)
     mean_target = targets.mean()
-    means = table.mean(0)
-    widths = table.std(0) + 1e-9
-    scaled = (table - means) / widths
-    squares = scaled.T @ scaled + _RIDGE * np.eye(len(means))
-    products = scaled.T @ (targets - mean_target)
-    weights = np.linalg.solve(squares, products) / widths
-    columns = (weights, table.min(0), table.max(0))
+    means = values.mean(0)
+    deviations = values.std(0) + 1e-9  # above 0, because they divide
+    # The normal equations of ridge regression, for features with mean 0 and variance 1:
+    # (X' X + ridge * I) w = X' y.
+    scaled = (values - means) / deviations
+    squares = scaled.T @ scaled + _RIDGE * np.eye(len(means))  # (F, F)
+    products = scaled.T @ (targets - mean_target)  # (F,)
+    # The weights and the intercept for features that are not scaled.
+    weights = np.linalg.solve(squares, products) / deviations
+    columns = (weights, values.min(0), values.max(0))
     terms = {}
     for name, row in zip(_FEATURES, np.stack(columns, axis=1), strict=True):
         weight, low, high = row.round(_DIGITS).tolist()
@@ -149,19 +156,21 @@ def calibrate_confidence(
     Raises:
         CheckpointError: The folder is not writable.
     """
-    zipped = zip(sources, targets, strict=True)
-    pairs = [(source, target) for source, target in zipped if source.text.strip()]
-    if len(pairs) < _FEWEST_LINES:
+    all_pairs = zip(sources, targets, strict=True)
+    pairs = [(source, target) for source, target in all_pairs if source.text.strip()]
+    if len(pairs) < _MIN_LINES:
         return
-    num_lines = min(len(pairs), _MOST_TRANSLATED)
+    num_lines = min(len(pairs), _MAX_TRANSLATED)
+    # Lines at equal distances, from the first to the last one.
     rows = np.linspace(0, len(pairs) - 1, num_lines, dtype=np.int64)
-    chosen = [pairs[row] for row in rows]
-    lines, references = zip(*chosen, strict=True)
-    with progress_bar("fitting confidence", unit="lines", total=len(lines), leave=False) as bar:
+    lines, references = zip(*[pairs[row] for row in rows], strict=True)
+    with progress_bar("fitting confidence", unit="lines", total=num_lines, leave=False) as bar:
         results = translate(lines, bar.update)
     scorer = MetricScorer("chrf", [references], MetricOptions())
     statistics = scorer.statistics([result.text for result in results])
     scores = scorer.sentence_scores(statistics)
-    kept = [pair for pair in zip(results, scores, strict=True) if pair[0].num_tokens]
-    model = fit_confidence(*zip(*kept, strict=True))
+    # Normalization may drop all characters of a line. Its translation is empty and has no features.
+    scored = zip(results, scores, strict=True)
+    fitted = [(result, score) for result, score in scored if result.num_tokens]
+    model = fit_confidence(*zip(*fitted, strict=True))
     write_extra(run_dir / CONFIDENCE, model.text().encode())

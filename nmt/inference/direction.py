@@ -74,8 +74,9 @@ class Languages:
         sources, targets = self._tagged(tokenizers)
         if len(self.directions) > 1 or len(targets) < 2:
             return self.directions
-        sources = sources or [self.directions[0].source]
-        return tuple(Direction(a, b) for a, b in product(sources, targets) if a != b)
+        sources = sources or [self.directions[0].source]  # without tags of source languages
+        pairs = product(sources, targets)
+        return tuple(Direction(source, target) for source, target in pairs if source != target)
 
     def choose(
         self, tokenizers: Tokenizers, options: LanguageOptions = UNSET, *, has_tag: bool = False
@@ -91,100 +92,119 @@ class Languages:
             MissingLanguageError: A language is not set, and the model has several.
             ConfigError: A language or tag is unknown.
         """
-        tag_ids = []
+        source_tag_ids = []
         if options.tag is not None:
-            tag_ids.append(tokenizers.source.tag_id(options.tag))
+            source_tag_ids.append(tokenizers.source.tag_id(options.tag))
         tagged_sources, tagged_targets = self._tagged(tokenizers)
-        source = _known("from", options.source, self._codes(0, tagged_sources))
-        target = _known("to", options.target, self._codes(1, tagged_targets))
+        source = _find_code("from", options.source, self._codes_of_side(0, tagged_sources))
+        target = _find_code("to", options.target, self._codes_of_side(1, tagged_targets))
         # Without such a pair, the translation was not trained, but each of the languages is known.
         pairs = matching_pairs((source, target), self.directions) or self.directions
-        sources, targets = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
-        # OPUS-MT: a group of languages, such as ``mul``. Tags for variants of ``zh`` are optional.
-        has_groups = len(tokenizers.source.languages) > 1
-        is_group = has_groups and len(primary_code(targets[0])) > 2
-        needs_tag = is_group and not (has_tag or tag_ids)
-        if target is None and (len(targets) > 1 or needs_tag):
-            raise _missing("to", tagged_targets if is_group else targets)
+        # The languages to choose from, each once.
+        sources = list(dict.fromkeys(code for code, _ in pairs))
+        targets = list(dict.fromkeys(code for _, code in pairs))
+        # The target of an OPUS-MT model may be a group of languages with a code of three letters,
+        # such as ``mul``. Then the tag tells the language. The tags of a model for one language,
+        # such as those for variants of ``zh``, are optional.
+        has_opus_tags = len(tokenizers.source.languages) > 1
+        is_group = has_opus_tags and len(primary_code(targets[0])) > 2
+        needs_tag = is_group and not (has_tag or source_tag_ids)
+        has_choice = len(targets) > 1 or needs_tag
+        if target is None and has_choice:
+            raise _missing_language("to", tagged_targets if is_group else targets)
+        # The source language must be known only if the model reads a tag for it.
         if source is None and self.tags == "both" and len(sources) > 1:
-            raise _missing("from", sources)
+            raise _missing_language("from", sources)
         if not source:
             source = sources[0] if len(sources) == 1 else ""
         direction = Direction(source, target or targets[0])
         source_tag, target_tag = tagged_languages(self.tags, direction)
+        # An imported model has no `tags`, but its vocabulary may have a tag of the target language.
         if self.tags is None and target is not None and matching(target, tagged_targets):
             source_tag = target
         if source_tag is not None:
-            tag_ids.insert(0, _tag_id(tokenizers.source, source_tag))
+            source_tag_ids.insert(0, _tag_id(tokenizers.source, source_tag))
         start = None
         if target_tag is not None:
             start = _tag_id(tokenizers.target, target_tag)
-        # The tag of a corpus may be the tag of its language.
-        return Tags(direction, tuple(dict.fromkeys(tag_ids)), start)
+        # The tag of a corpus may be the tag of its language: use it once.
+        return Tags(direction, tuple(dict.fromkeys(source_tag_ids)), start)
 
-    def _codes(self, side: int, tagged: Iterable[str]) -> list[str]:
-        """Return the languages of a side: of the corpora, and of the tags without a corpus."""
-        codes = [pair[side] for pair in self.directions]
-        named = set[str]()
+    def _codes_of_side(self, side: int, tagged: Iterable[str]) -> list[str]:
+        """Return the languages of the corpora, and those that only have a tag.
+
+        Args:
+            side: 0 for the source, 1 for the target.
+            tagged: Languages with a tag in the vocabulary.
+        """
+        codes = [direction[side] for direction in self.directions]
+        tagged_in_corpora = set[str]()
         for code in codes:
-            tags = matching(code, tagged)
-            if len(tags) == 1:  # else it is not clear which of them the code names
-                named.update(tags)
-        return codes + [tag for tag in tagged if tag not in named]
+            matching_tags = matching(code, tagged)
+            if len(matching_tags) == 1:  # else it is not clear which of them the code means
+                tagged_in_corpora.update(matching_tags)
+        return codes + [tag for tag in tagged if tag not in tagged_in_corpora]
 
     def _tagged(self, tokenizers: Tokenizers) -> tuple[list[str], list[str]]:
-        """Return the languages of each side that have a tag in the vocabulary."""
-        of_source, of_target = map(_codes, tokenizers)
+        """Return the source languages and the target languages with a tag in the vocabulary."""
+        in_source_vocabulary, in_target_vocabulary = map(_tagged_codes, tokenizers)
         if self.tags == "both":
-            return of_source, of_target
+            return in_source_vocabulary, in_target_vocabulary
         if self.tags == "target":
-            return [], of_target
-        return [], of_source
+            return [], in_target_vocabulary
+        return [], in_source_vocabulary  # a tag in front of the source is the target language
 
 
-def names_language(tag: str) -> bool:
-    """Whether a symbol of a vocabulary is the tag of a language: ``<2de>`` or ``>>deu<<``."""
-    return code_of_tag(tag) is not None
-
-
-def _codes(tokenizer: Tokenizer) -> list[str]:
+def _tagged_codes(tokenizer: Tokenizer) -> list[str]:
+    """Return the codes of the languages that have a tag in a vocabulary."""
     return [code for code in map(code_of_tag, tokenizer.tags) if code]
 
 
 def _tag_id(tokenizer: Tokenizer, code: str) -> int:
     symbol = language_symbol(code, tokenizer.tags)
     if symbol is None:
-        raise _unknown("to", code, _codes(tokenizer))
+        raise _unknown_language("to", code, _tagged_codes(tokenizer))
     return tokenizer.tags[symbol]
 
 
-def _known(option: str, code: str | None, codes: Iterable[str]) -> str | None:
+def _find_code(option: str, code: str | None, codes: Iterable[str]) -> str | None:
+    """Return the only one of ``codes`` that ``code`` matches; None if no code is set.
+
+    Args:
+        option: ``from`` or ``to``, for messages.
+        code: The user's code of a language, such as ``deu``.
+        codes: Codes of the model, such as ``de``.
+
+    Raises:
+        ConfigError: No code matches, or several codes match.
+    """
     if code is None:
         return None
-    near = matching(code, codes)
-    if len(near) > 1:
-        problem = f"`{option}` {code} is ambiguous: the model has {' and '.join(near)}."
-        raise ConfigError(problem, fix=_listed(option, near))
-    if not near:
-        raise _unknown(option, code, codes)
-    return near[0]
+    matches = matching(code, codes)
+    if len(matches) > 1:
+        problem = f"`{option}` {code} is ambiguous: the model has {' and '.join(matches)}."
+        raise ConfigError(problem, fix=_language_fix(option, matches))
+    if not matches:
+        raise _unknown_language(option, code, codes)
+    return matches[0]
 
 
-def _listed(option: str, codes: Iterable[str]) -> str:
-    unique = list(dict.fromkeys(codes))
-    shown = unique[:TAGS_SHOWN]
-    if len(unique) > len(shown):
+def _language_fix(option: str, codes: Iterable[str]) -> str:
+    """Return the fix to set an option to one of ``codes``, of which it shows the first ones."""
+    unique_codes = list(dict.fromkeys(codes))
+    shown = unique_codes[:TAGS_SHOWN]
+    if len(unique_codes) > len(shown):
         shown.append("...")
     return f"Set `{option}` to a language: {', '.join(shown)}."
 
 
-def _missing(option: str, codes: Iterable[str]) -> MissingLanguageError:
+def _missing_language(option: str, codes: Iterable[str]) -> MissingLanguageError:
     side = {"from": "source", "to": "target"}[option]
     problem = f"The model has several {side} languages, and none is chosen."
-    return MissingLanguageError(problem, fix=_listed(option, codes))
+    return MissingLanguageError(problem, fix=_language_fix(option, codes))
 
 
-def _unknown(option: str, code: str, codes: Iterable[str]) -> ConfigError:
-    verb = {"from": "from", "to": "into"}[option]
-    problem = f"The model does not translate {verb} {code!r}.{did_you_mean(code, codes)}"
-    return ConfigError(problem, fix=_listed(option, codes))
+def _unknown_language(option: str, code: str, codes: Iterable[str]) -> ConfigError:
+    preposition = {"from": "from", "to": "into"}[option]
+    problem = f"The model does not translate {preposition} {code!r}.{did_you_mean(code, codes)}"
+    return ConfigError(problem, fix=_language_fix(option, codes))

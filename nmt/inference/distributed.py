@@ -61,16 +61,18 @@ def translated(
     """
 
     def prepare(chunk: Chunk) -> Any:
-        first, lines = chunk
-        begin, part = part_of(lines, processes.rank, processes.size)
-        return chunk, translator.segment(part, first + begin)
+        """Return a chunk, and the segments of the lines that this process translates."""
+        first_line, lines = chunk
+        start, part = part_of(lines, processes.rank, processes.size)
+        return chunk, translator.segment(part, first_line + start)
 
-    common = shared(processes, chunks)
-    prepared: Iterator[Any] = map(prepare, common)
+    shared_chunks = shared(processes, chunks)
+    prepared: Iterator[Any] = map(prepare, shared_chunks)
     if translator.engine.on_gpu:  # tokenize the next chunk while the GPU searches
-        prepared = ahead(common, prepare, lambda: processes.share(is_ready()))
+        prepared = ahead(shared_chunks, prepare, lambda: processes.share(is_ready()))
     for chunk, segmented in prepared:
         results = translator.finish(segmented)
+        # The parts of all processes, in the order of the lines.
         yield chunk, list(chain(*processes.gather(results)))
 
 
@@ -82,9 +84,11 @@ def shared(processes: Processes, chunks: Iterator[T]) -> Iterator[T]:
         except Exception:  # the input is damaged: all processes finish the chunks read before
             processes.share(None)
             raise
-        if (common := processes.share(chunk)) is None:
+        # The chunk of the first process; None after its last chunk.
+        shared_chunk = processes.share(chunk)
+        if shared_chunk is None:
             return
-        yield common
+        yield shared_chunk
 
 
 def part_of(lines: Sequence[T], rank: int, size: int) -> tuple[int, Sequence[T]]:
@@ -95,8 +99,9 @@ def part_of(lines: Sequence[T], rank: int, size: int) -> tuple[int, Sequence[T]]
     >>> [part_of("abc", rank, size=2) for rank in range(2)]
     [(0, 'a'), (1, 'bc')]
     """
-    begin, end = (len(lines) * number // size for number in (rank, rank + 1))
-    return begin, lines[begin:end]
+    start = len(lines) * rank // size
+    end = len(lines) * (rank + 1) // size  # the start of the next part
+    return start, lines[start:end]
 
 
 def ahead(
@@ -111,26 +116,27 @@ def ahead(
         prepare: Runs in the background thread.
         is_ready: Whether the next chunk can be read without blocking.
     """
-    waiting: deque[Future[P]] = deque()
-    is_open = True
+    pending: deque[Future[P]] = deque()  # Results that are not yielded yet, in order: at most two.
+    has_more = True  # Whether `chunks` may have another chunk.
     with ThreadPoolExecutor(1, thread_name_prefix="text") as pool:
         while True:
-            while is_open and len(waiting) < 2 and (not waiting or is_ready()):
+            # With one pending result, only read more input if that does not delay the result.
+            while has_more and len(pending) < 2 and (not pending or is_ready()):
                 try:
                     chunk = next(chunks, None)
                 except Exception as error:  # raised after the results of earlier chunks
                     failed: Future[P] = Future()
                     failed.set_exception(error)
-                    waiting.append(failed)
-                    is_open = False
+                    pending.append(failed)
+                    has_more = False
                     break
                 if chunk is None:
-                    is_open = False
+                    has_more = False
                 else:
-                    waiting.append(pool.submit(prepare, chunk))
-            if not waiting:
+                    pending.append(pool.submit(prepare, chunk))
+            if not pending:
                 return
-            yield waiting.popleft().result()
+            yield pending.popleft().result()
 
 
 @contextmanager

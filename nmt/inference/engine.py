@@ -52,7 +52,7 @@ def parse_dtype(text: str) -> Dtype | None:
     >>> parse_dtype("bf16"), parse_dtype("int8"), parse_dtype("auto")
     ('bfloat16', 'int8', None)
     """
-    names: dict[str, Dtype | None] = {"auto": None}
+    names: dict[str, Dtype | None] = {"auto": None}  # Full name -> returned value.
     names.update((dtype, dtype) for dtype in get_args(Dtype))
     return chosen(names, str(full_dtype_name(text)), "dtype")
 
@@ -93,15 +93,16 @@ class Ensemble:
         >>> Ensemble((Path("b"), Path("c")), (1.0, 1.0, 2.0)).shares()
         (0.25, 0.25, 0.5)
         """
-        count = len(self.others) + 1
-        weights = self.weights or (1.0,) * count
+        num_models = len(self.others) + 1
+        weights = self.weights or (1.0,) * num_models
         shown = ",".join(f"{weight:g}" for weight in weights)
-        if len(weights) != count:
+        if len(weights) != num_models:
             fix = "Pass one weight for MODEL and one for each `with`, in this order."
-            models = "1 model" if count == 1 else f"{count} models"
+            models = "1 model" if num_models == 1 else f"{num_models} models"
             raise ConfigError(f"{len(weights)} weights ({shown}) for {models}.", fix=fix)
         total = sum(weights)
-        if min(weights) < 0 or not 0 < total < math.inf:
+        is_usable = 0 < total < math.inf  # false if a weight is NaN
+        if min(weights) < 0 or not is_usable:
             fix = "Pass non-negative weights, and at least one above 0."
             raise ConfigError(f"`weights` {shown}: a weight is negative, or all are 0.", fix=fix)
         return tuple(weight / total for weight in weights)
@@ -247,10 +248,13 @@ class Engine(ABC):
         self, tasks: Sequence[SearchTask], options: DecodingConfig
     ) -> Generator[NBestLists, None, None]:
         """Yield the result of `search` for each task, in order."""
-        count = max(1, min(self.num_workers, len(tasks)))
-        with ThreadPoolExecutor(count) as pool:
-            # If the caller stops early, `map` cancels pending tasks and `with` waits for the rest.
-            yield from pool.map(lambda x: self.search(x.sources, options, x.constraints), tasks)
+        num_threads = max(1, min(self.num_workers, len(tasks)))
+        with ThreadPoolExecutor(num_threads) as pool:
+            # If the caller stops early, `map` cancels the pending tasks, and `with` waits for the
+            # running ones.
+            yield from pool.map(
+                lambda task: self.search(task.sources, options, task.constraints), tasks
+            )
 
     def batches(
         self, lengths: Sequence[int], options: DecodingConfig, vocab_size: int
@@ -266,9 +270,11 @@ class Engine(ABC):
             Batches of indices into ``lengths``.
         """
         capacity = self.capacity
-        width = options.num_hypotheses
-        by_memory = capacity.probabilities // self.num_workers // (width * vocab_size)
-        max_rows = min(by_memory, capacity.hypotheses // width)
+        num_hypotheses = options.num_hypotheses  # of each sentence
+        # The workers share the memory for probabilities.
+        num_probabilities = capacity.probabilities // self.num_workers
+        by_memory = num_probabilities // (num_hypotheses * vocab_size)
+        max_rows = min(by_memory, capacity.hypotheses // num_hypotheses)
         return batch_by_length(lengths, self.batch_tokens(options), max(1, max_rows))
 
     def batch_tokens(self, options: DecodingConfig) -> int:
@@ -294,10 +300,12 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
     [[1, 2], [0], [3]]
     """
     batches: list[list[int]] = []
-    batch = list[int]()
+    batch = list[int]()  # the last one of `batches`
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        # Size of the batch with this row, whose length all other rows are padded to. 1 for EOS.
         num_tokens = (len(batch) + 1) * (lengths[row] + 1)
-        if not batch or num_tokens > max_tokens or len(batch) == max_rows:
+        is_full = num_tokens > max_tokens or len(batch) == max_rows
+        if not batch or is_full:
             batch = []
             batches.append(batch)
         batch.append(row)
@@ -328,20 +336,21 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         return None
     try:
         arrays = load_file(path)
-        parts = ShortlistParts(arrays["common"], arrays["candidates"])
-        common, candidates = parts
-        kinds = [(part.ndim, part.dtype.kind) for part in parts]
-        if kinds != [(1, "i"), (2, "i")] or not candidates.size:
+        shortlist = ShortlistParts(arrays["common"], arrays["candidates"])
+        common, candidates = shortlist
+        kinds = [(array.ndim, array.dtype.kind) for array in shortlist]
+        if kinds != [(1, "i"), (2, "i")] or not candidates.size:  # i: signed integers
             raise ValueError("wrong shapes or types")
-        largest = max(part.max(initial=-1) for part in parts)
-        if len(candidates) != vocab_sizes[0] or largest >= vocab_sizes[1]:
+        largest_id = max(array.max(initial=-1) for array in shortlist)
+        source_vocab_size, target_vocab_size = vocab_sizes
+        if len(candidates) != source_vocab_size or largest_id >= target_vocab_size:
             raise ValueError("it was made for a different vocabulary")
-        if common.min(initial=0) < 0 or candidates.min() < -1:
+        if common.min(initial=0) < 0 or candidates.min() < -1:  # -1 pads the candidates
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         fix = f"Delete it, then run {_REWRITE}."
         raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
-    return parts
+    return shortlist
 
 
 def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts:
@@ -351,10 +360,11 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
         ConfigError: The folder does not have a shortlist.
         CheckpointError: The file is damaged.
     """
-    if (parts := read_shortlist(folder, vocab_sizes)) is None:
+    shortlist = read_shortlist(folder, vocab_sizes)
+    if shortlist is None:
         problem = f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist."
         raise ConfigError(problem, fix=f"Run {_REWRITE}, or set decoding.shortlist to false.")
-    return parts
+    return shortlist
 
 
 def copy_extras(prepared_dir: Path, run_dir: Path) -> None:
@@ -417,6 +427,7 @@ def choose_engine(folder: Path, options: EngineOptions, needs: Needs) -> LoadedM
 def _load_with_best_engine(
     folder: Path, options: EngineOptions, needs: Needs, dtype: Dtype | None
 ) -> LoadedModel:
+    """Load a model with the engine that ``auto`` means: see `choose_engine`."""
     if is_ctranslate2(folder):
         return ENGINES["ctranslate2"](folder, options, needs)
     # On a GPU and in 16 bits torch is chosen.
@@ -424,7 +435,7 @@ def _load_with_best_engine(
         try:
             return ENGINES["ctranslate2"](folder, replace(options, device="cpu"), needs)
         except ConfigError as error:  # for example not installed, or a missing feature
-            if dtype == "int8":
+            if dtype == "int8":  # torch does not support it
                 raise
             logger.debug("using torch: %s", error.problem)
     return ENGINES["torch"](folder, options, needs)

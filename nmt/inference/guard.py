@@ -16,7 +16,7 @@ import math
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeAlias
 
@@ -29,18 +29,19 @@ from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.languages import longest_loop
 from nmt.text.tokenizer import Tokenizers
 
-_NGRAM = 3
-_LEAST_NGRAMS = 20  # minimum denominator of the share of repeated n-grams
-# Added to both lengths, because short lines vary more.
+_NGRAM_SIZE = 3
+_MIN_NGRAMS = 20  # minimum denominator of the share of repeated n-grams
+# Added to both lengths of a ratio, because the ratios of short lines vary more.
 _SMOOTH_CHARACTERS = 10
 _SMOOTH_SUBWORDS = 5
 _EMPTY_ZLIB_BYTES = len(zlib.compress(b""))
-_LARGEST_SHARE = 0.9  # upper bound of the compression limit
+_MAX_COMPRESSION_LIMIT = 0.9
 _SOURCE_COMPRESSION = 0.8  # an output may compress to this fraction of its source's ratio
 _RETRY_BEAM_SIZE = 5
 _LOOP_NGRAM_SIZE = 2  # a word three times in a row has a bigram twice
 
-_SIGNS: dict[Alarm, str] = {
+# Alarm -> word for its fault in the log.
+_FAULTS: dict[Alarm, str] = {
     "loop": "loops",
     "repetition": "loops",
     "compression": "loops",
@@ -49,10 +50,11 @@ _SIGNS: dict[Alarm, str] = {
     "truncated": "length",
     "constraint": "required phrases",
 }
-# The log asks about the input if more than this share of at least this many lines have alarms.
+# The log asks about the input if more than `_USUAL_SHARE` of the lines have an alarm. Fewer than
+# `_MIN_LINES` lines are too few to ask.
 _USUAL_SHARE = 0.1
-_FEWEST_LINES = 20
-_NAMED_LINES = 5
+_MIN_LINES = 20
+_MAX_LISTED_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,94 +119,105 @@ class Guard:
                 raise damaged_weights()
             outputs.append(Output(hypotheses, self._alarms_of(segment, hypotheses)))
         self._retry(segments, outputs)
-        for row, segment in enumerate(segments):
-            if self._is_misplaced(segment, outputs[row].hypotheses):
-                alarms_of_row = (*outputs[row].alarms, "constraint")
-                outputs[row] = replace(outputs[row], alarms=alarms_of_row)
+        for index, segment in enumerate(segments):
+            output = outputs[index]
+            if self._has_phrase_past_end(segment, output.hypotheses):
+                outputs[index] = replace(output, alarms=(*output.alarms, "constraint"))
         return outputs
 
     def _alarms_of(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> Alarms:
+        """Return the alarms of the best hypothesis; none without limits or hypotheses."""
         if self.limits is None or not hypotheses:
             return ()
-        source, target = self.tokenizers
-        read = segment.ids
-        written = hypotheses[0].ids
-        texts = (source.decode(read), target.decode(written))
-        return alarms(texts, (read, written), self.limits)
+        source_tokenizer, target_tokenizer = self.tokenizers
+        source_ids = segment.ids
+        target_ids = hypotheses[0].ids
+        texts = (source_tokenizer.decode(source_ids), target_tokenizer.decode(target_ids))
+        return alarms(texts, (source_ids, target_ids), self.limits)
 
     def _retry(self, segments: Sequence[Segment], outputs: list[Output]) -> None:
         """Search segments with alarms again; in place, replace outputs that get fewer alarms."""
         if self.limits is None or self.search_again is None:
             return
         # Segments that need the same changed options are searched as one batch.
-        groups: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
-        for row, output in enumerate(outputs):
+        # Key: names and values of the changed options. Value: indices of the segments.
+        batches: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
+        for index, output in enumerate(outputs):
             if output.alarms:
                 changes = fallback_search(output.alarms, self.decoding, self.limits)
-                groups[tuple(changes.items())].append(row)
-        groups.pop((), None)  # no option prevents these faults
-        for changed, rows in groups.items():
+                batches[tuple(changes.items())].append(index)
+        batches.pop((), None)  # no option prevents the faults of these segments
+        for changed_options, indices in batches.items():
             begin = time.perf_counter()
+            segments_of_batch = [segments[index] for index in indices]
             try:
-                again = self.search_again([segments[row] for row in rows], dict(changed))
+                results = self.search_again(segments_of_batch, dict(changed_options))
             except ConfigError:  # the engine does not support these options: keep the alarms
                 continue
-            seconds = (time.perf_counter() - begin) / len(rows)
-            for row, hypotheses in zip(rows, again, strict=True):
-                first = outputs[row]
-                names = self._alarms_of(segments[row], hypotheses)
-                outputs[row] = replace(first, retry_seconds=seconds)
-                if hypotheses and len(names) < len(first.alarms):
-                    removed = tuple(name for name in first.alarms if name not in names)
-                    outputs[row] = Output(hypotheses, names, removed, seconds)
+            seconds = (time.perf_counter() - begin) / len(indices)  # of one segment
+            for index, hypotheses in zip(indices, results, strict=True):
+                first = outputs[index]
+                outputs[index] = replace(first, retry_seconds=seconds)
+                second_alarms = self._alarms_of(segments[index], hypotheses)
+                if hypotheses and len(second_alarms) < len(first.alarms):
+                    removed = tuple(name for name in first.alarms if name not in second_alarms)
+                    outputs[index] = Output(hypotheses, second_alarms, removed, seconds)
 
-    def _is_misplaced(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> bool:
-        """Whether a required phrase follows the end of the sentence, not being part of it."""
-        required = segment.constraints.required
-        if not (required and hypotheses):
+    def _has_phrase_past_end(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> bool:
+        """Whether required phrases follow the end of the sentence instead of being part of it."""
+        required_ids = segment.constraints.required
+        if not (required_ids and hypotheses):
             return False
-        source, target = self.tokenizers
-        output = target.decode(hypotheses[0].ids)
-        phrases = [target.decode(ids).strip() for ids in required]
-        return stands_past_end(source.decode(segment.ids), output.strip(), phrases)
+        source_tokenizer, target_tokenizer = self.tokenizers
+        translation = target_tokenizer.decode(hypotheses[0].ids)
+        phrases = [target_tokenizer.decode(ids).strip() for ids in required_ids]
+        return stands_past_end(source_tokenizer.decode(segment.ids), translation.strip(), phrases)
 
 
 def fallback_search(
-    names: Iterable[Alarm], decoding: DecodingConfig, limits: GuardLimits
+    alarm_names: Collection[Alarm], decoding: DecodingConfig, limits: GuardLimits
 ) -> dict[str, Any]:
-    """Return the changes of ``decoding`` that prevent the faults behind the alarms ``names``.
+    """Return the changes of ``decoding`` that prevent the faults behind alarms.
 
     A change never loosens an option that the user has set. Only options with the same meaning in
     all engines are changed.
 
     Args:
-        names: Alarms of the first output.
+        alarm_names: Alarms of the first output.
         decoding: Options of the first search.
         limits: Limits of the alarms.
+
+    Returns:
+        New values by the name of the option. Empty if no option prevents the faults.
     """
-    names = set(names)
     changes: dict[str, Any] = {}
-    if names & {"loop", "repetition", "compression"}:
-        size = _LOOP_NGRAM_SIZE if "loop" in names else _NGRAM
+    min_ratio, max_ratio = limits.subwords
+    if not {"loop", "repetition", "compression"}.isdisjoint(alarm_names):
+        size = _LOOP_NGRAM_SIZE if "loop" in alarm_names else _NGRAM_SIZE
+        # The smaller size is stricter. A size of 0 in ``decoding`` allows all repetitions.
         changes["no_repeat_ngram_size"] = min(decoding.no_repeat_ngram_size or size, size)
-    if "short" in names:
-        least = limits.subwords[0]
-        changes["min_length_factor"] = max(decoding.min_length_factor, least)
+    if "short" in alarm_names:
+        changes["min_length_factor"] = max(decoding.min_length_factor, min_ratio)
+    # Only a plain beam search gets a larger beam: sampling and alternatives do not use the beam
+    # size, and with groups it must stay a multiple of their number.
     has_groups = decoding.diverse_beam_groups > 1
     if not (decoding.sampling or decoding.return_alternatives or has_groups):
         changes["beam_size"] = max(decoding.beam_size, _RETRY_BEAM_SIZE)
-    changes = _without_defaults(changes, decoding)
-    if changes or "long" in names:
-        # The longest output without the alarm "long": this also bounds the cost of the search.
-        factor = limits.subwords[1]
-        offset = max(1, math.floor((factor - 1) * _SMOOTH_SUBWORDS))
-        changes["max_length_factor"] = min(decoding.max_length_factor, factor)
+    changes = _without_unchanged(changes, decoding)
+    # Any second search gets the length limits, because they also bound its cost.
+    if changes or "long" in alarm_names:
+        # The longest output without the alarm "long". The alarm compares
+        # (output + smooth) / (source + smooth) with the ratio, so the longest output is
+        # ratio * source + (ratio - 1) * smooth.
+        offset = max(1, math.floor((max_ratio - 1) * _SMOOTH_SUBWORDS))
+        changes["max_length_factor"] = min(decoding.max_length_factor, max_ratio)
         changes["max_length_offset"] = min(decoding.max_length_offset, offset)
-    return _without_defaults(changes, decoding)
+    return _without_unchanged(changes, decoding)
 
 
-def _without_defaults(changes: dict[str, Any], decoding: DecodingConfig) -> dict[str, Any]:
-    return {name: x for name, x in changes.items() if x != getattr(decoding, name)}
+def _without_unchanged(changes: dict[str, Any], decoding: DecodingConfig) -> dict[str, Any]:
+    """Drop the options that have the same value in ``decoding``."""
+    return {name: value for name, value in changes.items() if value != getattr(decoding, name)}
 
 
 def alarms(
@@ -216,34 +229,36 @@ def alarms(
 
     Args:
         texts: Source line and its translation.
-        tokens: Source and target subwords.
+        tokens: Subwords of the source line, and subwords of the translation.
         limits: Limits of the alarms.
     """
     source, output = texts
-    read, written = tokens
-    # Loops and repetitions of the source are subtracted. Length ratios are smoothed.
-    loop = longest_loop(written) - longest_loop(read)
-    repeated = repeated_ngrams(written) - repeated_ngrams(read)
-    repetition = repeated / max(len(written) - _NGRAM + 1, _LEAST_NGRAMS)
-    characters = _ratio(output, source, _SMOOTH_CHARACTERS)
-    subwords = _ratio(written, read, _SMOOTH_SUBWORDS)
+    source_tokens, output_tokens = tokens
+    # A translation may repeat what its source repeats, so the source's repetitions are subtracted.
+    loop_length = longest_loop(output_tokens) - longest_loop(source_tokens)
+    num_repeated = repeated_ngrams(output_tokens) - repeated_ngrams(source_tokens)
+    num_ngrams = len(output_tokens) - _NGRAM_SIZE + 1
+    repeated_share = num_repeated / max(num_ngrams, _MIN_NGRAMS)
+    character_ratio = _length_ratio(output, source, _SMOOTH_CHARACTERS)
+    subword_ratio = _length_ratio(output_tokens, source_tokens, _SMOOTH_SUBWORDS)
     # The compression ratio of normal text of this length; lower if the source is repetitive.
-    size = max(1, len(output.encode("utf-8", "replace")))
-    normal = limits.compression_scale * size**limits.compression_exponent
-    least_share = min(normal, _LARGEST_SHARE, _SOURCE_COMPRESSION * compressed_share(source))
-    least_characters, most_characters = limits.characters
-    least_subwords, most_subwords = limits.subwords
-    is_on: dict[Alarm, bool] = {
-        "loop": loop > limits.loop,
-        "repetition": repetition > limits.repetition,
-        "short": characters < least_characters or subwords < least_subwords,
-        "long": characters > most_characters or subwords > most_subwords,
-        "compression": compressed_share(output) < least_share,
+    num_bytes = max(1, len(output.encode("utf-8", "replace")))
+    normal = limits.compression_scale * num_bytes**limits.compression_exponent
+    of_source = _SOURCE_COMPRESSION * compressed_share(source)
+    min_compressed_share = min(normal, _MAX_COMPRESSION_LIMIT, of_source)
+    min_characters, max_characters = limits.characters
+    min_subwords, max_subwords = limits.subwords
+    is_raised: dict[Alarm, bool] = {
+        "loop": loop_length > limits.loop,
+        "repetition": repeated_share > limits.repetition,
+        "short": character_ratio < min_characters or subword_ratio < min_subwords,
+        "long": character_ratio > max_characters or subword_ratio > max_subwords,
+        "compression": compressed_share(output) < min_compressed_share,
     }
-    return tuple(name for name in is_on if is_on[name])
+    return tuple(name for name in is_raised if is_raised[name])
 
 
-def _ratio(output: Sequence[Any], source: Sequence[Any], smooth: int) -> float:
+def _length_ratio(output: Sequence[Any], source: Sequence[Any], smooth: int) -> float:
     return (len(output) + smooth) / (len(source) + smooth)
 
 
@@ -253,9 +268,9 @@ def repeated_ngrams(tokens: Sequence[Hashable]) -> int:
     >>> repeated_ngrams("a red car and a red car".split())
     1
     """
-    starts = range(len(tokens) - _NGRAM + 1)
-    ngrams = {tuple(tokens[start : start + _NGRAM]) for start in starts}
-    return len(starts) - len(ngrams)
+    starts = range(len(tokens) - _NGRAM_SIZE + 1)
+    distinct_ngrams = {tuple(tokens[start : start + _NGRAM_SIZE]) for start in starts}
+    return len(starts) - len(distinct_ngrams)
 
 
 def compressed_share(text: str) -> float:
@@ -267,11 +282,12 @@ def compressed_share(text: str) -> float:
     if not text:
         return 1.0
     content = text.encode("utf-8", "replace")
-    num_bytes = len(zlib.compress(content, 9)) - _EMPTY_ZLIB_BYTES
-    return num_bytes / len(content)
+    # Without the bytes that zlib adds to every text.
+    num_compressed = len(zlib.compress(content, 9)) - _EMPTY_ZLIB_BYTES
+    return num_compressed / len(content)
 
 
-def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
+def stands_past_end(source: str, translation: str, phrases: Iterable[str]) -> bool:
     """Whether a translation ends in an extra sentence that consists of required phrases only.
 
     >>> stands_past_end("A man walks his dog.", "Un homme marche. chat.", ["chat"])
@@ -279,20 +295,20 @@ def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
     >>> stands_past_end("A man walks. Cat!", "Un homme marche. chat.", ["chat"])
     False
     """
-    num_sentences = len(_sentences(source))
-    sentences = _sentences(text)
-    if len(sentences) <= max(1, num_sentences):
+    num_source_sentences = len(_sentences(source))
+    sentences = _sentences(translation)
+    if len(sentences) <= max(1, num_source_sentences):
         return False
-    last = sentences[-1]
-    rest = last
+    last_sentence = sentences[-1]
+    without_phrases = last_sentence
     for phrase in phrases:
-        rest = rest.replace(phrase, "")
-    has_words = any(map(str.isalnum, rest))
-    return rest != last and not has_words
+        without_phrases = without_phrases.replace(phrase, "")
+    has_other_words = any(map(str.isalnum, without_phrases))
+    return without_phrases != last_sentence and not has_other_words
 
 
 def _sentences(text: str) -> list[str]:
-    return [part for part in SENTENCE_BORDER.split(text) if part.strip()]
+    return [sentence for sentence in SENTENCE_BORDER.split(text) if sentence.strip()]
 
 
 @dataclass
@@ -302,25 +318,27 @@ class GuardCounts:
     num_lines: int = 0
     num_alarmed: int = 0  # Lines whose first translation had an alarm.
     num_cleared: int = 0  # Alarmed lines whose second translation has no alarm.
-    # Kinds of alarms that occurred: ``loops``, ``length``, ``required phrases``.
-    signs: set[str] = field(default_factory=set)
+    # Faults that occurred: ``loops``, ``length``, ``required phrases``.
+    faults: set[str] = field(default_factory=set)
     retry_seconds: float = 0.0  # Time of the second searches.
-    left: list[int] = field(default_factory=list)  # The first five lines that still have an alarm.
+    # Numbers of the first lines that still have an alarm, for the message: at most five.
+    suspicious: list[int] = field(default_factory=list)
 
     def add(self, results: Mapping[int, Result]) -> Self:
         """Add the alarms of results, by line number, to the counts; return this object."""
         self.num_lines += len(results)
-        for number, result in results.items():
+        for line_number, result in results.items():
             self.retry_seconds += result.retry_seconds
-            names = (*result.alarms, *result.retried)
-            if not names:
+            # Also the alarms that the second search removed.
+            raised_alarms = (*result.alarms, *result.retried)
+            if not raised_alarms:
                 continue
             self.num_alarmed += 1
-            self.signs.update(_SIGNS[name] for name in names)
+            self.faults.update(_FAULTS[name] for name in raised_alarms)
             if not result.alarms:
                 self.num_cleared += 1
-            elif len(self.left) < _NAMED_LINES:
-                self.left.append(number)
+            elif len(self.suspicious) < _MAX_LISTED_LINES:
+                self.suspicious.append(line_number)
         return self
 
     def message(self, seconds: float) -> str | None:
@@ -329,23 +347,23 @@ class GuardCounts:
         Args:
             seconds: Time of the whole translation.
 
-        >>> GuardCounts(1000, 2, 0, {"loops", "length"}, left=[7, 9]).message(3.5)
+        >>> GuardCounts(1000, 2, 0, {"loops", "length"}, suspicious=[7, 9]).message(3.5)
         'guard: 2 of 1,000 translations are suspicious (length, loops); check lines 7, 9'
         """
         if not self.num_alarmed:
             return None
         share = f"{self.num_alarmed:,} of {self.num_lines:,} translations are suspicious"
-        parts = [f"guard: {share} ({', '.join(sorted(self.signs))})"]
+        clauses = [f"guard: {share} ({', '.join(sorted(self.faults))})"]
         if self.retry_seconds:
             cost = f"{self.retry_seconds:.1f} of {seconds:.1f} s"
-            parts.append(f"a second search fixed {self.num_cleared:,} and took {cost}")
-        num_left = self.num_alarmed - self.num_cleared
-        if num_left:
-            lines = "line" if num_left == 1 else "lines"
-            named = ", ".join(map(str, self.left))
-            if num_left > len(self.left):
-                named += ", ..."
-            parts.append(f"check {lines} {named}")
-        if self.num_alarmed > _USUAL_SHARE * self.num_lines and self.num_lines >= _FEWEST_LINES:
-            parts.append("is the input unlike the training data, or the model undertrained?")
-        return "; ".join(parts)
+            clauses.append(f"a second search fixed {self.num_cleared:,} and took {cost}")
+        num_suspicious = self.num_alarmed - self.num_cleared
+        if num_suspicious:
+            noun = "line" if num_suspicious == 1 else "lines"
+            listed = ", ".join(map(str, self.suspicious))
+            if num_suspicious > len(self.suspicious):
+                listed += ", ..."
+            clauses.append(f"check {noun} {listed}")
+        if self.num_alarmed > _USUAL_SHARE * self.num_lines and self.num_lines >= _MIN_LINES:
+            clauses.append("is the input unlike the training data, or the model undertrained?")
+        return "; ".join(clauses)

@@ -34,14 +34,14 @@ UtilityOf = Callable[[str], Utility]
 
 def _bleu(options: MetricOptions) -> UtilityOf:
     words = bleu_words(options.target_language)
-    return lambda _: lambda texts: pairwise_bleu(texts, words)
+    return lambda _source: lambda texts: pairwise_bleu(texts, words)
 
 
-# Metrics that can compare candidates.
+# Metrics that can compare candidates. Each entry makes the `UtilityOf` for the options of a metric.
 UTILITIES: Registry[Callable[[MetricOptions], UtilityOf]] = Registry(
     "utility of MBR decoding", suggest=False
 )
-UTILITIES.register("chrf", lambda _: lambda _: pairwise_chrf)
+UTILITIES.register("chrf", lambda _options: lambda _source: pairwise_chrf)
 UTILITIES.register("bleu", _bleu)
 # Epsilon cutoff if the options do not configure sampling (Freitag et al. 2023). Without a cutoff,
 # improbable tokens spoil many candidates.
@@ -58,11 +58,11 @@ def expected_utilities(texts: Sequence[str], utility: Utility) -> dict[str, floa
     """
     if not texts:
         return {}
-    counts = Counter(texts)
-    weights = np.array(list(counts.values()))
-    utilities = utility(list(counts))
-    values = utilities @ weights / len(texts)
-    return dict(zip(counts, values.tolist(), strict=True))
+    counts = Counter(texts)  # n distinct texts
+    weights = np.array(list(counts.values()))  # (n,)
+    utilities = utility(list(counts))  # (n, n)
+    means = utilities @ weights / len(texts)  # (n,)
+    return dict(zip(counts, means.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class Mbr:
         Raises:
             ConfigError: The utility is unknown, or its tokenizer, package or model is missing.
         """
-        make = UTILITIES[self.utility.partition(":")[0]]
+        make_utility = UTILITIES[self.utility.partition(":")[0]]  # without its argument
         _, argument = split_argument(self.utility)
         options = MetricOptions(target_language=language, argument=argument, device=device)
-        return replace(self, compare=make(options))
+        return replace(self, compare=make_utility(options))
 
     def search_options(self, options: DecodingConfig) -> DecodingConfig:
         """Return ``options``, changed to generate the candidates."""
@@ -115,6 +115,7 @@ class Mbr:
         # Sorts are stable: candidates of equal utility stay in the order of their scores.
         ranked = sorted(candidates, key=lambda candidate: -candidate.score)
         texts = [text_of(candidate.ids) for candidate in ranked]
-        values = expected_utilities(texts, self.compare(source))
-        best = sorted(values, key=lambda text: -values[text])[:count]
-        return [ranked[texts.index(text)] for text in best]
+        utilities = expected_utilities(texts, self.compare(source))
+        best_texts = sorted(utilities, key=lambda text: -utilities[text])[:count]
+        # `index` finds the first of equal texts, which has the highest score.
+        return [ranked[texts.index(text)] for text in best_texts]

@@ -13,9 +13,8 @@ from nmt.errors import DataError, nearest_word
 from nmt.files.json_file import parse_json
 from nmt.inference.direction import LanguageOptions
 from nmt.text import EOS_ID, without_surrogates
-from nmt.text.tokenizer import Tokenizer
+from nmt.text.tokenizer import SPACE, Tokenizer
 
-_SPACE = "\u2581"
 _SPACE_BYTES = ["<0xE2>", "<0x96>", "<0x81>"]
 # One row for each target word, one column for each source word.
 Matrix = tuple[tuple[float, ...], ...]
@@ -82,8 +81,9 @@ def score_tokens(
             them are ignored.
     """
     pieces = tokenizer.subwords([*ids, EOS_ID])
-    scored = zip(pieces, log_probs[-len(pieces) :], strict=True)
-    return tuple(TokenScore(*token) for token in scored)
+    log_probs_of_pieces = log_probs[-len(pieces) :]  # without those of start tokens
+    scored = zip(pieces, log_probs_of_pieces, strict=True)
+    return tuple(TokenScore(piece, log_prob) for piece, log_prob in scored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +156,18 @@ def _rounded(row: Sequence[float]) -> list[float]:
     return [round(weight, 4) for weight in row]
 
 
-RESULT_FIELDS = {each.name for each in fields(Result)} | {"translation"}
+RESULT_FIELDS = {attribute.name for attribute in fields(Result)} | {"translation"}
 RESULT_FIELDS -= {"text", "num_tokens", "retry_seconds"}
 """Names of all possible fields of `Result.as_dict`."""
 ERROR = "error"  # JSON field of a line that could not be translated.
 _TEXTS = ("prefix", "tag", "from", "to")  # Request fields with an optional string.
-_PHRASES = ("required", "forbidden")
+_PHRASES = ("required", "forbidden")  # Request fields with an optional list of strings.
+# Fields that are not copied from a request to its result, because nmt reads or writes them.
 _RESERVED = {"low_confidence", ERROR, *_TEXTS, *_PHRASES, *RESULT_FIELDS}
-# Request field by its name, or by its name in other toolkits.
+# Name of a request field, in nmt or in another toolkit -> name in nmt.
 _MEANINGS = {name: name for name in ("source", *_PHRASES, *_TEXTS)}
-_MEANINGS["forced"] = "required"
-_MEANINGS["constraints"] = "required"
-_MEANINGS["forced_prefix"] = "prefix"
-_MEANINGS["target_prefix"] = "prefix"
+_MEANINGS |= {"forced": "required", "constraints": "required"}
+_MEANINGS |= {"forced_prefix": "prefix", "target_prefix": "prefix"}
 
 
 class RequestError(DataError):
@@ -184,22 +183,25 @@ class RequestError(DataError):
         return type(self), (self.problem, self.others)
 
 
-def parse_request(line: str, number: int) -> Request:
+def parse_request(line: str, line_number: int) -> Request:
     """Read a JSON object: ``{"source": ..., "prefix": ..., "required": [...], ...}``.
 
     A blank line is a request with blank text. Lone surrogates become U+FFFD.
 
     Args:
         line: One line of JSON.
-        number: Line number for error messages, from 1.
+        line_number: Line number for error messages, from 1.
 
     Raises:
         RequestError: The line is not a JSON object of this form.
     """
-    others: dict[str, Any] = {"line": number}
+    # Copied to the output. An error copies the source, too; if the line is not an object, there is
+    # only the line number to copy.
+    others: dict[str, Any] = {"line": line_number}
 
     def refused(problem: str) -> RequestError:
-        return RequestError(f"Line {number:,} {problem}.", others)
+        """Return the error, with the value that ``others`` has at this moment."""
+        return RequestError(f"Line {line_number:,} {problem}.", others)
 
     if not line.strip():
         return Request("")
@@ -211,7 +213,8 @@ def parse_request(line: str, number: int) -> Request:
         raise refused(f"cannot be read as JSON ({error})") from error
     if not isinstance(values, dict):
         raise refused("is not a JSON object")
-    others = {x: values[x] for x in values if x not in _RESERVED or x == "source"}
+    others = {name: values[name] for name in values if name not in _RESERVED or name == "source"}
+    # First the default of each field, then its value. A missing source has no valid default.
     texts: dict[str, Any] = {"source": None}
     texts.update(dict.fromkeys(_TEXTS, ""))
     for name in texts:
@@ -221,11 +224,12 @@ def parse_request(line: str, number: int) -> Request:
         texts[name] = without_surrogates(text)
     phrases = {}
     for name in _PHRASES:
-        entries = values.get(name, [])
-        if not (isinstance(entries, list) and all(isinstance(each, str) for each in entries)):
+        strings = values.get(name, [])
+        is_list = isinstance(strings, list)
+        if not is_list or not all(isinstance(string, str) for string in strings):
             raise refused(f"needs a list of strings in {name}")
-        phrases[name] = tuple(map(without_surrogates, entries))
-    others.pop("source", None)
+        phrases[name] = tuple(map(without_surrogates, strings))
+    others.pop("source", None)  # from here on no error needs it
     return Request(
         # Replace line breaks, so that one request stays one line of output.
         text=re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n")),
@@ -241,7 +245,8 @@ def parse_request(line: str, number: int) -> Request:
 @lru_cache(256)
 def meant_field(name: str) -> str | None:
     """Return the field with the most similar name, in nmt or other toolkits; None if unclear."""
-    return _MEANINGS.get(nearest_word(name, list(_MEANINGS)) or "")
+    similar = nearest_word(name, _MEANINGS)
+    return None if similar is None else _MEANINGS[similar]
 
 
 def as_pharaoh(links: Links) -> str:
@@ -261,10 +266,11 @@ def words_of(pieces: Sequence[str]) -> list[int]:
     """
     words = []
     word = 0
-    for number, piece in enumerate(pieces):
-        in_bytes = list(pieces[number : number + 3])
-        has_space = piece.startswith(_SPACE) or in_bytes == _SPACE_BYTES
-        if number and has_space:
+    for index, piece in enumerate(pieces):
+        # A space is the first character of a subword, or spelled in three subwords of a byte.
+        next_three = list(pieces[index : index + 3])
+        has_space = piece.startswith(SPACE) or next_three == _SPACE_BYTES
+        if index and has_space:  # the first subword belongs to word 0 also after a space
             word += 1
         words.append(word)
     return words
@@ -274,8 +280,8 @@ class AlignedSegment(NamedTuple):
     """Word alignment of one segment."""
 
     links: Links
-    weights: Matrix
-    source_words: int
+    weights: Matrix  # Attention of each target word to each source word.
+    source_words: int  # Number of source words.
 
 
 def align_words(
@@ -296,40 +302,44 @@ def align_words(
     >>> align_words([[0.5, 0.25], [0.25, 0.25]], ["\u2581a", "b"], ["\u2581c", "d"])
     AlignedSegment(links=((0, 0),), weights=((0.625,),), source_words=1)
     """
+    # The index of the word that each subword belongs to. Of no subwords, the last index is -1.
     source_words = words_of(source)
     target_words = words_of(target)
     num_source_words = max(source_words, default=-1) + 1
     num_target_words = max(target_words, default=-1) + 1
-    matrix = [[0.0] * num_source_words for _ in range(num_target_words)]
+    word_weights = [[0.0] * num_source_words for _ in range(num_target_words)]
     links: set[tuple[int, int]] = set()
+    # The last rows and the last columns: those of tags come before.
     rows = weights[len(weights) - len(target) :]
     for target_word, row in zip(target_words, rows, strict=True):
-        row = row[len(row) - len(source) :]
-        size = target_words.count(target_word)
-        for source_word, weight in zip(source_words, row, strict=True):
-            matrix[target_word][source_word] += weight / size
+        subword_weights = row[len(row) - len(source) :]
+        num_subwords = target_words.count(target_word)
+        for source_word, weight in zip(source_words, subword_weights, strict=True):
+            word_weights[target_word][source_word] += weight / num_subwords
         if source:
-            links.add((source_words[row.index(max(row))], target_word))
-    ordered = sorted(links, key=lambda link: link[::-1])
-    rows_of_words = tuple(map(tuple, matrix))
-    return AlignedSegment(tuple(ordered), rows_of_words, num_source_words)
+            strongest = subword_weights.index(max(subword_weights))
+            links.add((source_words[strongest], target_word))
+    by_target = sorted(links, key=lambda link: link[::-1])  # by target word, then source word
+    return AlignedSegment(tuple(by_target), tuple(map(tuple, word_weights)), num_source_words)
 
 
-def join_alignments(parts: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
+def join_alignments(segments: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
     """Join the alignments of the segments of a line. Attention between segments is 0.
 
     >>> one = AlignedSegment(((0, 0),), ((0.5, 0.25),), 2)
     >>> join_alignments([one, AlignedSegment(((0, 0),), ((1.0,),), 1)])
     (((0, 0), (2, 1)), ((0.5, 0.25, 0.0), (0.0, 0.0, 1.0)))
     """
-    width = sum(part.source_words for part in parts)
-    links: list[tuple[int, int]] = []
-    rows: list[tuple[float, ...]] = []
-    num_before = 0
-    for part in parts:
-        links += [(num_before + source, len(rows) + target) for source, target in part.links]
-        before = (0.0,) * num_before
-        num_before += part.source_words
-        after = (0.0,) * (width - num_before)
-        rows += [before + row + after for row in part.weights]
+    num_words = sum(segment.source_words for segment in segments)
+    links = list[tuple[int, int]]()
+    rows = list[tuple[float, ...]]()  # One for each target word of the segments so far.
+    num_before = 0  # Source words of the segments so far.
+    for segment in segments:
+        num_rows = len(rows)
+        links += [(num_before + source, num_rows + target) for source, target in segment.links]
+        num_after = num_words - num_before - segment.source_words
+        zeros_before = (0.0,) * num_before
+        zeros_after = (0.0,) * num_after
+        rows += [zeros_before + weights + zeros_after for weights in segment.weights]
+        num_before += segment.source_words
     return tuple(links), tuple(rows)

@@ -80,10 +80,11 @@ class Scorer:
         decoding = loaded.decoding
         self.options = options or decoding
         self._loaded = loaded
+        # Maximum subwords of a target, EOS not included.
         longest = int(loaded.max_length * decoding.max_length_factor) + decoding.max_length_offset
         self._longest_target = max(longest, loaded.max_length)
         limit = loaded.engine.max_positions
-        if limit is not None:
+        if limit is not None:  # EOS needs the last position
             self._longest_target = min(self._longest_target, limit - 1)
 
     @classmethod
@@ -128,29 +129,30 @@ class Scorer:
                 and none is chosen.
             CheckpointError: The model's weights are damaged.
         """
-        tags = self._choose_tags(languages)
+        tags = self._loaded.languages.choose(self._loaded.tokenizers, languages)
         results = []
-        usable: dict[int, IdPair] = {}
+        ids_by_row: dict[int, IdPair] = {}  # Of the pairs that the model can score, with tags.
         texts = list(pairs)
-        for row, (source, target) in enumerate(self._encode(texts, tags)):
+        for row, (source, target) in enumerate(self._encode_pairs(texts, tags)):
             if source and target is not None:
                 source_ids = [*tags.source_ids, *source]
-                usable[row] = (source_ids, [*tags.target_ids, *target])
+                ids_by_row[row] = (source_ids, [*tags.target_ids, *target])
+            # The score of a pair that the model cannot score: see the docstring of the class.
             value = -math.inf
-            if source == target == []:
+            if source == [] and target == []:
                 value = 0.0
             results.append(PairScore(*texts[row], value, value))
-        log_probs = self.score_ids(list(usable.values()), progress)
+        log_probs = self.score_ids(list(ids_by_row.values()), progress)
         penalty = length_penalty(self.options)
         num_tags = len(tags.target_ids)
         tokenizer = self._loaded.tokenizers.target
-        for row, values in zip(usable, log_probs, strict=True):
+        for row, values in zip(ids_by_row, log_probs, strict=True):
             # As in the search, a tag counts in the length only.
-            total = math.fsum(values[num_tags:])
-            score = total / penalty(len(values))
-            target_ids = usable[row][1][num_tags:]
-            tokens = score_tokens(tokenizer, target_ids, values)
-            results[row] = PairScore(*texts[row], score, total, tokens)
+            log_prob = math.fsum(values[num_tags:])
+            score = log_prob / penalty(len(values))
+            _, target_ids = ids_by_row[row]
+            tokens = score_tokens(tokenizer, target_ids[num_tags:], values)
+            results[row] = PairScore(*texts[row], score, log_prob, tokens)
         return results
 
     def score_ids(
@@ -167,15 +169,18 @@ class Scorer:
         """
         engine = self._loaded.engine
         log_probs: list[list[float]] = [[] for _ in pairs]
+        # Source and target together. 1 is the EOS of one of them; `batch_by_length` adds the other.
         lengths = [len(source) + len(target) + 1 for source, target in pairs]
         # The budget counts source tokens: source and target together may have twice as many.
         max_tokens = 2 * engine.batch_tokens(self.options)
+        # The number of rows is not limited.
         for rows in batch_by_length(lengths, max_tokens, max_rows=max(1, len(pairs))):
-            sources, targets = zip(*(pairs[row] for row in rows), strict=True)
-            scored = engine.token_log_probs(sources, targets)
-            for row, values in zip(rows, scored, strict=True):
+            sources, targets = zip(*[pairs[row] for row in rows], strict=True)
+            log_probs_of_rows = engine.token_log_probs(sources, targets)
+            for row, values in zip(rows, log_probs_of_rows, strict=True):
                 log_probs[row] = values
             progress(len(rows))
+        # A sum is finite only if all of its values are.
         if not all(math.isfinite(sum(values)) for values in log_probs):
             raise damaged_weights()
         return log_probs
@@ -189,11 +194,11 @@ class Scorer:
             Links (source word, target word), from 0, for each pair. Empty if a side is blank or too
             long.
         """
-        tags = self._choose_tags(languages)
         tokenizers = self._loaded.tokenizers
-        links: list[Links] = []
-        for source, target in self._encode(list(pairs), tags):
-            if not (source and target):
+        tags = self._loaded.languages.choose(tokenizers, languages)
+        links = list[Links]()
+        for source, target in self._encode_pairs(list(pairs), tags):
+            if not (source and target):  # blank or too long
                 links.append(())
                 continue
             source_ids = [*tags.source_ids, *source]
@@ -205,29 +210,26 @@ class Scorer:
             links.append(aligned.links)
         return links
 
-    def _choose_tags(self, languages: LanguageOptions) -> Tags:
-        return self._loaded.languages.choose(self._loaded.tokenizers, languages)
-
-    def _encode(
+    def _encode_pairs(
         self, texts: Sequence[tuple[str, str]], tags: Tags
     ) -> Iterable[tuple[list[int] | None, list[int] | None]]:
-        """Return the ids of each pair, without tags; see the function `_encode`."""
+        """Return source and target ids of each pair, without tags: see `_encode_side`."""
         tokenizers = self._loaded.tokenizers
         longest_source = self._loaded.max_length - len(tags.source_ids)
         longest_target = self._longest_target - len(tags.target_ids)
         source_texts = [source for source, _ in texts]
         target_texts = [target for _, target in texts]
-        sources = _encode(tokenizers.source, source_texts, longest_source, "source")
-        targets = _encode(tokenizers.target, target_texts, longest_target, "target")
+        sources = _encode_side(tokenizers.source, source_texts, longest_source, "source")
+        targets = _encode_side(tokenizers.target, target_texts, longest_target, "target")
         return zip(sources, targets, strict=True)
 
 
-def _encode(
+def _encode_side(
     tokenizer: Tokenizer, texts: Sequence[str], longest: int, side: str
 ) -> list[list[int] | None]:
     """Return the ids of each text; [] if it is blank, None with a warning if it is too long."""
-    encoded = encode_fitting(tokenizer, texts, longest)
-    for text, ids in zip(texts, encoded, strict=True):
+    ids_of_texts = encode_fitting(tokenizer, texts, longest)
+    for text, ids in zip(texts, ids_of_texts, strict=True):
         if ids is None:
             logger.warning(_TOO_LONG, side, f"{len(text):,}", longest, side)
-    return encoded
+    return ids_of_texts

@@ -28,8 +28,8 @@ _CUT = "line %s: %s characters cut into %s segments: the model reads at most %d 
 # time for one line is bounded.
 LONGEST_LINE = 50_000
 
-_MOST_NAMED = 5  # Long lines of one call with a warning each.
-_CHARACTERS_OF_SUBWORD = 20  # the longest subword of SentencePiece has 16
+_MAX_WARNINGS = 5  # Long lines of one call that get a warning each; the others are only counted.
+_MAX_SUBWORD_CHARACTERS = 20  # the longest subword of SentencePiece has 16
 _UNSPACED = regex.compile(script_class(*sorted(UNSPACED)))
 SENTENCE_BORDER = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*")
 _BORDERS = (
@@ -106,54 +106,60 @@ def segment(
         first_line: Number of the first line, for warnings.
     """
     texts = []
-    for number, request in enumerate(requests, first_line):
-        texts.append(_shortened(request.text, number))
+    for line_number, request in enumerate(requests, first_line):
+        texts.append(_limited(request.text, line_number))
     segments = []
     failures = {}
-    num_cut = 0
+    num_split_lines = 0
     tokenizer = tokenizers.source
-    encoded = encode_fitting(tokenizer, texts, max_length)
+    ids_of_lines = encode_fitting(tokenizer, texts, max_length)
     for row, request in enumerate(requests):
         text = texts[row]
-        ids = encoded[row]
+        ids = ids_of_lines[row]  # None if there are more than `max_length`
         if not text.strip():
             continue
         try:
-            tag = tokenizer.language_of(text)  # part of the ids of the first segment
-            tags = tags_of(request.languages, tag is not None)
+            # If the text begins with the tag of its language, its ids begin with this tag, too.
+            # Only the segments after the first need the tag as an addition.
+            tag_in_text = tokenizer.language_of(text)
+            tags = tags_of(request.languages, tag_in_text is not None)
             tag_ids = tags.source_ids
-            if tag is not None:
-                tag_ids = (*tag_ids, tokenizer.tag_id(tag))
-            parts = [ids or []]
-            longest = max_length or len(parts[0]) + len(tag_ids)
+            if tag_in_text is not None:
+                tag_ids = (*tag_ids, tokenizer.tag_id(tag_in_text))
+            ids_of_parts = [ids or []]  # one part, if it is not too long
+            # Without a limit, a line is never too long.
+            longest = max_length or len(ids_of_parts[0]) + len(tag_ids)
             if ids is None or len(ids) + len(tag_ids) > longest:
-                parts = _encode_parts(text, tokenizer, longest - len(tag_ids))
+                ids_of_parts = _encode_parts(text, tokenizer, longest - len(tag_ids))
             constraints = _constraints(request, tokenizers.target, decoding, longest, tags.start)
         except (ConfigError, DataError) as error:  # ConfigError: unknown tag
             failures[row] = DataError(error.problem, fix=error.fix)
             continue
-        if len(parts) > 1:
-            num_cut += 1
-            if num_cut <= _MOST_NAMED:
-                place = f"{row + first_line:,}"
-                logger.warning(_CUT, place, f"{len(text):,}", f"{len(parts):,}", longest)
-        added = tags.source_ids
-        # Normalization may drop all characters of a text: the result has no segment.
+        num_parts = len(ids_of_parts)
+        if num_parts > 1:
+            num_split_lines += 1
+            if num_split_lines <= _MAX_WARNINGS:
+                shown_number = f"{row + first_line:,}"
+                logger.warning(_CUT, shown_number, f"{len(text):,}", f"{num_parts:,}", longest)
+        added_tag_ids = tags.source_ids
         language = tags.direction.target
-        for part in filter(None, parts):
-            segments.append(Segment(row, part, added, constraints, language))
-            # The following segments have all tags, and only the forbidden phrases.
-            added = tag_ids
+        # A part has no ids if normalization drops all of its characters: it becomes no segment.
+        for part_ids in filter(None, ids_of_parts):
+            segments.append(Segment(row, part_ids, added_tag_ids, constraints, language))
+            # The segments after the first get all tags, and only the forbidden phrases.
+            added_tag_ids = tag_ids
             constraints = Constraints(forbidden=constraints.forbidden, start=tags.start)
-    if num_cut > _MOST_NAMED:
-        logger.warning("%s more lines were cut into segments", f"{num_cut - _MOST_NAMED:,}")
+    num_without_warning = num_split_lines - _MAX_WARNINGS
+    if num_without_warning > 0:
+        logger.warning("%s more lines were cut into segments", f"{num_without_warning:,}")
     return SegmentedLines(requests, segments, failures)
 
 
-def _shortened(text: str, number: int) -> str:
+def _limited(text: str, line_number: int) -> str:
+    """Return at most `LONGEST_LINE` characters of a line; log a warning if it has more."""
     if len(text) <= LONGEST_LINE:
         return text
-    counts = (f"{number:,}", f"{len(text):,}", f"{LONGEST_LINE:,}")
+    counts = (f"{line_number:,}", f"{len(text):,}", f"{LONGEST_LINE:,}")
     logger.warning("line %s has %s characters; only the first %s are translated", *counts)
     return text.lstrip()[:LONGEST_LINE]
 
@@ -168,31 +174,31 @@ def encode_fitting(
     if max_length is None:
         return [*tokenizer.encode_batch(texts)]
     # Skip the encoding of texts that are certainly too long.
-    most_characters = _CHARACTERS_OF_SUBWORD * max_length
-    short = [row for row, text in enumerate(texts) if len(text) <= most_characters]
-    ids_of_short = tokenizer.encode_batch([texts[row] for row in short])
-    encoded: list[list[int] | None] = [None] * len(texts)
-    for row, ids in zip(short, ids_of_short, strict=True):
+    max_characters = _MAX_SUBWORD_CHARACTERS * max_length
+    rows = [row for row, text in enumerate(texts) if len(text) <= max_characters]
+    ids_of_rows = tokenizer.encode_batch([texts[row] for row in rows])
+    ids_of_texts: list[list[int] | None] = [None] * len(texts)
+    for row, ids in zip(rows, ids_of_rows, strict=True):
         if len(ids) <= max_length:
-            encoded[row] = ids
-    return encoded
+            ids_of_texts[row] = ids
+    return ids_of_texts
 
 
 def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
     """Split a text into parts of at most ``max_length`` subwords, and return their ids."""
 
-    def size(part: str) -> int:
+    def num_subwords(part: str) -> int:
         """Return the number of subwords, or ``max_length + 1`` if the part is too long."""
         (ids,) = encode_fitting(tokenizer, [part], max_length)
         return max_length + 1 if ids is None else len(ids)
 
-    parts = []
-    for ids in tokenizer.encode_batch(split_text(text, size, max_length)):
+    ids_of_parts = []
+    for ids in tokenizer.encode_batch(split_text(text, num_subwords, max_length)):
         # Some parts are still too long: a character of many bytes, or subwords that changed when
-        # parts were joined.
+        # parts were joined. Their ids are cut.
         starts = range(0, len(ids), max_length)
-        parts += [ids[start : start + max_length] for start in starts]
-    return parts
+        ids_of_parts += [ids[start : start + max_length] for start in starts]
+    return ids_of_parts
 
 
 def split_text(text: str, size_of: SizeOf, limit: int) -> list[str]:
@@ -211,23 +217,35 @@ def split_text(text: str, size_of: SizeOf, limit: int) -> list[str]:
     >>> split_text("One two. Three four, five. Six.", len, 12)
     ['One two.', 'Three four,', 'five. Six.']
     """
-    merged = list[str]()
-    begin = 0  # of the last part
-    total = 0  # size of the last part
-    for start, end, size in _spans(text, 0, len(text), size_of, limit, 0):
-        total += size
-        if not merged or total > limit:
-            begin = start
-            total = size
-            merged.append("")
-        merged[-1] = text[begin:end]
-    return merged
+    parts = list[str]()
+    part_start = 0  # of the last part
+    part_size = 0  # of the last part
+    for start, end, size in _pieces(text, 0, len(text), size_of, limit, 0):
+        part_size += size
+        if not parts or part_size > limit:  # the piece begins a new part
+            part_start = start
+            part_size = size
+            parts.append("")
+        parts[-1] = text[part_start:end]
+    return parts
 
 
-def _spans(
+def _pieces(
     text: str, start: int, end: int, size_of: SizeOf, limit: int, level: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield start, end and size of parts within ``limit``, without surrounding white space."""
+    """Cut ``text[start:end]`` into pieces within ``limit``, without surrounding white space.
+
+    Args:
+        text: The text.
+        start: Start of the range to cut.
+        end: End of the range to cut.
+        size_of: Returns the size of a text.
+        limit: Maximum size of a piece. A single character may exceed it.
+        level: Index in `_BORDERS` of the borders to cut at. After the last ones, cut in half.
+
+    Yields:
+        Start and end of a piece in ``text``, and its size.
+    """
     piece = text[start:end].strip()
     if not piece:
         return
@@ -237,23 +255,24 @@ def _spans(
     if size <= limit or len(piece) == 1:
         yield start, end, size
         return
+    # Start and end of each border in the piece. The text of a border, white space, is dropped.
     middle = len(piece) // 2
-    cuts = [(middle, middle)]
+    borders = [(middle, middle)]
     if level < len(_BORDERS):
-        cuts = [border.span() for border in _BORDERS[level].finditer(piece)]
+        borders = [match.span() for match in _BORDERS[level].finditer(piece)]
         level += 1
-    cuts.append((len(piece), len(piece)))
-    begin = start
-    for cut_start, cut_end in cuts:
-        yield from _spans(text, begin, start + cut_start, size_of, limit, level)
-        begin = start + cut_end
+    borders.append((len(piece), len(piece)))
+    smaller_start = start
+    for border_start, border_end in borders:
+        yield from _pieces(text, smaller_start, start + border_start, size_of, limit, level)
+        smaller_start = start + border_end
 
 
 def _constraints(
     request: Request,
     tokenizer: Tokenizer,
     decoding: DecodingConfig,
-    longest: int,
+    max_source_length: int,
     start: int | None,
 ) -> Constraints:
     """Encode the constraints of a request. Blank phrases are ignored.
@@ -262,7 +281,7 @@ def _constraints(
         request: The line with its constraints.
         tokenizer: Target tokenizer.
         decoding: Options of the search.
-        longest: Maximum source length in subwords, which limits the output length.
+        max_source_length: Maximum source length in subwords, which limits the output length.
         start: Start token of the target.
 
     Raises:
@@ -281,15 +300,17 @@ def _constraints(
         start=start,
     )
     num_tokens = constraints.num_tokens
-    most = int(decoding.max_length_factor * longest + decoding.max_length_offset)
+    factor = decoding.max_length_factor
+    max_target_length = int(factor * max_source_length + decoding.max_length_offset)
     problem = constraints.contradiction(decoding.no_repeat_ngram_size)
     fix = "Remove one of the constraints."
+    # With a bias, the prefix is only more probable, so the search can avoid a forbidden phrase.
     is_forced = not decoding.prefix_bias_beta
     if is_forced and any(contains(prefix, phrase) for phrase in constraints.forbidden):
         problem = "the prefix contains a forbidden phrase"
-    elif problem is None and num_tokens > most:
+    elif problem is None and num_tokens > max_target_length:
         problem = f"the prefix and the required phrases have {num_tokens:,} subwords, but a "
-        problem += f"translation may have at most {most:,}"
+        problem += f"translation may have at most {max_target_length:,}"
         fix = "Remove required phrases, or split the line into sentences."
     if problem is not None:
         raise DataError(f"{problem}.", fix=fix)
@@ -306,10 +327,13 @@ def _inside_words(tokenizer: Tokenizer, texts: Sequence[str]) -> Phrases:
     """Encode phrases as they appear after a letter, if this is possible without a space."""
     phrases = []
     for text in filter(str.strip, texts):
+        # The first letter of a Unicode category: L are letters, M are marks, N are numbers.
         starts_word = unicodedata.category(text[0])[0] in "LMN"
         if not starts_word or _UNSPACED.match(text):
-            letter, word = tokenizer.encode_batch(["a", "a" + text])
-            size = len(letter)
-            if word[:size] == letter and len(word) > size:
-                phrases.append(tuple(word[size:]))
+            # Encode the phrase after a letter, and cut off the ids of the letter. This fails if
+            # the letter and the beginning of the phrase are in one subword.
+            letter_ids, ids = tokenizer.encode_batch(["a", "a" + text])
+            num_letter_ids = len(letter_ids)
+            if ids[:num_letter_ids] == letter_ids and len(ids) > num_letter_ids:
+                phrases.append(tuple(ids[num_letter_ids:]))
     return tuple(phrases)

@@ -29,11 +29,10 @@ from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
 from nmt.search.hypothesis import Constraints, Ids, NBestLists
-from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
+from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN, NUM_SPECIAL
 
 States = tuple[DecoderState, ...]  # One state for each model.
 Projection = Callable[[Tensor], Tensor]
-_NUM_SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 
 
 @dataclass(frozen=True)
@@ -60,15 +59,17 @@ class Mixture:
         total = log_probs[0]
         if len(log_probs) == 1:
             return total
-        first_share, *shares = self.shares
-        others = zip(shares, log_probs[1:], strict=True)
+        first_share, *further_shares = self.shares
+        further_models = zip(further_shares, log_probs[1:], strict=True)
         if self.mean == "geometric":
             total.mul_(first_share)
-            for share, values in others:
+            for share, values in further_models:
                 total.add_(values, alpha=share)
             return total.log_softmax(dim=-1)
+        # log(share * probability) is log(share) + log_prob. `logaddexp` adds the probabilities.
         total.add_(log(first_share))
-        for share, values in others:
+        for share, values in further_models:
+            # A token that one model rules out stays impossible, although the sum is above 0.
             impossible = total.isneginf() | values.isneginf()
             values.add_(log(share))
             torch.logaddexp(total, values, out=total)
@@ -88,31 +89,35 @@ class BatchVocabulary:
 
     def inside(self, constraints: Sequence[Constraints]) -> list[Constraints]:
         """Convert constraints to ids of the search. Impossible forbidden phrases are dropped."""
+        # Position in the shortlist by token id. No position has the key None: it is only in the
+        # type, because a sentence may have no start token.
         positions: dict[int | None, int]
         positions = {token: index for index, token in enumerate(self.tokens.tolist())}
 
-        def inside(ids: Ids) -> Ids:
+        def positions_of(ids: Ids) -> Ids:
             return tuple(positions[token] for token in ids)
 
         converted = []
-        for each in constraints:
-            possible = [ids for ids in each.forbidden if positions.keys() >= set(ids)]
-            after = Constraints(
-                prefix=inside(each.prefix),
-                required=tuple(map(inside, each.required)),
-                forbidden=tuple(map(inside, possible)),
-                start=positions.get(each.start),
+        for original in constraints:
+            # The search cannot generate a phrase with a token outside of the shortlist.
+            possible = [ids for ids in original.forbidden if positions.keys() >= set(ids)]
+            converted.append(
+                Constraints(
+                    prefix=positions_of(original.prefix),
+                    required=tuple(map(positions_of, original.required)),
+                    forbidden=tuple(map(positions_of, possible)),
+                    start=positions.get(original.start),
+                )
             )
-            converted.append(after)
         return converted
 
     def outside(self, results: NBestLists) -> NBestLists:
         """Convert hypotheses of the search to ids of the whole vocabulary, in place."""
         tokens = self.tokens.tolist()
         for hypotheses in results:
-            for number, hypothesis in enumerate(hypotheses):
+            for rank, hypothesis in enumerate(hypotheses):
                 ids = tuple(tokens[index] for index in hypothesis.ids)
-                hypotheses[number] = replace(hypothesis, ids=ids)
+                hypotheses[rank] = replace(hypothesis, ids=ids)
         return results
 
 
@@ -126,10 +131,11 @@ class Shortlist:
     """
 
     def __init__(self, common: Tensor, candidates: Tensor, vocab_size: int) -> None:
+        # True for the target ids that every shortlist contains. (V,), bool.
         self._always = torch.zeros(vocab_size, dtype=torch.bool, device=common.device)
-        self._always[:_NUM_SPECIAL] = True
+        self._always[:NUM_SPECIAL] = True  # PAD, UNK, BOS and EOS keep their ids
         self._always[common] = True
-        # EOS replaces the padding: it is always included.
+        # EOS replaces the padding, because EOS is always included. (V, C), int32.
         self._candidates = candidates.masked_fill(candidates < 0, EOS_ID)
 
     @classmethod
@@ -140,10 +146,11 @@ class Shortlist:
             ConfigError: The folder does not have a shortlist.
             CheckpointError: The file is damaged.
         """
-        parts = require_shortlist(folder, vocab_sizes)
-        common = torch.tensor(parts.common, device=device)
-        candidates = torch.tensor(parts.candidates, device=device)
-        return cls(common, candidates, vocab_sizes[1])
+        stored = require_shortlist(folder, vocab_sizes)
+        common = torch.tensor(stored.common, device=device)
+        candidates = torch.tensor(stored.candidates, device=device)
+        _, target_vocab_size = vocab_sizes
+        return cls(common, candidates, target_vocab_size)
 
     def pick(
         self, source: Packed, constraints: Sequence[Constraints] | None = None
@@ -155,20 +162,22 @@ class Shortlist:
             constraints: Constraints of each sentence. Start tokens and the tokens of prefixes and
                 required phrases are added to the shortlist.
         """
-        marks = self._always.repeat(len(source), 1)  # (B, V)
-        vocab_size = marks.shape[1]
-        places = self._candidates.index_select(0, source.ids).long()  # (N, C)
-        places += (source.sentences * vocab_size).unsqueeze(1)
-        marks.view(-1).index_fill_(0, places.flatten(), True)
+        is_included = self._always.repeat(len(source), 1)  # (B, V)
+        vocab_size = is_included.shape[1]
+        # Candidates of the N source tokens of the batch, as indices into the flattened table:
+        # the row of sentence b starts at b * V.
+        cells = self._candidates.index_select(0, source.ids).long()  # (N, C)
+        cells += (source.sentences * vocab_size).unsqueeze(1)
+        is_included.view(-1).index_fill_(0, cells.flatten(), True)
         if constraints is not None:
-            for row, each in zip(marks, constraints, strict=True):
-                row[list(chain(each.first_ids, *each.required))] = True
-        tokens = marks.any(0).nonzero().squeeze(1)
+            for row, of_sentence in zip(is_included, constraints, strict=True):
+                row[list(chain(of_sentence.first_ids, *of_sentence.required))] = True
+        tokens = is_included.any(0).nonzero().squeeze(1)  # of at least one sentence. (V',)
         if len(source) == 1:
             return BatchVocabulary(tokens, None)
-        missing = ~marks.index_select(1, tokens)
-        allowed = torch.zeros(missing.shape, device=missing.device)
-        allowed.masked_fill_(missing, -inf)
+        is_missing = ~is_included.index_select(1, tokens)  # (B, V')
+        allowed = torch.zeros(is_missing.shape, device=is_missing.device)
+        allowed.masked_fill_(is_missing, -inf)
         return BatchVocabulary(tokens, allowed.unsqueeze(1))
 
 
@@ -201,11 +210,14 @@ class ModelStepper:
     ) -> None:
         self._models = models
         self._mixture = mixture or Mixture()
+        # For each model; None runs `Transformer.decode_token`.
         self._runs: Sequence[DecodeToken | None] = runs or [None] * len(models)
         self._with_coverage = with_coverage
         self._keep_special_mass = keep_special_mass
+        # Fields of the shortlist, see `BatchVocabulary`; None without a shortlist.
         self.tokens: Tensor | None = None
         self._allowed: Tensor | None = None
+        # For each model: the output layer, (..., D) -> (..., V or V').
         self._projections: list[Projection] = [model.logits for model in models]
         if vocabulary is not None:
             self.tokens = vocabulary.tokens
@@ -232,32 +244,35 @@ class ModelStepper:
 
         PAD, UNK and BOS get minus infinity before the softmax, unless ``keep_special_mass`` is on.
         """
-        if self.tokens is not None:
+        if self.tokens is not None:  # positions in the shortlist -> ids of the whole vocabulary
             tokens = self.tokens.take(tokens)
         log_probs = []
-        states = []
-        parts = zip(self._models, self._runs, self._projections, state, strict=True)
-        for model, run, project, before in parts:
-            hidden, after = model.decode_step(before, tokens, run)
+        new_states = []
+        models = zip(self._models, self._runs, self._projections, state, strict=True)
+        for model, run, project, old_state in models:
+            hidden, new_state = model.decode_step(old_state, tokens, run)
             logits = project(hidden)
             # Masked before the softmax, as in CTranslate2: other tokens share their probability.
             if not self._keep_special_mass:
                 logits.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)
-            if after.allowed is not None:
-                logits.add_(after.allowed)
+            # Taken from the state, which has the rows of the selected sentences only.
+            if new_state.allowed is not None:
+                logits.add_(new_state.allowed)
             log_probs.append(logits.float().log_softmax(dim=-1))
-            states.append(after)
-        return self._mixture.combine(log_probs), tuple(states)
+            new_states.append(new_state)
+        return self._mixture.combine(log_probs), tuple(new_states)
 
     def select(self, state: States, sentences: Tensor, beams: Tensor) -> States:
         """Select ``sentences`` and ``beams`` in the state of every model."""
-        return tuple(each.select(sentences, beams) for each in state)
+        return tuple(of_model.select(sentences, beams) for of_model in state)
 
     def coverage(self, state: States) -> Tensor:
         """Attention to each source token, summed over steps, averaged over models: (B, K, S)."""
-        of_models = []
-        for model, each in zip(self._models, state, strict=True):
-            if each.coverage is not None:
-                of_models.append(each.coverage[:, int(model.config.source_bos) :])
-        mean = torch.stack(of_models).mean(0)  # (R, S)
+        coverages = []
+        for model, model_state in zip(self._models, state, strict=True):
+            if model_state.coverage is not None:
+                # Leave out the column of BOS, which `source_of` adds for some models. (R, S)
+                num_added = int(model.config.source_bos)
+                coverages.append(model_state.coverage[:, num_added:])
+        mean = torch.stack(coverages).mean(0)  # (R, S)
         return mean.unflatten(0, (-1, state[0].num_beams))

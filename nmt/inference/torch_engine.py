@@ -36,10 +36,10 @@ from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import tokenizer_hash
 
 _PLAIN = DecodingConfig()
-_MOST_PROBABILITIES = 1 << 23  # held at once for each model: 32 MiB
+_MAX_PROBABILITIES = 1 << 23  # of scored tokens, held at once for each model: 32 MiB
 _GPU_CAPACITY = BatchCapacity(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
-_MOST_TOKENS = 1 << 16
-_SHARE = 0.25  # share of a GPU's free memory that batches may use
+_MAX_TOKENS = 1 << 16  # of a batch on a GPU
+_MEMORY_SHARE = 0.25  # share of a GPU's free memory that batches may use
 _BYTES_OF_PROBABILITY = 24  # including temporary values
 
 
@@ -77,7 +77,7 @@ class TorchEngine(Engine):
         self._device = self._weight.device
         self.dtype = str(self._weight.dtype).removeprefix("torch.")
         self.on_gpu = self._device.type == "cuda"
-        self._runs = None
+        self._runs = None  # Replaces `Transformer.decode_token` of each model.
         if is_final:
             for model in models:
                 model.eval()
@@ -95,9 +95,9 @@ class TorchEngine(Engine):
             return super().capacity
         if not self._is_final:
             return _GPU_CAPACITY
-        free = int(_SHARE * free_bytes(self._device))
+        num_bytes = int(_MEMORY_SHARE * free_bytes(self._device))
         configs = [model.config for model in self._models]
-        return gpu_capacity(free, configs, self._weight.element_size())
+        return gpu_capacity(num_bytes, configs, self._weight.element_size())
 
     @property
     @override
@@ -119,6 +119,7 @@ class TorchEngine(Engine):
             if self._shortlist is None or not options.shortlist:
                 stepper = self._stepper(options=options)
                 return search(stepper, source, options, constraints, end_loops=self._end_loops)
+            # The search uses positions in the shortlist as token ids: convert them there and back.
             vocabulary = self._shortlist.pick(source, constraints)
             if constraints is not None:
                 constraints = vocabulary.inside(constraints)
@@ -132,17 +133,19 @@ class TorchEngine(Engine):
         def search_task(task: SearchTask) -> NBestLists:
             return self.search(task.sources, options, task.constraints)
 
-        count = min(self.num_workers, len(tasks))
-        with evaluating(*self._models):  # for all workers: one must not end it for the others
-            if count < 2:
+        num_workers = min(self.num_workers, len(tasks))
+        # Evaluation mode until all workers have finished: `search` alone would end it earlier.
+        with evaluating(*self._models):
+            if num_workers < 2:
                 yield from map(search_task, tasks)
                 return
             try:
-                # Each worker computes in its own thread only.
-                with ThreadPoolExecutor(count, "", torch.set_num_threads, (1,)) as pool:
+                # Each worker calls `torch.set_num_threads(1)`, to compute in its own thread only.
+                with ThreadPoolExecutor(num_workers, "", torch.set_num_threads, (1,)) as pool:
                     yield from pool.map(search_task, tasks)
             finally:
-                # Threads that start later inherit the setting of a worker: reset it.
+                # Threads that start later would inherit the setting of a worker: set it to that of
+                # this thread again.
                 torch.set_num_threads(torch.get_num_threads())
 
     @override
@@ -173,62 +176,69 @@ class TorchEngine(Engine):
     def attention(self, sources: IdLists, targets: IdLists) -> list[list[list[float]]]:
         source = self._with_eos(sources)
         target = self._with_bos(targets)
-        of_models = []
+        weights_of_models = []
         for model in self._models:
-            weights = model.align(source_of(model, source), target)
-            of_models.append(weights[..., int(model.config.source_bos) :])
-        mean = torch.stack(of_models).mean(0).cpu()
+            weights = model.align(source_of(model, source), target)  # (B, T, S)
+            # Leave out the column of BOS, which `source_of` adds for some models.
+            weights_of_models.append(weights[..., int(model.config.source_bos) :])
+        mean = torch.stack(weights_of_models).mean(0).cpu()
         matrices = []
         for weights, source_ids, target_ids in zip(mean, sources, targets, strict=True):
+            # Leave out the source EOS, the row that predicts EOS, and padding.
             matrices.append(weights[: len(target_ids), : len(source_ids)].tolist())
         return matrices
 
     @override
     @torch.inference_mode()
     def token_log_probs(self, sources: IdLists, targets: IdLists) -> list[list[float]]:
+        # The decoder reads BOS and the target, and predicts the target and EOS. N tokens in total.
         source = self._with_eos(sources)
         target = self._with_bos(targets)
-        gold = self._with_eos(targets)
-        gold_ids = gold.ids.unsqueeze(1)
+        predicted_ids = self._with_eos(targets).ids.unsqueeze(1)  # (N, 1)
         with evaluating(*self._models):
-            hidden = [model(source_of(model, source), target) for model in self._models]
-        num_rows = max(1, _MOST_PROBABILITIES // len(self._weight))
-        parts = []
-        for start in range(0, len(gold_ids), num_rows):
+            hidden = [model(source_of(model, source), target) for model in self._models]  # (N, D)
+        num_rows = max(1, _MAX_PROBABILITIES // len(self._weight))
+        chunks = []
+        for start in range(0, len(predicted_ids), num_rows):
             rows = slice(start, start + num_rows)
-            gold_of_rows = gold_ids[rows]
-            of_models = []
+            ids = predicted_ids[rows]
+            log_probs_of_models = []
             for model, states in zip(self._models, hidden, strict=True):
-                logits = model.logits(states[rows])
-                # Mask special tokens as a search does, except in the target.
-                of_target = logits.gather(1, gold_of_rows)
+                logits = model.logits(states[rows])  # (num_rows, V)
+                # Mask special tokens as a search does, except in the target: restore its logits.
+                logits_of_ids = logits.gather(1, ids)
                 if not self._keep_special_mass:
                     logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
-                logits.scatter_(1, gold_of_rows, of_target)
-                of_models.append(logits.float().log_softmax(dim=-1))
-            log_probs = self._mixture.combine(of_models)
-            parts.append(log_probs.gather(1, gold_of_rows))
-        lengths = [len(ids) + 1 for ids in targets]
-        joined = torch.cat(parts).squeeze(1)
+                logits.scatter_(1, ids, logits_of_ids)
+                log_probs_of_models.append(logits.float().log_softmax(dim=-1))
+            log_probs = self._mixture.combine(log_probs_of_models)
+            chunks.append(log_probs.gather(1, ids))
+        lengths = [len(target_ids) + 1 for target_ids in targets]  # 1 for EOS
+        joined = torch.cat(chunks).squeeze(1)
         return [values.tolist() for values in joined.cpu().split(lengths)]
 
 
-def gpu_capacity(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchCapacity:
+def gpu_capacity(
+    num_bytes: int, configs: Sequence[ModelConfig], bytes_of_value: int
+) -> BatchCapacity:
     """Return the batch limits of a GPU. Hypotheses are limited to the rows of CUDA graphs.
 
     Args:
-        free: Bytes of GPU memory that batches may use.
+        num_bytes: Bytes of GPU memory that batches may use.
         configs: Model section of each model.
         bytes_of_value: Bytes of one value in the caches.
 
     >>> gpu_capacity(2 << 30, [ModelConfig()], 2)
     BatchCapacity(tokens=15887, probabilities=89478485, hypotheses=4096)
     """
-    # Caches of a source token, and of one output token in each of five hypotheses.
-    widths = sum(2 * config.decoder_layers * config.decoder_dim for config in configs)
-    bytes_of_token = widths * bytes_of_value * (1 + 2 * 5)
-    tokens = min(_MOST_TOKENS, free // bytes_of_token)
-    return _GPU_CAPACITY._replace(tokens=tokens, probabilities=free // _BYTES_OF_PROBABILITY)
+    # Values of keys and values of one token, in all layers of all models.
+    num_values = sum(2 * config.decoder_layers * config.decoder_dim for config in configs)
+    # Caches of a source token, and of one output token in each of five hypotheses. The caches of
+    # the output count twice, because reordering the beams copies them.
+    bytes_of_token = num_values * bytes_of_value * (1 + 2 * 5)
+    max_tokens = min(_MAX_TOKENS, num_bytes // bytes_of_token)
+    max_probabilities = num_bytes // _BYTES_OF_PROBABILITY
+    return _GPU_CAPACITY._replace(tokens=max_tokens, probabilities=max_probabilities)
 
 
 def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
@@ -247,7 +257,8 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     dtype = parse_dtype(options.dtype)
     shares = ensemble.shares()
     folders = (folder, *ensemble.others)
-    if exported := [str(each) for each in folders if is_ctranslate2(each)]:
+    exported = [str(path) for path in folders if is_ctranslate2(path)]
+    if exported:
         lacking = "it cannot run in torch, score given translations or join an ensemble"
         problem = f"{', '.join(exported)} is a CTranslate2 export: {lacking}."
         raise ConfigError(problem, fix="Remove `engine`, or use the run folder that was exported.")
@@ -259,7 +270,7 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     if dtype == "float16" and is_cpu:
         fix = "Remove `dtype`, or use `dtype` bfloat16 on this CPU."
         raise ConfigError("float16 needs a GPU.", fix=fix)
-    bundles = [load_model(each, options.checkpoint) for each in folders]
+    bundles = [load_model(path, options.checkpoint) for path in folders]
     _check_alike(folders, bundles)
     if dtype is None:
         dtype = "float32" if is_cpu else fastest_dtype(device)
@@ -268,25 +279,27 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     shortlist = None
     if needs.decoding.shortlist:
         shortlist = Shortlist.load(folder, tokenizers.vocab_sizes, device)
-    used = [(bundle, share) for bundle, share in zip(bundles, shares, strict=True) if share]
+    # Models of share 0 do not translate.
+    zipped = zip(bundles, shares, strict=True)
+    mixed = [(bundle, share) for bundle, share in zipped if share]
     engine = TorchEngine(
-        *(bundle.model.to(device, getattr(torch, dtype)) for bundle, _ in used),
-        mixture=Mixture(tuple(share for _, share in used), ensemble.mean),
+        *(bundle.model.to(device, getattr(torch, dtype)) for bundle, _ in mixed),
+        mixture=Mixture(tuple(share for _, share in mixed), ensemble.mean),
         is_final=True,
         shortlist=shortlist,
         keep_special_mass=config.decoding.keep_special_mass,
     )
-    longest = min(bundle.config.max_length for bundle, _ in used)
-    return LoadedModel(engine, tokenizers, config.decoding, longest, Languages.of(config))
+    max_length = min(bundle.config.max_length for bundle, _ in mixed)
+    return LoadedModel(engine, tokenizers, config.decoding, max_length, Languages.of(config))
 
 
 def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> None:
     """Check that a token id means the same in all models: same languages, same tokenizer."""
     different = []
-    vocabulary = tokenizer_hash(folders[0] / "tokenizer")
+    first_hash = tokenizer_hash(folders[0] / "tokenizer")
     for folder, bundle in zip(folders, bundles, strict=True):
-        is_alike = bundle.config.languages == bundles[0].config.languages
-        if not is_alike or tokenizer_hash(folder / "tokenizer") != vocabulary:
+        has_same_languages = bundle.config.languages == bundles[0].config.languages
+        if not has_same_languages or tokenizer_hash(folder / "tokenizer") != first_hash:
             different.append(str(folder))
     if different:
         problem = f"{', '.join(different)}: languages or vocabulary differ from {folders[0]}."

@@ -54,7 +54,7 @@ from nmt.text.tokenizer import Tokenizers
 if TYPE_CHECKING:  # slow to import
     from nmt.inference.mbr import Mbr
 
-_MOST_CHOICES = 256  # Languages and tags of requests in a cache.
+_MAX_CHOICES = 256  # Languages and tags of requests in a cache.
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _NOT_LINES = "lines must be a list of str, one sentence each"
 
@@ -101,8 +101,9 @@ class TranslationOptions:
         )
 
 
-_OF_ENGINE = {each.name for each in fields(EngineOptions)}
-_OF_TRANSLATION = {each.name for each in fields(TranslationOptions)} - {"decoding"}
+# Names of options. Decoding options are set by their own names, not by ``decoding``.
+_ENGINE_OPTIONS = {option.name for option in fields(EngineOptions)}
+_TRANSLATION_OPTIONS = {option.name for option in fields(TranslationOptions)} - {"decoding"}
 Line = Request | str | DataError  # An error stands for a line that could not be read.
 LineResults = list[Result | DataError]  # An error stands for a line without a translation.
 # Takes the segments of a finished batch. It may raise to interrupt.
@@ -127,8 +128,10 @@ class Translator:
         self.engine = engine
         self.tokenizers = tokenizers
         self.options = options
-        self._choose_tags = lru_cache(_MOST_CHOICES)(self._tags_of)
-        with suppress(MissingLanguageError):  # each request may choose its own
+        # The cache belongs to this object: a cache of the class would keep all models alive.
+        self._choose_tags = lru_cache(_MAX_CHOICES)(self._tags_of)
+        # Check tag and languages now. If a language is missing, each request may choose its own.
+        with suppress(MissingLanguageError):
             _ = self.direction
 
     @property
@@ -160,22 +163,24 @@ class Translator:
         """
         folder = Path(folder)
         config = load_folder_config(folder)
-        of_engine = {name: options.pop(name) for name in _OF_ENGINE & options.keys()}
-        chosen = TranslationOptions(
+        engine_options = {name: options.pop(name) for name in _ENGINE_OPTIONS & options.keys()}
+        defaults = TranslationOptions(
             decoding=config.decoding,
             max_length=config.max_length if split else None,
             languages=Languages.of(config),
             confidence=read_confidence(folder),
         )
-        chosen = _changed(chosen, options)
-        loaded = choose_engine(folder, EngineOptions(**of_engine), chosen.needs)
+        translation = _changed(defaults, options)
+        loaded = choose_engine(folder, EngineOptions(**engine_options), translation.needs)
+        max_positions = loaded.engine.max_positions
         if split:  # another model of an ensemble may have a lower limit than the first
-            chosen = replace(chosen, max_length=options.get("max_length", loaded.max_length))
-        elif (most := loaded.engine.max_positions) is not None:
+            max_length = options.get("max_length", loaded.max_length)
+            translation = replace(translation, max_length=max_length)
+        elif max_positions is not None:
             fix = "Remove `no_split` (split=False) to cut lines into segments of at most "
-            problem = f"{folder} cannot read long lines: the model has {most:,} positions."
+            problem = f"{folder} cannot read long lines: the model has {max_positions:,} positions."
             raise ConfigError(problem, fix=f"{fix}{loaded.max_length:,} tokens.")
-        return cls(loaded.engine, loaded.tokenizers, chosen)
+        return cls(loaded.engine, loaded.tokenizers, translation)
 
     def with_options(self, **changes: Any) -> Translator:
         """Return a translator with the same engine and changed options, named as in `load`.
@@ -207,9 +212,9 @@ class Translator:
                 `Request`.
         """
         results = []
-        for number, result in enumerate(self.try_translate(lines, first_line), first_line):
+        for line_number, result in enumerate(self.try_translate(lines, first_line), first_line):
             if isinstance(result, DataError):
-                raise DataError(f"Line {number:,}: {result.problem}", fix=result.fix)
+                raise DataError(f"Line {line_number:,}: {result.problem}", fix=result.fix)
             results.append(result)
         return results
 
@@ -225,15 +230,15 @@ class Translator:
         if isinstance(lines, str):
             raise TypeError(_NOT_LINES)
         requests = []
-        unread = {}
-        for row, line in enumerate(lines):
+        read_errors = {}  # By line index, from 0.
+        for index, line in enumerate(lines):
             if isinstance(line, Request):
                 requests.append(line)
             elif isinstance(line, str):
                 requests.append(Request(line))
             elif isinstance(line, DataError):
-                requests.append(Request(""))
-                unread[row] = line
+                requests.append(Request(""))  # so that all requests stay at their index
+                read_errors[index] = line
             else:
                 raise TypeError(_NOT_LINES)
         options = self.options
@@ -247,10 +252,13 @@ class Translator:
             self._choose_tags,
             first_line,
         )
-        return replace(segmented, failures=segmented.failures | unread)
+        return replace(segmented, failures=segmented.failures | read_errors)
 
     def _tags_of(self, languages: LanguageOptions, has_tag: bool) -> Tags:
-        """Return the languages and tags of a request; see `Languages.choose`."""
+        """Return the languages and tags of a request; see `Languages.choose`.
+
+        A tag in the text replaces the options for target language and tag, which it may contradict.
+        """
         options = self.options
         source, target, tag = languages
         if source is None:
@@ -259,14 +267,14 @@ class Translator:
             target = options.target_language
         if tag is None and not has_tag:
             tag = options.tag
-        chosen = LanguageOptions(source, target, tag)
-        return options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)
+        of_request = LanguageOptions(source, target, tag)
+        return options.languages.choose(self.tokenizers, of_request, has_tag=has_tag)
 
     def finish(self, lines: SegmentedLines) -> LineResults:
         """Translate lines that `segment` returned."""
         options = self.options
-        report = _line_counter(lines, options.progress)
-        hypotheses = self._search(lines.segments, options.decoding, report)
+        on_batch = _line_counter(lines, options.progress)
+        hypotheses = self._search(lines.segments, options.decoding, on_batch)
         guard = Guard(
             self.tokenizers,
             options.decoding,
@@ -274,7 +282,7 @@ class Translator:
             search_again=self._search_again if options.retry else None,
         )
         outputs = guard.check_outputs(lines.segments, hypotheses)
-        report(())
+        on_batch(())  # report the lines of the last batch
         if options.outputs:
             self._add_details(lines.segments, outputs)
         return self._join(lines, outputs)
@@ -292,7 +300,7 @@ class Translator:
         for rows in batches:
             task = SearchTask([segments[row].read_ids for row in rows])
             constraints = [segments[row].constraints for row in rows]
-            if any(each != NONE for each in constraints):
+            if any(of_segment != NONE for of_segment in constraints):
                 task = replace(task, constraints=constraints)
             tasks.append(task)
         n_best: NBestLists = [[] for _ in segments]
@@ -316,29 +324,30 @@ class Translator:
 
     def _add_details(self, segments: Sequence[Segment], outputs: list[Output]) -> None:
         """Add the requested optional outputs, of the best hypothesis of each segment, in place."""
-        wanted = self.options.outputs
-        source, target = self.tokenizers
-        decoded = [row for row, output in enumerate(outputs) if output.hypotheses]
-        lengths = [len(segments[row].ids) for row in decoded]
+        requested = self.options.outputs
+        source_tokenizer, target_tokenizer = self.tokenizers
+        # Segments without an output are left out.
+        rows_with_output = [row for row, output in enumerate(outputs) if output.hypotheses]
+        lengths = [len(segments[row].ids) for row in rows_with_output]
         decoding = self.options.engine_decoding
-        for batch in self.engine.batches(lengths, decoding, target.vocab_size):
-            rows = [decoded[index] for index in batch]
-            best = {row: outputs[row].hypotheses[0].ids for row in rows}
+        for batch in self.engine.batches(lengths, decoding, target_tokenizer.vocab_size):
+            rows = [rows_with_output[index] for index in batch]
+            best_ids = {row: outputs[row].hypotheses[0].ids for row in rows}
             # What the model reads: tags before the source, the start token before the target.
             sources = [segments[row].read_ids for row in rows]
-            targets = [segments[row].start_ids + best[row] for row in rows]
-            if wanted & {"alignments", "attention"}:
+            targets = [segments[row].start_ids + best_ids[row] for row in rows]
+            if requested & {"alignments", "attention"}:
                 attention = self.engine.attention(sources, targets)
                 for row, weights in zip(rows, attention, strict=True):
                     # `align_words` leaves out the weights of tags.
-                    source_subwords = source.subwords(segments[row].ids)
-                    target_subwords = target.subwords(best[row])
+                    source_subwords = source_tokenizer.subwords(segments[row].ids)
+                    target_subwords = target_tokenizer.subwords(best_ids[row])
                     alignment = align_words(weights, source_subwords, target_subwords)
                     outputs[row] = replace(outputs[row], alignment=alignment)
-            if "token_scores" in wanted:
+            if "token_scores" in requested:
                 log_probs = self.engine.token_log_probs(sources, targets)
                 for row, values in zip(rows, log_probs, strict=True):
-                    tokens = score_tokens(target, best[row], values)
+                    tokens = score_tokens(target_tokenizer, best_ids[row], values)
                     outputs[row] = replace(outputs[row], tokens=tokens)
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -347,60 +356,73 @@ class Translator:
 
     def _join(self, lines: SegmentedLines, outputs: Sequence[Output]) -> LineResults:
         """Join the outputs of segments to one result for each line."""
-        parts = [list[Output]() for _ in lines.requests]
-        languages = {}
-        for part, output in zip(lines.segments, outputs, strict=True):
-            parts[part.line].append(output)
-            languages[part.line] = part.target_language
+        outputs_of_lines = [list[Output]() for _ in lines.requests]
+        languages = {}  # Target language by line index; blank lines have none.
+        for segment_of_line, output in zip(lines.segments, outputs, strict=True):
+            line = segment_of_line.line
+            outputs_of_lines[line].append(output)
+            languages[line] = segment_of_line.target_language
         results: LineResults = []
         for line, request in enumerate(lines.requests):
+            outputs_of_line = outputs_of_lines[line]
             if line in lines.failures:
                 results.append(lines.failures[line])
-            elif all(output.hypotheses for output in parts[line]):
+            elif all(output.hypotheses for output in outputs_of_line):
                 # Blank lines have no segment, and need no space between segments.
                 joiner = joiner_for(languages.get(line, ""))
-                results.append(self._result(request.text, parts[line], joiner))
+                results.append(self._result(request.text, outputs_of_line, joiner))
             else:
                 problem = "no translation satisfies the prefix, required and forbidden phrases."
                 fix = "Remove one or more constraints, or set no_repeat_ngram_size to 0."
                 results.append(DataError(problem, fix=fix))
         return results
 
-    def _result(self, source: str, parts: Sequence[Output], joiner: str) -> Result:
-        best = [part.hypotheses[0] for part in parts]
+    def _result(self, source: str, outputs: Sequence[Output], joiner: str) -> Result:
+        """Return the result of a line.
+
+        Args:
+            source: The line.
+            outputs: Outputs of its segments, in order; none for a blank line.
+            joiner: Separator between the translations of segments.
+        """
+        best = [output.hypotheses[0] for output in outputs]  # of each segment
         candidates = best
-        if len(parts) == 1:
-            candidates = list(parts[0].hypotheses)
-        alternatives = [Alternative(self._text(x.ids), x.score, x.log_prob) for x in candidates]
-        if len(parts) > 1:  # segments are independent: join the best hypothesis of each
-            text = joiner.join(each.text for each in alternatives)
-            score = sum(each.score for each in alternatives) / len(parts)
-            log_prob = sum(each.log_prob for each in alternatives)
+        if len(outputs) == 1:
+            candidates = list(outputs[0].hypotheses)
+        alternatives = [
+            Alternative(self._text(candidate.ids), candidate.score, candidate.log_prob)
+            for candidate in candidates
+        ]
+        if len(outputs) > 1:  # segments are independent: join the best hypothesis of each
+            text = joiner.join(segment_best.text for segment_best in alternatives)
+            score = sum(segment_best.score for segment_best in alternatives) / len(outputs)
+            log_prob = sum(segment_best.log_prob for segment_best in alternatives)
             alternatives = [Alternative(text, score, log_prob)]
-        first = Alternative("", 0.0, 0.0)  # of a blank line
-        if parts:
-            first = alternatives[0]
-        alarms = _each_once(part.alarms for part in parts)
-        if parts and len(source) > LONGEST_LINE:
+        translation = Alternative("", 0.0, 0.0)  # of a blank line
+        if alternatives:
+            translation = alternatives[0]
+        alarms = _each_once(output.alarms for output in outputs)
+        if outputs and len(source) > LONGEST_LINE:
             alarms = ("truncated", *alarms)
-        wanted = self.options.outputs
-        links, attention = join_alignments([x.alignment for x in parts if x.alignment])
+        requested = self.options.outputs
+        alignments = [output.alignment for output in outputs if output.alignment]
+        links, attention = join_alignments(alignments)
         tokens = None
-        if "token_scores" in wanted:
-            tokens = tuple(chain.from_iterable(part.tokens for part in parts))
+        if "token_scores" in requested:
+            tokens = tuple(chain.from_iterable(output.tokens for output in outputs))
         result = Result(
             source,
-            first.text,
-            first.score,
+            translation.text,
+            translation.score,
             tuple(alternatives),
             alarms,
-            retried=_each_once(part.retried for part in parts),
-            alignment=links if "alignments" in wanted else None,
-            attention=attention if "attention" in wanted else None,
-            log_prob=first.log_prob,
+            retried=_each_once(output.retried for output in outputs),
+            alignment=links if "alignments" in requested else None,
+            attention=attention if "attention" in requested else None,
+            log_prob=translation.log_prob,
             tokens=tokens,
-            num_tokens=sum(len(hypothesis.ids) + 1 for hypothesis in best),
-            retry_seconds=sum(part.retry_seconds for part in parts),
+            num_tokens=sum(len(hypothesis.ids) + 1 for hypothesis in best),  # 1 for EOS
+            retry_seconds=sum(output.retry_seconds for output in outputs),
         )
         if self.options.confidence is not None:
             confidence = self.options.confidence.estimate(result)
@@ -408,33 +430,39 @@ class Translator:
         return result
 
 
-def _each_once(alarms: Iterable[Alarms]) -> Alarms:
+def _each_once(alarms_of_outputs: Iterable[Alarms]) -> Alarms:
     """Return each alarm once, in order of first occurrence."""
-    return tuple(dict.fromkeys(chain.from_iterable(alarms)))
+    return tuple(dict.fromkeys(chain.from_iterable(alarms_of_outputs)))
 
 
 def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:
-    """Set options by name; a name may also be a decoding option."""
-    of_decoding = dict(changes)
-    of_translation = {x: of_decoding.pop(x) for x in changes.keys() & _OF_TRANSLATION}
-    if "outputs" in of_translation:
-        of_translation["outputs"] = frozenset(of_translation["outputs"])
-    if of_decoding:
-        of_translation["decoding"] = change_options(options.decoding, of_decoding)
-    return replace(options, **of_translation)
+    """Return options with changes by name; a name may also be that of a decoding option."""
+    decoding_changes = dict(changes)
+    names = changes.keys() & _TRANSLATION_OPTIONS
+    translation_changes = {name: decoding_changes.pop(name) for name in names}
+    if "outputs" in translation_changes:
+        translation_changes["outputs"] = frozenset(translation_changes["outputs"])
+    if decoding_changes:  # all names that are left
+        translation_changes["decoding"] = change_options(options.decoding, decoding_changes)
+    return replace(options, **translation_changes)
 
 
 def _line_counter(lines: SegmentedLines, progress: Callable[[int], object]) -> OnBatch:
-    """Return a function that takes finished segments and reports the completed lines."""
-    left = Counter(segment.line for segment in lines.segments)
-    done = len(lines.requests) - len(left)  # blank and failed lines
+    """Return a function that takes a batch of finished segments and reports completed lines.
+
+    It reports a line one call later than the line is complete, so that the last lines are reported
+    only after the guard has checked them.
+    """
+    # Line index -> number of segments that are not finished.
+    num_unfinished = Counter(segment.line for segment in lines.segments)
+    # Completed lines to report at the next call: first the blank and the failed lines.
+    num_to_report = len(lines.requests) - len(num_unfinished)
 
     def count(batch: Sequence[Segment]) -> None:
-        nonlocal done
-        progress(done)
+        nonlocal num_to_report
+        progress(num_to_report)
         lines_of_batch = [segment.line for segment in batch]
-        left.subtract(lines_of_batch)
-        # Reported with the next batch; the last lines are reported after the guard has finished.
-        done = sum(not left[line] for line in set(lines_of_batch))
+        num_unfinished.subtract(lines_of_batch)
+        num_to_report = sum(not num_unfinished[line] for line in set(lines_of_batch))
 
     return count

@@ -144,11 +144,11 @@ def _match_chunk(streams: Sequence[FlatIds], max_order: int) -> Floats:
     return matches
 
 
-def _count_keys(wanted: Ints, keys: Ints) -> Ints:
-    """Return how often each of the ``wanted`` keys occurs in ``keys``."""
+def _count_keys(distinct_keys: Ints, keys: Ints) -> Ints:
+    """Return how often each of ``distinct_keys`` occurs in ``keys``."""
     ordered = np.sort(keys)
-    starts = np.searchsorted(ordered, wanted)
-    ends = np.searchsorted(ordered, wanted, "right")
+    starts = np.searchsorted(ordered, distinct_keys)
+    ends = np.searchsorted(ordered, distinct_keys, "right")
     return ends - starts
 
 

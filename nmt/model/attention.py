@@ -26,7 +26,8 @@ from nmt.model.dropout import dropped_share, keep_mask
 from nmt.packed import Packed
 
 _MANY_SCORES = 2048  # with fewer scores torch's fused kernel is faster on a CPU
-_DTYPES = (torch.bfloat16, torch.float16)
+# What flash attention requires: dtypes, major version of the compute capability, head width.
+_FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _LEAST_CAPABILITY = 8
 _WIDEST_HEAD = 256
 
@@ -55,8 +56,8 @@ def attention(
         key: (M, G, E).
         value: (M, G, E).
         segments: Sentences of queries and keys.
-        vectors: Added to keys and to values, depending on the position of the query. (W, W', E)
-            each, with widths from `row_width`.
+        vectors: Vectors to add to keys, and vectors to add to values, for each position of the
+            query and of the key. (W, W', E) each, with widths from `row_width`.
         dropout: Probability of dropping an attention weight.
 
     Returns:
@@ -77,8 +78,8 @@ def attention(
 def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute attention of one new token of each row over cached keys and values.
 
-    The beams of a sentence and the heads of a group share keys, so their queries are multiplied in
-    one product, (B, G, K * H / G, E).
+    The beams of a sentence may share keys, and the H / G heads of a group do. The queries that
+    share keys are multiplied in one product: (B, G, K * H / G, E).
 
     Args:
         query: (R, H, E).
@@ -89,31 +90,44 @@ def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     Returns:
         (R, H, E).
     """
-    rows, num_heads, dim = query.shape
-    sentences, groups, length, _ = key.shape
-    beams = rows // sentences
-    share = num_heads // groups
-    grouped = query.view(sentences, beams, groups, share, dim).transpose(1, 2)
-    grouped = grouped.reshape(sentences, groups, beams * share, dim)
-    if query.device.type == "cpu" and rows * num_heads * length >= _MANY_SCORES:
+    num_rows, num_heads, dim = query.shape
+    # Without shared keys, each row counts as a sentence with one beam.
+    num_sentences, num_groups, length, _ = key.shape
+    num_beams = num_rows // num_sentences
+    group_size = num_heads // num_groups
+    # (B, K, G, H / G, E) -> (B, G, K, H / G, E).
+    grouped = query.view(num_sentences, num_beams, num_groups, group_size, dim).transpose(1, 2)
+    grouped = grouped.reshape(num_sentences, num_groups, num_beams * group_size, dim)
+    if query.device.type == "cpu" and num_rows * num_heads * length >= _MANY_SCORES:
         mixed = _cpu_products(grouped, key, value, mask)
     else:
         mixed = F.scaled_dot_product_attention(grouped, key, value, mask)
-    mixed = mixed.view(sentences, groups, beams, share, dim).transpose(1, 2)
-    return mixed.reshape(rows, num_heads, dim)
+    # Back to rows and heads.
+    mixed = mixed.view(num_sentences, num_groups, num_beams, group_size, dim).transpose(1, 2)
+    return mixed.reshape(num_rows, num_heads, dim)
 
 
 def _cpu_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute attention as three operations, up to twice as fast as torch's fused kernel."""
-    sentences, groups, _, dim = query.shape
+    """Compute attention as three operations, up to twice as fast as torch's fused kernel.
+
+    Args:
+        query: (B, G, Q, E), with Q queries that share keys.
+        key: (B, G, S, E).
+        value: (B, G, S, E).
+        mask: See `cached_attention`.
+
+    Returns:
+        (B, G, Q, E).
+    """
+    num_sentences, num_groups, _, dim = query.shape
     queries = query.flatten(0, 1)
     keys = key.flatten(0, 1)
     scale = dim**-0.5
     if mask is None:
-        ignored = queries.new_empty(1)
+        ignored = queries.new_empty(1)  # with `beta` 0 it is not read
         scores = torch.baddbmm(ignored, queries, keys.mT, beta=0, alpha=scale)
     else:
-        mask = mask.expand(sentences, groups, -1, -1).flatten(0, 1)
+        mask = mask.expand(num_sentences, num_groups, -1, -1).flatten(0, 1)
         scores = torch.baddbmm(mask, queries, keys.mT, alpha=scale)
     weights = scores.softmax(-1)
     return torch.bmm(weights, value.flatten(0, 1)).view(query.shape)
@@ -130,8 +144,9 @@ def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     Returns:
         (B, T, S), float32. Rows sum to 1.
     """
-    share = query.shape[2] // key.shape[2]
-    key = key.repeat_interleave(share, dim=2)
+    # Grouped queries: repeat each key for the query heads that share it.
+    group_size = query.shape[2] // key.shape[2]
+    key = key.repeat_interleave(group_size, dim=2)
     queries = query.float().transpose(1, 2)  # (B, H, T, E)
     keys = key.float().permute(0, 2, 3, 1)  # (B, H, E, S)
     scores = queries @ keys
@@ -140,19 +155,19 @@ def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     return scores.softmax(-1).mean(1)
 
 
-def _padding_rows(packed: Packed, heads: int) -> Tensor:
-    """Return the indices of the rows of (B * heads * S, E) that are padding."""
+def _padding_rows(packed: Packed, num_heads: int) -> Tensor:
+    """Return the indices of the rows of (B * heads * S, E) that are padding. int64."""
     is_padding = ~packed.mask()
-    is_padding = is_padding.unsqueeze(1).expand(-1, heads, -1)
+    is_padding = is_padding.unsqueeze(1).expand(-1, num_heads, -1)  # (B, heads, S)
     return is_padding.flatten().nonzero().squeeze(1)
 
 
-def _key_mask(packed: Packed, heads: int) -> Tensor:
+def _key_mask(packed: Packed, num_heads: int) -> Tensor:
     """Return 0 for real keys and minus infinity for padding. (B * heads, 1, S), float32."""
     is_token = packed.mask()
     mask = torch.zeros(is_token.shape, device=is_token.device)
     mask.masked_fill_(~is_token, -torch.inf)
-    return mask.repeat_interleave(heads, dim=0).unsqueeze(1)
+    return mask.repeat_interleave(num_heads, dim=0).unsqueeze(1)
 
 
 class _BmmAttention(torch.autograd.Function):
@@ -161,6 +176,9 @@ class _BmmAttention(torch.autograd.Function):
     Copies each operand once, and saves only queries, keys, values and weights. At sentence lengths
     it is much faster than torch's fused CPU kernels, whose backward pass is slow. The H / G query
     heads of a group are rows of one matrix, so shared keys and values are not repeated.
+
+    Padded shapes: query (B * G, H / G * T, E), key and value (B * G, S, E), and weights
+    (B * G, H / G * T, S).
     """
 
     @staticmethod
@@ -169,11 +187,11 @@ class _BmmAttention(torch.autograd.Function):
     ) -> Tensor:
         queries, keys, _ = segments
         _, num_heads, dim = query.shape
-        groups = key.shape[1]
-        query = to_padded(query, queries).view(len(queries) * groups, -1, dim)
+        num_groups = key.shape[1]
+        query = to_padded(query, queries).view(len(queries) * num_groups, -1, dim)
         key = to_padded(key, keys)
         value = to_padded(value, keys)
-        mask = _score_mask(query, segments, groups)
+        mask = _score_mask(query, segments, num_groups)
         scale = dim**-0.5
         if mask is None:
             scores = torch.bmm(query * scale, key.mT)
@@ -181,13 +199,14 @@ class _BmmAttention(torch.autograd.Function):
             scores = torch.baddbmm(mask, query, key.mT, alpha=scale)
         weights = scores.softmax(-1)
         del scores  # the largest tensor here: not kept beside the weights
-        kept = None
+        # 0 for dropped weights; the factor of dropout, which keeps the mean, for the others.
+        drop_factors = None
         if dropout:
-            kept = keep_mask(weights.shape, dropout, weights.dtype)
-            kept = kept.to(weights.dtype)
-            kept.mul_(1 / (1 - dropped_share(dropout)))
-        mixed = torch.bmm(_dropped(weights, kept), value)
-        ctx.save_for_backward(query, key, value, weights, kept)
+            drop_factors = keep_mask(weights.shape, dropout, weights.dtype)
+            drop_factors = drop_factors.to(weights.dtype)
+            drop_factors.mul_(1 / (1 - dropped_share(dropout)))
+        mixed = torch.bmm(_dropped(weights, drop_factors), value)
+        ctx.save_for_backward(query, key, value, weights, drop_factors)
         ctx.segments = segments
         ctx.num_heads = num_heads
         return to_packed(mixed.view(-1, dim), queries, (num_heads,))
@@ -195,58 +214,62 @@ class _BmmAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, weights, kept = ctx.saved_tensors
+        query, key, value, weights, drop_factors = ctx.saved_tensors
         queries, keys, _ = ctx.segments
         num_heads = ctx.num_heads
-        groups = len(key) // len(keys)
+        num_groups = len(key) // len(keys)
         dim = query.shape[-1]
-        of_mixed = to_padded(gradient, queries)
+        # Names with `grad` are gradients of the loss with respect to the rest of the name.
+        mixed_grad = to_padded(gradient, queries)
         if queries.has_padding:
+            # `to_padded` fills padding with the values of the first token.
             padding = queries.derived(_padding_rows, num_heads)
-            of_mixed.view(-1, dim).index_fill_(0, padding, 0)
-        of_mixed = of_mixed.view_as(query)
+            mixed_grad.view(-1, dim).index_fill_(0, padding, 0)
+        mixed_grad = mixed_grad.view_as(query)
 
         # One tensor with the gradients of queries, keys and values, so that one selection packs it.
         num_queries = query.numel() // dim
         num_keys = key.numel() // dim
         gradients = key.new_empty(num_queries + 2 * num_keys, dim)
-        of_query, of_key, of_value = gradients.split([num_queries, num_keys, num_keys])
-        torch.bmm(_dropped(weights, kept).mT, of_mixed, out=of_value.view_as(value))
-        of_scores = torch.bmm(of_mixed, value.mT)
-        if kept is not None:
-            of_scores.mul_(kept)
+        query_grad, key_grad, value_grad = gradients.split([num_queries, num_keys, num_keys])
+        torch.bmm(_dropped(weights, drop_factors).mT, mixed_grad, out=value_grad.view_as(value))
+        # First the gradient of the weights, which becomes that of the scores in place.
+        scores_grad = torch.bmm(mixed_grad, value.mT)
+        if drop_factors is not None:
+            scores_grad.mul_(drop_factors)
         # Gradient of softmax: weights * (gradient - sum(gradient * weights)). torch's kernel for it
         # is not public. torch.autograd.grad on softmax would run recomputed layers once more.
-        of_scores.mul_(weights)
-        of_scores.addcmul_(weights, of_scores.sum(-1, keepdim=True), value=-1)
-        of_scores.mul_(dim**-0.5)
-        torch.bmm(of_scores.mT, query, out=of_key.view_as(key))
-        torch.bmm(of_scores, key, out=of_query.view_as(query))
-        if queries is keys:
-            heads = (num_heads, groups, groups)
-            fused = to_packed(gradients, queries, heads)
-            return *fused.split(heads, dim=1), None, None
-        packed = to_packed(of_query, queries, (num_heads,))
-        fused = to_packed(gradients[num_queries:], keys, (groups, groups))
-        return packed, *fused.split(groups, dim=1), None, None
+        scores_grad.mul_(weights)
+        scores_grad.addcmul_(weights, scores_grad.sum(-1, keepdim=True), value=-1)
+        scores_grad.mul_(dim**-0.5)
+        torch.bmm(scores_grad.mT, query, out=key_grad.view_as(key))
+        torch.bmm(scores_grad, key, out=query_grad.view_as(query))
+        # The last two results belong to `segments` and `dropout`, which have no gradient.
+        if queries is keys:  # self-attention
+            heads = (num_heads, num_groups, num_groups)
+            packed = to_packed(gradients, queries, heads)
+            return *packed.split(heads, dim=1), None, None
+        packed_query = to_packed(query_grad, queries, (num_heads,))
+        packed_kv = to_packed(gradients[num_queries:], keys, (num_groups, num_groups))
+        return packed_query, *packed_kv.split(num_groups, dim=1), None, None
 
 
-def _score_mask(query: Tensor, segments: Segments, groups: int) -> Tensor | None:
+def _score_mask(query: Tensor, segments: Segments, num_groups: int) -> Tensor | None:
     """Return a mask to add to scores (B * G, H / G * T, S), or None if no score is masked."""
     keys = segments.keys
     if segments.is_causal:
         width = keys.max_length
-        blocked = query.new_full((width, width), -torch.inf)
-        blocked.triu_(1)
-        share = query.shape[1] // width
-        return blocked if share == 1 else blocked.repeat(share, 1)
+        later_mask = query.new_full((width, width), -torch.inf)
+        later_mask.triu_(1)  # 0 for the token itself and earlier tokens
+        group_size = query.shape[1] // width
+        return later_mask if group_size == 1 else later_mask.repeat(group_size, 1)
     if keys.has_padding:
-        return keys.derived(_key_mask, groups).to(query.dtype)
+        return keys.derived(_key_mask, num_groups).to(query.dtype)
     return None
 
 
-def _dropped(weights: Tensor, kept: Tensor | None) -> Tensor:
-    return weights if kept is None else weights * kept
+def _dropped(weights: Tensor, drop_factors: Tensor | None) -> Tensor:
+    return weights if drop_factors is None else weights * drop_factors
 
 
 # Takes query, key, value, segments and dropout of `attention`; returns its result.
@@ -295,26 +318,28 @@ def _relative_attention(
     """
     queries = Padding.of(segments.queries)
     keys = Padding.of(segments.keys)
-    of_keys, of_values = (x.to(query.dtype) for x in vectors)
-    groups = key.shape[1]
+    key_vectors, value_vectors = (pairs.to(query.dtype) for pairs in vectors)
+    num_groups = key.shape[1]
     scale = query.shape[2] ** -0.5
     query = queries.pad(query) * scale
-    query = query.unflatten(2, (groups, -1))  # (B, T, G, H/G, E)
+    # In einsum: b sentence, t query, s key, g group, h head of the group, e feature.
+    query = query.unflatten(2, (num_groups, -1))  # (B, T, G, H/G, E)
     key = keys.pad(key)  # (B, S, G, E)
     value = keys.pad(value)
     scores = torch.einsum("btghe,bsge->bghts", query, key)
-    scores = scores + torch.einsum("btghe,tse->bghts", query, of_keys)
+    scores = scores + torch.einsum("btghe,tse->bghts", query, key_vectors)
     mask = keys.is_real[:, None, None, None, :]
     if segments.is_causal:
-        widths = of_keys.shape[:2]
-        is_earlier = torch.ones(widths, dtype=torch.bool, device=mask.device).tril()
-        mask = mask & is_earlier
+        widths = key_vectors.shape[:2]
+        is_not_later = torch.ones(widths, dtype=torch.bool, device=mask.device).tril()
+        mask = mask & is_not_later
     scores = scores.masked_fill(~mask, -torch.inf)
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.softmax(-1, dtype=wide).to(query.dtype)
+    # At least float32; float64 stays.
+    softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.softmax(-1, dtype=softmax_dtype).to(query.dtype)
     weights = drop(weights, dropout, training=True)
     mixed = torch.einsum("bghts,bsge->btghe", weights, value)
-    mixed = mixed + torch.einsum("bghts,tse->btghe", weights, of_values)
+    mixed = mixed + torch.einsum("bghts,tse->btghe", weights, value_vectors)
     # Not `Padding.unpad`, whose gradient is not 0 in the unused second row of a single sentence.
     mixed = mixed.flatten(2, 3).flatten(0, 1)
     return mixed.index_select(0, queries.cell)
@@ -323,48 +348,70 @@ def _relative_attention(
 def to_padded(heads: Tensor, packed: Packed) -> Tensor:
     """Pad heads: (N, G, E) -> (B * G, S, E). Padding contains the values of the first token.
 
-    Views into a fused projection are copied only once.
+    Views into a fused projection, (N, all heads, E), are copied only once.
     """
     _, num_heads, dim = heads.shape
-    between_tokens, *others = heads.stride()
-    if others != [dim, 1] or between_tokens % dim:
+    token_stride, *inner_strides = heads.stride()
+    if inner_strides != [dim, 1] or token_stride % dim:
         heads = heads.contiguous()
-    # Select from the fused projection: this saves the copy of `contiguous`.
-    apart = heads.stride(0) // dim
-    num_rows = (len(heads) - 1) * apart + num_heads
+    # Select rows of E values from the fused projection: this saves the copy of `contiguous`. The
+    # heads of the next token begin `rows_per_token` rows later.
+    rows_per_token = heads.stride(0) // dim
+    # Up to the last head of the last token: later rows may be outside of the memory.
+    num_rows = (len(heads) - 1) * rows_per_token + num_heads
     rows = heads.as_strided((num_rows, dim), (dim, 1))
-    padded = rows.index_select(0, packed.derived(_padded_rows, apart, num_heads))
+    padded = rows.index_select(0, packed.derived(_padded_rows, rows_per_token, num_heads))
     return padded.view(len(packed) * num_heads, packed.max_length, dim)
 
 
-def to_packed(rectangles: Tensor, packed: Packed, parts: Sequence[int]) -> Tensor:
-    """Remove padding: (B * heads, S, E) of each part, concatenated -> (N, sum of heads, E)."""
-    rows = packed.derived(_packed_rows, *parts)
-    return rectangles.index_select(0, rows).view(packed.num_tokens, sum(parts), -1)
+def to_packed(padded: Tensor, packed: Packed, part_heads: Sequence[int]) -> Tensor:
+    """Remove padding, and put heads that were padded separately side by side.
+
+    Args:
+        padded: One or more padded parts, each (B * heads, S, E), as one list of rows of width E.
+        packed: The sentences.
+        part_heads: Number of heads of each part.
+
+    Returns:
+        (N, sum of heads, E).
+    """
+    rows = packed.derived(_packed_rows, *part_heads)
+    return padded.index_select(0, rows).view(packed.num_tokens, sum(part_heads), -1)
 
 
-def _padded_rows(packed: Packed, apart: int, heads: int) -> Tensor:
-    """Return the row index of each cell of (B, heads, S), if each token has ``apart`` rows."""
+def _padded_rows(packed: Packed, rows_per_token: int, num_heads: int) -> Tensor:
+    """Return the row to copy into each cell of (B, heads, S), flattened. int64.
+
+    Args:
+        packed: The sentences.
+        rows_per_token: How many rows later the heads of the next token begin.
+        num_heads: Number of heads. They are adjacent rows.
+    """
     order = torch.arange(packed.num_tokens, device=packed.ids.device)
+    # Index of the token in each cell; padding has token 0.
     tokens = order.new_zeros(packed.num_cells)
     tokens.index_copy_(0, packed.cells, order)
-    tokens = tokens.view(len(packed), 1, -1)
-    head = torch.arange(heads, device=order.device)
-    rows = tokens * apart + head.view(1, heads, 1)
+    tokens = tokens.view(len(packed), 1, -1)  # (B, 1, S)
+    head = torch.arange(num_heads, device=order.device)
+    rows = tokens * rows_per_token + head.view(1, num_heads, 1)
     return rows.flatten()
 
 
-def _packed_rows(packed: Packed, *parts: int) -> Tensor:
-    """Return the row index, in concatenated padded batches (B, heads, S), of (N, sum of heads)."""
+def _packed_rows(packed: Packed, *part_heads: int) -> Tensor:
+    """Return the row to copy for each token and head, (N, sum of heads), flattened. int64.
+
+    The rows are those of the concatenated parts of `to_packed`. A part with h heads has the padded
+    shape (B, h, S).
+    """
     columns = []
-    first = 0
+    first_row = 0  # of the part
     sentences = packed.sentences.unsqueeze(1)
     positions = packed.positions.unsqueeze(1)
-    for heads in parts:
-        head = torch.arange(heads, device=sentences.device)
-        rectangle = sentences * heads + head
-        columns.append(first + rectangle * packed.max_length + positions)
-        first += packed.num_cells * heads
+    for num_heads in part_heads:
+        head = torch.arange(num_heads, device=sentences.device)
+        first_cell = (sentences * num_heads + head) * packed.max_length  # (N, heads)
+        columns.append(first_row + first_cell + positions)
+        first_row += packed.num_cells * num_heads
     return torch.cat(columns, dim=1).flatten()
 
 
@@ -396,11 +443,12 @@ class Padding(NamedTuple):
 
 
 def row_width(packed: Packed) -> int:
-    """Return the width W of the `Padding` of ``packed``."""
+    """Return the width W of the `Padding` of ``packed``: its length, rounded up to 8."""
     return -(-packed.max_length // 8) * 8
 
 
 def _padding_of(packed: Packed) -> Padding:
+    """Compute the padding of ``packed``."""
     width = row_width(packed)
     cell = packed.sentences * width + packed.positions
     order = torch.arange(len(cell), device=cell.device)
@@ -413,10 +461,11 @@ def _padding_of(packed: Packed) -> Padding:
 
 
 class _Select(torch.autograd.Function):
-    """Select rows, with a gradient that is also a selection.
+    """Select rows ``there``, with a gradient that is also a selection, of rows ``back``.
 
-    This is correct if no real row is selected twice. Without this assumption, torch
-    uses a slower sum.
+    This is correct if no real row is selected twice. Without this assumption, torch uses a slower
+    sum. For each input row, ``back`` is the index of the output row that is its copy. Input rows
+    without a copy are False in ``is_real``, and their gradient is 0. None: all rows have a copy.
     """
 
     @staticmethod
@@ -432,8 +481,9 @@ class _Select(torch.autograd.Function):
         back, is_real = ctx.saved_tensors
         gradient = gradient.index_select(0, back)
         if is_real is not None:
-            others = [1] * (gradient.dim() - 1)
-            gradient = gradient.masked_fill(~is_real.view(-1, *others), 0)
+            # The mask of rows, with a dimension of size 1 for each other dimension.
+            inner_shape = [1] * (gradient.dim() - 1)
+            gradient = gradient.masked_fill(~is_real.view(-1, *inner_shape), 0)
         return gradient, None, None, None
 
 
@@ -469,10 +519,10 @@ class FlashAttention:
 
     def fits(self, query: Tensor, key: Tensor, dropout: float) -> bool:
         """Whether the kernel supports these arguments of `attention`."""
-        _, num_heads, width = query.shape
-        fits_heads = query.dtype in _DTYPES and width % 8 == 0 and width <= _WIDEST_HEAD
-        fits_keys = self.shared is not None or num_heads == key.shape[1]
-        return fits_heads and fits_keys and not dropout
+        _, num_heads, head_dim = query.shape
+        fits_width = head_dim % 8 == 0 and head_dim <= _WIDEST_HEAD
+        fits_groups = self.shared is not None or num_heads == key.shape[1]
+        return query.dtype in _FLASH_DTYPES and fits_width and fits_groups and not dropout
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
         """Compute attention: (N, H, E) and twice (M, G, E) -> (N, H, E)."""

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 GROWTH = 8  # positions that caches grow by: few copies, little unused memory
-LARGE = 1 << 20  # caches with more values are not copied as a whole when beams are reordered
-LARGE_ON_GPU = 1 << 25  # the same on a GPU, where copying smaller caches is faster than planning
+# Caches with at least as many values are not copied as a whole when beams are reordered. On a GPU,
+# copying smaller caches is faster than planning.
+LARGE = 1 << 20
+LARGE_ON_GPU = 1 << 25
 
 
 class SelfCache(NamedTuple):
@@ -106,6 +108,7 @@ class DecoderState:
         """Return a state whose caches have space for one more position."""
         if self.length < self.self_kv.shape[4]:
             return self
+        # `pad` takes pairs from the last dimension on: none for E, then `GROWTH` after C.
         return replace(self, self_kv=F.pad(self.self_kv, (0, 0, 0, GROWTH)))
 
     def select(self, sentences: Tensor, beams: Tensor) -> DecoderState:
@@ -121,30 +124,32 @@ class DecoderState:
         device = caches.device
         if caches.shape[4] - self.length > GROWTH:  # many are unused, as in CUDA graphs
             caches = caches.narrow(4, 0, self.length)
-        chosen = sentences.unsqueeze(1) * self.num_beams + beams
-        chosen = chosen.flatten().to(device)
-        coverage = _selected(self.coverage, chosen)
+        # Index of each beam to keep, among all R beams.
+        beam_rows = sentences.unsqueeze(1) * self.num_beams + beams
+        beam_rows = beam_rows.flatten().to(device)
+        coverage = _selected(self.coverage, beam_rows)
         num_sentences, num_beams = beams.shape
-        has_all = num_sentences == len(self.source_mask)
-        least = LARGE_ON_GPU
+        keeps_all_sentences = num_sentences == len(self.source_mask)
+        large_size = LARGE_ON_GPU
         if device.type == "cpu":
-            least = LARGE
+            large_size = LARGE
         # Only with `beams` on the CPU: `reorder_cache` would wait for the device.
-        is_large = beams.device.type == "cpu" and caches.numel() >= least
-        if has_all and num_beams == self.num_beams and is_large:
+        is_large = beams.device.type == "cpu" and caches.numel() >= large_size
+        if keeps_all_sentences and num_beams == self.num_beams and is_large:
             slots = reorder_cache(caches, self.slots, beams)
             return replace(self, coverage=coverage, slots=slots)
-        rows = self.rows
-        if rows is not None:
-            chosen = rows.index_select(0, chosen)
+        # Rows of the caches may be in a different order than beams. The copy is in order.
+        cache_rows = self.rows
+        if cache_rows is not None:
+            beam_rows = cache_rows.index_select(0, beam_rows)
         state = replace(
             self,
-            self_kv=caches.index_select(2, chosen),
+            self_kv=caches.index_select(2, beam_rows),
             num_beams=num_beams,
             coverage=coverage,
             slots=None,
         )
-        if has_all:
+        if keeps_all_sentences:
             return state
         sentences = sentences.to(device)
         cross_kv = self.cross_kv.index_select(2, sentences)
@@ -173,24 +178,26 @@ def reorder_cache(self_kv: Tensor, slots: Tensor | None, beams: Tensor) -> Tenso
 
     Args:
         self_kv: Caches, changed in place. (L, 2, R, G, C, E).
-        slots: Slot of each beam before; None if in order. (B, K), int64.
-        beams: Parent of each beam. (B, K), int64.
+        slots: Slot of each beam before this step; None if in order. (B, K), int64.
+        beams: Parent of each new beam. (B, K), int64.
 
     Returns:
-        Slot of each beam afterwards. (B, K), int64.
+        Slot of each new beam. (B, K), int64.
     """
     order = torch.arange(beams.shape[1], device=beams.device)
-    before = beams if slots is None else slots.gather(1, beams)
-    is_equal = before.unsqueeze(2) == before.unsqueeze(1)
+    parent_slots = beams if slots is None else slots.gather(1, beams)  # (B, K)
+    # The first beam with the same parent: `argmax` returns the first True of each row.
+    is_equal = parent_slots.unsqueeze(2) == parent_slots.unsqueeze(1)
     is_first = is_equal.int().argmax(2) == order
     is_copy = ~is_first
-    is_free = torch.ones_like(is_first).scatter_(1, before, False)
-    free = is_free.int().argsort(dim=1, descending=True, stable=True)
-    # The first copy gets the first free slot, and so on.
-    number_of_copy = (is_copy.cumsum(1) - 1).clamp_(min=0)
-    after = torch.where(is_first, before, free.gather(1, number_of_copy))
+    # A slot is free if its beam ends, that is, if it is no parent.
+    is_free = torch.ones_like(is_first).scatter_(1, parent_slots, False)
+    free_slots = is_free.int().argsort(dim=1, descending=True, stable=True)  # free ones first
+    # The first copy of a sentence gets its first free slot, and so on.
+    copy_index = (is_copy.cumsum(1) - 1).clamp_(min=0)
+    new_slots = torch.where(is_first, parent_slots, free_slots.gather(1, copy_index))
     copies = is_copy.flatten().nonzero().squeeze(1)
-    origins = _rows(before).index_select(0, copies).to(self_kv.device)
-    places = _rows(after).index_select(0, copies).to(self_kv.device)
-    self_kv.index_copy_(2, places, self_kv.index_select(2, origins))
-    return after
+    origins = _rows(parent_slots).index_select(0, copies).to(self_kv.device)
+    destinations = _rows(new_slots).index_select(0, copies).to(self_kv.device)
+    self_kv.index_copy_(2, destinations, self_kv.index_select(2, origins))
+    return new_slots

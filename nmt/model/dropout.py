@@ -32,13 +32,14 @@ def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tens
     # One number for eight elements, because drawing is most of the cost of dropout on a CPU.
     num_words = (size + 7) // 8
     words = torch.empty(num_words, dtype=torch.int64)
-    words.random_(-(2**63), None)
+    words.random_(-(2**63), None)  # all 64-bit numbers are equally likely
     draws = words.view(torch.uint8)[:size]
-    dropped = round(dropped_share(probability) * 256)
-    keep = draws.view(shape).ge(dropped)
+    num_dropped = round(dropped_share(probability) * 256)  # of the 256 values of a byte
+    keep = draws.view(shape).ge(num_dropped)
     if dtype.itemsize != 2:
         return keep
-    # Built from integer bits: torch converts bool to a 16-bit float thirty times slower.
+    # Built from integer bits: torch converts bool to a 16-bit float thirty times slower. `one` has
+    # the bits of 1.0, and 0 has the bits of 0.0.
     one = torch.ones((), dtype=dtype).view(torch.int16)
     return keep.to(torch.int16).mul_(int(one)).view(dtype)
 

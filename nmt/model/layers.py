@@ -27,7 +27,7 @@ from nmt.model.dropout import dropout
 from nmt.model.positions import POSITIONS
 from nmt.packed import Packed
 
-_LEAST_VARIANCE = 1e-30
+_LEAST_VARIANCE = 1e-30  # see `StdLayerNorm`
 
 
 def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Linear:
@@ -67,21 +67,21 @@ class StdLayerNorm(nn.LayerNorm):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (..., D), computed in float32, returned in the dtype of ``x``."""
-        wide = _wide(x)
-        centred = wide - wide.mean(-1, keepdim=True)
+        values = _wide(x)
+        centred = values - values.mean(-1, keepdim=True)
         variance = centred.square().mean(-1, keepdim=True)
         # Clamped, because the gradient of the square root is infinite at 0.
         deviation = variance.clamp_min(_LEAST_VARIANCE).sqrt()
-        scaled = centred / (deviation + self.eps) * self.weight
+        normed = centred / (deviation + self.eps) * self.weight
         bias = cast("Tensor | None", self.bias)
         if bias is not None:
-            scaled = scaled + bias
-        return scaled.to(x.dtype)
+            normed = normed + bias
+        return normed.to(x.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
-    """Convert ``x`` to float32, unless it is float64."""
-    return x if x.dtype == torch.float64 else x.float()
+def _wide(values: Tensor) -> Tensor:
+    """Convert ``values`` to float32, unless they are float64."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 class RMSNorm(nn.RMSNorm):
@@ -107,12 +107,12 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, inner_dim: int, config: ModelConfig) -> None:
         super().__init__()
-        gates = 1
+        num_blocks = 1
         if config.activation == "swiglu":
-            gates = 2
-        bias = config.has_bias("feed-forward")
-        self.inner = linear(dim, inner_dim * gates, bias=bias, blocks=gates)
-        self.outer = linear(inner_dim, dim, bias=bias)
+            num_blocks = 2  # gates and values
+        has_bias = config.has_bias("feed-forward")
+        self.inner = linear(dim, inner_dim * num_blocks, bias=has_bias, blocks=num_blocks)
+        self.outer = linear(inner_dim, dim, bias=has_bias)
         self._activate = _ACTIVATIONS[config.activation]
         self._dropout = config.activation_dropout
 
@@ -149,12 +149,13 @@ class _SplitHeads(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # If the gradients are adjacent parts of one tensor (N, heads, E), return that tensor. Then
+        # they have its strides, and each begins in memory where the one before it ends.
         first = gradients[0]
         num_tokens, _, dim = first.shape
         num_heads = sum(ctx.sizes)
         strides = (num_heads * dim, dim, 1)
         address = first.data_ptr()
-        # If the gradients are adjacent parts of one tensor, return that tensor.
         for gradient in gradients:
             if gradient.stride() != strides or gradient.data_ptr() != address:
                 return torch.cat(gradients, dim=1), None
@@ -165,14 +166,19 @@ class _SplitHeads(torch.autograd.Function):
 def _split_heads(fused: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
     """Split (N, heads * E) into views (N, size, E), one for each of ``sizes``."""
     heads = fused.unflatten(1, (sum(sizes), -1))
-    # The compiler removes the copy, and cannot optimize custom functions.
+    # `_SplitHeads` only saves a copy in the backward pass. The compiler removes this copy itself,
+    # and cannot optimize custom functions.
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return heads.split_with_sizes(sizes, 1)
     return _SplitHeads.apply(heads, sizes)  # type: ignore[no-untyped-call]
 
 
 class _Attention(nn.Module):
-    """Common parts of self- and cross-attention."""
+    """Common parts of self- and cross-attention.
+
+    A subclass creates its projections first, then calls `_add_output`. So random weights are drawn
+    in the order of the computation.
+    """
 
     def __init__(self, dim: int, config: ModelConfig, *, dropout: float) -> None:
         super().__init__()
@@ -192,12 +198,14 @@ class _Attention(nn.Module):
             self.heads["key_norm"] = RMSNorm(self.head_dim, eps=1e-6)
 
     def _norm(self, name: str, heads: Tensor) -> Tensor:
+        """Apply ``query_norm`` or ``key_norm``, if there is one, to (N, heads, E)."""
         if name in self.heads:
             heads = self.heads[name](heads)
         return heads
 
     @property
-    def _drop(self) -> float:
+    def _active_dropout(self) -> float:
+        """Dropout of attention weights; 0 in evaluation mode."""
         return self._dropout if self.training else 0.0
 
 
@@ -208,9 +216,10 @@ class SelfAttention(_Attention):
         super().__init__(dim, config, dropout=dropout)
         # Number of heads of each fused matrix: queries, keys, values.
         self.sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        rows = [size * self.head_dim for size in self.sizes]
-        self.query_key_value = linear(dim, sum(rows), bias=self._bias)
-        for block in self.query_key_value.weight.detach().split(rows):
+        block_rows = [size * self.head_dim for size in self.sizes]
+        self.query_key_value = linear(dim, sum(block_rows), bias=self._bias)
+        # Initialized again, because `linear` only knows blocks of equal size.
+        for block in self.query_key_value.weight.detach().split(block_rows):
             nn.init.xavier_uniform_(block)
         self._add_output(dim, config)
         relative = POSITIONS[config.positions].relative
@@ -254,16 +263,20 @@ class SelfAttention(_Attention):
             query = relative.rotate(query, positions)
             key = relative.rotate(key, positions)
         if cache is not None:
-            keys, values, mask = cache.extend(key, value)
-            if vectors is not None:  # the query has one position, so all rows share the vectors
-                of_keys, of_values = vectors
-                keys = keys + of_keys
-                values = values + of_values
-            mixed = cached_attention(query, keys, values, mask)
+            # Of all tokens so far: (R, G, t + 1, E).
+            all_keys, all_values, mask = cache.extend(key, value)
+            if vectors is not None:
+                # (1, t + 1, E) each: the query has one position, so all rows share the vectors.
+                key_vectors, value_vectors = vectors
+                all_keys = all_keys + key_vectors
+                all_values = all_values + value_vectors
+            mixed = cached_attention(query, all_keys, all_values, mask)
         else:
             assert sentences is not None
             segments = Segments(sentences, sentences, causal)
-            mixed = attention(query, key, value, segments, vectors=vectors, dropout=self._drop)
+            mixed = attention(
+                query, key, value, segments, vectors=vectors, dropout=self._active_dropout
+            )
         return self.output(mixed.flatten(1))
 
 
@@ -306,24 +319,25 @@ class CrossAttention(_Attention):
         query = self.query(values)
         query = query.view(len(values), -1, self.head_dim)
         query = self._norm("query_norm", query)
+        # In both branches, weights are computed separately and in float32, because fused kernels do
+        # not return them.
         if cache is not None:
-            # Computed separately, in float32: fused kernels do not return attention weights.
             if weights is not None:
-                beams = query.unflatten(0, (len(cache.key), -1))
-                keys = cache.key.transpose(1, 2)
-                is_source = cache.mask[:, 0, 0] == 0
-                weights.append(mean_weights(beams, keys, is_source))
+                queries = query.unflatten(0, (len(cache.key), -1))  # (B, K, H, E)
+                keys = cache.key.transpose(1, 2)  # (B, S, G, E)
+                is_source = cache.mask[:, 0, 0] == 0  # (B, S)
+                weights.append(mean_weights(queries, keys, is_source))
             mixed = cached_attention(query, *cache)
         else:
             assert memory is not None
             assert segments is not None
             key, value = self.project_cross_kv(memory)
             if weights is not None:
-                targets, sources, _ = segments
-                queries = targets.pad(query)
-                keys = sources.pad(key)
-                weights.append(mean_weights(queries, keys, sources.mask()))
-            mixed = attention(query, key, value, segments, dropout=self._drop)
+                target, source, _ = segments
+                queries = target.pad(query)  # (B, T, H, E)
+                keys = source.pad(key)  # (B, S, G, E)
+                weights.append(mean_weights(queries, keys, source.mask()))
+            mixed = attention(query, key, value, segments, dropout=self._active_dropout)
         return self.output(mixed.flatten(1))
 
 
@@ -333,7 +347,7 @@ class Residual(nn.Module):
     def __init__(self, dim: int, config: ModelConfig) -> None:
         super().__init__()
         self.norm = make_norm(config, dim)
-        self._is_pre = config.norm_position == "pre"
+        self._is_pre_norm = config.norm_position == "pre"
         self._dropout = config.dropout
 
     @override
@@ -341,9 +355,9 @@ class Residual(nn.Module):
         """Apply ``sublayer`` with norm, dropout and residual: (N, D) -> (N, D)."""
         # Pre-norm keeps an identity path from input to output, so deep models train without
         # warm-up (Xiong et al. 2020). Post-norm is the original (Vaswani et al. 2017).
-        inputs = self.norm(values) if self._is_pre else values
+        inputs = self.norm(values) if self._is_pre_norm else values
         values = values + dropout(sublayer(inputs), self._dropout, self.training)
-        return values if self._is_pre else self.norm(values)
+        return values if self._is_pre_norm else self.norm(values)
 
 
 class EncoderLayer(nn.Module):
@@ -360,7 +374,7 @@ class EncoderLayer(nn.Module):
     @override
     def forward(self, values: Tensor, source: Packed) -> Tensor:
         """Run the layer on packed source tokens: (N, D) -> (N, D)."""
-        values = self.self_residual(values, lambda x: self.self_attention(x, source))
+        values = self.self_residual(values, lambda normed: self.self_attention(normed, source))
         return self.feed_forward_residual(values, self.feed_forward)
 
 
@@ -403,13 +417,16 @@ class DecoderLayer(nn.Module):
         segments = None
         if target is not None and source is not None:
             segments = Segments(target, source)
-        of_self, of_source = cache or (None, None)
+        self_cache, cross_cache = cache or (None, None)
 
-        def attend_to_target(x: Tensor) -> Tensor:
-            return self.self_attention(x, target, causal=True, cache=of_self)
+        # `Residual` calls these with hidden states, after its norm if that comes first.
+        def attend_to_target(hidden: Tensor) -> Tensor:
+            return self.self_attention(hidden, target, causal=True, cache=self_cache)
 
-        def attend_to_source(x: Tensor) -> Tensor:
-            return self.cross_attention(x, memory, segments, cache=of_source, weights=weights)
+        def attend_to_source(hidden: Tensor) -> Tensor:
+            return self.cross_attention(
+                hidden, memory, segments, cache=cross_cache, weights=weights
+            )
 
         values = self.self_residual(values, attend_to_target)
         values = self.cross_residual(values, attend_to_source)

@@ -84,13 +84,14 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
     Returns:
         (num_positions, D), in torch's default dtype.
     """
-    half = dim // 2
-    steps = half
+    num_rates = dim // 2
+    # Wavelengths grow by a constant factor. This many steps lead from 2 pi to 10000 * 2 pi.
+    num_steps = num_rates
     if layout == "sinusoidal-halves":
-        steps = max(half - 1, 1)
+        num_steps = max(num_rates - 1, 1)
     # In float64, because late positions have large angles, which lose digits in float32.
-    features = torch.arange(half, dtype=torch.float64)
-    rates = torch.exp(features * (-math.log(10_000.0) / steps))
+    steps = torch.arange(num_rates, dtype=torch.float64)
+    rates = torch.exp(steps * (-math.log(10_000.0) / num_steps))  # radians per position
     positions = torch.arange(num_positions, dtype=torch.float64)
     angles = positions.unsqueeze(1) * rates
     waves = (angles.sin(), angles.cos())
@@ -104,7 +105,7 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
 class SinusoidalPositions(AbsolutePositions):
     """Sinusoidal encodings of any position. The matrix grows with the longest sentence."""
 
-    _table: Tensor
+    _table: Tensor  # (at least 256, D).
 
     def __init__(self, dim: int, layout: str) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class SinusoidalPositions(AbsolutePositions):
     @override
     def table(self, num_positions: int) -> Tensor:
         table = self._table  # another thread may replace the attribute
-        if num_positions > len(table):
+        if num_positions > len(table):  # twice as many, so that it grows rarely
             longer = sinusoids(2 * num_positions, self._dim, self._layout)
             table = longer.to(table)
             self._table = table
@@ -145,17 +146,18 @@ class RotaryPositions(RelativePositions):
 
     @override
     def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
-        half = heads.shape[-1] // 2
+        num_pairs = heads.shape[-1] // 2
         # Computed in each call: a stored matrix would have to grow with the longest sentence.
-        rates = torch.arange(half, device=heads.device, dtype=torch.float32)
-        rates = torch.exp(rates * (-math.log(10_000.0) / half))
+        pairs = torch.arange(num_pairs, device=heads.device, dtype=torch.float32)
+        rates = torch.exp(pairs * (-math.log(10_000.0) / num_pairs))  # radians per position
         angles = (positions.unsqueeze(1) * rates).unsqueeze(1)  # (N, 1, E / 2)
         cos = angles.cos().to(heads.dtype)
         sin = angles.sin().to(heads.dtype)
-        first, second = heads.chunk(2, dim=-1)
-        real = first * cos - second * sin
-        imaginary = second * cos + first * sin
-        return torch.cat((real, imaginary), dim=-1)
+        # A pair is a complex number, and rotation multiplies it by cos + i sin.
+        real, imaginary = heads.chunk(2, dim=-1)
+        rotated_real = real * cos - imaginary * sin
+        rotated_imaginary = imaginary * cos + real * sin
+        return torch.cat((rotated_real, rotated_imaginary), dim=-1)
 
 
 class RelativeEmbeddings(RelativePositions):
@@ -182,6 +184,7 @@ class RelativeEmbeddings(RelativePositions):
         longest = len(self.keys) // 2
         # Clamped: exact distances are only useful nearby (a hypothesis of the paper).
         distances = keys - queries.unsqueeze(1)  # (T, S)
+        # Row 0 has the vector of distance -longest.
         rows = distances.clamp(-longest, longest) + longest
         return F.embedding(rows, self.keys), F.embedding(rows, self.values)
 
@@ -199,9 +202,7 @@ class Embedding(nn.Module):
         super().__init__()
         self._config = config
         self._zero_start = zero_start
-        self._scale = 1.0
-        if config.scale_embeddings:
-            self._scale = dim**0.5
+        self._scale = dim**0.5 if config.scale_embeddings else 1.0
         absolute = POSITIONS[config.positions].absolute
         self.positions = absolute(config, dim) if absolute else None
 
@@ -229,8 +230,8 @@ class Embedding(nn.Module):
         """
         config = self._config
         values = F.embedding(ids, vectors)
-        kind = values.device.type
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        device_type = values.device.type
+        if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
             values = values.float()  # frozen embeddings may have 16 bits
         if self._scale != 1:
             values = values * self._scale
@@ -238,8 +239,8 @@ class Embedding(nn.Module):
             values = values.masked_fill((positions == 0).unsqueeze(1), 0)
         if self.training and config.word_dropout:
             # A whole token is dropped, as if it were unknown, so other tokens are not scaled up.
-            kept = torch.rand(len(ids), 1, device=ids.device) >= config.word_dropout
-            values = values * kept.to(values.dtype)
+            is_kept = torch.rand(len(ids), 1, device=ids.device) >= config.word_dropout
+            values = values * is_kept.to(values.dtype)
         if table is not None:
             if config.first_position:
                 positions = positions + config.first_position

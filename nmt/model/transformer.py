@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         # pass.
         self.recompute = False
         self._compiler: Callable[[_Forward], _Forward] | None = None
-        self._compiled: dict[_Forward, _Forward] = {}
+        self._compiled: dict[_Forward, _Forward] = {}  # Compiled functions by original.
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied embeddings are one parameter under the first name, so they are stored once.
         if not config.shares_inputs:
@@ -87,14 +87,16 @@ class Transformer(nn.Module):
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(target_vocab_size))
         self.source_embedding = Embedding(config, config.model_dim)
-        # Marian shifts the embedded target by one position instead of using BOS: the first is 0.
+        # Marian shifts the embedded target by one position instead of using BOS: the embedding of
+        # the first position is 0.
         zero_start = config.decoder_start == "zero"
         self.target_embedding = Embedding(config, config.decoder_dim, zero_start=zero_start)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.encoder_norm = _final_norm(config, config.model_dim)
         self.decoder_norm = _final_norm(config, config.decoder_dim)
-        if config.embedding_init == "xavier-uniform":  # the linear layers are already
+        if config.embedding_init == "xavier-uniform":
+            # The layers of encoder and decoder are initialized like this anyway.
             for name, parameter in self.named_parameters():
                 if parameter.ndim > 1 and not name.startswith(("encoder.", "decoder.")):
                     nn.init.xavier_uniform_(parameter)
@@ -145,6 +147,7 @@ class Transformer(nn.Module):
         return self._compiled[function]
 
     def _run(self, layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
+        """Call ``layer``, compiled and with recomputation if these are set."""
         # `__call__`, not `forward`, so that hooks run (`nmt inspect` uses them).
         run: _Forward = nn.Module.__call__
         if self._compiler is not None:
@@ -258,14 +261,15 @@ class Transformer(nn.Module):
         """
         # Keys and values of the source are the same in every step, so they are projected once.
         memory = self.encode(source)
-        layers = [m for m in self.decoder.modules() if isinstance(m, CrossAttention)]
-        num_groups = layers[0].num_kv_heads
+        attentions = [m for m in self.decoder.modules() if isinstance(m, CrossAttention)]
+        num_groups = attentions[0].num_kv_heads
         width = source.max_length
+        # Keys and values of each layer in turn. (B * G, S, E) each.
         padded = []
-        for layer in layers:
-            key, value = layer.project_cross_kv(memory)
+        for attention in attentions:
+            key, value = attention.project_cross_kv(memory)
             padded += [to_padded(key, source), to_padded(value, source)]
-        shape = (len(layers), 2, len(source), num_groups, width, -1)
+        shape = (len(attentions), 2, len(source), num_groups, width, -1)
         cross_kv = torch.stack(padded).view(shape)
         mask = memory.new_zeros(len(source), width)
         mask.masked_fill_(~source.mask(), -torch.inf)
@@ -275,7 +279,7 @@ class Transformer(nn.Module):
         return DecoderState(
             cross_kv=cross_kv,
             source_mask=mask[:, None, None, :].repeat(1, num_groups, 1, 1),
-            self_kv=cross_kv[..., :0, :],
+            self_kv=cross_kv[..., :0, :],  # no target positions yet
             num_beams=1,
             length=0,
             coverage=coverage,
@@ -289,19 +293,19 @@ class Transformer(nn.Module):
         """Append one token to each beam.
 
         Args:
-            state: State before. Its caches are reused.
-            tokens: The new tokens. (B, K), int64.
+            state: State of the beams so far. Its caches are reused.
+            tokens: The new token of each beam. (B, K), int64.
             run: A replacement of `decode_token`. Not used if the state has a coverage.
 
         Returns:
             Hidden states (B, K, D), and the next state.
         """
-        weights = None
+        weights = None  # Attention weights of each aligning layer, for the coverage.
         if state.coverage is not None:
             weights = list[Tensor]()
             run = None  # recorded steps cannot return attention weights
         state = state.with_room() if run is None else run.with_room(state)
-        longer = state.length + 1
+        new_length = state.length + 1
         ids = tokens.flatten()
         rows = state.rows
         # Caches may be in a different order than beams (see `reorder_cache`). Move tokens to the
@@ -311,22 +315,22 @@ class Transformer(nn.Module):
         inputs = StepInputs(
             ids=ids,
             position=tokens.new_full((1,), state.length),
-            table=self.target_embedding.position_table(longer),
+            table=self.target_embedding.position_table(new_length),
             source_mask=state.source_mask,
             cross_kv=state.cross_kv,
-            self_kv=state.self_kv.narrow(4, 0, longer),
+            self_kv=state.self_kv.narrow(4, 0, new_length),
         )
         hidden = run(inputs) if run else self.decode_token(inputs, weights=weights)
         coverage = state.coverage
         if weights is not None and coverage is not None:
-            attended = torch.stack(weights).mean(0)
-            attended = attended.flatten(0, 1)
+            mean_weights = torch.stack(weights).mean(0)  # (B, K, S)
+            mean_weights = mean_weights.flatten(0, 1)
             if rows is not None:
-                attended = attended.index_select(0, rows)
-            coverage = coverage + attended
+                mean_weights = mean_weights.index_select(0, rows)
+            coverage = coverage + mean_weights
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        state = replace(state, length=longer, coverage=coverage)
+        state = replace(state, length=new_length, coverage=coverage)
         return hidden.view(*tokens.shape, -1), state
 
     def decode_token(
@@ -351,13 +355,13 @@ class Transformer(nn.Module):
         ids, position, table, source_mask, cross_kv, self_kv = inputs
         values = self.target_embedding(ids, position, self.target_embeddings, table)
         aligning = set() if weights is None else self._aligning_layers
-        caches = zip(cross_kv.unbind(0), self_kv.unbind(0), strict=True)
-        for layer, (of_source, of_target) in zip(self.decoder, caches, strict=True):
-            key, value = of_source.unbind(0)
-            of_layer = SelfCache(of_target, position, filled)
-            cache = (of_layer, CrossCache(key, value, source_mask))
-            wanted = weights if layer in aligning else None
-            values = layer(values, cache=cache, weights=wanted)
+        layers = zip(self.decoder, cross_kv.unbind(0), self_kv.unbind(0), strict=True)
+        for layer, layer_cross_kv, layer_self_kv in layers:
+            key, value = layer_cross_kv.unbind(0)
+            self_cache = SelfCache(layer_self_kv, position, filled)
+            cache = (self_cache, CrossCache(key, value, source_mask))
+            layer_weights = weights if layer in aligning else None
+            values = layer(values, cache=cache, weights=layer_weights)
         return self.decoder_norm(values)
 
 
@@ -366,10 +370,11 @@ def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Similar logits are often equal in 16 bits, which would make the best tokens ambiguous.
     """
-    is_narrow = hidden.is_cuda and hidden.dtype.itemsize == 2
-    if not is_narrow or torch.is_grad_enabled():
+    is_16_bit_on_gpu = hidden.is_cuda and hidden.dtype.itemsize == 2
+    if not is_16_bit_on_gpu or torch.is_grad_enabled():
         return F.linear(hidden, weight, bias)
-    # A 16-bit product with a float32 result: casting the weights would double their memory.
+    # A 16-bit product with a float32 result: casting the weights would double their memory. `mm`
+    # only multiplies matrices, so the leading dimensions become one.
     rows = hidden.reshape(-1, hidden.shape[-1])
     logits = torch.mm(rows, weight.mT, out_dtype=torch.float32)
     if bias is not None:
@@ -404,13 +409,14 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
 
 def count_parameters(model: Transformer) -> Mapping[str, int]:
     """Count parameters of ``embeddings`` (with the output projection), ``encoder``, ``decoder``."""
-    sizes = {"embeddings": 0, "encoder": 0, "decoder": 0}
+    counts = {"embeddings": 0, "encoder": 0, "decoder": 0}
     for name, parameter in model.named_parameters():
+        # The first word of names such as `encoder.0.norm.weight` and `encoder_norm.weight`.
         part, _, _ = name.replace(".", "_").partition("_")
-        if part not in sizes:
+        if part not in counts:
             part = "embeddings"
-        sizes[part] += parameter.numel()
-    return sizes
+        counts[part] += parameter.numel()
+    return counts
 
 
 def fused_rows(model: nn.Module) -> Mapping[str, list[int]]:
@@ -418,15 +424,16 @@ def fused_rows(model: nn.Module) -> Mapping[str, list[int]]:
 
     Fused matrices are queries, keys and values; keys and values; gates and values.
     """
-    fused = {}
+    rows = {}
     for name, module in model.named_modules():
         if isinstance(module, SelfAttention | CrossAttention):
-            matrix = "query_key_value" if isinstance(module, SelfAttention) else "key_value"
-            fused[f"{name}.{matrix}.weight"] = [size * module.head_dim for size in module.sizes]
+            layer = "query_key_value" if isinstance(module, SelfAttention) else "key_value"
+            rows[f"{name}.{layer}.weight"] = [size * module.head_dim for size in module.sizes]
         elif isinstance(module, FeedForward):
+            # One block, or two of equal size if the layer has gates.
             num_blocks = module.inner.out_features // module.outer.in_features
-            fused[f"{name}.inner.weight"] = [module.outer.in_features] * num_blocks
-    return fused
+            rows[f"{name}.inner.weight"] = [module.outer.in_features] * num_blocks
+    return rows
 
 
 def _final_norm(config: ModelConfig, dim: int) -> nn.Module:

@@ -36,17 +36,17 @@ from nmt.search.selector import (
 )
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN
 
-# Checking every step leaves the GPU idle while the host decides. Checking rarely wastes steps on
-# sentences that have ended.
-_STEPS_BETWEEN_LOOKS = 4
+# Checking in every step which sentences have ended leaves the GPU idle while the host decides.
+# Checking rarely wastes steps on sentences that have ended.
+_STEPS_BETWEEN_CHECKS = 4
 # SplitMix64 (Steele et al. 2014) instead of torch.Generator, whose numbers depend on earlier draws
 # and so on the batch. The constants are signed, because torch integers are; they wrap around.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
-_BITS = 32
+_NUM_BITS = 32  # random bits of each exponentially distributed number
 _MOST_POSITIONS = 1 << 32
-_FIRST_LOOK = 256  # tokens; most nuclei are smaller
+_FIRST_NUCLEUS_SIZE = 256  # tokens that `nucleus` sorts first; most nuclei are smaller
 
 
 Choice = tuple[Tensor, Tensor]  # Log probability and id of a token.
@@ -63,13 +63,15 @@ class IndependentSelector(Selector):
         num_hypotheses: Hypotheses of each sentence, numbered from 0.
     """
 
-    def __init__(self, inputs: SearchInputs, num_hypotheses: int) -> None:
+    def __init__(self, inputs: SearchInputs, num_hypotheses: int = 1) -> None:
         self._num_hypotheses = num_hypotheses
         self._finished = FinishedHypotheses(
             inputs, beam_size=1, n_best=1, pools_per_sentence=num_hypotheses
         )
         numbers = torch.arange(num_hypotheses)
+        # Number of each hypothesis that is in the batch. (B, n), int64; n decreases later.
         self._numbers = numbers.expand(len(inputs.source), -1)
+        # Whether it has not ended. (B, n).
         self._is_open = torch.ones_like(self._numbers, dtype=torch.bool)
 
     @abstractmethod
@@ -88,42 +90,46 @@ class IndependentSelector(Selector):
     @override
     def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor) -> Selection:
         width = self._numbers.shape[1]
+        # At the first step, the one hypothesis of each sentence becomes `width` copies.
         is_copied = log_probs.shape[1] < width
         log_probs = log_probs.expand(-1, width, -1)
-        best, ids = self.pick(log_probs, beams)
-        totals = beams.totals + best
-        # No hypothesis ends in most steps. Lists detect this much faster than tensor operations.
+        token_log_probs, ids = self.pick(log_probs, beams)
+        totals = beams.totals + token_log_probs
+        # No hypothesis ends in most steps. Lists detect this much faster than tensor operations. A
+        # sum is finite only if all its terms are.
         has_end = EOS_ID in ids.flatten().tolist()
-        is_finite = isfinite(sum(best.flatten().tolist()))
-        if is_finite and not (is_copied or has_end):
+        all_finite = isfinite(sum(token_log_probs.flatten().tolist()))
+        if all_finite and not (is_copied or has_end):
             return Selection(ids, totals)
-        ends = (ids == EOS_ID) | ~(best > -inf)
-        ends &= self._is_open
-        rows, slots = (ends & totals.isfinite()).nonzero(as_tuple=True)
+        # A hypothesis without a possible token also ends. `>` is false for NaN too.
+        ends_now = (ids == EOS_ID) | ~(token_log_probs > -inf)
+        ends_now &= self._is_open
+        rows, columns = (ends_now & totals.isfinite()).nonzero(as_tuple=True)
         if len(rows):
             first_pools = beams.sentences[rows] * self._num_hypotheses
-            pools = first_pools + self._numbers[rows, slots]
+            pools = first_pools + self._numbers[rows, columns]
             history = beams.history.expand(-1, width, -1)
-            self._finished.add(pools, history[rows, slots], totals[rows, slots])
-        self._is_open &= ~ends
+            self._finished.add(pools, history[rows, columns], totals[rows, columns])
+        self._is_open &= ~ends_now
         active = self._is_open.any(1)
-        # Tensors are rectangular: sentences with fewer open hypotheses are filled up with ended
-        # hypotheses at the end, which are not counted again.
+        # Move the open hypotheses of each sentence to the front, and drop columns without an open
+        # hypothesis. Tensors are rectangular: sentences with fewer open hypotheses are filled up
+        # with ended hypotheses at the end, which are not counted again.
         num_open = self._is_open.sum(1)
         is_closed = (~self._is_open).int()
-        slots = is_closed.argsort(dim=1, stable=True)
-        slots = slots[:, : int(num_open.max())]
-        ids = ids.gather(1, slots)
-        totals = totals.gather(1, slots)
-        self._numbers = self._numbers.gather(1, slots)[active]
-        self._is_open = self._is_open.gather(1, slots)[active]
-        if is_copied:
-            slots = torch.zeros_like(slots)
-        return Selection(ids, totals, slots, active)
+        order = is_closed.argsort(dim=1, stable=True)
+        parents = order[:, : int(num_open.max())]
+        ids = ids.gather(1, parents)
+        totals = totals.gather(1, parents)
+        self._numbers = self._numbers.gather(1, parents)[active]
+        self._is_open = self._is_open.gather(1, parents)[active]
+        if is_copied:  # all continue the one hypothesis
+            parents = torch.zeros_like(parents)
+        return Selection(ids, totals, parents, active)
 
     @override
     def results(self) -> NBestLists:
-        """Return the hypotheses of each sentence, in order, without the dropped hypotheses."""
+        """Return the hypotheses of each sentence, by number, without the dropped hypotheses."""
         return [list(chain(*pools)) for pools in self._finished.by_sentence()]
 
 
@@ -132,9 +138,6 @@ class GreedySelector(IndependentSelector):
 
     The result equals that of beam search with one beam.
     """
-
-    def __init__(self, inputs: SearchInputs, num_hypotheses: int = 1) -> None:
-        super().__init__(inputs, num_hypotheses)
 
     @override
     def pick(self, log_probs: Tensor, beams: BeamState) -> Choice:
@@ -151,16 +154,19 @@ class AlternativesSelector(GreedySelector):
 
     def __init__(self, inputs: SearchInputs) -> None:
         super().__init__(inputs, inputs.options.n_best)
-        lengths = [len(each.first_ids) for each in inputs.constraints]
-        self._part_at = torch.tensor(lengths)
+        # Length of the prefix of each sentence, start token included. (sentences,), int64.
+        self._prefix_lengths = torch.tensor([len(entry.first_ids) for entry in inputs.constraints])
 
     @override
     def pick(self, log_probs: Tensor, beams: BeamState) -> Choice:
         best, ids = super().pick(log_probs, beams)
-        parting = self._part_at[beams.sentences] == beams.history.shape[2]
-        rows = parting.nonzero().squeeze(1)
-        if len(rows):  # before this step all hypotheses of a sentence are equal
+        has_prefix_only = self._prefix_lengths[beams.sentences] == beams.history.shape[2]
+        rows = has_prefix_only.nonzero().squeeze(1)
+        # All hypotheses of these sentences are equal so far, so the first one serves all. From here
+        # on, each continues with another token.
+        if len(rows):
             values, tokens = largest(log_probs[rows, 0], self._num_hypotheses)
+            # If fewer tokens exist, the other hypotheses are dropped.
             padding = (0, self._num_hypotheses - values.shape[1])
             best[rows] = F.pad(values, padding, value=-inf)
             ids[rows] = F.pad(tokens, padding)
@@ -190,23 +196,24 @@ def greedy_without_waiting(
     sentences = torch.arange(limits.shape[1])
     results = [list[Hypothesis]() for _ in sentences]
     limits_on_device = limits.to(device)
+    # A sentence has one hypothesis, so tensors of the batch have one column, except the history.
     tokens = beams.tokens
-    history = beams.history[:, 0]
-    totals = beams.totals  # (B, 1)
+    history = beams.history[:, 0]  # Ids up to the last check. (B, t).
+    totals = beams.totals
     is_done = torch.zeros_like(totals, dtype=torch.bool)
     length = history.shape[1]
-    new: list[Tensor] = []
+    new_tokens: list[Tensor] = []  # Tokens of each step since the last check. (B, 1) each.
     while len(sentences):
         log_probs, state = stepper.step(state, tokens)
         log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)
         length += 1
         # Limits are compared on the host, because reading them from the device would wait for it.
-        shortest, longest = limits.tolist()
-        if length < max(shortest):
+        min_lengths, max_lengths = limits.tolist()
+        if length < max(min_lengths):
             is_early = limits_on_device[0] > length
             delay_end(log_probs, is_early)
             renormalize(log_probs, is_early)
-        if length >= min(longest):
+        if length >= min(max_lengths):
             end_at_limit(log_probs, limits_on_device[1] <= length)
         # `max` returns the first of equal values, as `first_largest` does, which is faster on CPUs.
         best, tokens = log_probs.max(dim=-1)  # (B, 1)
@@ -214,21 +221,21 @@ def greedy_without_waiting(
         totals = totals.where(is_done, totals + best)
         is_done |= tokens == EOS_ID
         is_done |= ~(best > -inf)  # not `best == -inf`: NaN also ends a sentence
-        new.append(tokens)
-        if len(new) < _STEPS_BETWEEN_LOOKS and length < max(longest):
+        new_tokens.append(tokens)
+        if len(new_tokens) < _STEPS_BETWEEN_CHECKS and length < max(max_lengths):
             continue
-        history = torch.cat((history, *new), dim=1)
-        new = []
-        ended = is_done.squeeze(1).cpu()
-        if not ended.any():
+        history = torch.cat((history, *new_tokens), dim=1)
+        new_tokens = []
+        is_ended = is_done.squeeze(1).cpu()  # waits for the device
+        if not is_ended.any():
             continue
-        columns = [x.cpu()[ended].tolist() for x in (sentences, history, totals)]
+        columns = [tensor.cpu()[is_ended].tolist() for tensor in (sentences, history, totals)]
         for sentence, ids, (total,) in zip(*columns, strict=True):
             if total > -inf:
-                ids = ids[: ids.index(EOS_ID)]
+                ids = ids[: ids.index(EOS_ID)]  # without EOS and tokens of later steps
                 score = total / penalty(len(ids) + 1)
                 results[sentence].append(Hypothesis(tuple(ids), total, score))
-        active = (~ended).nonzero().squeeze(1)
+        active = (~is_ended).nonzero().squeeze(1)
         sentences = sentences[active]
         limits = limits[:, active]
         active = active.to(device)
@@ -237,7 +244,7 @@ def greedy_without_waiting(
         history = history[active]
         totals = totals[active]
         is_done = is_done[active]
-        if len(sentences):
+        if len(sentences):  # keep these sentences, each with its only beam, number 0
             state = stepper.select(state, active, torch.zeros_like(tokens))
     return results
 
@@ -256,16 +263,16 @@ class SamplingSelector(IndependentSelector):
         self._options = options
         self._tokens = inputs.tokens
         keys = [source_key(options.seed, ids) for ids in inputs.source.rows()]
-        self._keys = torch.tensor(keys)
+        self._source_keys = torch.tensor(keys)  # (sentences,), int64
 
     @override
     def pick(self, log_probs: Tensor, beams: BeamState) -> Choice:
-        sentence_keys = self._keys[beams.sentences].unsqueeze(1)
+        source_keys = self._source_keys[beams.sentences].unsqueeze(1)
         position = beams.history.shape[2] + 1
-        keys = sample_keys(sentence_keys, self._numbers, position)
+        keys = sample_keys(source_keys, self._numbers, position)
         ids = draw(log_probs, keys.to(log_probs.device), self._options, self._tokens)
-        chosen = log_probs.gather(-1, ids.unsqueeze(-1))
-        return chosen.squeeze(-1).cpu(), ids.cpu()
+        token_log_probs = log_probs.gather(-1, ids.unsqueeze(-1))
+        return token_log_probs.squeeze(-1).cpu(), ids.cpu()
 
 
 def source_key(seed: int, ids: Sequence[int]) -> int:
@@ -300,11 +307,13 @@ def exponential(keys: Tensor, ids: Tensor) -> Tensor:
         (B, n, C), float32.
     """
     bits = _mixed(keys + (ids + 1) * _GOLDEN)
-    numbers = _shift(bits, 64 - _BITS).float()
-    chances = numbers.add_(0.5).mul_(2.0**-_BITS)
+    integers = _shift(bits, 64 - _NUM_BITS).float()  # from 0 to 2**32 - 1
+    # Uniformly distributed between 0 and 1. Adding 0.5 excludes 0.
+    uniform = integers.add_(0.5).mul_(2.0**-_NUM_BITS)
     # Below 1 in float32, because log(1 - 1) is infinite.
-    chances.clamp_(max=1 - 2**-24)
-    return chances.neg_().log1p_().neg_()
+    uniform.clamp_(max=1 - 2**-24)
+    # -log(1 - uniform): the inverse of the exponential distribution function.
+    return uniform.neg_().log1p_().neg_()
 
 
 def _mixed(bits: Tensor) -> Tensor:
@@ -315,15 +324,15 @@ def _mixed(bits: Tensor) -> Tensor:
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:
-    """Shift right, filling with zeros (logical shift)."""
+    """Shift 64-bit integers right by ``count``, filling with zeros (logical shift).
+
+    ``>>`` fills with copies of the sign bit, so only the lower 64 - ``count`` bits are kept.
+    """
     return (bits >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def draw(
-    log_probs: Tensor,
-    keys: Tensor,
-    config: DecodingConfig,
-    tokens: Tensor | None = None,
+    log_probs: Tensor, keys: Tensor, config: DecodingConfig, tokens: Tensor | None = None
 ) -> Tensor:
     """Draw one token of each row, after temperature, top k, top p and epsilon cutoff.
 
@@ -342,26 +351,28 @@ def draw(
         Column of each drawn token. (B, n), int64. Undefined in a row without allowed tokens.
     """
     scores = log_probs / config.temperature
-    ids = torch.arange(scores.shape[-1], device=scores.device)
-    if 0 < config.top_k < len(ids):
-        ids = scores.topk(config.top_k, dim=-1).indices
-        scores = scores.gather(-1, ids)
-    vocabulary_ids = ids
+    # Column of each candidate in `log_probs`: (V,), or (B, n, C) after top k.
+    columns = torch.arange(scores.shape[-1], device=scores.device)
+    if 0 < config.top_k < len(columns):
+        columns = scores.topk(config.top_k, dim=-1).indices
+        scores = scores.gather(-1, columns)
+    vocabulary_ids = columns
     if tokens is not None:
-        vocabulary_ids = tokens[ids]
+        vocabulary_ids = tokens[columns]
     probs = scores.softmax(dim=-1)  # (B, n, C)
     if config.top_p < 1:
         probs = nucleus(probs, config.top_p)
     if config.epsilon_cutoff:
+        # The most probable token is always kept.
         largest_prob = probs.amax(-1, keepdim=True)
-        least = largest_prob.clamp(max=config.epsilon_cutoff)
-        probs *= probs >= least
+        threshold = largest_prob.clamp(max=config.epsilon_cutoff)
+        probs *= probs >= threshold
     # The "exponential race": of clocks with rates p, each rings first with probability p. There is
     # no sum over the vocabulary, so shortlists and other batches draw the same token.
     times = exponential(keys.unsqueeze(-1), vocabulary_ids)
-    places = (probs / times).argmax(-1, keepdim=True)
-    ids = ids.expand_as(probs).gather(-1, places)
-    return ids.squeeze(-1)
+    winners = (probs / times).argmax(-1, keepdim=True)  # indices of candidates
+    drawn = columns.expand_as(probs).gather(-1, winners)
+    return drawn.squeeze(-1)
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
@@ -373,7 +384,8 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
     tensor([0.0000, 0.4000, 0.0000, 0.3000])
     """
     vocab_size = probs.shape[-1]
-    count = min(_FIRST_LOOK, vocab_size)
+    count = min(_FIRST_NUCLEUS_SIZE, vocab_size)
+    # Look at a few of the most probable tokens. If their mass is too small, look at more.
     while True:
         best = probs.topk(count).values
         mass = best.cumsum(-1)
@@ -381,7 +393,9 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
         if count == vocab_size or is_enough.all():
             break
         count = min(8 * count, vocab_size)
-    num_before = (mass < top_p).sum(-1, keepdim=True)
-    last = num_before.clamp(max=count - 1)
+    # The last token of the set is the one with which the mass reaches `top_p`. If rounding keeps
+    # the mass of all tokens below it, it is the last of all.
+    last = (mass < top_p).sum(-1, keepdim=True)
+    last = last.clamp(max=count - 1)
     # Compare by value, so that the set does not depend on the order of equal values in `topk`.
     return probs * (probs >= best.gather(-1, last))

@@ -80,15 +80,15 @@ class Constraints:
         >>> Constraints(required=((5, 6, 7),), forbidden=((6, 7),)).contradiction()
         'a required phrase contains a forbidden phrase'
         """
+        size = no_repeat_ngram_size  # 0 allows repeated n-grams
         for phrase in self.required:
             if UNK_ID in phrase:
                 return "a required phrase has characters that the model cannot write"
             if any(contains(phrase, banned) for banned in self.forbidden):
                 return "a required phrase contains a forbidden phrase"
-            size = no_repeat_ngram_size
             starts = range(len(phrase) - size + 1)
-            ngrams = {phrase[start : start + size] for start in starts}
-            if size and len(ngrams) < len(starts):
+            unique_ngrams = {phrase[start : start + size] for start in starts}
+            if size and len(unique_ngrams) < len(starts):
                 return f"a required phrase repeats {size} tokens (see no_repeat_ngram_size)"
         return None
 
@@ -114,11 +114,7 @@ class Limits(NamedTuple):
     longest: int
 
 
-def limits_of(
-    num_tokens: int,
-    config: DecodingConfig,
-    max_positions: int | None = None,
-) -> Limits:
+def limits_of(num_tokens: int, config: DecodingConfig, max_positions: int | None = None) -> Limits:
     """Return the limits of the output length. The minimum is never above the maximum.
 
     Args:
@@ -132,10 +128,10 @@ def limits_of(
     Limits(shortest=8, longest=8)
     """
     longest = int(num_tokens * config.max_length_factor) + config.max_length_offset
-    longest = max(1, longest) + 1
+    longest = max(1, longest) + 1  # at least one token, and EOS
     if max_positions is not None:
         longest = min(longest, max_positions)
-    shortest = int(num_tokens * config.min_length_factor) + 1
+    shortest = int(num_tokens * config.min_length_factor) + 1  # and EOS
     return Limits(min(shortest, longest), longest)
 
 
@@ -161,4 +157,5 @@ def max_finished(config: DecodingConfig, beam_size: int) -> int:
     >>> max_finished(DecodingConfig(patience=0.28), 25)
     7
     """
-    return max(1, math.ceil(round(config.patience * beam_size, 6)))  # 0.28 * 25 is above 7
+    # Without `round`, 0.28 * 25 is 7.000000000000001, which would become 8.
+    return max(1, math.ceil(round(config.patience * beam_size, 6)))

@@ -58,35 +58,33 @@ def search(
     """
     if constraints is None:
         constraints = [NONE] * len(source)
-    has_phrases = any(each.required for each in constraints)
+    has_phrases = any(entry.required for entry in constraints)
     name = _selector_name(options, has_phrases=has_phrases)
-    make_selector = SELECTORS[name]
-    if has_phrases and not make_selector.meets_required_phrases:
+    selector_class = SELECTORS[name]
+    if has_phrases and not selector_class.meets_required_phrases:
         fix = f"Use beam search: remove the options that select {name} search."
         raise ConfigError(f"decoding: {name} search does not support required phrases.", fix=fix)
-    rules = Rules(
-        source.lengths,
-        options,
-        constraints,
-        stepper.max_positions,
-        end_loops=end_loops,
-    )
+    rules = Rules(source.lengths, options, constraints, stepper.max_positions, end_loops=end_loops)
     device = source.ids.device
     state = stepper.start(source)
     # Start with one beam per sentence: K copies of the empty output would give K equal results.
     beams = BeamState.first(len(source))
-    starts = [each.start for each in constraints if each.start is not None]
+    # Start token of each sentence; empty if the batch has no start tokens.
+    starts = [entry.start for entry in constraints if entry.start is not None]
     if starts:
+        # The decoder reads BOS, and each hypothesis continues with its start token.
         _, state = stepper.step(state, beams.tokens.to(device))
         first = Selection(torch.tensor(starts).unsqueeze(1), beams.totals)
         beams, _ = beams.advance(first)
+    # On a CPU there is nothing to wait for.
     if name == "greedy" and device.type != "cpu" and rules.only_limit_length:
         beams = BeamState(*(tensor.to(device) for tensor in beams))
         penalty = length_penalty(options)
         results = greedy_without_waiting(stepper, state, beams, rules.limits, penalty)
         return _without_starts(results) if starts else results
-    inputs = SearchInputs(source, options, constraints, rules.limits[1], stepper.tokens)
-    selector = make_selector(inputs)
+    max_lengths = rules.limits[1]
+    inputs = SearchInputs(source, options, constraints, max_lengths, stepper.tokens)
+    selector = selector_class(inputs)
     while len(beams.sentences):
         tokens = beams.tokens.to(device)
         log_probs, state = stepper.step(state, tokens)  # (B, K, V)
@@ -98,17 +96,18 @@ def search(
             coverage = coverage_penalty(attention, lengths, options.coverage_penalty)
             coverage = coverage.cpu()
         selection = selector.select(beams, log_probs, coverage)
-        beams, kept = beams.advance(selection)
+        beams, rows_and_beams = beams.advance(selection)
         # None if no beam moved, as in most steps of greedy search: caches are not copied.
-        if kept is not None:
-            state = stepper.select(state, *kept)
+        if rows_and_beams is not None:
+            state = stepper.select(state, *rows_and_beams)
     results = selector.results()
     return _without_starts(results) if starts else results
 
 
 def _without_starts(results: NBestLists) -> NBestLists:
+    """Remove the start token, the first id, from each hypothesis. Changes ``results``."""
     for hypotheses in results:
-        hypotheses[:] = [replace(each, ids=each.ids[1:]) for each in hypotheses]
+        hypotheses[:] = [replace(entry, ids=entry.ids[1:]) for entry in hypotheses]
     return results
 
 
@@ -116,7 +115,8 @@ def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
     """Return ``options.search``; if it is ``auto``, the search that the other options imply."""
     if options.search != "auto":
         return options.search
-    implied = {
+    # Whether the options imply each search. The first search that they imply is used.
+    is_implied = {
         "sampling": options.sampling,
         "alternatives": options.return_alternatives,
         "diverse": options.diverse_beam_groups > 1,
@@ -124,7 +124,7 @@ def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
         # A beam of one equals greedy search, and also supports the coverage penalty.
         "greedy": options.beam_size == 1 and not options.coverage_penalty,
     }
-    return next((name for name, is_asked in implied.items() if is_asked), "beam")
+    return next((name for name in is_implied if is_implied[name]), "beam")
 
 
 def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) -> Tensor:
@@ -144,8 +144,8 @@ def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) ->
     tensor([[-1.3863]])
     """
     positions = torch.arange(coverage.shape[-1], device=coverage.device)
-    num_words = (source_lengths - 1).unsqueeze(-1)
-    is_outside = positions >= num_words  # (B, S)
+    num_counted = (source_lengths - 1).unsqueeze(-1)  # tokens without EOS. (B, 1)
+    is_outside = positions >= num_counted  # EOS or padding. (B, S)
     # Clamped: a source token without any attention would make every score minus infinity.
     logs = coverage.clamp(_LEAST_COVERAGE, 1).log()
     logs = logs.masked_fill(is_outside.unsqueeze(1), 0)

@@ -22,13 +22,7 @@ from torch import Tensor
 from nmt.config.model import DecodingConfig
 from nmt.packed import Packed
 from nmt.registry import Registry
-from nmt.search.hypothesis import (
-    Constraints,
-    Hypothesis,
-    NBestLists,
-    length_penalty,
-    max_finished,
-)
+from nmt.search.hypothesis import Constraints, Hypothesis, NBestLists, length_penalty, max_finished
 from nmt.text import BOS_ID
 
 S = TypeVar("S")
@@ -123,7 +117,7 @@ class BeamState(NamedTuple):
 
     @classmethod
     def first(cls, count: int) -> BeamState:
-        """Return one empty hypothesis for each of ``count`` sentences."""
+        """Return one empty hypothesis, of probability 1, for each of ``count`` sentences."""
         sentences = torch.arange(count)
         history = torch.empty(count, 1, 0, dtype=torch.int64)
         tokens = torch.full((count, 1), BOS_ID)
@@ -134,23 +128,24 @@ class BeamState(NamedTuple):
 
         Returns:
             The next state, and the arguments of `Stepper.select`: rows (B',) and beams (B', K'),
-            int64; None if all beams stay in place.
+            int64; None if all beams stay in place. If no sentence stays, the next state has no
+            sentences, and its other tensors have no meaning.
         """
         sentences, history, _, _ = self
         tokens, totals, parents, active = chosen
-        stays = [True]
-        if active is not None:
-            stays = active.tolist()
+        # Whether each sentence stays; a single entry if all do.
+        stays = [True] if active is None else active.tolist()
         if not any(stays):
             return self._replace(sentences=sentences[:0]), None
+        rows_and_beams = None
         in_place = torch.arange(history.shape[1]).expand(len(tokens), -1)
-        if parents is None:
-            parents = in_place
-        kept = None
         # Detect common steps in which no beam moves and no sentence ends: they need no copy of the
         # caches, which are far larger than the tensors here.
-        if not (all(stays) and torch.equal(parents, in_place)):
+        is_in_place = parents is None or torch.equal(parents, in_place)
+        if not (is_in_place and all(stays)):
             rows = torch.arange(len(sentences))
+            if parents is None:
+                parents = in_place
             if not all(stays):
                 rows = rows[active]
                 sentences = sentences[rows]
@@ -160,9 +155,9 @@ class BeamState(NamedTuple):
                 parents = parents[rows]
             indices = parents.unsqueeze(-1).expand(-1, -1, history.shape[2])
             history = history.gather(1, indices)
-            kept = (rows, parents)
+            rows_and_beams = (rows, parents)
         history = torch.cat((history, tokens.unsqueeze(-1)), 2)
-        return BeamState(sentences, history, tokens, totals), kept
+        return BeamState(sentences, history, tokens, totals), rows_and_beams
 
 
 class Selector(ABC):
@@ -207,37 +202,31 @@ class FinishedHypotheses:
         beam_size: Number of beams K that fill a pool.
         n_best: Number of hypotheses to return from each pool.
         pools_per_sentence: Pools of a sentence, for example one for each group of beams. They have
-            consecutive numbers.
+            consecutive numbers: those of sentence i begin at ``i * pools_per_sentence``.
     """
 
     def __init__(
-        self,
-        inputs: SearchInputs,
-        *,
-        beam_size: int,
-        n_best: int,
-        pools_per_sentence: int = 1,
+        self, inputs: SearchInputs, *, beam_size: int, n_best: int, pools_per_sentence: int = 1
     ) -> None:
         self._n_best = n_best
         self._max_finished = max_finished(inputs.options, beam_size)
         self._penalty = length_penalty(inputs.options)
         penalties = [self._penalty(length) for length in inputs.max_lengths.tolist()]
-        per_sentence = torch.tensor(penalties, dtype=torch.float64)
-        self._largest_penalty = per_sentence.repeat_interleave(pools_per_sentence)
-        # Score of the last hypothesis of each n-best list; minus infinity if the list is not full.
+        by_sentence = torch.tensor(penalties, dtype=torch.float64)
+        # This tensor and the next two have one value for each pool. The first is the length penalty
+        # of the longest output, in float64.
+        self._largest_penalty = by_sentence.repeat_interleave(pools_per_sentence)
+        # Score of the last hypothesis of the n-best list; minus infinity if the list is not full.
         self._to_beat = torch.full_like(self._largest_penalty, -inf)
+        # Number of finished hypotheses. int64.
         self._counts = torch.zeros_like(self._to_beat, dtype=torch.int64)
         self._pools_per_sentence = pools_per_sentence
-        # Each best first.
+        # Finished hypotheses of each pool, best first.
         self._pools = [list[Hypothesis]() for _ in self._counts]
         self._is_any_finished = False
 
     def add(
-        self,
-        pools: Tensor,
-        histories: Tensor,
-        log_probs: Tensor,
-        coverage: Tensor | None = None,
+        self, pools: Tensor, histories: Tensor, log_probs: Tensor, coverage: Tensor | None = None
     ) -> None:
         """Add E finished hypotheses.
 
@@ -250,21 +239,30 @@ class FinishedHypotheses:
         self._is_any_finished = True
         if coverage is None:
             coverage = torch.zeros_like(log_probs)
-        counts = self._counts.numpy()  # changes the tensor, but faster
+        # Writing to these arrays changes the tensors, and is faster than writing to the tensors.
+        counts = self._counts.numpy()
         to_beat = self._to_beat.numpy()
-        penalty = self._penalty(histories.shape[1] + 1)
+        penalty = self._penalty(histories.shape[1] + 1)  # the length includes EOS
         columns = (pools, histories, log_probs, coverage)
-        for number, ids, log_prob, lost in zip(*map(Tensor.tolist, columns), strict=True):
-            pool = self._pools[number]
-            score = log_prob / penalty + lost
+        rows = zip(*map(Tensor.tolist, columns), strict=True)
+        for pool, ids, log_prob, coverage_penalty in rows:
+            score = log_prob / penalty + coverage_penalty
+            hypotheses = self._pools[pool]
             hypothesis = Hypothesis(tuple(ids), log_prob, score)
-            insort(pool, hypothesis, key=lambda hypothesis: -hypothesis.score)
-            counts[number] = len(pool)
-            if len(pool) >= self._n_best:
-                to_beat[number] = pool[self._n_best - 1].score
+            insort(hypotheses, hypothesis, key=lambda hypothesis: -hypothesis.score)
+            counts[pool] = len(hypotheses)
+            if len(hypotheses) >= self._n_best:
+                to_beat[pool] = hypotheses[self._n_best - 1].score
 
     def full(self, pools: Tensor) -> Tensor:
-        """Whether ``pools`` have ``patience`` x K hypotheses (Kasai et al. 2022)."""
+        """Whether each of ``pools`` has ``patience`` x K hypotheses (Kasai et al. 2022).
+
+        Args:
+            pools: Pool numbers. Any shape, int64.
+
+        Returns:
+            The same shape, bool.
+        """
         return self._counts[pools] >= self._max_finished
 
     def active(self, pools: Tensor, best_active: Tensor) -> Tensor:
@@ -275,14 +273,17 @@ class FinishedHypotheses:
 
         Args:
             pools: Pool numbers. Any shape, int64.
-            best_active: Highest log probability of the unfinished hypotheses of each pool. The same
-                shape.
+            best_active: Highest log probability of the unfinished hypotheses of each pool; minus
+                infinity if it has none. The same shape, float32.
+
+        Returns:
+            The same shape, bool.
         """
-        exists = best_active.isfinite()
+        has_active = best_active.isfinite()
         if not self._is_any_finished:
-            return exists
+            return has_active
         is_done = self.full(pools) | self._hopeless(pools, best_active)
-        return exists & ~is_done
+        return has_active & ~is_done
 
     def _hopeless(self, pools: Tensor, best_active: Tensor) -> Tensor:
         """Whether no unfinished hypothesis can reach the n-best list, so stopping is exact.
@@ -294,27 +295,28 @@ class FinishedHypotheses:
         return self._to_beat[pools] >= best_active.double() / self._largest_penalty[pools]
 
     def by_sentence(self) -> list[NBestLists]:
-        """Return the hypotheses of each sentence, by pool, best first."""
+        """Return the pools of each sentence, each with its hypotheses, best first."""
         size = self._pools_per_sentence
         starts = range(0, len(self._pools), size)
         return [self._pools[start : start + size] for start in starts]
 
 
 # Block sizes, best first: the number of blocks should be similar to the size of a block.
-_SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
-_FEW = 1 << 12  # fewer values are searched faster without blocks
+_BLOCK_SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
+_LEAST_VALUES = 1 << 12  # fewer values are searched faster without blocks
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """Split rows into blocks: (..., V) -> (..., n, size). Small tensors become one block.
+    """Split rows into blocks of equal size: (..., V) -> (..., n, size).
 
     Torch searches a row sequentially. It is several times faster to compute the maximum of each
-    block, and then to search only the best blocks.
+    block, and then to search only the best blocks. A row becomes one block if the tensor is small,
+    or if no block size divides V.
     """
     width = values.shape[-1]
-    if values.numel() < _FEW:
+    if values.numel() < _LEAST_VALUES:
         return values.unsqueeze(-2)
-    size = next((size for size in _SIZES if width % size == 0), width)
+    size = next((size for size in _BLOCK_SIZES if width % size == 0), width)
     return values.unflatten(-1, (-1, size))
 
 
@@ -322,13 +324,15 @@ def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return what ``values.topk(count)`` returns, several times faster for long rows."""
     blocks = _blocks(values)  # (..., n, size)
     num_blocks, size = blocks.shape[-2:]
-    if num_blocks < 4 * count:
-        best, index = values.topk(count, dim=-1)
-        return best, index
-    chosen = blocks.amax(-1).topk(count, sorted=False).indices
-    inside = blocks.take_along_dim(chosen.unsqueeze(-1), -2)
-    best, place = inside.flatten(-2).topk(count)
-    return best, chosen.gather(-1, place // size) * size + place % size
+    if num_blocks < 4 * count:  # most blocks would be searched anyway
+        return values.topk(count, dim=-1)
+    # Blocks with smaller maxima cannot contain one of the `count` largest values.
+    best_blocks = blocks.amax(-1).topk(count, sorted=False).indices  # (..., count)
+    candidates = blocks.take_along_dim(best_blocks.unsqueeze(-1), -2)  # (..., count, size)
+    best, index = candidates.flatten(-2).topk(count)
+    # From the index among the candidates to the index in the row.
+    first_index = best_blocks.gather(-1, index // size) * size
+    return best, first_index + index % size
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -355,27 +359,30 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     is_tied = best[..., 1:] == best[..., :-1]
     if not is_tied.any():
         return best[..., :count], index[..., :count]
-    # Order equal values by their index.
+    # Order equal values by their index: sort by index, then stably by value.
     index, order = index.sort()
     best = best.gather(-1, order)
     best, order = best.sort(stable=True, descending=True)
     index = index.gather(-1, order)
-    last = best[..., count - 1 : count]  # (..., 1)
-    following = best[..., count:]  # (..., 1); (..., 0) if the row has no more values
+    last = best[..., count - 1 : count]  # The last value to return. (..., 1).
+    dropped = best[..., count:]  # The value after it. (..., 1), or (..., 0) if there is none.
     best = best[..., :count]
     index = index[..., :count]
-    # Rows in which a value equal to the last one was left out: its index may be lower.
-    is_cut = (last == following) & (last > -inf)
+    # Rows in which the dropped value equals the last one. More values that equal the last one may
+    # be missing, and some of them may have a lower index. (...), bool.
+    is_cut = (last == dropped) & (last > -inf)
     is_cut = is_cut.any(-1)
     if is_cut.any():
         last = last[is_cut]  # (N, 1)
         rows = values[is_cut]  # (N, V)
-        positions = torch.arange(width, dtype=rows.dtype, device=rows.device)
-        positions = positions.where(rows == last.to(rows.device), width)
-        lowest = positions.topk(count, largest=False).values.long()
-        num_larger = (best[is_cut] > last).sum(-1, keepdim=True)
-        rank = torch.arange(count) - num_larger  # among the equal values; negative: larger
+        # The lowest indices of values that equal the last one, ascending; V fills up the rest.
+        indices = torch.arange(width, dtype=rows.dtype, device=rows.device)
+        indices = indices.where(rows == last.to(rows.device), width)
+        lowest = indices.topk(count, largest=False).values.long()  # (N, count)
         lowest = lowest.cpu()
+        # Larger values come first and stay. Replace only the indices of the equal values.
+        num_larger = (best[is_cut] > last).sum(-1, keepdim=True)
+        rank = torch.arange(count) - num_larger  # Rank among equal values; negative if larger.
         lowest = lowest.gather(-1, rank.clamp(min=0))
         index[is_cut] = index[is_cut].where(rank < 0, lowest)
     return best, index
@@ -397,7 +404,8 @@ def first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
     if blocks.shape[-2] == 1:
         best, index = values.max(dim=-1)
         return best, index
-    best, block = blocks.amax(-1).max(dim=-1)
-    inside = blocks.take_along_dim(block[..., None, None], -2)
-    place = inside.squeeze(-2).argmax(-1)
-    return best, block * blocks.shape[-1] + place
+    # First the best block of each row, then the best value inside this block.
+    best, block = blocks.amax(-1).max(dim=-1)  # (...)
+    block_values = blocks.take_along_dim(block[..., None, None], -2)  # (..., 1, size)
+    offset = block_values.squeeze(-2).argmax(-1)
+    return best, block * blocks.shape[-1] + offset

@@ -45,16 +45,17 @@ class FlatIds:
 
     def part(self, start: int, stop: int) -> FlatIds:
         """Return the sentences from ``start`` to ``stop`` (exclusive)."""
-        first = self.offsets[start]
-        last = self.offsets[stop]
-        return FlatIds(self.ids[first:last], self.lengths[start:stop])
+        first_id = self.offsets[start]
+        end_id = self.offsets[stop]
+        return FlatIds(self.ids[first_id:end_id], self.lengths[start:stop])
 
-    def prepend(self, first: Sequence[int]) -> FlatIds:
-        """Return the sentences with the ids ``first`` added in front of each."""
-        places = np.repeat(self.offsets[:-1], len(first))
-        added = np.tile(np.asarray(first, self.ids.dtype), len(self.lengths))
-        ids = np.insert(self.ids, places, added)
-        return FlatIds(ids, self.lengths + len(first))
+    def prepend(self, added: Sequence[int]) -> FlatIds:
+        """Return the sentences with the ids ``added`` in front of each."""
+        starts = self.offsets[:-1]  # without the end of the last sentence
+        indices = np.repeat(starts, len(added))
+        inserted = np.tile(np.asarray(added, self.ids.dtype), len(self.lengths))
+        ids = np.insert(self.ids, indices, inserted)
+        return FlatIds(ids, self.lengths + len(added))
 
     def sums(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the sum of a value of each id, by sentence. (n,).
@@ -62,6 +63,7 @@ class FlatIds:
         Args:
             values: The value of each id of the vocabulary. (V,)
         """
+        # Sums of the values before each id. The sum of a sentence is the difference of two of them.
         cumulative = np.concatenate(([0.0], np.cumsum(values[self.ids])))
         sums = np.diff(cumulative[self.offsets])
         return np.asarray(sums)

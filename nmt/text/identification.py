@@ -21,17 +21,18 @@ from nmt.text.languages import foreign_share, letters_of
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
-_MOST_CODES = 1024  # Codes in a cache.
+_MAX_CODES = 1024  # Codes in a cache.
 _LAST_TEXTS = 16  # Several filters read the same pair.
 _NO_LANGUAGE = "zxx"
 # Distances of CLDR, from 0 to 134, at which a sentence does not distinguish two languages: the
 # smaller distance of both directions, or both.
 _NEAR_ONE_WAY = 14
 _NEAR_BOTH_WAYS = 24
-_NUM_TRIGRAMS = 2000
-# All languages have as many trigrams, so that the one with less text is not more likely.
+_NUM_TRIGRAMS = 2000  # Trigrams in the profile of a language.
+# The counts of each language are scaled to this sum before smoothing. Otherwise a language with
+# less text would give a higher probability to trigrams that it does not have.
 _SMOOTHED_TRIGRAMS = 100_000
-_UNSEEN = ""  # Key of the log probability of all other trigrams.
+_UNSEEN = ""  # Key of the log probability of a trigram that is not in the profile.
 
 
 @cache
@@ -42,7 +43,7 @@ def identifier() -> LanguageIdentifier:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-@lru_cache(_MOST_CODES)
+@lru_cache(_MAX_CODES)
 def label_of(code: str) -> str | None:
     """Return py3langid's label of a language; None if py3langid does not support it.
 
@@ -53,7 +54,7 @@ def label_of(code: str) -> str | None:
     return labels[0] if labels else None
 
 
-@lru_cache(_MOST_CODES)
+@lru_cache(_MAX_CODES)
 def similar_labels(code: str) -> frozenset[str]:
     """Return the labels of a language, and of those that a sentence does not distinguish from it.
 
@@ -65,19 +66,21 @@ def similar_labels(code: str) -> frozenset[str]:
     return similar_codes(code, tuple(identifier().labels))
 
 
-@lru_cache(_MOST_CODES)
+@lru_cache(_MAX_CODES)
 def similar_codes(code: str, codes: tuple[str, ...]) -> frozenset[str]:
     """Return the codes of a language, and of those that a sentence does not distinguish from it.
 
     Empty if no code matches the language.
     """
-    similar = set(matching(code, codes))
-    for match in matching(code, codes):
-        for other in codes:
-            there = tag_distance(match, other, ignore_script=True)
-            back = tag_distance(other, match, ignore_script=True)
-            if min(there, back) <= _NEAR_ONE_WAY or max(there, back) <= _NEAR_BOTH_WAYS:
-                similar.add(other)
+    matches = matching(code, codes)
+    similar = set(matches)
+    for match in matches:
+        for candidate in codes:
+            # The distance of two languages depends on the direction.
+            forth = tag_distance(match, candidate, ignore_script=True)
+            back = tag_distance(candidate, match, ignore_script=True)
+            if min(forth, back) <= _NEAR_ONE_WAY or max(forth, back) <= _NEAR_BOTH_WAYS:
+                similar.add(candidate)
     return frozenset(similar)
 
 
@@ -93,13 +96,13 @@ def other_label(text: str, code: str, min_odds: float) -> str | None:
     Returns:
         None if the text can be in the language, or is not in a language.
     """
-    expected = similar_labels(code)
+    expected_labels = similar_labels(code)
     likeliest = likeliest_label(text)
-    if likeliest in expected or likeliest == _NO_LANGUAGE:
+    if likeliest in expected_labels or likeliest == _NO_LANGUAGE:
         return None
-    probabilities = dict(identifier().rank(text))
-    most_expected = max(map(probabilities.__getitem__, expected))
-    is_other = probabilities[likeliest] >= min_odds * most_expected
+    probabilities = dict(identifier().rank(text))  # by label
+    expected_probability = max(map(probabilities.__getitem__, expected_labels))
+    is_other = probabilities[likeliest] >= min_odds * expected_probability
     return likeliest if is_other else None
 
 
@@ -111,7 +114,7 @@ def are_identifiable(codes: Iterable[str]) -> bool:
 
 def _trigrams(text: str) -> list[str]:
     padded = f" {text.lower()} "
-    return [padded[place : place + 3] for place in range(len(padded) - 2)]
+    return [padded[start : start + 3] for start in range(len(padded) - 2)]
 
 
 @dataclass(frozen=True)
@@ -130,11 +133,11 @@ class LanguageProfiles:
             for line in lines:
                 counts.update(_trigrams(line))
             scale = _SMOOTHED_TRIGRAMS / max(counts.total(), 1)
-            total = _SMOOTHED_TRIGRAMS + _NUM_TRIGRAMS
-            table = {_UNSEEN: round(log(1 / total), 3)}
+            total = _SMOOTHED_TRIGRAMS + _NUM_TRIGRAMS  # one is added to the count of each trigram
+            profile = {_UNSEEN: round(log(1 / total), 3)}
             for trigram, count in counts.most_common(_NUM_TRIGRAMS):
-                table[trigram] = round(log((scale * count + 1) / total), 3)
-            log_probs[code] = table
+                profile[trigram] = round(log((scale * count + 1) / total), 3)
+            log_probs[code] = profile
         return cls(log_probs)
 
     def cover(self, codes: Iterable[str]) -> bool:
@@ -147,7 +150,10 @@ class LanguageProfiles:
         return max(shares, key=shares.__getitem__)
 
     def other(self, text: str, code: str, min_odds: float) -> str | None:
-        """Return the likeliest language if it is ``min_odds`` times as likely as ``code``."""
+        """Return the likeliest language if it is ``min_odds`` times as likely as ``code``.
+
+        None if it is not, or if it is the language ``code`` itself.
+        """
         likeliest = self.likeliest(text)
         shares = self.shares(text, [likeliest, code])
         is_other = likeliest != code and shares[likeliest] >= min_odds * shares[code]
@@ -158,13 +164,14 @@ class LanguageProfiles:
         trigrams = _trigrams(text)
         # As in py3langid: trigrams depend on each other, so their log probabilities count less.
         scale = sqrt(max(len(trigrams), 1))
-        scores = {}
+        log_probs = {}
         for code in codes:
-            table = self.log_probs[code]
-            unseen = table.get(_UNSEEN, 0.0)
-            scores[code] = sum(table.get(trigram, unseen) for trigram in trigrams) / scale
-        highest = max(scores.values())
-        weights = {code: exp(score - highest) for code, score in scores.items()}
+            profile = self.log_probs[code]
+            unseen = profile.get(_UNSEEN, 0.0)
+            log_probs[code] = sum(profile.get(trigram, unseen) for trigram in trigrams) / scale
+        # Softmax. The maximum is subtracted because `exp` of very low values is 0.
+        highest = max(log_probs.values())
+        weights = {code: exp(log_prob - highest) for code, log_prob in log_probs.items()}
         total = sum(weights.values())
         return {code: weight / total for code, weight in weights.items()}
 
@@ -181,16 +188,17 @@ def language_shares(
     """
     if profiles.cover(codes) and not are_identifiable(codes):
         return profiles.shares(text, codes)
-    probabilities = dict(identifier().rank(text))
+    probabilities = dict(identifier().rank(text))  # by label
     labels = dict.fromkeys(filter(None, map(label_of, codes)))
-    rest = 1 - sum(probabilities[label] for label in labels)
+    # That the text is in none of the languages that py3langid supports.
+    no_label = 1 - sum(probabilities[label] for label in labels)
     shares = {}
     for code in codes:
         label = label_of(code)
         if label is not None:
             shares[code] = probabilities[label] * (1 - foreign_share(text, code))
-        elif letters_of(code) is None:
+        elif letters_of(code) is None:  # neither label nor script is known
             shares[code] = 0.0
         else:
-            shares[code] = rest * (1 - foreign_share(text, code))
+            shares[code] = no_label * (1 - foreign_share(text, code))
     return shares

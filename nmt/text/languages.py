@@ -11,9 +11,10 @@ import regex
 from nmt.config.language_codes import standard_language
 from nmt.installation import read_toml
 
-_MOST_CODES = 1024  # Codes in a cache.
+_MAX_CODES = 1024  # Codes in a cache.
 _OTHER_SCRIPT = "Grek"  # Its only country, Greece, is not the country of another language.
 _SCRIPTS = read_toml(__file__, "languages.toml")
+# Scripts that consist of others, such as Jpan: the parts by the code of the script.
 _PARTS: Mapping[str, Sequence[str]] = _SCRIPTS["parts"]
 # Scripts that are written without spaces between words.
 UNSPACED = frozenset(_SCRIPTS["unspaced"])
@@ -37,8 +38,9 @@ def script_of(code: str) -> str | None:
         return None
     if language.script is not None:
         return language.script
-    # Without data about a language, `maximize` returns the values of English. A different script
-    # shows this: it changes the country only if there is no data.
+    # Without data about a language, `maximize` guesses the values of English. To detect this, it is
+    # called again with a script that the language does not have: a guessed country then changes,
+    # a country from data does not.
     likely = language.maximize()
     in_other_script = language.update_dict({"script": _OTHER_SCRIPT}).maximize()
     is_guess = likely.territory != in_other_script.territory
@@ -73,7 +75,7 @@ def writes_spaces(code: str) -> bool:
     return script_of(code) not in UNSPACED
 
 
-@lru_cache(_MOST_CODES)
+@lru_cache(_MAX_CODES)
 def letters_of(code: str) -> regex.Pattern[str] | None:
     """Return a pattern for the letters of a language; None if its script is not known."""
     script = script_of(code)
@@ -81,7 +83,7 @@ def letters_of(code: str) -> regex.Pattern[str] | None:
         return None
     try:
         return regex.compile(f"{script_class(script)}+")
-    except regex.error:
+    except regex.error:  # the package does not know the script
         return None
 
 
@@ -107,8 +109,8 @@ def foreign_share(text: str, language: str) -> float:
     letters = letters_of(language)
     if letters is None or (text.isascii() and letters.match("a")):
         return 0.0
-    others = letters.sub("", text)
-    num_foreign = len(_LETTER_OF_A_SCRIPT.findall(others))
+    without_own_letters = letters.sub("", text)
+    num_foreign = len(_LETTER_OF_A_SCRIPT.findall(without_own_letters))
     if not num_foreign:
         return 0.0
     return num_foreign / len(_LETTER.findall(text))
@@ -125,12 +127,13 @@ def longest_loop(tokens: Sequence[Hashable]) -> int:
     if len(set(tokens)) == len(tokens):
         return 0
     longest = 0
+    # In a loop with a period of n tokens, each token equals the one n tokens before it.
     for period in range(1, len(tokens) // 2 + 1):
-        run = 0
-        for token, before in zip(tokens[period:], tokens, strict=False):
-            run = run + 1 if token == before else 0
-            if run >= period:
-                longest = max(longest, run)
+        run_length = 0
+        for token, earlier_token in zip(tokens[period:], tokens, strict=False):
+            run_length = run_length + 1 if token == earlier_token else 0
+            if run_length >= period:
+                longest = max(longest, run_length)
     return longest
 
 
@@ -144,5 +147,6 @@ def numbers_of(text: str) -> set[str]:
     ['1250', '3', '7']
     """
     # Compare 30 digits at most: `int` is slow for very long numbers.
-    digits = (re.sub(r"\D", "", number)[:30] for number in _NUMBER.findall(text))
-    return {str(int(number)) for number in digits}
+    numbers = (re.sub(r"\D", "", match)[:30] for match in _NUMBER.findall(text))
+    # `int` reads the digits of all scripts, and drops leading zeros.
+    return {str(int(digits)) for digits in numbers}

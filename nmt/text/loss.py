@@ -35,38 +35,39 @@ def loss_of(lines: Sequence[str], tokenizer: Tokenizer) -> Loss:
         lines: Target lines.
         tokenizer: Tokenizer of the target.
     """
-    nearest = list(lines)
+    nearest_lines = list(lines)
     changed = list[int]()
     example = ""
-    lost = ""
+    lost_characters = ""
     for index, ids in enumerate(tokenizer.encode_batch(lines)):
-        line = _without_blanks(lines[index])
-        text = _without_blanks(tokenizer.decode(ids))
-        if text == line:
+        line = _with_single_blanks(lines[index])
+        nearest = _with_single_blanks(tokenizer.decode(ids))
+        if nearest == line:
             continue
-        nearest[index] = text
+        nearest_lines[index] = nearest
         changed.append(index)
         if not example:
-            example = f"{index + 1:,}: {_difference(line, text)}"
-            lost = "".join(sorted(set(line) - set(text)))
-    return Loss(tuple(nearest), tuple(changed), example, lost)
+            example = f"{index + 1:,}: {_difference(line, nearest)}"
+            lost_characters = "".join(sorted(set(line) - set(nearest)))
+    return Loss(tuple(nearest_lines), tuple(changed), example, lost_characters)
 
 
-def _without_blanks(line: str) -> str:
+def _with_single_blanks(line: str) -> str:
     return _BLANKS.sub(" ", line).strip()
 
 
-def _difference(line: str, text: str) -> str:
+def _difference(line: str, nearest: str) -> str:
     """Describe the first difference between a line and its nearest text."""
-    place = 0
-    while line[place : place + 1] == text[place : place + 1] and place < len(line):
-        place += 1
-    start = max(place - _CONTEXT, 0)
-    end = place + _CONTEXT
-    difference = f"'{line[start:end]}' becomes '{text[start:end]}'"
-    lost = line[place : place + 1]
-    if lost:
-        difference += f" (U+{ord(lost):04X})"
-    if lost == SPACE:
+    index = 0
+    # Slices, because the nearest text may be shorter than the line.
+    while line[index : index + 1] == nearest[index : index + 1] and index < len(line):
+        index += 1
+    start = max(index - _CONTEXT, 0)
+    end = index + _CONTEXT
+    difference = f"'{line[start:end]}' becomes '{nearest[start:end]}'"
+    lost_character = line[index : index + 1]  # empty if the nearest text is longer
+    if lost_character:
+        difference += f" (U+{ord(lost_character):04X})"
+    if lost_character == SPACE:
         difference += ", which SentencePiece reads as a space"
     return difference

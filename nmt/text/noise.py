@@ -29,20 +29,22 @@ def typos(text: str, generator: Random, rate: float = TYPO_RATE) -> str:
     'severral wods of a liine'
     """
 
-    def change(match: re.Match[str]) -> str:
+    def with_typo(match: re.Match[str]) -> str:
         word = match[0]
+        # Three draws with or without a typo, so that the typos of later words do not change.
         draw = generator.random()
         kind = int(generator.random() * 3)
-        place = generator.random()
+        fraction = generator.random()
         if draw >= rate:
             return word
-        at = 1 + int(place * (len(word) - 2))  # from the second letter to the last but one
-        letter = word[at]
-        following = word[at + 1]
-        middle = (following + letter, following, letter + letter + following)[kind]
-        return word[:at] + middle + word[at + 2 :]
+        index = 1 + int(fraction * (len(word) - 2))  # from the second letter to the last but one
+        letter = word[index]
+        next_letter = word[index + 1]
+        # Replaces both letters: swapped, the first dropped, or the first doubled.
+        changed = (next_letter + letter, next_letter, letter + letter + next_letter)[kind]
+        return word[:index] + changed + word[index + 2 :]
 
-    return _WORD.sub(change, text)
+    return _WORD.sub(with_typo, text)
 
 
 def spacing(text: str, generator: Random, rate: float = SPACING_RATE) -> str:
@@ -52,14 +54,15 @@ def spacing(text: str, generator: Random, rate: float = SPACING_RATE) -> str:
     'abc  d'
     """
 
-    def change(_: re.Match[str]) -> str:
+    def changed_space(_: re.Match[str]) -> str:
+        # Two draws with or without a change, so that later spaces do not depend on it.
         draw = generator.random()
         is_doubled = generator.random() < 0.5
         if draw >= rate:
             return " "
         return "  " if is_doubled else ""
 
-    return _GAP.sub(change, text)
+    return _GAP.sub(changed_space, text)
 
 
 def upper_case(text: str, _: Random) -> str:
@@ -89,9 +92,10 @@ def without_punctuation(text: str, _: Random) -> str:
     'He said: "no'
     """
     end = len(text)
+    # The Unicode categories of punctuation begin with P; quotation marks are punctuation, too.
     while end and (text[end - 1].isspace() or unicodedata.category(text[end - 1])[0] == "P"):
         end -= 1
-    return text[:end] or text
+    return text[:end] or text  # a text of punctuation only stays as it is
 
 
 def decomposed(text: str, _: Random) -> str:

@@ -19,7 +19,8 @@ from nmt.installation import read_toml
 from nmt.text.languages import writes_spaces
 
 NUM_LINES = 3000  # First lines of a text, which are searched for signs.
-# A text with escapes has almost no lines with the same character unescaped.
+# A text with escapes has almost no lines with the same character unescaped: at least this many
+# lines with the sign for each line with the character.
 _SIGNS_PER_LITERAL = 10
 _EXAMPLE_WIDTH = 80
 _WITH_ESCAPES = (".csv", ".json", ".jsonl")  # Formats with escapes of their own.
@@ -58,17 +59,20 @@ def find_preprocessing(
         The kind, and its name with the first line that has the sign.
     """
     first_lines = list(islice(lines, NUM_LINES))
-    with_text = [line for line in first_lines if line.strip()]
+    nonblank_lines = [line for line in first_lines if line.strip()]
     for kind in kinds:
         sign = re.compile(kind.sign, re.IGNORECASE)
-        signs = [line for line in with_text if sign.search(line)]
-        fewest = max(kind.fewest, kind.share * len(with_text))
+        lines_with_sign = [line for line in nonblank_lines if sign.search(line)]
+        min_lines = max(kind.fewest, kind.share * len(nonblank_lines))
         if kind.literal:
-            literals = [line for line in with_text if kind.literal in line]
-            fewest = max(fewest, _SIGNS_PER_LITERAL * len(literals))
-        if len(signs) >= fewest and re.match(kind.start, with_text[0], re.IGNORECASE):
-            number = first_lines.index(signs[0]) + 1
-            return kind, f"{kind.name}, as in line {number:,}: {signs[0].strip()[:_EXAMPLE_WIDTH]}"
+            num_literals = sum(kind.literal in line for line in nonblank_lines)
+            min_lines = max(min_lines, _SIGNS_PER_LITERAL * num_literals)
+        has_sign = len(lines_with_sign) >= min_lines
+        if has_sign and re.match(kind.start, nonblank_lines[0], re.IGNORECASE):
+            example = lines_with_sign[0]
+            line_number = first_lines.index(example) + 1
+            shown = example.strip()[:_EXAMPLE_WIDTH]
+            return kind, f"{kind.name}, as in line {line_number:,}: {shown}"
     return None
 
 
@@ -96,9 +100,9 @@ def tokenized_text(lines: Iterable[str], language: str) -> str | None:
         return None
     kind, description = preprocessing
     command = kind.command.replace("LANGUAGE", primary_code(language))
-    text = f"the text in {language} {description}\n  "
-    text += "A model of tokenized text also writes tokenized text, and its BLEU is comparable only "
-    return f"{text}with tokenized references. To restore the text: {command} < FILE > NEW"
+    warning = f"the text in {language} {description}\n  "
+    warning += "A model of tokenized text also writes tokenized text, and its BLEU is comparable "
+    return f"{warning}only with tokenized references. To restore the text: {command} < FILE > NEW"
 
 
 def _way_out(kind: Preprocessing, name: str) -> str:
@@ -110,6 +114,7 @@ def _way_out(kind: Preprocessing, name: str) -> str:
     if suffix in _WITH_ESCAPES:
         return f"Restore each text of {file}, as this command does with lines: {kind.command}"
     command = f"{kind.command} < {file} > NEW"
-    if suffix in _DATA["readers"]:
-        command = f"{_DATA['readers'][suffix]} {file} | {kind.command} > NEW"
+    readers = _DATA["readers"]  # Command that prints the text of a file, by the file's suffix.
+    if suffix in readers:
+        command = f"{readers[suffix]} {file} | {kind.command} > NEW"
     return f"Restore the text: {command}\n  {kind.advice}".rstrip()

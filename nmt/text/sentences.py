@@ -18,8 +18,8 @@ try:
 except ImportError:  # pragma: no cover - depends on the installation
     segment = None
 
-# In characters; longer sentences are cut between words. sentencex gets at most this much at once,
-# because its run time is quadratic in the number of quotation marks.
+# Maximum characters of a sentence; longer sentences are cut between words. sentencex gets at most
+# this much text at once, because its run time is quadratic in the number of quotation marks.
 LONGEST_SENTENCE = 5_000
 # sentencex 1.0.32 panics at a capital letter, a non-ASCII space and a full stop, for example
 # "plan B\u00a0.". A panic is not an Exception, so it would end a thread of the server.
@@ -44,31 +44,36 @@ def split_sentences(text: str, language: str) -> list[str]:
     if segment is None:
         raise ConfigError.needs("Splitting text into sentences", "sentencex", extra="serve")
     code = re.split("[-_]", language)[0].lower()
-    readable = _WIDE_SPACE.sub(" ", without_surrogates(text))
-    cuts = [0]
+    readable = _WIDE_SPACE.sub(" ", without_surrogates(text))  # as long as the text
+    cuts = [0]  # Where the text is cut, from 0 to its length.
     while cuts[-1] < len(text):
         start = cuts[-1]
         window = readable[start : start + LONGEST_SENTENCE]
-        ends = _starts(window, segment(code, window))  # of the sentences before
-        if start + len(window) == len(text):
+        # A sentence ends where the next one starts. The window may cut the last sentence: the next
+        # window begins with it.
+        ends = _later_starts(window, segment(code, window))
+        if start + len(window) == len(text):  # the last window
             ends.append(len(window))
-        elif not ends:  # no sentence ends in the window
+        elif not ends:  # no sentence ends in the window: cut after the last space, if any
             ends = [window.rfind(" ") + 1 or len(window)]
         cuts += [start + end for end in ends]
     return [text[start:end] for start, end in pairwise(cuts)]
 
 
-def _starts(text: str, sentences: Sequence[str]) -> list[int]:
-    """Return where each sentence after the first starts: sentencex may drop white space."""
-    starts: list[int] = []
-    place = 0
+def _later_starts(text: str, sentences: Sequence[str]) -> list[int]:
+    """Return where each sentence after the first one starts in ``text``.
+
+    The sentences have to be searched for, because sentencex may drop white space between them.
+    """
+    starts = []
+    previous_end = 0
     for sentence in sentences:
-        start = text.find(sentence, place)
+        start = text.find(sentence, previous_end)
         if start < 0:
             break
         if start:
             starts.append(start)
-        place = start + len(sentence)
+        previous_end = start + len(sentence)
     return starts
 
 
@@ -87,6 +92,7 @@ class SplitText(NamedTuple):
                 empty string for a language without spaces.
         """
         gaps = list(self.gaps)
+        # Only between two sentences, and only if there is no line break or wide space.
         for index in range(1, len(self.sentences)):
             if gaps[index] in ("", " "):
                 gaps[index] = joiner
@@ -99,11 +105,12 @@ def split_text(text: str, language: str, *, into_sentences: bool = True) -> Spli
     >>> split_text("Mr. Gray ran.  He fell.\n\nWhy?\n", "en")
     SplitText(gaps=('', '  ', '\n\n', '\n'), sentences=('Mr. Gray ran.', 'He fell.', 'Why?'))
     """
-    gaps = [""]
-    sentences: list[str] = []
+    gaps = [""]  # The last one is the white space after the last sentence so far.
+    sentences = []
+    # The pattern has a group, so the list contains lines and the line breaks between them.
     for line in _LINE_BREAKS.split(text):
         parts = split_sentences(line, language) if into_sentences else [line]
-        for part in parts:
+        for part in parts:  # a sentence with white space around it, or white space
             sentence = part.strip()
             if not sentence:
                 gaps[-1] += part

@@ -7,7 +7,7 @@ Source: Provilkov, Emelianenko and Voita (2020), BPE-Dropout, section 3, algorit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, compress, pairwise
+from itertools import chain, pairwise
 from math import inf, log, log1p
 from random import Random
 from typing import NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ _Ids: TypeAlias = tuple[int, ...]
 _SPACE = "\u2581"
 # Size of the cache of words, about 1 KB each. The first words of a corpus are mostly frequent ones.
 _MAX_WORDS = 1 << 16
-_FOREVER = 1 << 62
+_NEVER = 1 << 62  # A number of steps that no training reaches.
 
 
 class SubwordDropout:
@@ -52,27 +52,29 @@ class SubwordDropout:
             raise ValueError(f"rate is {rate}, not between 0 and 1")
         if not len(pieces) == len(scores) == len(is_normal):
             raise ValueError("the lists have different lengths")
-        ids = {}
-        for index in compress(range(len(pieces)), is_normal):
-            ids[pieces[index]] = index
+        # Ids of the normal subwords, by text.
+        ids = {piece: index for index, piece in enumerate(pieces) if is_normal[index]}
+        # Subwords that merges can build: each of their characters is a subword, too.
         spelled = {piece: ids[piece] for piece in ids if ids.keys() >= set(piece)}
         self._rate = rate
-        self._log_drop = -inf
-        if rate > 0:
-            self._log_drop = log(rate)
-        self._log_keep = -inf
-        if rate < 1:
-            self._log_keep = log1p(-rate)
-        # Subwords without merges begin a word too; this changes neither result nor random numbers.
+        # Natural log probabilities that a merge is dropped, and that it is not.
+        self._log_drop = log(rate) if rate > 0 else -inf
+        self._log_keep = log1p(-rate) if rate < 1 else -inf
+        # By id: whether the subword begins a word. Subwords without merges do, too; this changes
+        # neither result nor random numbers.
         self._begins = [piece.startswith(_SPACE) or piece not in spelled for piece in pieces]
+        # By id: the ids of the characters of the subword; only its own id if it is never split.
         self._characters: list[_Ids] = []
         for index, piece in enumerate(pieces):
             characters: _Ids = (index,)
             if piece in spelled:
                 characters = tuple(map(ids.__getitem__, piece))
             self._characters.append(characters)
+        # Pair of neighbouring ids -> id of the merged subword.
         self._merged = dict(_merges(spelled))
+        # Pair of neighbouring ids -> rank of their merge. The lowest rank is merged first.
         self._ranks = {pair: -scores[index] for pair, index in self._merged.items()}
+        # Cache of `_analyse`, by the ids of the word without dropout.
         self._words: dict[_Ids, _Word] = {}
 
     def resegment(self, ids: Sequence[int], generator: Random) -> list[int]:
@@ -87,15 +89,18 @@ class SubwordDropout:
         """
         if self._rate == 1:
             return list(self._spell(ids))
-        left = _num_in_a_row(self._log_keep, generator) if self._rate else _FOREVER
+        # Best merges to apply until one is dropped. Each merge of a word is a step.
+        num_until_drop = _NEVER
+        if self._rate:
+            num_until_drop = _num_in_a_row(self._log_keep, generator)
         segmented: list[int] = []
-        for pieces in self._split(tuple(ids)):
-            word = self._words.get(pieces) or self._analyse(pieces)
-            if word.num_merges <= left:
-                left -= word.num_merges
+        for word_ids in self._split(tuple(ids)):
+            word = self._words.get(word_ids) or self._analyse(word_ids)
+            if word.num_merges <= num_until_drop:
+                num_until_drop -= word.num_merges
                 segmented += word.undropped
             else:
-                symbols, left = self._drop(word, left, generator)
+                symbols, num_until_drop = self._drop(word, num_until_drop, generator)
                 segmented += symbols
         return segmented
 
@@ -105,31 +110,31 @@ class SubwordDropout:
 
     def _split(self, ids: _Ids) -> Iterator[_Ids]:
         """Yield the ids of each word."""
-        begin = 0
-        for end, index in enumerate(ids):
-            if end and self._begins[index]:
-                yield ids[begin:end]
-                begin = end
+        start = 0
+        for index, subword_id in enumerate(ids):
+            if index and self._begins[subword_id]:
+                yield ids[start:index]
+                start = index
         if ids:
-            yield ids[begin:]
+            yield ids[start:]
 
-    def _analyse(self, pieces: _Ids) -> _Word:
-        """Return the deterministic data of a word, from a cache of at most `_MAX_WORDS` words."""
-        characters = tuple(self._spell(pieces))
+    def _analyse(self, word_ids: _Ids) -> _Word:
+        """Segment a word without dropout; store it in the cache, up to `_MAX_WORDS` words."""
+        characters = tuple(self._spell(word_ids))
         ranks = [self._ranks.get(pair, inf) for pair in pairwise(characters)]
-        ranks.append(inf)
+        ranks.append(inf)  # the last character has no next character
         symbols = list(characters)
-        remaining = list(ranks)
-        while (best := min(remaining)) < inf:
-            self._merge(symbols, remaining, remaining.index(best))
+        remaining_ranks = list(ranks)
+        while (best := min(remaining_ranks)) < inf:
+            self._merge(symbols, remaining_ranks, remaining_ranks.index(best))
         num_merges = len(characters) - len(symbols)
         word = _Word(characters, tuple(ranks), tuple(symbols), num_merges)
         if len(self._words) < _MAX_WORDS:
-            self._words[pieces] = word
+            self._words[word_ids] = word
         return word
 
-    def _drop(self, word: _Word, left: int, generator: Random) -> tuple[list[int], int]:
-        """Segment a word whose best merge is dropped after ``left`` steps.
+    def _drop(self, word: _Word, num_until_drop: int, generator: Random) -> tuple[list[int], int]:
+        """Segment a word whose best merge is dropped after ``num_until_drop`` steps.
 
         Returns:
             The segmentation, and the number of steps from here to the next drop of a best merge.
@@ -137,38 +142,53 @@ class SubwordDropout:
         symbols = list(word.characters)
         ranks = list(word.ranks)
         while (best := min(ranks)) < inf:
-            if left:
-                left -= 1
-                place = ranks.index(best)
+            if num_until_drop:
+                num_until_drop -= 1
+                index = ranks.index(best)
             else:
+                # The best candidate is dropped, and maybe the next ones. The step applies the
+                # first candidate that is not dropped.
                 num_dropped = 1 + _num_in_a_row(self._log_drop, generator)
-                left = _num_in_a_row(self._log_keep, generator)
-                candidates = [place for place, rank in enumerate(ranks) if rank < inf]
+                num_until_drop = _num_in_a_row(self._log_keep, generator)
+                candidates = [index for index, rank in enumerate(ranks) if rank < inf]
                 if num_dropped >= len(candidates):
                     break
                 candidates.sort(key=ranks.__getitem__)
-                place = candidates[num_dropped]
-            self._merge(symbols, ranks, place)
-        return symbols, left
+                index = candidates[num_dropped]
+            self._merge(symbols, ranks, index)
+        return symbols, num_until_drop
 
-    def _merge(self, symbols: list[int], ranks: list[float], place: int) -> None:
-        """Merge a symbol with the next symbol; ``ranks`` has the rank of each such merge."""
-        merged = self._merged[symbols[place], symbols[place + 1]]
-        symbols[place] = merged
-        del symbols[place + 1]
-        del ranks[place]
-        if place:
-            pair = symbols[place - 1], merged
-            ranks[place - 1] = self._ranks.get(pair, inf)
-        if place + 1 < len(symbols):
-            pair = merged, symbols[place + 1]
-            ranks[place] = self._ranks.get(pair, inf)
+    def _merge(self, symbols: list[int], ranks: list[float], index: int) -> None:
+        """Merge the symbol at an index with the next symbol, in place.
+
+        Args:
+            symbols: Ids of the subwords of a word so far.
+            ranks: Rank of the merge of each symbol with the next one; infinity if there is none.
+            index: Index of the symbol.
+        """
+        merged = self._merged[symbols[index], symbols[index + 1]]
+        symbols[index] = merged
+        del symbols[index + 1]
+        del ranks[index]
+        # The new symbol has other merges with its neighbours.
+        if index:
+            pair = symbols[index - 1], merged
+            ranks[index - 1] = self._ranks.get(pair, inf)
+        if index + 1 < len(symbols):
+            pair = merged, symbols[index + 1]
+            ranks[index] = self._ranks.get(pair, inf)
 
 
 def _num_in_a_row(log_probability: float, generator: Random) -> int:
-    """Draw the number of successes before the first failure (geometric distribution)."""
-    number = log(1 - generator.random()) / log_probability
-    return int(min(number, _FOREVER))
+    """Draw the number of successes before the first failure (geometric distribution).
+
+    Args:
+        log_probability: Natural log of the probability of a success; below 0.
+        generator: Source of random numbers.
+    """
+    # The inverse of the distribution function, of a number above 0.
+    num_successes = log(1 - generator.random()) / log_probability
+    return int(min(num_successes, _NEVER))
 
 
 def sentence_generator(seed: int, epoch: int, row: int, side: int) -> Random:
@@ -180,16 +200,20 @@ def sentence_generator(seed: int, epoch: int, row: int, side: int) -> Random:
         row: Row of the sentence in the corpus, below 2 ** 63.
         side: 0 for the source, 1 for the target.
     """
-    number = seed << 32 | epoch
-    number = number << 63 | row
-    return Random(number << 1 | side)
+    # The bits of all four numbers side by side, so that no two sentences have the same seed.
+    unique = seed << 32 | epoch
+    unique = unique << 63 | row
+    return Random(unique << 1 | side)
 
 
 class _Word(NamedTuple):
-    characters: _Ids
+    """What does not depend on random numbers in the segmentation of a word."""
+
+    characters: _Ids  # Ids of its characters.
+    # Rank of the merge of each character with the next one; infinity if there is none.
     ranks: tuple[float, ...]
-    undropped: _Ids
-    num_merges: int
+    undropped: _Ids  # Its subwords without dropout.
+    num_merges: int  # Merges from the characters to these subwords.
 
 
 def _merges(spelled: dict[str, int]) -> Iterator[tuple[tuple[int, int], int]]:

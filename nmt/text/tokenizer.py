@@ -26,13 +26,14 @@ SOURCE = "source.model"
 TARGET = "target.model"
 _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
-TAGS_SHOWN = 8
+TAGS_SHOWN = 8  # Maximum tags in an error message.
 _USUAL_CHARACTERS = 3  # of a subword
+# Options of SentencePiece, which are also the names of its functions that return these ids.
 _IDS: dict[str, Any] = {"pad_id": PAD_ID, "unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID}
 SPACE = "\u2581"
 _USER_DEFINED = ModelProto.SentencePiece.USER_DEFINED
-# A model file says in the name of its normalization that the source is cleaned before. The models
-# of nmt 0.1 and of other toolkits do not say it, so their sources stay as they are.
+# End of the name of the normalization in a model file, if it was learned from a cleaned source. The
+# models of nmt 0.1 and of other toolkits do not have it, so their sources stay as they are.
 _CLEANED = ", after nmt's cleaning of the source"
 _BORDER = "\x1f"  # Replaces characters that no subword may contain, while a model is learned.
 
@@ -51,7 +52,7 @@ class Tokenizers(NamedTuple):
     @property
     def is_joint(self) -> bool:
         """Whether both languages share one vocabulary."""
-        return self.source.has_model_of(self.target)
+        return self.source._processor is self.target._processor
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
@@ -78,11 +79,11 @@ def load_tokenizers(folder: Path) -> Tokenizers:
 
 def tokenizer_hash(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of the models in a ``tokenizer`` folder."""
-    whole = hashlib.sha256()
+    hash_of_all = hashlib.sha256()
     for path in sorted(folder.glob("*.model")):
-        whole.update(path.name.encode())
-        whole.update(hashlib.sha256(path.read_bytes()).hexdigest().encode())
-    return whole.hexdigest()
+        hash_of_all.update(path.name.encode())
+        hash_of_all.update(hashlib.sha256(path.read_bytes()).hexdigest().encode())
+    return hash_of_all.hexdigest()
 
 
 class Tokenizer:
@@ -120,9 +121,9 @@ class Tokenizer:
             fix = "Restore the file from the prepared folder, or prepare the data again."
             raise TokenizerError(f"{path} is not a valid SentencePiece model.", fix=fix) from error
         ids = tuple(getattr(processor, name)() for name in _IDS)
-        wanted = tuple(_IDS.values())
-        if ids != wanted:
-            problem = f"{path} has the ids {ids} for pad, unk, bos, eos; nmt needs {wanted}."
+        needed_ids = tuple(_IDS.values())
+        if ids != needed_ids:
+            problem = f"{path} has the ids {ids} for pad, unk, bos, eos; nmt needs {needed_ids}."
             options = " ".join(f"--{name}={value}" for name, value in _IDS.items())
             fix = f"Use a model of `nmt prepare`, or one that SentencePiece learned with {options}."
             raise TokenizerError(problem, fix=fix)
@@ -137,10 +138,6 @@ class Tokenizer:
         """Return the tokenizer of the source: it cleans lines if it was learned from clean ones."""
         name = self._proto.normalizer_spec.name
         return Tokenizer(self._processor, cleans=name.endswith(_CLEANED))
-
-    def has_model_of(self, other: Tokenizer) -> bool:
-        """Whether both tokenizers apply the same SentencePiece model."""
-        return self._processor is other._processor
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the model only. The receiving process caches it, so it loads each model once."""
@@ -162,16 +159,16 @@ class Tokenizer:
     def encode_batch(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Return the subword ids of each line, without BOS and EOS."""
         lines = self._readable(lines)
-        ids = list(self._processor.encode(lines, num_threads=threads))
+        ids_of_lines = list(self._processor.encode(lines, num_threads=threads))
         if not self.is_imported:
-            return ids
-        return list(map(self._as_imported, lines, ids))
+            return ids_of_lines
+        return list(map(self._as_imported, lines, ids_of_lines))
 
     def _readable(self, lines: Sequence[str]) -> list[str]:
         """Return each line as SentencePiece gets it."""
-        try:
+        try:  # all lines at once: surrogates are rare, and a check of every line would be slow
             "".join(lines).encode()
-        except UnicodeEncodeError:  # rare; checking every line would be slow
+        except UnicodeEncodeError:
             lines = list(map(without_surrogates, lines))
         if self.cleans:
             lines = list(map(clean_source, lines))
@@ -191,7 +188,11 @@ class Tokenizer:
         """Return the ids of ``line`` as the original toolkit of an imported model encodes it.
 
         A tag at the beginning becomes a single id. Subwords that are unknown on this side are
-        looked up in the joint vocabulary.
+        looked up in the joint vocabulary, where SentencePiece marks them as unused.
+
+        Args:
+            line: The text, as SentencePiece gets it.
+            ids: Its ids according to SentencePiece.
         """
         tag = self.language_of(line)
         if tag is not None and tag in self.tags:
@@ -199,17 +200,17 @@ class Tokenizer:
         if UNK_ID not in ids:
             return ids
         model = self._processor
-        subwords = list(ids)
-        for place, piece in enumerate(model.encode(line, out_type=str)):
-            index = int(model.piece_to_id(piece))
-            if ids[place] == UNK_ID and model.is_unused(index):
-                subwords[place] = index
-        return subwords
+        imported_ids = list(ids)
+        for index, piece in enumerate(model.encode(line, out_type=str)):
+            joint_id = int(model.piece_to_id(piece))
+            if ids[index] == UNK_ID and model.is_unused(joint_id):
+                imported_ids[index] = joint_id
+        return imported_ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``. PAD, BOS and EOS are ignored."""
-        plain = [int(index) for index in ids if index not in (PAD_ID, BOS_ID, EOS_ID)]
-        text = str(self._processor.decode(plain))
+        shown_ids = [int(index) for index in ids if index not in (PAD_ID, BOS_ID, EOS_ID)]
+        text = str(self._processor.decode(shown_ids))
         # A word spelled in bytes begins with the bytes of U+2581, which SentencePiece keeps.
         if SPACE in text:
             return text.replace(SPACE, " ").lstrip(" ")
@@ -218,11 +219,11 @@ class Tokenizer:
     def pieces(self) -> list[tuple[str, float, bool]]:
         """Return, for each id, its text, its score, and whether it is an ordinary subword."""
         model = self._processor
-        symbols = set(self.symbols.values())
-        kinds = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
-        pieces: list[tuple[str, float, bool]] = []
+        symbol_ids = set(self.symbols.values())
+        tests = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
+        pieces = []
         for index in range(self.vocab_size):
-            is_special = index in symbols or any(is_kind(index) for is_kind in kinds)
+            is_special = index in symbol_ids or any(test(index) for test in tests)
             pieces.append((self.piece(index), float(model.get_score(index)), not is_special))
         return pieces
 
@@ -235,7 +236,8 @@ class Tokenizer:
         counts = [1.0] * self.vocab_size
         for index in range(self.vocab_size):
             if self._processor.is_byte(index):
-                byte = int(self.piece(index)[1:-1], 16)
+                byte = int(self.piece(index)[1:-1], 16)  # such as ``<0x41>``, without the brackets
+                # In UTF-8, all bytes of a character but the first have the bits 10xxxxxx.
                 is_first = byte & 0xC0 != 0x80
                 counts[index] = is_first / _USUAL_CHARACTERS
         return counts
@@ -249,9 +251,11 @@ class Tokenizer:
     @cached_property
     def tags(self) -> dict[str, int]:
         """Ids of the vocabulary's language tags, such as ``<2de>`` or OPUS-MT's ``>>deu<<``."""
-        symbols = self.symbols
-        tags = [x for x in symbols if re.fullmatch(TAG_PATTERN, x) or is_tag(x)]
-        return {tag: symbols[tag] for tag in tags}
+        return {
+            symbol: index
+            for symbol, index in self.symbols.items()
+            if re.fullmatch(TAG_PATTERN, symbol) or is_tag(symbol)
+        }
 
     @cached_property
     def languages(self) -> list[str]:
@@ -275,10 +279,8 @@ class Tokenizer:
         if symbol is None:
             fix = "Remove the tag: no tag exists."
             if self.tags:
-                examples = ", ".join(
-                    example.strip("<>") for example in list(self.tags)[:TAGS_SHOWN]
-                )
-                fix = f"Use a tag such as {examples}."
+                examples = [name.strip("<>") for name in list(self.tags)[:TAGS_SHOWN]]
+                fix = f"Use a tag such as {', '.join(examples)}."
             problem = f"The vocabulary has no tag {tag!r}.{did_you_mean(tag, self.tags)}"
             raise ConfigError(problem, fix=fix)
         return self.tags[symbol]
@@ -344,32 +346,33 @@ def train_sentencepiece(
         config: Kind and vocabulary sizes, and symbols of this vocabulary.
         threads: Number of CPU threads. It changes the last digits of unigram probabilities, and the
             model file records it.
-        characters: The only characters that the vocabulary contains; None for all.
+        characters: The only characters that the vocabulary contains; None for all characters.
 
     Raises:
         VocabularySizeError: The vocabulary size is too large or too small for the text. The message
             contains a size that works.
         TokenizerError: There is no text.
     """
-    is_target = path.name == TARGET
-    size = config.vocab_sizes[is_target]
-    unused = config.unused[is_target]
-    # Subwords do not cross the border, which is not part of the vocabulary.
+    side = int(path.name == TARGET)  # 0 for the source or a joint vocabulary
+    vocab_size = config.vocab_sizes[side]
+    num_unused = config.unused[side]
+    # Characters outside of the vocabulary become a border. Subwords do not cross the border, which
+    # is not part of the vocabulary either. For other kinds of models, the characters are removed.
     has_borders = characters is not None and config.kind in ("bpe", "unigram")
     border = _BORDER if has_borders else ""
-    replaced = _Replacement(characters, border)
+    replacement = _Replacement(characters, border)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(
-                f"{line.translate(replaced)}\t{count}" for line, count in lines if count
+                f"{line.translate(replacement)}\t{count}" for line, count in lines if count
             ),
             input_format="tsv",
             model_writer=model,
             model_type=config.kind,
-            vocab_size=size,
+            vocab_size=vocab_size,
             user_defined_symbols=list(config.user_defined_symbols),
-            control_symbols=[f"<unused{number}>" for number in range(unused)],
+            control_symbols=[f"<unused{number}>" for number in range(num_unused)],
             character_coverage=1.0,
             pretokenization_delimiter=border,
             byte_fallback=config.byte_fallback,
@@ -380,7 +383,7 @@ def train_sentencepiece(
             **_IDS,
         )
     except RuntimeError as error:
-        raise _explained(str(error), config, path.name, size) from error
+        raise _explained(str(error), config, path.name, vocab_size) from error
     _write(model.getvalue(), path)
 
 
@@ -395,7 +398,7 @@ def adopt(model: Path, path: Path) -> None:
 
 
 def _write(model: bytes, path: Path) -> None:
-    """Write a new model, whose sources are cleaned unless it is that of the target."""
+    """Write a new model. Unless it is the model of the target, note that its source is cleaned."""
     proto = ModelProto.FromString(model)
     if path.name != TARGET and not proto.normalizer_spec.name.endswith(_CLEANED):
         proto.normalizer_spec.name += _CLEANED
@@ -403,42 +406,56 @@ def _write(model: bytes, path: Path) -> None:
 
 
 class _Replacement(dict[int, str | int]):
-    """A table for `str.translate` that replaces all characters but some."""
+    """A table for `str.translate`: code of a character -> its replacement.
 
-    def __init__(self, kept: Collection[str] | None, border: str) -> None:
+    Tabs and null characters become spaces: in the training format, a tab ends the text.
+
+    Args:
+        characters: Characters that stay; None for all characters.
+        border: Replaces all other characters.
+    """
+
+    def __init__(self, characters: Collection[str] | None, border: str) -> None:
         super().__init__({ord("\t"): " ", 0: " "})
-        self._kept = kept
+        self._characters = characters
         self._border = border
 
     def __missing__(self, code: int) -> str | int:
         character = without_surrogates(chr(code))
-        is_kept = self._kept is None or character in self._kept
-        self[code] = character if is_kept else self._border
+        stays = self._characters is None or character in self._characters
+        self[code] = character if stays else self._border
         return self[code]
 
 
 def _explained(message: str, config: TokenizerConfig, name: str, size: int) -> TokenizerError:
-    """Convert an error message of SentencePiece to an error with a vocabulary size that works."""
+    """Convert an error message of SentencePiece to an error with a vocabulary size that works.
+
+    Args:
+        message: The message.
+        config: Kind and vocabulary sizes.
+        name: File name of the model: `JOINT`, `SOURCE` or `TARGET`.
+        size: The vocabulary size that does not work.
+    """
     side = Path(name).stem
-    what = f"vocabulary of {size:,} subwords"
+    vocabulary = f"vocabulary of {size:,} subwords"
     if name != JOINT:
-        what = f"{side} {what}"
+        vocabulary = f"{side} {vocabulary}"
     key = "tokenizer.vocab_size"
     if isinstance(config.vocab_size, dict):
         key += f".{side}"
     too_large = re.search(r"value <= (\d+)", message)
     if too_large:
-        largest = int(too_large[1])
-        fix = f"Set {key} to {largest} or less."
-        if largest < config.min_vocab_size:
+        max_size = int(too_large[1])
+        fix = f"Set {key} to {max_size} or less."
+        if max_size < config.min_vocab_size:
             fix = "Set tokenizer.byte_fallback: false, or use more training text."
-        problem = f"The training text is too small for a {what}; the maximum is {largest:,}."
+        problem = f"The training text is too small for a {vocabulary}; the maximum is {max_size:,}."
         return VocabularySizeError(problem, fix=fix)
     too_small = re.search(r"smaller than required_chars.*vs (\d+)", message)
     if too_small:
-        least = int(too_small[1])
-        problem = f"A {what} is too small: the characters alone need {least:,}."
-        fix = f"Set {key} to {least} or more, or lower character_coverage."
+        min_size = int(too_small[1])
+        problem = f"A {vocabulary} is too small: the characters alone need {min_size:,}."
+        fix = f"Set {key} to {min_size} or more, or lower character_coverage."
         return VocabularySizeError(problem, fix=fix)
     problem = f"SentencePiece could not learn a vocabulary: {message.strip()}"
     if "sentences_.empty()" in message or "all_chars_count" in message:

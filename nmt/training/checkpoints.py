@@ -44,15 +44,16 @@ class History(dict[int, float]):
 
     @property
     def best(self) -> int | None:
-        """The step with the highest score. Ties go to the earlier step."""
+        """The step with the highest score; None if no step has one. Ties go to the earlier step."""
         return next(iter(files.by_score(self, self)), None)
 
     def should_stop(self, patience: int | None) -> bool:
         """Whether the last ``patience`` validations with a score brought no new best score."""
         if patience is None or self.best is None:
             return False
-        scored = [step for step, score in self.items() if not math.isnan(score)]
-        return len(scored) - 1 - scored.index(self.best) >= patience
+        scored_steps = [step for step, score in self.items() if not math.isnan(score)]
+        num_after_best = len(scored_steps) - 1 - scored_steps.index(self.best)
+        return num_after_best >= patience
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class Progress:
         learning_rate: float,
         gradient_norm: float,
         seconds: float,
-        before: tuple[int, int] = (0, 0),
+        tokens_before: tuple[int, int] = (0, 0),
     ) -> TrainingEvent:
         """Report the updates since the last report, and reset the sums.
 
@@ -114,11 +115,11 @@ class Progress:
             learning_rate: Learning rate of the last update.
             gradient_norm: Gradient norm of the last update, before clipping.
             seconds: Time that this process spent in these updates, without validation and saving.
-            before: Source and target tokens processed before training was resumed. Counted in the
-                loss, but not in the speed.
+            tokens_before: Source and target tokens since the last report that were processed before
+                training was resumed. Counted in the loss, but not in the speed.
         """
         num_tokens = self.source_tokens + self.target_tokens
-        source_before, target_before = before
+        source_before, target_before = tokens_before
         speed = (self.target_tokens - target_before) / seconds
         loss = math.nan
         if self.scored_tokens:
@@ -158,14 +159,14 @@ class Progress:
             metric: Metric of the validation scores.
             seconds: Time spent in updates.
         """
-        best = self.history.best
-        last = self.step if best is None else best
+        best_step = self.history.best
+        checkpoint_step = self.step if best_step is None else best_step
         return TrainingSummary(
             run_dir=run_dir,
             step=self.step,
             reason=reason,
-            best=files.checkpoint_name(last),
-            best_score=None if best is None else self.history[best],
+            best=files.checkpoint_name(checkpoint_step),
+            best_score=None if best_step is None else self.history[best_step],
             metric=metric,
             training_seconds=seconds,
         )
@@ -181,6 +182,7 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON-serialisable data for state.json."""
+        # The history as pairs of step and score: JSON has no integer keys.
         return asdict(self) | {"history": list(self.history.items())}
 
     @classmethod
@@ -198,13 +200,13 @@ class Progress:
         The position is converted if the number of batches per update has changed since.
 
         Args:
-            state: Contents of the checkpoint's state.json.
+            state: Contents of the checkpoint's state.json, with the ``batch`` section in use then.
             batch: The ``batch`` section now in use.
         """
         progress = cls.from_dict(state["progress"])
         position = progress.position
-        updates = position.batch // state["batch"]["gradient_accumulation"]
-        progress.position = replace(position, batch=updates * batch["gradient_accumulation"])
+        num_updates = position.batch // state["batch"]["gradient_accumulation"]
+        progress.position = replace(position, batch=num_updates * batch["gradient_accumulation"])
         return progress
 
 
@@ -227,10 +229,10 @@ class TrainingSummary:
         >>> TrainingSummary(Path("a"), 9, "budget", "step-9", -2.5, "loss", 1.0).as_text()
         'a: 9 steps; best: step-9 (loss 2.50)'
         """
-        shown = "no score"
+        score = "no score"
         if self.best_score is not None:  # `as_quality` is its own inverse
-            shown = format_score(self.metric, as_quality(self.metric, self.best_score))
-        best = f"{self.best} ({label_of(self.metric)} {shown})"
+            score = format_score(self.metric, as_quality(self.metric, self.best_score))
+        best = f"{self.best} ({label_of(self.metric)} {score})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -304,7 +306,7 @@ class CheckpointWriter:
         self._record = record
         self._report = report
         self.saved_step = 0  # step of the newest checkpoint
-        # The checkpoint now being written.
+        # Result of `_write` for the checkpoint that the thread now writes; None if it writes none.
         self._writing: Future[TrainingEvent | None] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if updater.pace.uses_threads else None
 
@@ -323,7 +325,7 @@ class CheckpointWriter:
         """
         self.wait()
         updater = self._updater
-        generators = random_state(updater.device, updater.processes)
+        generators = random_state(updater.device, updater.processes)  # of all processes
         if updater.processes.rank == 0:
             state = {"progress": progress.as_dict(), "counters": updater.counters(), **self._record}
             write = partial(self._write, progress.step, History(progress.history), state)
@@ -332,6 +334,7 @@ class CheckpointWriter:
             if self._thread is None:
                 self._take_note(write(model, optimizer))
             else:
+                # Copies, because training changes the tensors while the thread writes.
                 model = files.host_copies(model)
                 optimizer = files.host_copies(optimizer)
                 self._writing = self._thread.submit(write, model, optimizer)
@@ -357,10 +360,11 @@ class CheckpointWriter:
             self._writing = None
             self._take_note(writing.result())
 
-    def _take_note(self, saved: TrainingEvent | None) -> None:
-        if saved is not None:
-            self.saved_step = saved.step
-            self._report(saved)
+    def _take_note(self, event: TrainingEvent | None) -> None:
+        """Record and report a saved checkpoint, the result of `_write`; None was not saved."""
+        if event is not None:
+            self.saved_step = event.step
+            self._report(event)
 
     def save_the_end(self, progress: Progress) -> None:
         """Save the last step, unless its checkpoint already exists.
@@ -407,22 +411,23 @@ class CheckpointWriter:
     def _tidy(self, history: History) -> None:
         """Record the best of the existing checkpoints, and remove the expired checkpoints."""
         training = self._training
-        present = dict(files.list_checkpoints(self._run_dir))
-        scores = History({step: score for step, score in history.items() if step in present})
+        folders = dict(files.list_checkpoints(self._run_dir))  # by step
+        scores = History({step: score for step, score in history.items() if step in folders})
         if scores.best is not None:
             files.write_best(self._run_dir, files.checkpoint_name(scores.best))
-        expired = files.expired(
-            present,
+        expired_steps = files.expired(
+            folders,
             scores,
             keep_last=training.keep_last,
             keep_best=training.keep_best,
             due_every=_due_every(training),
         )
-        for step in expired:
-            remove_folder(present[step])
+        for step in expired_steps:
+            remove_folder(folders[step])
 
 
 def _due_every(training: TrainingConfig) -> tuple[int, int]:
+    """Return the two intervals, in steps, at which checkpoints are saved."""
     return training.save_every, training.validate_every
 
 
@@ -450,16 +455,17 @@ def average_at_end(
         return summary
     run_dir = summary.run_dir
     updater = validator.updater
-    present = dict(files.list_checkpoints(run_dir))
-    steps = files.newest_steps(present, training.average_last, due_every=_due_every(training))
-    made = _made(run_dir, summary.step)
-    if made is not None:
-        has_expired = not present.keys() >= set(made["steps"])
-        if made["steps"] == steps or has_expired:
-            return _best_of(summary, made["score"])
+    folders = dict(files.list_checkpoints(run_dir))  # by step
+    steps = files.newest_steps(folders, training.average_last, due_every=_due_every(training))
+    old_record = _average_record(run_dir, summary.step)
+    if old_record is not None:
+        # If its checkpoints no longer exist, the average cannot be made again.
+        all_exist = folders.keys() >= set(old_record["steps"])
+        if old_record["steps"] == steps or not all_exist:
+            return _best_of(summary, old_record["score"])
     if len(steps) < 2:
         return summary
-    paths = [present[step] for step in steps]
+    paths = [folders[step] for step in steps]
     try:
         updater.optimizer.load_weights(average_weights(paths))
     except CheckpointError as error:
@@ -472,6 +478,7 @@ def average_at_end(
     with_average = _best_of(summary, score)
     is_best = with_average.best == files.AVERAGE
     if updater.processes.rank == 0:
+        # `best` may name an earlier average. That is replaced now, so `best` is written then, too.
         # `best` is written first. If this process is killed before the average is written, `best`
         # names a missing folder, and readers fall back to the newest checkpoint.
         if is_best or files.read_best(run_dir) == run_dir / files.AVERAGE:
@@ -485,14 +492,22 @@ def average_at_end(
 
 
 def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
-    """Return the summary with the average as best weights, if it has a score and that is higher."""
+    """Return the summary, with the average as best weights if ``score``, its score, is higher.
+
+    NaN is not higher. Without an earlier score, any score is.
+    """
     if math.isnan(score) or (summary.best_score is not None and score <= summary.best_score):
         return summary
     return replace(summary, best=files.AVERAGE, best_score=score)
 
 
-def _made(run_dir: Path, step: int) -> dict[str, Any] | None:
-    """Return the record of the average that an earlier start wrote at ``step``, if it is intact."""
+def _average_record(run_dir: Path, step: int) -> dict[str, Any] | None:
+    """Return the record of the average that an earlier start of the run wrote at ``step``.
+
+    Returns:
+        Its ``steps`` and its ``score``, among others; None if there is no intact average of this
+        step.
+    """
     folder = run_dir / files.AVERAGE
     try:
         manifest = Manifest.read(folder)

@@ -62,7 +62,7 @@ class PatientFile:
 
     def __init__(self) -> None:
         self._file: io.FileIO | None = None
-        self._waiting = b""
+        self._pending = b""  # data that is not in the file yet
 
     def open(self, path: Path) -> None:
         """Open the file, and write the data kept so far.
@@ -75,10 +75,12 @@ class PatientFile:
 
     def write(self, data: bytes) -> None:
         """Append without buffering. If the disk is full, keep the data for the next call."""
-        self._waiting += data
+        self._pending += data
         with suppress(OSError):
-            while self._file and self._waiting:
-                self._waiting = self._waiting[self._file.write(self._waiting) :]
+            while self._file and self._pending:
+                # The system may write only a part.
+                num_written = self._file.write(self._pending)
+                self._pending = self._pending[num_written:]
 
     def close(self) -> None:
         """Close the file."""
@@ -109,6 +111,7 @@ class JsonLines(PatientFile):
         kinds: Sequence[str] = ("update", "validation"),
     ) -> None:
         self._kinds = kinds
+        # Last step to keep, of each kind of event.
         last_steps = dict.fromkeys(kinds, resume_step) | {"validation": last_validation}
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         # Atomic: a kill here must not lose the lines.
@@ -144,9 +147,12 @@ def lines_of_checkpoint(lines: Iterable[bytes], last_steps: Mapping[str, int]) -
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None: JSON has no NaN and no infinity."""
+    """Replace numbers that are not finite by None: JSON has no NaN and no infinity.
+
+    Looks into mappings, but not into sequences.
+    """
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -208,7 +214,8 @@ class Console:
     """
 
     def __init__(self, start: int, total: int | None, step: Callable[[], int]) -> None:
-        self._score = ""  # the first score of the last validation
+        # Text about the first score of the last validation with a score, such as ", BLEU 21.50".
+        self._score = ""
         self._step = step
         self._bar = progress_bar("training", unit="updates", total=total, initial=start)
         follow(self._bar, step)
@@ -217,15 +224,17 @@ class Console:
         """Advance the bar for an update; otherwise log the event."""
         values = event.values
         if event.kind == "validation":
-            name = next((name for name in values if name in REPORTED_METRICS), None)
-            if name is not None and values[name] is not None:
-                self._score = f", {label_of(name)} {values[name]:.2f}"
+            metric = next((name for name in values if name in REPORTED_METRICS), None)
+            # The value is null if the validation has no score.
+            if metric is not None and values[metric] is not None:
+                self._score = f", {label_of(metric)} {values[metric]:.2f}"
+        # The bar is off if the output is no terminal.
         if self._bar.disable or event.kind not in ("update", "saved"):
             logger.log(event.level, event.text)
         elif event.kind == "update":
-            self._bar.update(event.step - self._bar.n)
-            rate = f"{values['target_tokens_per_second']:,.0f} tok/s"
-            self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._score}, {rate}")
+            self._bar.update(event.step - self._bar.n)  # takes the number of new updates
+            speed = f"{values['target_tokens_per_second']:,.0f} tok/s"
+            self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._score}, {speed}")
 
     def close(self) -> None:
         """Complete and close the bar."""
@@ -252,15 +261,15 @@ class ReporterList(list[Reporter]):
 
     def __init__(self, reporters: Iterable[Reporter] = ()) -> None:
         super().__init__(reporters)
-        written: set[Path] = set()
+        written_files: set[Path] = set()  # by the reporters so far
         for reporter in self:
-            if isinstance(reporter, FileReader) and not written.issuperset(reporter.reads):
-                files = ", ".join(path.name for path in reporter.reads)
+            if isinstance(reporter, FileReader) and not written_files.issuperset(reporter.reads):
+                names = ", ".join(path.name for path in reporter.reads)
                 raise ValueError(
-                    f"{type(reporter).__name__} must come after the writers of {files}"
+                    f"{type(reporter).__name__} must come after the writers of {names}"
                 )
             if isinstance(reporter, JsonLines):
-                written.add(reporter.path)
+                written_files.add(reporter.path)
 
     def report(self, event: TrainingEvent) -> None:
         """Pass the event to each reporter."""

@@ -38,6 +38,7 @@ from nmt.model.transformer import Transformer
 from nmt.packed import rounded
 from nmt.registry import Registry
 
+# Computes the loss of a chunk, and the gradient of its logits: see `_ChunkedLoss`.
 _Step = Callable[..., tuple[Tensor, Tensor]]
 # Returns a compiled version of a function: see `nmt.model.transformer.Transformer.compiled`.
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -77,8 +78,14 @@ class CrossEntropy:
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
         """Return the summed loss of ``batch``."""
         hidden = model(batch.source, batch.target)
-        weight, bias = model.output_weight, model.output_bias
-        loss = cross_entropy(hidden, weight, bias, batch.gold, self.smoothing, model.compiled)
+        loss = cross_entropy(
+            hidden,
+            model.output_weight,
+            model.output_bias,
+            batch.gold,
+            self.smoothing,
+            model.compiled,
+        )
         return LossSum(loss, batch.num_target_tokens)
 
 
@@ -152,18 +159,18 @@ def cross_entropy(
         return _chunked(_for_products(hidden.unsqueeze(1)), weight, bias, gold, step)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     size = _chunk_size(weight)
-    for rows, wanted in zip(hidden.split(size), gold.split(size), strict=True):
-        logits = F.linear(rows, weight, bias).float()
-        loss, _ = _loss_of(logits, wanted, smoothing)
+    for hidden_chunk, gold_chunk in zip(hidden.split(size), gold.split(size), strict=True):
+        logits = F.linear(hidden_chunk, weight, bias).float()
+        loss, _ = _loss_of(logits, gold_chunk, smoothing)
         total += loss
     return total
 
 
 def _for_products(hidden: Tensor) -> Tensor:
     """Cast ``hidden`` to the autocast dtype: under autocast, the final norm returns float32."""
-    kind = hidden.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return hidden.to(torch.get_autocast_dtype(kind))
+    device_type = hidden.device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return hidden.to(torch.get_autocast_dtype(device_type))
     return hidden
 
 
@@ -175,22 +182,26 @@ def _chunk_size(weight: Tensor, num_passes: int = 1) -> int:
     if weight.device.type == "cpu":
         return _ROWS_PER_CHUNK
     num_rows = _LOGITS_PER_CHUNK // (num_passes * len(weight))
-    return max(64, num_rows // 64 * 64)
+    return max(64, num_rows // 64 * 64)  # a multiple of 64, at least 64
 
 
 def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the summed loss of float32 ``logits`` (n, V), and the softmax denominators (n, 1).
 
-    Overwrites the logits with the softmax numerators.
+    Overwrites the logits with the softmax numerators. The log probability of a token is its logit
+    minus the log normaliser. The smoothed target gives 1 - smoothing to the gold token, and
+    smoothing to the mean over the vocabulary.
     """
-    of_gold = logits.gather(1, gold.unsqueeze(1)).sum()
-    of_all: Tensor | float = 0.0
+    gold_logits = logits.gather(1, gold.unsqueeze(1)).sum()
+    mean_logits: Tensor | float = 0.0
     if smoothing:
-        of_all = logits.sum() / logits.shape[1]
+        mean_logits = logits.sum() / logits.shape[1]
+    # Subtracted, so that the exponentials do not overflow.
     largest = logits.amax(dim=1, keepdim=True)
-    sums = logits.sub_(largest).exp_().sum(dim=1, keepdim=True)
-    normaliser = (sums.log() + largest).sum()
-    return normaliser - (1 - smoothing) * of_gold - smoothing * of_all, sums
+    denominators = logits.sub_(largest).exp_().sum(dim=1, keepdim=True)
+    log_normalisers = (denominators.log() + largest).sum()
+    loss = log_normalisers - (1 - smoothing) * gold_logits - smoothing * mean_logits
+    return loss, denominators
 
 
 def _fused_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -199,14 +210,15 @@ def _fused_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor,
     It avoids scatter, which would need a sort to be deterministic.
     """
     vocab_size = logits.shape[-1]
-    wide = logits.squeeze(1).float()
-    rows = gold.unsqueeze(1)
-    normaliser = wide.logsumexp(1, keepdim=True)
-    loss = (normaliser - (1 - smoothing) * wide.gather(1, rows)).sum()
+    logits32 = logits.squeeze(1).float()  # (n, V)
+    gold_ids = gold.unsqueeze(1)
+    log_normaliser = logits32.logsumexp(1, keepdim=True)
+    loss = (log_normaliser - (1 - smoothing) * logits32.gather(1, gold_ids)).sum()
     if smoothing:
-        loss = loss - smoothing * wide.mean(1).sum()
-    gradient = (wide - normaliser).exp() - smoothing / vocab_size
-    is_gold = torch.arange(vocab_size, device=gold.device) == rows
+        loss = loss - smoothing * logits32.mean(1).sum()
+    # The gradient is the probability minus the smoothed target.
+    gradient = (logits32 - log_normaliser).exp() - smoothing / vocab_size
+    is_gold = torch.arange(vocab_size, device=gold.device) == gold_ids
     gradient = torch.where(is_gold, gradient - (1 - smoothing), gradient)
     return loss, gradient.to(logits.dtype)
 
@@ -216,41 +228,51 @@ def _cross_entropy_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple
 
     The gradient may overwrite the logits.
     """
-    logits = logits.squeeze(1).float()
-    loss, sums = _loss_of(logits, gold, smoothing)
-    rows = gold.unsqueeze(1)
-    logits.div_(sums)
+    values = logits.squeeze(1).float()  # (n, V); in float32 a view of the logits
+    loss, denominators = _loss_of(values, gold, smoothing)
+    # `values` are now the softmax numerators. The division makes them probabilities. Subtracting
+    # the smoothed target then makes them the gradient. All in place, because a chunk is large.
+    values.div_(denominators)
     if smoothing:
-        logits.sub_(smoothing / logits.shape[1])
-    shift = torch.full_like(rows, -(1 - smoothing), dtype=logits.dtype)
-    logits.scatter_add_(1, rows, shift)
-    return loss, logits
+        values.sub_(smoothing / values.shape[1])
+    gold_ids = gold.unsqueeze(1)
+    gold_shift = torch.full_like(gold_ids, -(1 - smoothing), dtype=values.dtype)
+    values.scatter_add_(1, gold_ids, gold_shift)
+    return loss, values
 
 
 def _r_drop_step(
     logits: Tensor, gold: Tensor, smoothing: float, strength: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the R-Drop loss of ``logits`` (n, 2, V), and its gradient in float32."""
+    """Return the R-Drop loss of ``logits`` (n, 2, V), and its gradient in float32.
+
+    For the formula of the loss see the module.
+    """
     vocab_size = logits.shape[-1]
     log_probs = logits.float().log_softmax(-1)
     probs = log_probs.exp()
-    rows = gold.unsqueeze(1).expand(-1, 2).unsqueeze(-1)
-    of_gold = log_probs.gather(-1, rows).sum()
-    loss = -((1 - smoothing) * of_gold + smoothing / vocab_size * log_probs.sum()) / 2
+    gold_ids = gold.unsqueeze(1).expand(-1, 2).unsqueeze(-1)  # (n, 2, 1)
+    gold_log_probs = log_probs.gather(-1, gold_ids).sum()
+    loss = -((1 - smoothing) * gold_log_probs + smoothing / vocab_size * log_probs.sum()) / 2
+    # KL(p_1 || p_2) + KL(p_2 || p_1) is the sum of (p_1 - p_2) * (log p_1 - log p_2). (n, V).
     difference = log_probs[:, 0] - log_probs[:, 1]
     divergence = (probs[:, 0] - probs[:, 1]) * difference
     loss += strength / 4 * divergence.sum()
 
+    # Gradient of the cross-entropy: the probability minus the smoothed target. Halved, because the
+    # loss is the mean of two passes.
     gradient = probs - smoothing / vocab_size
-    shift = torch.full_like(rows, -(1 - smoothing), dtype=probs.dtype)
-    gradient.scatter_add_(-1, rows, shift)
+    gold_shift = torch.full_like(gold_ids, -(1 - smoothing), dtype=probs.dtype)
+    gradient.scatter_add_(-1, gold_ids, gold_shift)
     gradient /= 2
-    for own, other, sign in ((0, 1, 1.0), (1, 0, -1.0)):
-        of_pass = probs[:, own]
-        mean = (of_pass * difference).sum(-1, keepdim=True)
+    # Gradient of the divergence with respect to the logits of pass 1, where E_1 is the mean under
+    # p_1: p_1 * (difference - E_1(difference)) + p_1 - p_2. For pass 2 the difference changes sign.
+    for index, other_index, sign in ((0, 1, 1.0), (1, 0, -1.0)):
+        pass_probs = probs[:, index]
+        mean = (pass_probs * difference).sum(-1, keepdim=True)
         centred = difference - mean
-        of_divergence = of_pass * centred * sign + of_pass - probs[:, other]
-        gradient[:, own].add_(of_divergence, alpha=strength / 4)
+        divergence_grad = pass_probs * centred * sign + pass_probs - probs[:, other_index]
+        gradient[:, index].add_(divergence_grad, alpha=strength / 4)
     return loss, gradient
 
 
@@ -301,55 +323,57 @@ class _ChunkSums:
         self._step = step
         self._sizes = sizes
         self.loss = torch.zeros((), dtype=torch.float32, device=weight.device)
-        self.of_weight: Tensor | None = None  # Gradient of the weight. (V, D), float32.
-        self.of_bias: Tensor | None = None  # Gradient of the bias. (V,), float32.
-        # Adding a product to a 16-bit sum takes half the time of adding it in float32, but a long
-        # 16-bit sum loses small addends.
-        self._narrow_sum: Tensor | None = None
-        self._num_in_narrow_sum = 0
+        # Gradients; None if not needed. Float32, (V, D) and (V,).
+        self.weight_grad: Tensor | None = None
+        self.bias_grad: Tensor | None = None
+        # A 16-bit sum of the weight gradient of a few chunks, and how many it contains. Adding a
+        # product to it takes half the time of adding it in float32, but a long 16-bit sum loses
+        # small addends. None in float32.
+        self._short_sum: Tensor | None = None
+        self._num_summed = 0
         if needs_weight:
-            self.of_weight = torch.zeros_like(weight, dtype=torch.float32)
+            self.weight_grad = torch.zeros_like(weight, dtype=torch.float32)
             if weight.dtype != torch.float32:
-                self._narrow_sum = torch.zeros_like(weight)
+                self._short_sum = torch.zeros_like(weight)
         if needs_bias and bias is not None:
-            self.of_bias = torch.zeros_like(bias, dtype=torch.float32)
+            self.bias_grad = torch.zeros_like(bias, dtype=torch.float32)
 
-    def add(self, states: Tensor, gold: Tensor) -> Tensor:
-        """Add a chunk of hidden states; return their gradient. (n, P, D)."""
-        num_passes = states.shape[1]
-        rows = states.flatten(0, 1)  # (n P, D)
+    def add(self, hidden: Tensor, gold: Tensor) -> Tensor:
+        """Add a chunk of hidden states (n, P, D) with reference ids (n,); return their gradient."""
+        num_passes = hidden.shape[1]
+        rows = hidden.flatten(0, 1)  # (n P, D)
         num_rows = len(rows)
         row_step = self._sizes.row_step
         if row_step is None:  # the chunk is one part
-            by_logits = self._add_part(rows, gold, num_passes).to(rows.dtype)
+            logits_grad = self._add_part(rows, gold, num_passes).to(rows.dtype)
         else:
-            num_filler = rounded(len(states), row_step) - len(states)
+            num_filler = rounded(len(hidden), row_step) - len(hidden)
             rows = F.pad(rows, (0, 0, 0, num_filler * num_passes))
-            by_logits = rows.new_empty(len(rows), len(self._weight))  # (n P, V)
-            by_logits[num_rows:] = 0
+            logits_grad = rows.new_empty(len(rows), len(self._weight))  # (n P and filler, V)
+            logits_grad[num_rows:] = 0
             begin = 0
             for gold_part in gold.split(self._sizes.part):
-                # The product includes the filler, so that it has few different sizes.
-                filled = rows[begin : begin + self._sizes.part * num_passes]
-                gradient = self._add_part(filled, gold_part, num_passes)
-                end = begin + len(gradient)
-                by_logits[begin:end] = gradient
+                # The last part includes the filler, so that its product has few different sizes.
+                part = rows[begin : begin + self._sizes.part * num_passes]
+                part_grad = self._add_part(part, gold_part, num_passes)
+                end = begin + len(part_grad)
+                logits_grad[begin:end] = part_grad
                 begin = end
-        of_states = (by_logits @ self._weight)[:num_rows].view_as(states)
-        if self._narrow_sum is not None:
-            self._narrow_sum.addmm_(by_logits.T, rows)
-            self._num_in_narrow_sum += 1
-            if self._num_in_narrow_sum == self._sizes.per_sum:
+        hidden_grad = (logits_grad @ self._weight)[:num_rows].view_as(hidden)
+        if self._short_sum is not None:
+            self._short_sum.addmm_(logits_grad.T, rows)
+            self._num_summed += 1
+            if self._num_summed == self._sizes.per_sum:
                 self.finish()
-        elif self.of_weight is not None:
-            self.of_weight.addmm_(by_logits.T, rows)
-        return of_states
+        elif self.weight_grad is not None:
+            self.weight_grad.addmm_(logits_grad.T, rows)
+        return hidden_grad
 
     def _add_part(self, rows: Tensor, gold: Tensor, num_passes: int) -> Tensor:
-        """Add the loss of the first rows, which ``gold`` belongs to; return their logit gradient.
+        """Add the loss of the rows without the filler; return the gradient of their logits.
 
         Args:
-            rows: Hidden states and filler. (at least n P, D).
+            rows: Hidden states, then filler, if any. (at least n P, D).
             gold: Reference ids. (n,).
             num_passes: Number P of rows for each reference id.
 
@@ -361,16 +385,16 @@ class _ChunkSums:
         loss, gradient = self._step(logits.view(len(gold), num_passes, -1), gold)
         self.loss += loss
         gradient = gradient.view_as(logits)
-        if self.of_bias is not None:
-            self.of_bias += gradient.sum(dim=0, dtype=torch.float32)
+        if self.bias_grad is not None:
+            self.bias_grad += gradient.sum(dim=0, dtype=torch.float32)
         return gradient
 
     def finish(self) -> None:
-        """Complete the gradient of the weight."""
-        if self._num_in_narrow_sum and self.of_weight is not None and self._narrow_sum is not None:
-            self.of_weight += self._narrow_sum
-            self._narrow_sum.zero_()
-            self._num_in_narrow_sum = 0
+        """Complete `weight_grad`: add the 16-bit sum to it, and begin a new sum."""
+        if self._num_summed and self.weight_grad is not None and self._short_sum is not None:
+            self.weight_grad += self._short_sum
+            self._short_sum.zero_()
+            self._num_summed = 0
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -388,26 +412,28 @@ class _ChunkedLoss(torch.autograd.Function):
         cast_weight = weight.to(hidden.dtype)
         cast_bias = None if bias is None else bias.to(hidden.dtype)
         sizes = _Chunks.of(hidden, cast_weight)
-        sums = _ChunkSums(cast_weight, cast_bias, step, sizes, ctx.needs_input_grad[1:3])
-        of_hidden = torch.empty_like(hidden)
-        chunks = (tensor.split(sizes.size) for tensor in (hidden, of_hidden, gold))
-        for states, of_states, wanted in zip(*chunks, strict=True):
-            of_states.copy_(sums.add(states, wanted))
+        needs_grad = ctx.needs_input_grad[1:3]  # of weight and bias
+        sums = _ChunkSums(cast_weight, cast_bias, step, sizes, needs_grad)
+        hidden_grad = torch.empty_like(hidden)
+        chunks = (tensor.split(sizes.size) for tensor in (hidden, hidden_grad, gold))
+        for hidden_chunk, grad_chunk, gold_chunk in zip(*chunks, strict=True):
+            grad_chunk.copy_(sums.add(hidden_chunk, gold_chunk))
         sums.finish()
-        of_weight = None if sums.of_weight is None else sums.of_weight.to(weight.dtype)
-        of_bias = None
-        if bias is not None and sums.of_bias is not None:
-            of_bias = sums.of_bias.to(bias.dtype)
-        ctx.save_for_backward(of_hidden, of_weight, of_bias)
+        weight_grad = None if sums.weight_grad is None else sums.weight_grad.to(weight.dtype)
+        bias_grad = None
+        if bias is not None and sums.bias_grad is not None:
+            bias_grad = sums.bias_grad.to(bias.dtype)
+        ctx.save_for_backward(hidden_grad, weight_grad, bias_grad)
         return sums.loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # The gradients are ready, for a loss with gradient 1. `gradient` is that of the loss.
         gradients = ctx.saved_tensors
         scale = gradient.to(gradients[0].dtype)
         scaled = [None if tensor is None else tensor * scale for tensor in gradients]
-        return *scaled, None, None
+        return *scaled, None, None  # `gold` and `step` have no gradient
 
 
 _chunked: Callable[..., Tensor] = _ChunkedLoss.apply

@@ -28,10 +28,10 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer, fused_rows
 from nmt.registry import Registry
 
-_NUM_SUMS = 2
+_NUM_SUMS = 2  # elements of `FlatParameters.sums`
 # Prefix of the trained weights in `ModelOptimizer.state`, if they differ from the weights to use.
 _TRAINED = "trained"
-_AVERAGE_WARMUP = 10
+_AVERAGE_WARMUP = 10  # see ``ema_decay`` of `ModelOptimizer`
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
@@ -50,22 +50,23 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
     Raises:
         ConfigError: A prefix matches no parameter, or no parameter is left to train.
     """
-    named = dict(model.named_parameters())
-    frozen: set[str] = set()
-    unknown: list[str] = []
+    parameters = dict(model.named_parameters())
+    frozen_names: set[str] = set()
+    unknown_parts: list[str] = []
     for part in parts:
-        names = [name for name in named if f"{name}.".startswith(f"{part}.")]
-        frozen.update(names)
+        # With a dot after both, so that encoder.1 does not match encoder.10.
+        names = [name for name in parameters if f"{name}.".startswith(f"{part}.")]
+        frozen_names.update(names)
         if not names:
-            unknown.append(repr(part))
-    if unknown:
-        problem = f"no parameter of the model begins with {', '.join(unknown)}."
-        roots = sorted({name.split(".")[0] for name in named})
+            unknown_parts.append(repr(part))
+    if unknown_parts:
+        problem = f"no parameter of the model begins with {', '.join(unknown_parts)}."
+        roots = sorted({name.split(".")[0] for name in parameters})
         fix = f"Use {', '.join(roots)}, or a layer, such as encoder.0."
         raise ConfigError(f"training.freeze: {problem}", fix=fix)
-    for name, parameter in named.items():
-        parameter.requires_grad_(name not in frozen)
-    if len(frozen) == len(named):
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name not in frozen_names)
+    if len(frozen_names) == len(parameters):
         problem = "training.freeze leaves no parameter to train."
         raise ConfigError(problem, fix="Remove one or more parts from training.freeze.")
 
@@ -90,8 +91,9 @@ class FlatParameters:
     ) -> None:
         self.working_dtype = dtype  # Dtype of the model's parameters.
         self._fused_rows = fused_rows(model)
+        # Trained and frozen parameters of the buffers, by name, in the order of the buffers.
         matrices: dict[str, nn.Parameter] = {}
-        others: dict[str, nn.Parameter] = {}
+        non_matrices: dict[str, nn.Parameter] = {}
         self._frozen: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
@@ -99,18 +101,19 @@ class FlatParameters:
             elif is_matrix(name, parameter):
                 matrices[name] = parameter
             else:
-                others[name] = parameter
-        self._trained = matrices | others
-        self._held: list[nn.Parameter] = []
+                non_matrices[name] = parameter
+        self._trained = matrices | non_matrices
+        # Frozen parameters that another file contains, and that are not part of the buffers.
+        self._outside: list[nn.Parameter] = []
         if frozen_dtype is not None:
-            self._held = list(self._frozen.values())
+            self._outside = list(self._frozen.values())
             self._frozen = {}
-            for parameter in self._held:
+            for parameter in self._outside:
                 is_vector = parameter.ndim == 1  # small, and norms need the dtype of their input
                 parameter.data = parameter.data.to(dtype if is_vector else frozen_dtype)
-        named = self._trained | self._frozen
-        flat = [parameter.detach().float().flatten() for parameter in named.values()]
-        self._master = torch.cat(flat)
+        by_name = self._trained | self._frozen
+        flat = [parameter.detach().float().flatten() for parameter in by_name.values()]
+        self._master = torch.cat(flat)  # float32
         self.trained_size = sum(p.numel() for p in self._trained.values())
         # Master copy of the trained parameters. (trained_size,), float32.
         self.weights = self._master[: self.trained_size]
@@ -120,11 +123,14 @@ class FlatParameters:
         self.gradient = self.shared[: self.trained_size]
         # Sum of the loss, and number of batch splits: see `nmt.training.update`. (2,), float32.
         self.sums = self.shared[self.trained_size :]
+        # The parameters of the model are views of this buffer. In float32 it is `_master` itself.
         self._working = self._master if dtype == torch.float32 else self._master.to(dtype)
-        for name, view in _cut(self._working, named).items():
-            named[name].data = view
-        self._unwritten: dict[nn.Parameter, Tensor] = {}
+        for name, view in _cut(self._working, by_name).items():
+            by_name[name].data = view
+        # The view of `gradient` that belongs to each trained parameter.
         self._gradients: dict[nn.Parameter, Tensor] = {}
+        # Those of them that still hold an old gradient after `clear`. Always empty in float32.
+        self._unwritten: dict[nn.Parameter, Tensor] = {}
         for name, view in self.views(self.gradient).items():
             parameter = self._trained[name]
             self._gradients[parameter] = view
@@ -141,8 +147,8 @@ class FlatParameters:
         Checks this order, on which optimizers and `nmt.training.update.GradientReduction` depend.
         """
         matrices = [name for name, p in self._trained.items() if is_matrix(name, p)]
-        first = list(self._trained)[: len(matrices)]
-        assert first == matrices, "the matrices must come first in the flat buffers"
+        first_names = list(self._trained)[: len(matrices)]
+        assert first_names == matrices, "the matrices must come first in the flat buffers"
         return sum(self._trained[name].numel() for name in matrices)
 
     def _take(self, parameter: nn.Parameter) -> None:
@@ -189,17 +195,17 @@ class FlatParameters:
 
         Parameters without an entry stay; frozen ones of another file are copied to float32.
         """
-        named = self._trained | self._frozen
-        parameters = [*self._held, *named.values()]
-        before = [parameter.data for parameter in parameters]
+        by_name = self._trained | self._frozen
+        parameters = [*self._outside, *by_name.values()]
+        saved = [parameter.data for parameter in parameters]
         try:
-            for name, parameter in named.items():
+            for name, parameter in by_name.items():
                 parameter.data = weights.get(name, parameter.data)
-            for parameter in self._held:
+            for parameter in self._outside:
                 parameter.data = parameter.data.float()
             yield
         finally:
-            for parameter, data in zip(parameters, before, strict=True):
+            for parameter, data in zip(parameters, saved, strict=True):
                 parameter.data = data
 
     def views(self, flat: Tensor, begin: int = 0) -> dict[str, Tensor]:
@@ -209,6 +215,7 @@ class FlatParameters:
             flat: Values of all trained parameters, or of a contiguous part of them. (n,).
             begin: Offset of that part in the buffer of all trained parameters.
         """
+        # The first parameter begins this many elements before the part.
         return _cut(flat, self._trained, -begin)
 
     def matrices(self, flat: Tensor) -> list[Tensor]:
@@ -226,10 +233,16 @@ class FlatParameters:
         return _cut(self._master[self.trained_size :], self._frozen)
 
 
-def _cut(flat: Tensor, named: Mapping[str, Tensor], start: int = 0) -> dict[str, Tensor]:
-    """Return a view for each parameter of ``named`` that is completely inside ``flat``."""
+def _cut(flat: Tensor, parameters: Mapping[str, Tensor], start: int = 0) -> dict[str, Tensor]:
+    """Return a view for each of ``parameters`` that is completely inside ``flat``, by name.
+
+    Args:
+        flat: Values of consecutive parameters.
+        parameters: Parameters by name, in the order of the values.
+        start: Position of the first parameter in ``flat``. Negative if it begins before ``flat``.
+    """
     views = {}
-    for name, parameter in named.items():
+    for name, parameter in parameters.items():
         stop = start + parameter.numel()
         if start >= 0 and stop <= len(flat):
             views[name] = flat[start:stop].view(parameter.shape)
@@ -283,9 +296,9 @@ class Optimizer:
         for key, values in self._state_tensors.items():
             if values.ndim == 0:
                 state[key] = values.view(1)
-            else:
-                for name, view in self._parameters.views(values, self._part_start).items():
-                    state[f"{key}/{name}"] = view
+                continue
+            for name, view in self._parameters.views(values, self._part_start).items():
+                state[f"{key}/{name}"] = view
         return state
 
     def reset(self) -> None:
@@ -311,18 +324,21 @@ class AdamW(Optimizer):
         mean = self._add_state("exp_avg", torch.zeros_like(self._weights))
         square = self._add_state("exp_avg_sq", torch.zeros_like(self._weights))
         buffers = (self._weights, self._gradient, mean, square)
+        # The matrices come first in the buffers.
         num_decayed = max(parameters.matrix_size - self._part_start, 0)
         decayed = [buffer[:num_decayed] for buffer in buffers]
-        others = [buffer[num_decayed:] for buffer in buffers]
-        groups = [(decayed, config.weight_decay), (others, 0.0)]
+        not_decayed = [buffer[num_decayed:] for buffer in buffers]
+        groups = [(decayed, config.weight_decay), (not_decayed, 0.0)]
+        # Parts of the four buffers, and their weight decay. Empty groups are left out.
         self._groups = [(group, decay) for group, decay in groups if len(group[0])]
 
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
         beta1, beta2 = self._config.betas
-        num_steps = self.step_count.clone()
+        old_step_count = self.step_count.clone()
         for (weights, gradient, mean, square), weight_decay in self._groups:
-            self.step_count.copy_(num_steps)  # `adamw` increments it in every call
+            # `adamw` increments the count in every call, unless the update is skipped.
+            self.step_count.copy_(old_step_count)
             adamw(
                 [weights],
                 [gradient],
@@ -346,20 +362,20 @@ OptimizerConstructor = Callable[[FlatParameters, OptimizerConfig], Optimizer]
 OPTIMIZERS = Registry[OptimizerConstructor]("optimizer")
 
 
-def copy_tensors(tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
-    """Copy ``tensors[name]`` into ``places[name]`` for each name of ``places``.
+def copy_tensors(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    """Copy ``tensors[name]`` into ``targets[name]`` for each name of ``targets``.
 
     Raises:
         CheckpointError: A tensor is missing or has a different shape.
     """
-    for name, place in places.items():
+    for name, target in targets.items():
         tensor = tensors.get(name)
-        if tensor is None or tensor.shape != place.shape:
+        if tensor is None or tensor.shape != target.shape:
             shape = "nothing" if tensor is None else str(tuple(tensor.shape))
-            needed = f"{name}, but the model needs {tuple(place.shape)}"
+            needed = f"{name}, but the model needs {tuple(target.shape)}"
             fix = "Copy the model section from the config.yaml of the run."
             raise CheckpointError(f"The checkpoint has {shape} for {needed}.", fix=fix)
-        place.copy_(tensor)
+        target.copy_(tensor)
 
 
 class ModelOptimizer:
@@ -390,6 +406,7 @@ class ModelOptimizer:
         self.parameters = FlatParameters(model, dtype, frozen_dtype)
         self._optimizer = OPTIMIZERS[config.kind](self.parameters, config)
         self._ema_decay = ema_decay
+        # Moving average of the flat weights. (trained_size,), float32; None if disabled.
         self._ema = None if ema_decay is None else self.parameters.weights.clone()
 
     @torch.no_grad()
@@ -408,13 +425,14 @@ class ModelOptimizer:
         self._optimizer.step(learning_rate, skipped)
         if self._ema is not None:
             count = self._optimizer.step_count
-            grown = (1 + count) / (_AVERAGE_WARMUP + count)
-            share = (1 - grown.clamp(max=self._ema_decay)) * not_skipped
+            decay = (1 + count) / (_AVERAGE_WARMUP + count)
+            share = (1 - decay.clamp(max=self._ema_decay)) * not_skipped  # of the new weights
             self._ema.lerp_(self.parameters.weights, share)
         self.parameters.clear()
         self.parameters.sync_from_master()
 
     def _eval_weights(self) -> Tensor | None:
+        """Return the flat weights to validate and save; None if these are the trained weights."""
         if self._ema is not None:
             return self._ema
         return self._optimizer.eval_weights()
@@ -458,17 +476,18 @@ class ModelOptimizer:
                 a different kind of optimizer.
         """
         self.load_weights(weights)
-        places = self.state()
-        stored = _kinds(state)
-        needed = _kinds(places)
-        is_superfluous = _TRAINED in stored and _TRAINED not in needed
-        if is_superfluous or not places.keys() <= state.keys():
+        current_state = self.state()
+        stored_kinds = _kinds(state)
+        needed_kinds = _kinds(current_state)
+        # The stored trained weights would be lost, and training would go on from other weights.
+        loses_weights = _TRAINED in stored_kinds and _TRAINED not in needed_kinds
+        if loses_weights or not current_state.keys() <= state.keys():
             problem = "The optimizer state of the checkpoint does not fit. "
-            problem += f"Stored: {', '.join(stored) or 'nothing'}. "
-            problem += f"Needed for every trained parameter: {', '.join(needed)}."
+            problem += f"Stored: {', '.join(stored_kinds) or 'nothing'}. "
+            problem += f"Needed for every trained parameter: {', '.join(needed_kinds)}."
             fix = "Copy optimizer, ema_decay and freeze from the config.yaml of the run."
             raise CheckpointError(problem, fix=fix)
-        copy_tensors(state, places)
+        copy_tensors(state, current_state)
         self.parameters.sync_from_master()
 
     @torch.no_grad()
@@ -487,4 +506,5 @@ class ModelOptimizer:
 
 
 def _kinds(state: Iterable[str]) -> list[str]:
+    """Return the kinds of tensors of a state, such as ``exp_avg`` for ``exp_avg/decoder...``."""
     return sorted({key.split("/")[0] for key in state})

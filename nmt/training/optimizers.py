@@ -32,30 +32,35 @@ class ScheduleFreeAdamW(Optimizer):
         dtype = precise_dtype(self._weights.device)
         zero = self._weights.new_zeros((), dtype=dtype)
         self.step_count = self._add_state("step", zero)
+        # Sum of the weights of all updates in the mean x: their squared learning rates.
         self._weight_sum = self._add_state("weight_sum", zero.clone())
         self._z = self._add_state("z", self._weights.clone())
         self._square = self._add_state("exp_avg_sq", torch.zeros_like(self._weights))
-        self._num_decayed = parameters.matrix_size
+        self._num_decayed = parameters.matrix_size  # the matrices come first in the buffers
 
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
         beta1, beta2 = self._config.betas
         dtype = self._weights.dtype
         not_skipped = 1 - skipped.to(precise_dtype(skipped.device))
-        weight = not_skipped * learning_rate**2
         self.step_count += not_skipped
+        # Share of the new z in the mean x. 0 / 0 while the learning rate is zero.
+        weight = not_skipped * learning_rate**2
         self._weight_sum += weight
-        # 0 / 0 while the learning rate is zero
         share = (weight / self._weight_sum).nan_to_num_()
-        correction = 1 - beta2 ** self.step_count.clamp(min=1)
+        # In a skipped update, the gradient has only zeros and NaN, the decay is 1, and all rates
+        # are 0. So nothing changes.
         gradient = self._gradient.nan_to_num_(0, 0, 0)
-        decay = (beta2**not_skipped).to(dtype)
-        self._square.mul_(decay).addcmul_(gradient, gradient, value=1 - beta2)
-        scale = (self._square / correction.to(dtype)).sqrt_()
+        square_decay = (beta2**not_skipped).to(dtype)
+        self._square.mul_(square_decay).addcmul_(gradient, gradient, value=1 - beta2)
+        bias_correction = 1 - beta2 ** self.step_count.clamp(min=1)
+        scale = (self._square / bias_correction.to(dtype)).sqrt_()
         scale.add_(self._config.epsilon)
         change = torch.div(gradient, scale, out=scale)
         decayed = self._weights[: self._num_decayed]
         change[: self._num_decayed].add_(decayed, alpha=self._config.weight_decay)
+        # z moves by `rate`. x moves to the new z by `share`. The weights are y, so they first move
+        # to the old z by `share`, and then change with z and x.
         rate = -learning_rate * not_skipped
         self._weights.lerp_(self._z, share.to(dtype))
         rate_of_y = rate * (1 - beta1 * (1 - share))
@@ -69,7 +74,10 @@ class ScheduleFreeAdamW(Optimizer):
 
     @override
     def eval_weights(self) -> Tensor:
-        """Return the mean x, computed from y and z. (trained_size,), float32."""
+        """Return the mean x, computed from y and z. (trained_size,), float32.
+
+        From y = (1 - beta1) z + beta1 x follows x = y + (1 - 1 / beta1) (z - y).
+        """
         return self._weights.lerp(self._z, 1 - 1 / self._config.betas[0])
 
 
@@ -97,13 +105,14 @@ def orthogonalise(
         (n, rows, columns).
     """
     a, b, c = _NEWTON_SCHULZ
+    # The iterations converge from singular values of at most 1.
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    x = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
-    for _ in range(num_iterations):
-        gram = torch.bmm(x, x.mT)
+    result = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
+    for _ in range(num_iterations):  # X becomes a X + (b G + c G G) X, with G = X X^T
+        gram = torch.bmm(result, result.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x
+        result = torch.baddbmm(result, polynomial, result, beta=a)
+    return result
 
 
 class Muon(Optimizer):
@@ -115,15 +124,18 @@ class Muon(Optimizer):
     """
 
     def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
-        size = parameters.matrix_size
-        super().__init__(parameters, config, slice(0, size))
+        matrix_size = parameters.matrix_size
+        super().__init__(parameters, config, slice(0, matrix_size))
         self._momentum = self._add_state("momentum", torch.zeros_like(self._weights))
-        self._adamw = AdamW(parameters, config, slice(size, None))
+        self._adamw = AdamW(parameters, config, slice(matrix_size, None))
         self.step_count = self._adamw.step_count
+        # Step of all matrices at learning rate 1; memory that each update reuses.
         self._change = torch.empty_like(self._weights)
         self._iteration_dtype = None
         if self._weights.is_cuda or parameters.working_dtype == torch.bfloat16:
             self._iteration_dtype = torch.bfloat16
+        # Views of `_change`, one for each matrix. Matrices of equal shape are one group, because
+        # they are orthogonalised together. `orthogonalise` needs at least as many columns as rows.
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for change in parameters.matrices(self._change):
             wide = change if change.shape[0] <= change.shape[1] else change.mT
@@ -142,9 +154,10 @@ class Muon(Optimizer):
         num_iterations = config.newton_schulz_steps
         for group in self._groups:
             orthogonal = orthogonalise(torch.stack(group), num_iterations, self._iteration_dtype)
-            size = _RMS_OF_ADAMW * max(orthogonal.shape[1:]) ** 0.5
+            # An orthogonal matrix has a root mean square of 1 / sqrt(number of columns).
+            scale = _RMS_OF_ADAMW * max(orthogonal.shape[1:]) ** 0.5
             for change, matrix in zip(group, orthogonal.unbind(), strict=True):
-                torch.mul(matrix, size, out=change)
+                torch.mul(matrix, scale, out=change)
         decay = not_skipped * (learning_rate * config.weight_decay)
         rate = not_skipped * -learning_rate
         self._weights.mul_((1 - decay).to(dtype))
@@ -182,24 +195,31 @@ class TorchOptimizer(Optimizer):
         options: Mapping[str, Any],
     ) -> None:
         super().__init__(parameters, config)
-        self._named: dict[str, Tensor] = {}
+        # Parameters of the optimizer by name: views of the flat weights.
+        self._by_name: dict[str, Tensor] = {}
         by_decay: dict[float, list[Tensor]] = {}
         gradients = parameters.views(parameters.gradient)
         for name, view in parameters.views(parameters.weights).items():
             parameter = torch.nn.Parameter(view)
             parameter.grad = gradients[name]
-            self._named[name] = parameter
+            self._by_name[name] = parameter
             decay = config.weight_decay if is_matrix(name, parameter) else 0.0
             by_decay.setdefault(decay, []).append(parameter)
+        # `decay` is ours: `reset` sets `weight_decay` to 0 for a step, and restores it from here.
         groups = [{"params": group, "decay": decay} for decay, group in by_decay.items()]
         self._optimizer = kind(groups, **options)
         self.reset()
 
     @override
     def reset(self) -> None:
-        """Create a new state by a step with gradient 0 and learning rate 0."""
+        """Create a new state by a step with gradient 0 and learning rate 0.
+
+        torch creates the tensors of the state in the first step. They must exist before, so that
+        `state` returns all of them.
+        """
         super().reset()
         self._optimizer.state.clear()
+        # The step may still change the weights; both are restored.
         weights = self._weights.clone()
         gradient = self._gradient.clone()
         self._gradient.zero_()
@@ -216,20 +236,20 @@ class TorchOptimizer(Optimizer):
 
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
-        tensors = [*self._named.values(), *self.state().values()]
-        before = [tensor.detach().clone() for tensor in tensors]
+        tensors = [*self._by_name.values(), *self.state().values()]
+        old_values = [tensor.detach().clone() for tensor in tensors]
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        self.step_count += 1
-        for tensor, was in zip(tensors, before, strict=True):
+        self.step_count += 1  # part of `state`, so it is also restored
+        for tensor, old_value in zip(tensors, old_values, strict=True):
             is_skipped = skipped.to(tensor.device) > 0
-            tensor.data.copy_(torch.where(is_skipped, was, tensor.detach()))
+            tensor.data.copy_(torch.where(is_skipped, old_value, tensor.detach()))
 
     @override
     def state(self) -> dict[str, Tensor]:
         state = super().state()
-        for name, parameter in self._named.items():
+        for name, parameter in self._by_name.items():
             for key, value in self._optimizer.state[parameter].items():
                 if isinstance(value, Tensor):
                     state[f"{key}/{name}"] = value

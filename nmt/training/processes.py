@@ -49,24 +49,25 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.number: int | None = None  # Number of the signal; None before the first.
-        self._raises = False
-        self._before: dict[int, Any] = {}
+        self._raises = False  # Whether a signal raises `StoppedBySignal` now: see `at_once`.
+        # Handlers to restore when the context closes, by number of the signal.
+        self._old_handlers: dict[int, Any] = {}
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """Interrupt the code in the context at a signal. The code must be safe to repeat later.
 
         Raises:
-            StoppedBySignal: A signal arrived, now or before.
+            StoppedBySignal: A signal arrived, now or earlier.
         """
-        before = self._raises
+        outer_value = self._raises
         self._raises = True
         try:
             if self.number is not None:
                 raise StoppedBySignal(self.number)
             yield
         finally:
-            self._raises = before
+            self._raises = outer_value
 
     def gather(self, work: Callable[[], T], processes: Processes) -> list[T]:
         """Run ``work`` in every process; return the results of all processes, by rank.
@@ -76,19 +77,20 @@ class StopSignal:
         Raises:
             StoppedBySignal: A signal interrupted at least one process. All processes raise.
         """
-        part = []
+        results = []  # The result of this process; empty if a signal interrupted `work`.
         with suppress(StoppedBySignal), self.at_once():
-            part.append(work())
+            results.append(work())
         # Outside `at_once`: a process that raised inside this call would leave the others waiting.
-        gathered = processes.gather((self.number, part))
-        for number, own in gathered:
-            if not own:
+        gathered = processes.gather((self.number, results))
+        for number, process_results in gathered:
+            if not process_results:
                 raise StoppedBySignal(number or signal.SIGTERM)
-        return [own[0] for _, own in gathered]
+        return [process_results[0] for _, process_results in gathered]
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal."""
         self.number = self.number or number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second SIGINT quits at once
         if self._raises:
             self._raises = False
             raise StoppedBySignal(self.number)
@@ -97,11 +99,11 @@ class StopSignal:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._receive)
+                self._old_handlers[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._old_handlers.items():
             # None is a handler that was not set from Python. It cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
@@ -141,8 +143,8 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
     if training.device != "cpu" and num_gpus and num_gpus < num_processes:
         problem = f"`devices` is {num_processes}, but this machine has {num_gpus} GPUs."
         raise DeviceError(problem, fix=f"Set `devices` to {num_gpus}, or training.device to cpu.")
-    share = max(1, usable_cores() // num_processes)
-    os.environ.setdefault("OMP_NUM_THREADS", str(training.threads or share))
+    cores_per_process = max(1, usable_cores() // num_processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(training.threads or cores_per_process))
     options = ["--standalone", f"--nproc-per-node={num_processes}", "--module", "nmt"]
     try:
         run.main([*options, *arguments])
@@ -158,12 +160,18 @@ def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
     Skips processes that only lost the connection to a failed process, or that torchrun terminated.
     """
     secondary = (PEER_LOST, -signal.SIGTERM)
-    rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode in secondary)
+    failures = error.failures
+    # `min` returns the first process for which this is False; if there is none, the first process.
+    rank = min(failures, key=lambda rank: failures[rank].exitcode in secondary)
+    failure = failures[rank]
+    # Exit code of `StoppedBySignal`: 128 plus the number of the signal.
     if failure.exitcode - 128 in (signal.SIGINT, signal.SIGTERM):
         return StoppedBySignal(failure.exitcode - 128)
     if failure.exitcode > 0:
         return SystemExit(failure.exitcode)
-    name = f"Process {rank} of {num_processes} (pid {failure.pid})"
-    number = signal.Signals(-failure.exitcode).name
+    # A negative exit code is the number of the signal that killed the process.
+    signal_name = signal.Signals(-failure.exitcode).name
+    process = f"Process {rank} of {num_processes} (pid {failure.pid})"
+    problem = f"{process} was killed by {signal_name}; all processes ended."
     fix = "Run the same command again to resume. If memory ran out, lower batch.max_tokens."
-    return ProcessKilledError(f"{name} was killed by {number}; all processes ended.", fix=fix)
+    return ProcessKilledError(problem, fix=fix)

@@ -27,7 +27,7 @@ Lines = Sequence[Line]
 _METRICS = "metrics.jsonl"
 _STARTS = "starts.jsonl"
 _EVALUATIONS = "evaluations.jsonl"
-_WIDE = (520, 280)
+_WIDE = (520, 280)  # width and height of a large chart: see `Chart.size`
 
 
 class HtmlReport:
@@ -101,6 +101,7 @@ class RunRecord:
     @classmethod
     def of(cls, events: Iterable[Line]) -> RunRecord:
         """Sort the lines of a run. Of several lines of the same kind and step, the last counts."""
+        # Lines of each kind, by step; those of evaluations by test set and checkpoint.
         kinds: dict[str, dict[Any, Line]]
         kinds = {"update": {}, "validation": {}, "start": {}, "evaluation": {}}
         for line in events:
@@ -117,28 +118,29 @@ class RunRecord:
 
     @property
     def best(self) -> dict[str, Line]:
-        """The best validations: by the run's metric, and by perplexity."""
+        """The best validations, by metric: by the run's metric, and by perplexity."""
         metric = self.last_start.get("metric", "bleu")
         if metric == "loss" or _best(self.validations, metric) is None:
             metric = "perplexity"
         # Step 0 is before the first update: not a result of the run.
-        of_run = [line for line in self.validations if line["step"]]
-        best = {name: _best(of_run, name) for name in (metric, "perplexity")}
+        validations = [line for line in self.validations if line["step"]]
+        best = {name: _best(validations, name) for name in (metric, "perplexity")}
         return {name: line for name, line in best.items() if line}
 
     @property
     def reported(self) -> list[str]:
         """BLEU and chrF in the order of the validations: the metric that chooses is first."""
-        first = self.validations[0] if self.validations else {}
-        names = dict.fromkeys([*first, *REPORTED_METRICS])
+        first_line = self.validations[0] if self.validations else {}
+        names = dict.fromkeys([*first_line, *REPORTED_METRICS])
         return [name for name in names if name in REPORTED_METRICS]
 
     def validations_of_sets(self) -> dict[str, Lines]:
         """Return the validations of each set by its name; of a single set by an empty name.
 
-        If several sets choose the best checkpoint, their mean or minimum comes first.
+        If several sets choose the best checkpoint, the combination of their scores comes first, by
+        its name, ``mean`` or ``minimum``.
         """
-        names: dict[str, None] = {}
+        names: dict[str, None] = {}  # Names of the sets in the order of the lines; no values.
         for line in self.validations:
             names |= dict.fromkeys(line.get("sets", ()))
         combination = self.last_start.get("combination")
@@ -146,6 +148,7 @@ class RunRecord:
         if combination or not names:
             sets[combination or ""] = self.validations
         for name in names:
+            # A validation without this set has only a step.
             sets[name] = [
                 {**line.get("sets", {}).get(name, {}), "step": line["step"]}
                 for line in self.validations
@@ -211,49 +214,54 @@ def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
     Args:
         runs: Run folders by their labels. Other folders are ignored.
     """
-    charts: dict[str, list[Chart]] = {}
+    charts: dict[str, list[Chart]] = {}  # Charts of each run with updates or validations.
     for name, folder in runs.items():
         run = RunRecord.of(read_events(folder))
         if run.updates or run.validations:
             charts[name] = _charts(run)
     if len(charts) < 2:
         return next(iter(charts.values()), [])
-    # A chart for each curve, identified by the title of its chart and its label.
+    # There is one comparing chart for each curve of a run's charts. It is identified by the title
+    # of the run's chart and the label of the curve. Its curves are those of the runs.
     templates: dict[tuple[str, str], Chart] = {}
     curves: dict[tuple[str, str, str], Curve] = {}
-    for name, of_run in charts.items():
-        for chart in of_run:
+    for name, charts_of_run in charts.items():
+        for chart in charts_of_run:
             for curve in chart.curves:
                 templates[chart.title, curve.label] = chart
                 curves[chart.title, curve.label, name] = replace(curve, label=name)
-    end = max(of_run[0].end for of_run in charts.values())
-    compared = []
+    end = max(charts_of_run[0].end for charts_of_run in charts.values())
+    comparing_charts = []
     for (title, label), chart in templates.items():
         # A run without this curve has an empty one, so that the runs keep their colours.
-        of_runs = [curves.get((title, label, name), Curve(name, ())) for name in charts]
+        run_curves = [curves.get((title, label, name), Curve(name, ())) for name in charts]
         if label:
             title = f"{title}, {label}"
-        compared.append(replace(chart, title=title, curves=of_runs, end=end, marks=()))
-    return compared
+        comparing_charts.append(replace(chart, title=title, curves=run_curves, end=end, marks=()))
+    return comparing_charts
 
 
 def _charts(run: RunRecord) -> list[Chart]:
-    end = 1.0
+    """Return the charts of one run: losses and scores, then learning rate, speed and norm."""
+    end = 1.0  # Last step on the axis.
     for lines in (run.updates, run.validations):
         if lines:
             end = max(end, lines[-1]["step"])
-    resumes = [line["step"] for line in run.starts if 0 < line["step"] <= end]
-    chart = partial(Chart, end=end, marks=resumes)
+    resumed_steps = [line["step"] for line in run.starts if 0 < line["step"] <= end]
+    chart = partial(Chart, end=end, marks=resumed_steps)
     sets = run.validations_of_sets()
 
-    def of_sets(key: str, label: str = "") -> list[Curve]:
+    def curves_of_sets(key: str, label: str = "") -> list[Curve]:
+        """Return a curve of the value ``key`` for each set. ``label`` is for a single set."""
         return [_curve(lines, key, name or label, marked=True) for name, lines in sets.items()]
 
-    loss = _curve(run.updates, "loss", "training", noisy=True)
-    losses = [loss, *of_sets("objective", "validation")]
-    by_metric = {label_of(key): of_sets(key, label_of(key)) for key in run.reported}
-    if len(sets) > 1:  # a set has the same colour in all charts
-        losses = [*losses[1:], loss]
+    training_loss = _curve(run.updates, "loss", "training", noisy=True)
+    losses = [training_loss, *curves_of_sets("objective", "validation")]
+    # Curves of a chart by its title.
+    by_metric = {label_of(key): curves_of_sets(key, label_of(key)) for key in run.reported}
+    if len(sets) > 1:
+        # Training comes last, so that a set has the same position and colour in all charts.
+        losses = [*losses[1:], training_loss]
     else:
         by_metric = {"Translation quality": list(chain.from_iterable(by_metric.values()))}
     unit = "nats per target token"
@@ -263,9 +271,10 @@ def _charts(run: RunRecord) -> list[Chart]:
     charts = [chart("Loss", unit, losses, size=_WIDE)]
     for title, curves in by_metric.items():
         charts.append(chart(title, "score, 0 to 100", curves, limits=(0, 100), size=_WIDE))
-    scored = {*chain.from_iterable(run.validations)} & {*METRICS, "command"}
-    others = sorted(scored - {*REPORTED_METRICS})
-    charts += [chart(label_of(key), "score", of_sets(key)) for key in others]
+    # A line of a validation has its scores by metric, among other values.
+    scored_metrics = {*chain.from_iterable(run.validations)} & {*METRICS, "command"}
+    added_metrics = sorted(scored_metrics - {*REPORTED_METRICS})
+    charts += [chart(label_of(key), "score", curves_of_sets(key)) for key in added_metrics]
     learning_rate = _curve(run.updates, "learning_rate")
     speed = _curve(run.updates, "target_tokens_per_second", noisy=True)
     norm = _curve(run.updates, "gradient_norm", noisy=True)
@@ -278,6 +287,7 @@ def _charts(run: RunRecord) -> list[Chart]:
 
 
 def _curve(lines: Lines, key: str, label: str = "", **style: bool) -> Curve:
+    """Return the curve of the value ``key`` over the steps of ``lines``."""
     points = [(line["step"], _number(line, key)) for line in lines]
     return Curve(label, points, **style)
 
@@ -290,9 +300,9 @@ def _number(line: Line, key: str) -> float:
 
 def _best(lines: Lines, metric: str) -> Line | None:
     """Return the line with the best ``metric`` (or perplexity); None if all lines lack it."""
-    scored = [line for line in lines if not math.isnan(_number(line, metric))]
+    scored_lines = [line for line in lines if not math.isnan(_number(line, metric))]
     choose = min if metric == "perplexity" or lower_is_better(metric) else max
-    return choose(scored, key=lambda line: _number(line, metric), default=None)
+    return choose(scored_lines, key=lambda line: _number(line, metric), default=None)
 
 
 def _fixed(line: Line, key: str, decimals: int | None = None) -> str:

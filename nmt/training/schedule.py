@@ -13,7 +13,7 @@ from functools import partial
 from nmt.config.training import ScheduleConfig
 from nmt.registry import Registry
 
-Schedule = Callable[[int], float]
+Schedule = Callable[[int], float]  # Takes the number of the update, from 1.
 # (schedule section, model width, planned updates or None) -> `Schedule`.
 ScheduleConstructor = Callable[[ScheduleConfig, int, int | None], Schedule]
 
@@ -79,20 +79,22 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
         if total_steps is None:
             raise ValueError(f"the schedule {config.shape} needs total_steps")
         # At most half of the updates are warm-up, so that a short training run still decays.
-        warmup = min(config.warmup_steps, max(total_steps // 2, 1))
-        begin = warmup
+        warmup_steps = min(config.warmup_steps, max(total_steps // 2, 1))
+        decay_begin = warmup_steps
         if holds_peak:
             decay_steps = max(round(config.decay_ratio * total_steps), 1)
-            begin = max(warmup, total_steps - decay_steps)
+            decay_begin = max(warmup_steps, total_steps - decay_steps)
 
-        def rate(step: int) -> float:
-            share = 0.0
-            if total_steps > begin:
-                share = (step - begin) / (total_steps - begin)
-            lost = (1 - config.min_lr_ratio) * fallen(min(max(share, 0.0), 1.0))
-            return constant(step, peak_lr=config.peak_lr, warmup_steps=warmup) * (1 - lost)
+        def learning_rate(step: int) -> float:
+            # Completed fraction of the decay; outside of [0, 1] before its begin and after its end.
+            completed = 0.0
+            if total_steps > decay_begin:
+                completed = (step - decay_begin) / (total_steps - decay_begin)
+            lost = (1 - config.min_lr_ratio) * fallen(min(max(completed, 0.0), 1.0))
+            rate = constant(step, peak_lr=config.peak_lr, warmup_steps=warmup_steps)
+            return rate * (1 - lost)
 
-        return rate
+        return learning_rate
 
     return construct
 
@@ -115,8 +117,8 @@ def noam_schedule(config: ScheduleConfig, model_dim: int, _total_steps: int | No
 # More entries of registry.toml.
 INVERSE_SQRT = _lasting(inverse_sqrt)
 CONSTANT = _lasting(constant)
-LINEAR = _falling(lambda share: share)
+LINEAR = _falling(lambda completed: completed)
 # Half a cosine (Loshchilov and Hutter 2017).
-COSINE = _falling(lambda share: (1 - math.cos(math.pi * share)) / 2)
+COSINE = _falling(lambda completed: (1 - math.cos(math.pi * completed)) / 2)
 # Warm-up, stable, decay (Hu et al. 2024).
-WSD = _falling(lambda share: share, holds_peak=True)
+WSD = _falling(lambda completed: completed, holds_peak=True)

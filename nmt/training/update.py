@@ -21,7 +21,7 @@ from nmt.model.transformer import Transformer
 from nmt.training.losses import CrossEntropy, LossSum, Objective
 from nmt.training.optimizer import FlatParameters, ModelOptimizer
 
-_MOST_SPLITS = 3
+_MOST_SPLITS = 3  # how often batches are halved: down to an eighth
 # 32 MiB: large enough for the full speed of a network, small enough for several slices per update.
 _SLICE_SIZE = 1 << 23
 
@@ -101,16 +101,19 @@ class GradientReduction:
         size: int = _SLICE_SIZE,
     ) -> None:
         self._processes = processes
+        # Slices of the flat buffer, in the order in which they are sent. The last one is sent after
+        # backward. The counts have one entry for each of the others.
         self._slices: list[Tensor] = []
         self._counts: list[int] = []  # Number of parameters in each slice.
         self._missing: list[int] = []  # Number of them that have no gradient yet.
-        self._sent: list[PendingSum] = []
-        self._kept: list[Tensor] = []
-        self._is_on = False
-        # The matrices of the layers come first. Backward reaches them roughly in reverse order.
+        self._sent: list[PendingSum] = []  # Of the first slices: those sent so far.
+        self._saved: list[Tensor] = []  # Sums of the first slices: see `keep`.
+        self._is_on = False  # Whether this is the last backward pass of the update.
+        # The matrices of the layers come first. Backward reaches them roughly in reverse order, so
+        # the slices are built from the end to the start.
         num_early = parameters.matrix_size if in_slices else 0
         early = parameters.views(parameters.shared[:num_early])
-        stop = begin = num_early
+        stop = begin = num_early  # of the slice, in the flat buffer
         count = 0
         for name, view in reversed(early.items()):
             assert view.storage_offset() + view.numel() == begin, "parameters must be adjacent"
@@ -118,6 +121,7 @@ class GradientReduction:
             count += 1
             arrived = partial(self._arrived, len(self._slices))
             model.get_parameter(name).register_post_accumulate_grad_hook(arrived)
+            # A slice is large enough, or contains the parameter at the start of the buffer.
             if stop - begin >= size or begin == 0:
                 self._slices.append(parameters.shared[begin:stop])
                 self._counts.append(count)
@@ -137,6 +141,10 @@ class GradientReduction:
             self._is_on = False
 
     def _arrived(self, index: int, _parameter: Tensor) -> None:
+        """Count a gradient of slice ``index``, and send the slices that are now complete.
+
+        A complete slice waits until all earlier slices are sent.
+        """
         if not self._is_on:
             return
         self._missing[index] -= 1
@@ -144,15 +152,19 @@ class GradientReduction:
             self._send()
 
     def _send(self) -> None:
-        part = self._slices[len(self._sent)]
-        self._sent.append(self._processes.begin_sum(part))
+        """Begin to sum the next slice over the processes."""
+        next_slice = self._slices[len(self._sent)]
+        self._sent.append(self._processes.begin_sum(next_slice))
 
     def keep(self) -> None:
-        """Copy the slices summed so far: backward runs again and overwrites them."""
+        """Copy the slices summed so far: backward runs again and overwrites them.
+
+        They are not sent again.
+        """
         for pending in self._sent:
             pending.wait()
-        summed = self._slices[len(self._kept) : len(self._sent)]
-        self._kept += [part.clone() for part in summed]
+        summed = self._slices[len(self._saved) : len(self._sent)]  # without those already copied
+        self._saved += [values.clone() for values in summed]
 
     def finish(self) -> None:
         """Send the remaining slices, and make the device wait for all sums."""
@@ -160,10 +172,11 @@ class GradientReduction:
             self._send()
         for pending in self._sent:
             pending.wait()
-        for part, values in zip(self._slices, self._kept, strict=False):
-            part.copy_(values)
+        # Only the first slices have saved sums.
+        for values, saved_sum in zip(self._slices, self._saved, strict=False):
+            values.copy_(saved_sum)
         self._sent = []
-        self._kept = []
+        self._saved = []
 
 
 class Updater:
@@ -255,23 +268,25 @@ class Updater:
         self.processes.begin_sum(counts).wait()
         source_tokens, target_tokens, padded_tokens, num_stopping = counts.tolist()
         parameters = self.optimizer.parameters
-        factor: Tensor | float = 1.0
+        # The loss, and so the gradient, is multiplied by this before backward. The norm and the
+        # optimizer divide by it.
+        scale_factor: Tensor | float = 1.0
         if self.loss_scale is not None:
-            factor = self.loss_scale.factor
+            scale_factor = self.loss_scale.factor
         # The only division by the number of tokens. Therefore accumulation, halved batches and
         # several processes all give the gradient of one large batch.
-        splits = self._sum_gradients(batches, factor / target_tokens, self._reduction)
+        splits = self._sum_gradients(batches, scale_factor / target_tokens, self._reduction)
         parameters.sums[1].fill_(splits)
         if self._reduction is not None:
             self._reduction.finish()
-        norm = torch.linalg.vector_norm(parameters.gradient) / factor
+        norm = torch.linalg.vector_norm(parameters.gradient) / scale_factor
         numbers = torch.cat((parameters.sums, norm.unsqueeze(0)))
         # The device itself decides whether to skip: reading the numbers here would wait for it.
         skipped = 1 - numbers.isfinite().all().float()
-        clip: Tensor | float = 1.0
+        clip_factor: Tensor | float = 1.0
         if self._clip_norm:
-            clip = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.optimizer.step(learning_rate, clip / factor, skipped)
+            clip_factor = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.optimizer.step(learning_rate, clip_factor / scale_factor, skipped)
         if self.loss_scale is not None:
             self.loss_scale.adapt(skipped)
         return UpdateStats(
@@ -323,11 +338,18 @@ class Updater:
     ) -> int:
         """Add up loss and gradient; if memory runs out, start again with halved batches.
 
-        Halved batches draw other dropout masks than whole batches. With a ``reduction``, finished
-        slices are sent to the other processes meanwhile.
+        Halved batches draw other dropout masks than the original batches.
+
+        Args:
+            batches: Batches of this process.
+            scale: Factor on the loss before backward.
+            reduction: Sends finished slices to the other processes during the last backward pass.
 
         Returns:
             How often batches were halved.
+
+        Raises:
+            DeviceError: Memory is too small even after halving `_MOST_SPLITS` times.
         """
         parameters = self.optimizer.parameters
         splits = 0
@@ -350,7 +372,8 @@ class Updater:
                 halves: list[Batch] = []
                 for batch in batches:
                     halves += batch.halves() if len(batch.rows) > 1 else [batch]
-                if splits == _MOST_SPLITS or len(halves) == len(batches):
+                cannot_split = len(halves) == len(batches)  # each batch has one pair
+                if splits == _MOST_SPLITS or cannot_split:
                     raise _too_large(batches, splits) from error
             # Outside of the except clause, which keeps the tensors of the failed pass alive.
             if reduction is not None:
@@ -362,6 +385,7 @@ class Updater:
 
 
 def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
+    """Return the error for ``batches`` that do not fit in memory after ``splits`` halvings."""
     largest = max(batches, key=lambda batch: batch.num_padded_tokens)
     tokens = f"{largest.source.max_length} source and {largest.target.max_length} target tokens"
     pairs = f"{len(largest.rows)} pairs with up to {tokens}"

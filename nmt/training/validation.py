@@ -63,7 +63,8 @@ class Scores:
     objective: float = math.nan
     # Number of suspicious translations; None if the set has no text.
     alarms: int | None = None
-    # Scores of each set by name, if there are several; then the scores above choose the best.
+    # Scores of each set by name, if there are several; then the scores above are those that choose
+    # the best checkpoint.
     sets: Mapping[str, Scores] = field(default_factory=dict)
     # ``mean`` or ``minimum``, if several sets choose; then there are no samples above.
     combination: str | None = None
@@ -81,19 +82,20 @@ class Scores:
 
     def __str__(self) -> str:
         if self.sets:
-            lines = dict(self.sets)
+            sets = dict(self.sets)
             if self.combination:
-                lines = {self.combination: replace(self, sets={}), **self.sets}
-            return "; ".join(f"{name}: {scores}" for name, scores in lines.items())
+                sets = {self.combination: replace(self, sets={}), **self.sets}
+            return "; ".join(f"{name}: {scores}" for name, scores in sets.items())
         # The perplexity of a diverged model may have hundreds of digits.
         style = ".2f" if self.perplexity < _READABLE else ".3g"
-        text = f"perplexity {self.perplexity:{style}}"
+        description = f"perplexity {self.perplexity:{style}}"
         for metric, value in self.text.items():
             score = "failed" if math.isnan(value) else format_score(metric, value)
-            text += f", {label_of(metric)} {score}"
+            description += f", {label_of(metric)} {score}"
+            # The usual tokenizer is not worth a remark.
             if metric == "bleu" and self.bleu_tokenizer not in (None, "13a"):
-                text += f" (tokenizer {self.bleu_tokenizer})"
-        return text
+                description += f" (tokenizer {self.bleu_tokenizer})"
+        return description
 
     def event(self, step: int, epoch: int, seconds: float) -> TrainingEvent:
         """Return the event of this validation, which took ``seconds``, for the reporters."""
@@ -106,11 +108,15 @@ class Scores:
         text = f"validation at step {step:,}: {self} ({seconds:.1f} s)"
         return TrainingEvent(step, text, "validation", values)
 
-    def _values(self, **others: float) -> dict[str, Any]:
-        """Return the values of a line of ``metrics.jsonl``, without those of the sets."""
-        values = asdict(replace(self, sets={})) | others
+    def _values(self, **added: float) -> dict[str, Any]:
+        """Return the values of a line of ``metrics.jsonl``, without those of the sets.
+
+        The scores in `text` become values by the names of their metrics; null without text.
+        """
+        values = asdict(replace(self, sets={})) | added
         del values["sets"], values["combination"]
-        return values | (values.pop("text") or dict.fromkeys(REPORTED_METRICS))
+        text = values.pop("text") or dict.fromkeys(REPORTED_METRICS)
+        return values | text
 
 
 def combine(
@@ -119,36 +125,43 @@ def combine(
     """Return the scores that choose the best checkpoint, with the scores of each set.
 
     The combined score by each metric is the mean or the worst score of the sets that choose. It is
-    NaN if a set has no score.
+    NaN if one of these has no score.
+
+    Args:
+        sets: Scores of each set by name.
+        choosing: Names of the sets that choose, at least one.
+        choose_by: How to combine them, if there are several.
 
     >>> sets = {"de": Scores(2.0, {"bleu": 30.0}), "fr": Scores(1.0, {"bleu": 20.0})}
     >>> combine(sets, ["de", "fr"], "minimum").value("bleu")
     20.0
     """
-    chosen = [sets[name] for name in choosing]
-    first = chosen[0]
-    if len(chosen) == 1:
+    choosing_scores = [sets[name] for name in choosing]
+    first = choosing_scores[0]
+    if len(choosing_scores) == 1:
         return replace(first, sets=sets if len(sets) > 1 else {})
 
-    def pick(metric: str, values: Sequence[float]) -> float:
+    def combined(metric: str, values: Sequence[float]) -> float:
+        """Return the mean or the worst of ``values``, the scores of the sets by ``metric``."""
         if any(map(math.isnan, values)):
             return math.nan
+        # Higher is better, also where lower scores are; `as_quality` is its own inverse.
         qualities = [as_quality(metric, value) for value in values]
-        combined = min(qualities)
+        quality = min(qualities)
         if choose_by == "mean":
-            combined = fmean(qualities)
-        return as_quality(metric, combined)
+            quality = fmean(qualities)
+        return as_quality(metric, quality)
 
     text = {}
-    for name in first.text:
-        text[name] = pick(name, [scores.text[name] for scores in chosen])
-    tokenizers = {scores.bleu_tokenizer for scores in chosen}
+    for metric in first.text:
+        text[metric] = combined(metric, [scores.text[metric] for scores in choosing_scores])
+    tokenizers = {scores.bleu_tokenizer for scores in choosing_scores}
     return Scores(
-        loss=pick("loss", [scores.loss for scores in chosen]),
+        loss=combined("loss", [scores.loss for scores in choosing_scores]),
         text=text,
         bleu_tokenizer=first.bleu_tokenizer if len(tokenizers) == 1 else None,
-        objective=pick("loss", [scores.objective for scores in chosen]),
-        alarms=sum(scores.alarms or 0 for scores in chosen),
+        objective=combined("loss", [scores.objective for scores in choosing_scores]),
+        alarms=sum(scores.alarms or 0 for scores in choosing_scores),
         sets=sets,
         combination=choose_by,
     )
@@ -174,13 +187,13 @@ class HeldOutText:
     def translator(self, engine: TorchEngine, progress: Callable[[int], object]) -> Translator:
         """Return a translator that calls ``progress`` with the number of translated sources."""
         decoding = self.options.decoding
-        factor, offset = self.longest
+        max_factor, max_offset = self.longest
         limits = {
-            "max_length_factor": min(factor, decoding.max_length_factor),
-            "max_length_offset": min(offset, decoding.max_length_offset),
+            "max_length_factor": min(max_factor, decoding.max_length_factor),
+            "max_length_offset": min(max_offset, decoding.max_length_offset),
         }
-        decoding = decoding.model_copy(update=limits)
-        options = replace(self.options, decoding=decoding, progress=progress)
+        limited_decoding = decoding.model_copy(update=limits)
+        options = replace(self.options, decoding=limited_decoding, progress=progress)
         return Translator(engine, self.tokenizers, options)
 
     @cached_property
@@ -193,7 +206,8 @@ class HeldOutText:
             device=self.device,
         )
         defaults = default_metrics([self.language])
-        # If the metric that chooses is one of them, it comes first.
+        # If the metric that chooses is one of them, it comes first: False is less than True. A
+        # metric that is not one of them comes last.
         names = sorted(defaults, key=lambda name: name != self.metric)
         if self.metric not in (*defaults, *_NO_SCORER):
             names.append(self.metric)
@@ -205,21 +219,25 @@ class HeldOutText:
         return bleu_tokenizer(MetricOptions(target_language=self.language))
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, Any]:
-        """Return fields of `Scores`. BLEU uses the same tokenizer as `nmt evaluate`."""
+        """Return the fields of `Scores` that depend on the translations, by name, except `alarms`.
+
+        BLEU uses the same tokenizer as `nmt evaluate`.
+        """
+        # Statistics of the sentences, by metric.
         tables = {name: scorer.statistics(hypotheses) for name, scorer in self.scorers.items()}
         scores = {}
         for name, table in tables.items():
             scores[name] = self.scorers[name].total(table).value
         if self.command:
             scores[COMMAND] = self.run_command(hypotheses)
-        of_sentences = self.scorers["chrf"].sentence_scores(tables["chrf"])
-        rows = choose_samples(of_sentences)
-        samples = list(zip(self.sources, hypotheses, self.references, strict=True))
+        sentence_chrf = self.scorers["chrf"].sentence_scores(tables["chrf"])
+        rows = choose_samples(sentence_chrf)
+        sentences = list(zip(self.sources, hypotheses, self.references, strict=True))
         return {
             "text": scores,
             "bleu_tokenizer": self._bleu_tokenizer,
-            "samples": tuple(samples[row] for row in rows),
-            "sample_chrf": tuple(of_sentences[row] for row in rows),
+            "samples": tuple(sentences[row] for row in rows),
+            "sample_chrf": tuple(sentence_chrf[row] for row in rows),
         }
 
     def run_command(self, hypotheses: Sequence[str], *, is_trial: bool = False) -> float:
@@ -308,20 +326,23 @@ class Validator:
         return combine(sets, choosing, self.choose_by)
 
     def _scores(self, held_out: ValidationSet) -> Scores:
+        """Return loss and scores on one validation set, the same in all processes."""
         processes = self.updater.processes
+        # One tuple for each process.
         sums = self.stop.gather(partial(self._sum_losses, held_out.batches), processes)
         loss_sum, objective_sum, num_tokens = map(sum, zip(*sums, strict=True))
-        num_tokens = max(num_tokens, 1)
-        text: dict[str, Any] = {}
+        num_tokens = max(num_tokens, 1)  # without batches the sums are 0
+        text_fields: dict[str, Any] = {}  # Fields of `Scores`.
         if held_out.text is not None:
-            lines = self.stop.gather(partial(self._translate, held_out.text), processes)
-            hypotheses, alarms = zip(*interleave(lines), strict=True)
+            shares = self.stop.gather(partial(self._translate, held_out.text), processes)
+            hypotheses, alarms = zip(*interleave(shares), strict=True)
+            # The first process computes the scores, which may be slow. The others return nothing.
             score: Callable[[], dict[str, Any]] = dict
-            if processes.rank == 0:  # one process computes the scores, which may be slow
+            if processes.rank == 0:
                 score = partial(held_out.text.score, hypotheses)
-            text, *_ = self.stop.gather(score, processes)
-            text["alarms"] = sum(alarms)
-        return Scores(loss_sum / num_tokens, objective=objective_sum / num_tokens, **text)
+            text_fields, *_ = self.stop.gather(score, processes)
+            text_fields["alarms"] = sum(alarms)
+        return Scores(loss_sum / num_tokens, objective=objective_sum / num_tokens, **text_fields)
 
     @cached_property
     def _engine(self) -> TorchEngine:
@@ -331,15 +352,16 @@ class Validator:
         """Return translations of the lines of this process, and whether each is suspicious."""
         processes = self.updater.processes
         optimizer = self.updater.optimizer
-        lines = text.sources[processes.rank :: processes.size]
+        sources = text.sources[processes.rank :: processes.size]
+        # Weights in float32, if those of the model are not: see the class.
         weights: Mapping[str, torch.Tensor] = {}
         if self.updater.precision.weight_dtype != torch.float32:
             weights = optimizer.weights()
         with (
             optimizer.parameters.lend(weights),
-            self._progress("translation", "lines", len(lines)) as bar,
+            self._progress("translation", "lines", len(sources)) as bar,
         ):
-            results = text.translator(self._engine, bar.update).translate(lines)
+            results = text.translator(self._engine, bar.update).translate(sources)
         return [(result.text, bool(result.alarms)) for result in results]
 
     def _progress(self, what: str, unit: str, total: int) -> Any:
@@ -347,27 +369,27 @@ class Validator:
         return progress_bar(f"validating: {what}", unit=unit, total=total, leave=False, shown=shown)
 
     def _sum_losses(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
-        """Return summed cross-entropy, summed training loss and tokens of this process."""
+        """Return summed cross-entropy, summed training loss and number of tokens of ``batches``."""
         device = self.updater.device
-        tokens = 0
-        totals = torch.zeros(2, dtype=precise_dtype(device), device=device)
+        num_tokens = 0
+        sums = torch.zeros(2, dtype=precise_dtype(device), device=device)
         with self._progress("loss", "batches", len(batches)) as bar:
             for batch in batches:
                 on_device = batch.to(device)
                 loss = self.updater.validation_loss(on_device)
                 objective = self.updater.objective_loss(on_device)
-                totals += torch.stack((loss.loss_sum, objective.loss_sum))
-                tokens += loss.num_tokens
+                sums += torch.stack((loss.loss_sum, objective.loss_sum))
+                num_tokens += loss.num_tokens
                 bar.update()
-        loss_sum, objective_sum = totals.tolist()
-        return loss_sum, objective_sum, tokens
+        loss_sum, objective_sum = sums.tolist()
+        return loss_sum, objective_sum, num_tokens
 
 
-def _spread(items: Sequence[T], number: int) -> Sequence[T]:
-    """Return about ``number`` evenly spaced items."""
-    if not number:
+def _spread(items: Sequence[T], count: int) -> Sequence[T]:
+    """Return about ``count`` evenly spaced items."""
+    if not count:
         return []
-    step = max(math.ceil(len(items) / number), 1)
+    step = max(math.ceil(len(items) / count), 1)
     return items[::step]
 
 
@@ -390,8 +412,8 @@ def fixed_batches(loader: Loader, processes: Processes, among: Rows) -> list[Bat
     source_lengths, target_lengths = loader.lengths(among)
     max_tokens = loader.config.max_tokens
     if max_tokens is not None:  # the limit must not drop the longest pair
-        longest = (source_lengths + target_lengths).max(initial=0)
-        max_tokens = max(int(max_tokens), int(longest))
+        most_tokens = (source_lengths + target_lengths).max(initial=0)
+        max_tokens = max(int(max_tokens), int(most_tokens))
     plan = plan_batches(
         source_lengths,
         target_lengths,
@@ -400,5 +422,6 @@ def fixed_batches(loader: Loader, processes: Processes, among: Rows) -> list[Bat
         noise=0,
         random=epoch_random(0, 0),
     )
-    own = plan[processes.rank :: processes.size]
-    return [loader.batch(among[rows]) for rows in own]
+    # Each batch of the plan is an array of indices in `among`.
+    share = plan[processes.rank :: processes.size]
+    return [loader.batch(among[indices]) for indices in share]

@@ -321,7 +321,7 @@ def test_a_full_disk_reported_by_safetensors_is_recognised(
     """FAULT 8, for real: files may not grow beyond a few bytes, as under a quota."""
     save(tmp_path, 10)
     before = contents(tmp_path)
-    monkeypatch.setattr(files, "_FULL", (errno.EFBIG,))
+    monkeypatch.setattr(files, "_DISK_FULL", (errno.EFBIG,))
     with full_disk(100), pytest.raises(CheckpointError, match=r"not written: .*too large") as at:
         save(tmp_path, 20)
     assert "Free disk space" in at.value.fix

@@ -144,7 +144,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         write_corpus(folder)
         for side in ("de", "en"):
             (folder / f"valid.{side}").write_bytes((folder / f"train.{side}").read_bytes())
-        patch.setattr(confidence, "_MOST_TRANSLATED", 120)
+        patch.setattr(confidence, "_MAX_TRANSLATED", 120)
         config = make_config(run_dir=str(folder / "run"))
         config = config.model_copy(update={"prepared_dir": folder / "prepared"})
         fit(config)

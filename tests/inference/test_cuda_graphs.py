@@ -133,18 +133,18 @@ def test_memory_of_graphs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One beam takes 16 positions of the source and 16 of the target, two take 16 and twice 16."""
     model, run, repeater = recorded()
     position = 2 * 2 * 32 * 4  # keys and values, layers, width, bytes
-    monkeypatch.setattr(graphed, "_MOST_BYTES", (16 + 16 + 16 + 32) * position - 1)
+    monkeypatch.setattr(graphed, "_USUAL_MAX_BYTES", (16 + 16 + 16 + 32) * position - 1)
     for _ in range(2):
         assert_alike(model, run, ([5], 2, 3))  # one beam at first, then two
     assert repeater.count == 4
-    monkeypatch.setattr(graphed, "_MOST_BYTES", (16 + 16) * position - 1)
+    monkeypatch.setattr(graphed, "_USUAL_MAX_BYTES", (16 + 16) * position - 1)
     assert_alike(model, run, ([5], 2, 3))
     assert repeater.count == 4
 
 
 def test_rows_of_a_graph_are_sentences_times_beams(monkeypatch: pytest.MonkeyPatch) -> None:
     """One beam fits in one row, and two beams do not."""
-    monkeypatch.setattr(graphed, "_MOST_ROWS", 1)
+    monkeypatch.setattr(graphed, "_MAX_ROWS", 1)
     model, run, repeater = recorded()
     assert_alike(model, run, ([5], 2, 3))  # one beam at first, then two
     assert repeater.count == 1

@@ -217,7 +217,7 @@ def test_a_failed_retry_keeps_the_first_output(tokenizers: Tokenizers, engine: P
     parts = GuardCounts()
     for own in (numbers[:3], numbers[3:]):
         parts.add({number: found[number - 1] for number in own})
-    assert parts.left == counts.left == numbers[:5]
+    assert parts.suspicious == counts.suspicious == numbers[:5]
     assert f"check lines {', '.join(map(str, numbers[:5]))}, ..." in (counts.message(1) or "")
     assert len(alarmed) > 5
 
@@ -240,7 +240,7 @@ def test_the_message_counts_lines_by_what_is_left_of_their_alarms() -> None:
         results = [*special, *[noted(())] * (count - 3)]
         counts = GuardCounts().add(dict(enumerate(results, 7)))
         assert (counts.num_lines, counts.num_alarmed, counts.num_cleared) == (count, 3, 1)
-        assert (counts.left, counts.retry_seconds) == ([8, 9], 1.0)
+        assert (counts.suspicious, counts.retry_seconds) == ([8, 9], 1.0)
         message = counts.message(4.0) or ""
         assert "fixed 1 and took 1.0 of 4.0 s" in message
         assert "lines 8, 9" in message

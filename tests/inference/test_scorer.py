@@ -112,7 +112,7 @@ def test_scores_do_not_depend_on_the_batch(scorer: Scorer, monkeypatch: pytest.M
     expected = scorer.score(PAIRS)
     order = random.Random(1).sample(range(len(PAIRS)), len(PAIRS))
     for batch_tokens, cells in ((1, 1 << 23), (30, 1), (100_000, 3000)):
-        monkeypatch.setattr(torch_engine, "_MOST_PROBABILITIES", cells)
+        monkeypatch.setattr(torch_engine, "_MAX_PROBABILITIES", cells)
         limited = scorer.with_options(batch_tokens=batch_tokens)
         for row, result in zip(order, limited.score(PAIRS[row] for row in order), strict=True):
             assert (result.source, result.target) == PAIRS[row]

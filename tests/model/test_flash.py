@@ -61,7 +61,7 @@ def of_2_13(  # noqa: PLR0917
 
 @pytest.fixture
 def float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(module, "_FLASH_DTYPES", (torch.float32,))
 
 
 @pytest.mark.parametrize("kernel", [of_2_10, of_2_13])

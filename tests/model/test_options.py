@@ -91,7 +91,7 @@ def test_encoder_and_decoder_have_separate_attention_dropout(
     assert torch.equal(model.encode(source), memory) == (of_encoder == 0)
     assert torch.equal(model.decode(target, memory, source), expected) == (share == 0)
     parts = [x for x in model.decoder.modules() if isinstance(x, SelfAttention | CrossAttention)]
-    assert {part._drop for part in parts} == {share}
+    assert {part._active_dropout for part in parts} == {share}
 
 
 def outputs_for_ones(option: str, *, training: bool) -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ def test_both_searches_find_the_same_output(
     source = Packed.from_rows([[*range(4, 3 + length), EOS_ID] for length in lengths])
     expected = search(TableStepper(table), source, options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(greedy, "_STEPS_BETWEEN_LOOKS", steps)
+        patch.setattr(greedy, "_STEPS_BETWEEN_CHECKS", steps)
         assert greedy_of(TableStepper(table), source, options) == expected
 
 
@@ -143,7 +143,7 @@ def drawn(probs: list[float], key: Tensor) -> int:
 def test_a_wide_nucleus_is_found(top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     probs = torch.stack([random_table(seed, 3000, 0.5)(()).exp() for seed in range(3)])
     whole = nucleus(probs, top_p)
-    monkeypatch.setattr(greedy, "_FIRST_LOOK", 3000)
+    monkeypatch.setattr(greedy, "_FIRST_NUCLEUS_SIZE", 3000)
     assert torch.equal(nucleus(probs, top_p), whole)
     for row, kept in zip(probs.tolist(), whole.tolist(), strict=True):
         least = min(x for x in kept if x)

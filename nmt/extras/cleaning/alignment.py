@@ -42,26 +42,27 @@ from nmt.extras.cleaning.ranges import (
     Range,
     find_ranges,
     first_offsets,
-    is_odd,
     joined,
+    weak_mask,
 )
 from nmt.extras.cleaning.scores import Column, Scores
 from nmt.files.progress import progress_bar
 from nmt.text.flat import FlatIds
 
-_ROUNDS = 4
-_AGREED = 0.01  # Iteration stops when fewer than this share of the lines change.
-_PART = 1 << 19
-_MOST_SAMPLED = 1 << 20
+_MAX_ITERATIONS = 4
+# Iteration stops when at most this share of the lines changes its offset or its part in learning.
+_MAX_CHANGED = 0.01
+_LINES_AT_ONCE = 1 << 19  # Approximate lines of the parts into which a large corpus is cut.
+_MAX_SAMPLED = 1 << 20  # Maximum number of pairs from which a lexicon is learned.
 _HELD_OUT = 16  # One in 16 pairs is kept out of the lexicon, to measure the lexicon.
-SMALLEST = 100
+FEWEST_ALIGNED = 100  # Minimum lines of a corpus for misaligned ranges.
 FEWEST_SCORED = 200  # Minimum lines of a corpus for z-scores.
-_FEWEST_UNRELATED = 1000  # Minimum lines of a corpus for reporting unrelated ranges.
-_FEWEST_UNSEEN = 30
-_SAMPLE = 4000
-_FAR = 200
+_FEWEST_FOR_UNRELATED = 1000  # Minimum lines of a corpus for reporting unrelated ranges.
+_FEWEST_UNSEEN = 30  # Minimum held-out pairs to measure the lexicon with them alone.
+_NUM_RANDOM = 4000  # Random pairs of lines.
+_RANDOM_DISTANCE = 200  # Lines between the source and the target line of a random pair, or more.
 _DOUBTFUL = -3.5  # Lines with a lower z-score are not used to learn the next lexicon.
-MOST_TOKENS = 64
+MOST_TOKENS = 64  # The tokens of a line that are compared.
 
 
 @dataclass(frozen=True)
@@ -108,50 +109,57 @@ def align_corpora(
         held_out: Names of corpora that are scored, but not used to learn the lexicon.
         workers: Processes that score batches of lines.
     """
-    num = len(lines.source.lengths)
-    offsets = np.zeros(num, np.int16)
-    to_learn = np.zeros(num, bool)
+    num_rows = len(lines.source.lengths)
+    # Of each row: the offset of its target line, and whether the lexicon may learn from this pair.
+    offsets = np.zeros(num_rows, np.int16)
+    to_learn = np.zeros(num_rows, bool)
     scores = {}
     z_scores = {}
-    for number, (name, (start, end)) in enumerate(spans.items()):
+    for index, (name, (start, end)) in enumerate(spans.items()):
         size = end - start
-        path = folder / f"score-{number}.bin"
+        path = folder / f"score-{index}.bin"
         scores[name] = Column(path, np.float32, size)
-        path = folder / f"z-{number}.bin"
+        path = folder / f"z-{index}.bin"
         z_scores[name] = Column(path, np.float32, size)
         if name not in held_out:
-            for low, high in _parts(start, end):
-                offsets[low:high] = first_offsets(lines, low, high)
+            for part_start, part_end in _parts(start, end):
+                offsets[part_start:part_end] = first_offsets(lines, part_start, part_end)
             to_learn[start:end] = True
     ranges: dict[str, list[Range]] = {}
     lexicon: Lexicon | None = None
-    saved = folder if workers.see_files else None
+    # Workers in other processes read the table of the lexicon from a file.
+    table_folder = folder if workers.see_files else None
     with progress_bar("comparing words", leave=False):
-        for _ in range(_ROUNDS):
-            sample = _sample(lines, offsets, to_learn, spans)
-            lexicon = learn_lexicon(lines, vocab_sizes, sample, workers=workers, folder=saved)
-            scorer = PairScorer(lexicon, sample, workers)
+        for _ in range(_MAX_ITERATIONS):
+            pairs = _sample(lines, offsets, to_learn, spans)
+            lexicon = learn_lexicon(lines, vocab_sizes, pairs, workers=workers, folder=table_folder)
+            scorer = PairScorer(lexicon, pairs, workers)
             ranges = {name: [] for name in spans}
             num_changed = 0
             for name, (start, end) in spans.items():
-                for low, high in _parts(start, end):
-                    learned = offsets[low:high]
-                    diagnosis = _diagnose(scorer, np.arange(low, high), learned)
-                    before = low - start
-                    place = slice(before, high - start)
-                    scores[name][place] = diagnosis.scores
-                    z_scores[name][place] = diagnosis.z_scores
-                    ranges[name] += (part.moved(before) for part in diagnosis.ranges)
+                for part_start, part_end in _parts(start, end):
+                    part_rows = np.arange(part_start, part_end)
+                    learned_offsets = offsets[part_start:part_end]
+                    diagnosis = _diagnose(scorer, part_rows, learned_offsets)
+                    # Scores and ranges count lines from the start of the corpus.
+                    num_before = part_start - start
+                    corpus_lines = slice(num_before, part_end - start)
+                    scores[name][corpus_lines] = diagnosis.scores
+                    z_scores[name][corpus_lines] = diagnosis.z_scores
+                    ranges[name] += (
+                        misaligned.moved(num_before) for misaligned in diagnosis.ranges
+                    )
                     if name not in held_out:
-                        new_offsets, teaches = _next_sample(diagnosis, learned)
-                        is_changed = new_offsets != learned
-                        is_changed |= teaches != to_learn[low:high]
+                        new_offsets, is_usable = _next_sample(diagnosis, learned_offsets)
+                        is_changed = new_offsets != learned_offsets
+                        is_changed |= is_usable != to_learn[part_start:part_end]
                         num_changed += int(is_changed.sum())
-                        offsets[low:high] = new_offsets
-                        to_learn[low:high] = teaches
-            if num_changed <= _AGREED * num:
+                        offsets[part_start:part_end] = new_offsets
+                        to_learn[part_start:part_end] = is_usable
+            if num_changed <= _MAX_CHANGED * num_rows:
                 break
-    merged = {name: joined(of_corpus) for name, of_corpus in ranges.items()}
+    # A range that reaches over the border of two parts was found as two ranges.
+    merged = {name: joined(corpus_ranges) for name, corpus_ranges in ranges.items()}
     if lexicon is not None:
         # Drop the large table of the previous iteration: only scoring needed it.
         lexicon = replace(lexicon, previous_table=None)
@@ -159,31 +167,44 @@ def align_corpora(
 
 
 def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each part of a corpus that fits into memory, and the row after it."""
-    # A short rest belongs to the last part.
-    cuts = range(start, max(end - _PART // 2, start + 1), _PART)
-    borders = [*cuts, end]
-    return pairwise(borders)
+    """Yield the first row of each part of a corpus that fits into memory, and the row after it.
+
+    Args:
+        start: First row of the corpus.
+        end: Row after its last row.
+    """
+    # Rows at the end that are less than half a part belong to the part before them. The maximum
+    # makes one part of a corpus that is smaller than that.
+    last_cut = max(end - _LINES_AT_ONCE // 2, start + 1)
+    cuts = range(start, last_cut, _LINES_AT_ONCE)
+    return pairwise([*cuts, end])
 
 
 def _sample(
     lines: Lines, offsets: Offsets, to_learn: Mask, spans: Mapping[str, tuple[int, int]]
 ) -> Pairs:
-    """Return the pairs to learn the lexicon from: of a large corpus, an evenly spaced sample."""
-    num = len(offsets)
-    least = math.ceil(num / _MOST_SAMPLED)
-    step = max(sample_step(lines, num), least)
-    pairs = [np.empty((2, 0), np.int64)]
-    for low, high in spans.values():
-        rows = np.arange(low, high, step)
+    """Return the pairs to learn the lexicon from: of a large corpus, an evenly spaced sample.
+
+    Args:
+        lines: The lines of all corpora.
+        offsets: Offset of the target line of each row of all corpora.
+        to_learn: Mask of the rows from which the lexicon may learn.
+        spans: First row of each corpus, and the row after its last row.
+    """
+    num_rows = len(offsets)
+    min_step = math.ceil(num_rows / _MAX_SAMPLED)
+    step = max(sample_step(lines, num_rows), min_step)
+    corpus_pairs = [np.empty((2, 0), np.int64)]  # (2, P): source rows and target rows.
+    for start, end in spans.values():
+        rows = np.arange(start, end, step)
         targets = rows + offsets[rows]
         is_sampled = to_learn[rows]
-        is_sampled &= targets >= low
-        is_sampled &= targets < high
+        is_sampled &= targets >= start
+        is_sampled &= targets < end
         is_sampled &= ~_is_held_out(rows)
         sampled = rows[is_sampled], targets[is_sampled]
-        pairs.append(np.stack(sampled))
-    sources, targets = np.concatenate(pairs, axis=1)
+        corpus_pairs.append(np.stack(sampled))
+    sources, targets = np.concatenate(corpus_pairs, axis=1)
     return Pairs(sources, targets)
 
 
@@ -191,90 +212,100 @@ def _is_held_out(rows: Rows) -> Mask:
     return rows % _HELD_OUT == 0
 
 
-def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets) -> _Diagnosis:
+def _diagnose(scorer: PairScorer, rows: Rows, learned_offsets: Offsets) -> _Diagnosis:
     """Find misaligned ranges and compute scores for a part of a corpus.
 
     Args:
         scorer: Scores pairs of lines with the lexicon.
         rows: The rows of the part. (n,).
-        learned: Offset of the target line from which the lexicon has learned. (n,).
+        learned_offsets: For each source line, the offset of the target line from which the
+            lexicon has learned. (n,).
     """
     lines = scorer.lexicon.lines
-    num = len(rows)
-    pairs = Pairs(rows, rows)
-    in_place = scorer.score(pairs)
-    unshifted = PairMeasures.of_pairs(in_place, lines, pairs)
-    is_blank = unshifted.tokens == 0
-    per_token = in_place / np.maximum(unshifted.tokens, 1)
-    per_token[is_blank] = np.nan
-    unknown = np.full(num, np.nan)
-    nothing = _Diagnosis([], per_token, unknown, np.zeros(num, bool))
-    if num < SMALLEST:
-        return nothing
+    num_lines = len(rows)
+    # Unshifted pairs: the source line and the target line of the same row, as in the files.
+    unshifted_pairs = Pairs(rows, rows)
+    unshifted_nats = scorer.score(unshifted_pairs)
+    unshifted = PairMeasures.of_pairs(unshifted_nats, lines, unshifted_pairs)
+    is_blank = unshifted.num_tokens == 0
+    nats_per_token = unshifted_nats / np.maximum(unshifted.num_tokens, 1)
+    nats_per_token[is_blank] = np.nan
+    unknown = np.full(num_lines, np.nan)
+    # What can be said about any corpus; more lines or a better lexicon allow to say more.
+    minimal = _Diagnosis([], nats_per_token, unknown, np.zeros(num_lines, bool))
+    if num_lines < FEWEST_ALIGNED:
+        return minimal
     random_pairs = _random_pairs(rows)
-    random_totals = scorer.score(random_pairs)
-    at_random = PairMeasures.of_pairs(random_totals, lines, random_pairs)
-    targets = (rows + learned).clip(rows[0], rows[-1])
-    totals = in_place.copy()
-    is_moved = targets != rows
-    moved = Pairs(rows[is_moved], targets[is_moved])
-    totals[is_moved] = scorer.score(moved)
-    pairs = Pairs(rows, targets)
-    shifted = PairMeasures.of_pairs(totals, lines, pairs)
-    has_words = shifted.tokens > 0
-    unseen = _is_held_out(rows) & has_words
-    if unseen.sum() < _FEWEST_UNSEEN:
-        unseen = has_words
-    evidence = Evidence.of(shifted.part(unseen), at_random)
+    random_nats = scorer.score(random_pairs)
+    at_random = PairMeasures.of_pairs(random_nats, lines, random_pairs)
+    # Learned pairs: the source line and the target line at the offset of the last iteration.
+    targets = (rows + learned_offsets).clip(rows[0], rows[-1])
+    learned_nats = unshifted_nats.copy()
+    is_shifted = targets != rows
+    shifted_pairs = Pairs(rows[is_shifted], targets[is_shifted])
+    learned_nats[is_shifted] = scorer.score(shifted_pairs)
+    learned_pairs = Pairs(rows, targets)
+    learned = PairMeasures.of_pairs(learned_nats, lines, learned_pairs)
+    has_words = learned.num_tokens > 0
+    # Pairs that the lexicon has learned from score better, so it is measured with unseen pairs.
+    is_unseen = _is_held_out(rows) & has_words
+    if is_unseen.sum() < _FEWEST_UNSEEN:
+        is_unseen = has_words
+    evidence = Evidence.of(learned.select(is_unseen), at_random)
     if evidence.is_missing():
-        if num < _FEWEST_UNRELATED:
-            return nothing
-        unrelated = Range(1, num, None)
-        return nothing._replace(ranges=[unrelated])
-    there = evidence(shifted)
-    here = evidence(unshifted)
-    here = np.where(learned == 0, there, here)
-    ranges = list(find_ranges(scorer, evidence, rows, learned, here, there))
-    if num < _FEWEST_UNRELATED:  # too few lines to decide that lines are unrelated
-        ranges = [part for part in ranges if part.offset is not None]
-    if num < FEWEST_SCORED or not evidence.slope:
-        return nothing._replace(ranges=ranges)
-    # Pairs that the lexicon has learned from score better, so the share comes from unseen pairs.
-    scores = shifted.scores
-    share_right = share_above(scores[unseen], at_random.scores)
-    usual, spread = usual_scores(scores[has_words], share_right)
+        if num_lines < _FEWEST_FOR_UNRELATED:
+            return minimal
+        unrelated = Range(1, num_lines, None)
+        return minimal._replace(ranges=[unrelated])
+    learned_evidence = evidence(learned)
+    unshifted_evidence = evidence(unshifted)
+    ranges = list(
+        find_ranges(scorer, evidence, rows, learned_offsets, unshifted_evidence, learned_evidence)
+    )
+    if num_lines < _FEWEST_FOR_UNRELATED:
+        ranges = [misaligned for misaligned in ranges if misaligned.offset is not None]
+    if num_lines < FEWEST_SCORED or evidence.slope == 0:
+        return minimal._replace(ranges=ranges)
+    scores = learned.scores
+    share = share_above(scores[is_unseen], at_random.scores)
+    usual, spread = usual_scores(scores[has_words], share)
     z_scores = (unshifted.scores - usual) / spread
     z_scores[is_blank] = np.nan
-    if num < _FEWEST_UNRELATED:
-        return nothing._replace(ranges=ranges, z_scores=z_scores)
+    if num_lines < _FEWEST_FOR_UNRELATED:
+        return minimal._replace(ranges=ranges, z_scores=z_scores)
     is_doubtful = scores < usual + _DOUBTFUL * spread
-    is_doubtful |= is_odd(there)
+    is_doubtful |= weak_mask(learned_evidence)
     is_doubtful &= has_words
-    return _Diagnosis(ranges, per_token, z_scores, is_doubtful)
+    return _Diagnosis(ranges, nats_per_token, z_scores, is_doubtful)
 
 
 def _random_pairs(rows: Rows) -> Pairs:
     """Return random pairs of lines that are far apart. The same rows always give the same pairs."""
-    num = len(rows)
-    generator = np.random.default_rng(num)
-    size = min(_SAMPLE, num)
-    far = min(_FAR, num // 3)
-    sources = generator.integers(0, num, size)
-    distances = generator.integers(far, num - far, size)
-    targets = (sources + distances) % num
+    num_lines = len(rows)
+    generator = np.random.default_rng(num_lines)
+    num_pairs = min(_NUM_RANDOM, num_lines)
+    min_distance = min(_RANDOM_DISTANCE, num_lines // 3)
+    sources = generator.integers(0, num_lines, num_pairs)
+    # After the last line the first line follows, so a distance must not be nearly all lines, too.
+    distances = generator.integers(min_distance, num_lines - min_distance, num_pairs)
+    targets = (sources + distances) % num_lines
     return Pairs(rows[sources], rows[targets])
 
 
-def _next_sample(diagnosis: _Diagnosis, learned: Offsets) -> tuple[Offsets, Mask]:
-    """Return the new offset of each line, and whether the next lexicon learns from the line."""
-    offsets = np.zeros_like(learned)
-    teaches = np.ones_like(learned, bool)
-    for part in diagnosis.ranges:
-        place = slice(part.start - 1, part.end)
-        offsets[place] = part.offset or 0
-        teaches[place] = part.offset is not None
-    is_doubtful = diagnosis.is_doubtful & (offsets == learned)
-    return offsets, teaches & ~is_doubtful
+def _next_sample(diagnosis: _Diagnosis, learned_offsets: Offsets) -> tuple[Offsets, Mask]:
+    """Return the new offset of each line, and whether the next lexicon may learn from the line.
+
+    Lines in an unrelated range have the offset 0. A doubtful line is used again as soon as its
+    offset has changed.
+    """
+    offsets = np.zeros_like(learned_offsets)
+    is_related = np.ones_like(learned_offsets, bool)
+    for misaligned in diagnosis.ranges:
+        lines = slice(misaligned.start - 1, misaligned.end)  # A range counts lines from 1.
+        offsets[lines] = misaligned.offset or 0
+        is_related[lines] = misaligned.offset is not None
+    is_doubtful = diagnosis.is_doubtful & (offsets == learned_offsets)
+    return offsets, is_related & ~is_doubtful
 
 
 class CutLines:
@@ -293,6 +324,8 @@ class CutLines:
 
 
 class _CutSide:
+    """One side of `CutLines`."""
+
     def __init__(self, side: StoredSide) -> None:
         self._side = side
         self.lengths = _CutLengths(side.lengths)
@@ -304,13 +337,15 @@ class _CutSide:
         if longest <= MOST_TOKENS:
             return flat
         starts = flat.offsets[flat.sentences]
-        positions = np.arange(len(flat.ids)) - starts
+        positions = np.arange(len(flat.ids)) - starts  # Of each token in its sentence, from 0.
         is_kept = positions < MOST_TOKENS
         lengths = np.minimum(flat.lengths, MOST_TOKENS)
         return FlatIds(flat.ids[is_kept], lengths)
 
 
 class _CutLengths:
+    """Lengths in tokens, at most `MOST_TOKENS`; stored in one byte, but returned as int32."""
+
     def __init__(self, lengths: npt.NDArray[np.integer]) -> None:
         cut = np.minimum(lengths, MOST_TOKENS)
         self._values = cut.astype(np.uint8)

@@ -23,7 +23,7 @@ from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import PrepareReport
 from nmt.data.store import ParallelStore
 from nmt.data.workers import Arrays
-from nmt.extras.cleaning.alignment import FEWEST_SCORED, SMALLEST, CutLines, align_corpora
+from nmt.extras.cleaning.alignment import FEWEST_ALIGNED, FEWEST_SCORED, CutLines, align_corpora
 from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
 from nmt.extras.cleaning.ranges import Range
 from nmt.extras.cleaning.repeats import RepeatFinder, Repeats, pair_hashes
@@ -37,10 +37,11 @@ from nmt.extras.cleaning.scores import (
     write_scores,
 )
 
+# Names of the arrays that `look_at` returns.
 _HASHES = "hashes"
 _LEAKS = "leaks"
-_NUM_FIRST = 5
-_MOST_RANGES = 10
+_NUM_FIRST = 5  # Lines that are listed for each detected language.
+_MAX_NOTES = 10  # Misaligned ranges with a note of their own.
 
 
 def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: bool) -> Arrays:
@@ -54,11 +55,12 @@ def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: boo
     Returns:
         ``hashes`` (see `pair_hashes`) and ``leaks`` (see `Leaks.update`).
     """
-    texts = [pair[:2] for pair in pairs]
+    texts = [pair[:2] for pair in pairs]  # source and target
     hashes = pair_hashes(texts, sketches=sketches)
     leaks = index.find([pair.source for pair in pairs])
-    rows = np.array(leaks, np.int64)
-    return {_HASHES: hashes, _LEAKS: rows.reshape(-1, 3)}
+    leak_rows = np.array(leaks, np.int64)
+    # Without any leak, the array has one dimension.
+    return {_HASHES: hashes, _LEAKS: leak_rows.reshape(-1, 3)}
 
 
 class CorpusDiagnosis(Diagnosis):
@@ -82,15 +84,18 @@ class CorpusDiagnosis(Diagnosis):
         # Line number and score (by the two models) of every kept pair of all corpora, in order.
         self._dual_lines = array("q")
         self._dual_scores = array("f")
-        self._spans: dict[str, tuple[int, int]] = {}  # range of kept pairs of each corpus
-        # By side and detected language: the number of pairs, and the places of the first ones.
+        # Of each corpus: the index of its first kept pair among those of all corpora, and the
+        # index after its last one.
+        self._spans: dict[str, tuple[int, int]] = {}
+        # By configured and detected language: the number of pairs, and corpus and line of the
+        # first ones.
         self._num_detected = Counter[tuple[str, str]]()
         self._first_detected = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
         self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
-        self._ranges: Mapping[str, Sequence[Range]] = {}
-        self._num_asked = 0
-        self._num_lines: Mapping[str, int] = {}
-        self._writing: Future[None] | None = None
+        self._ranges: Mapping[str, Sequence[Range]] = {}  # misaligned ranges of each corpus
+        self._num_returned = 0  # kept pairs in all blocks for which `of_block` was called
+        self._num_lines: Mapping[str, int] = {}  # of each corpus
+        self._writing: Future[None] | None = None  # the file of lexical scores
 
     def see(
         self,
@@ -100,21 +105,22 @@ class CorpusDiagnosis(Diagnosis):
         found: Sequence[ListedProblem],
     ) -> None:
         """Record the hashes, leaks, languages and model scores of the next block of a corpus."""
-        count = self._repeat_finder.count
-        first, _ = self._spans.get(corpus, (count, count))
-        self._spans[corpus] = first, count + len(pairs)
+        num_before = self._repeat_finder.count  # kept pairs of all blocks before this one
+        first, _ = self._spans.get(corpus, (num_before, num_before))
+        self._spans[corpus] = first, num_before + len(pairs)
         self._repeat_finder.add(looked[_HASHES])
         self._leaks.update(corpus, pairs, looked[_LEAKS])
         for problem in found:
             if problem.reason == "language":
-                detected = str(problem.limit), str(problem.value)
-                self._num_detected[detected] += 1
-                if self._num_detected[detected] <= _NUM_FIRST:
-                    place = {"corpus": problem.corpus, "line": problem.line}
-                    self._first_detected[detected].append(place)
+                # The limit of this filter is the configured language, the value the detected one.
+                languages = str(problem.limit), str(problem.value)
+                self._num_detected[languages] += 1
+                if self._num_detected[languages] <= _NUM_FIRST:
+                    line = {"corpus": problem.corpus, "line": problem.line}
+                    self._first_detected[languages].append(line)
         if self._dual is not None:
             self._dual_lines.extend(pair.line for pair in pairs)
-            texts = [pair[:2] for pair in pairs]
+            texts = [pair[:2] for pair in pairs]  # source and target
             self._dual_scores.extend(self._dual(texts))
 
     def end(self, num_lines: Mapping[str, int]) -> None:
@@ -126,9 +132,10 @@ class CorpusDiagnosis(Diagnosis):
         scores = {}
         for name, corpus in material.corpora.items():
             if corpus.scores is not None and num_lines[name]:
-                num = num_lines[name]
-                is_part = corpus.max_pairs == num
-                scores[name] = read_scores(corpus.scores, num, is_part=is_part)
+                num_used = num_lines[name]
+                # As many lines as the maximum were used, so the corpus may have more.
+                is_part = corpus.max_pairs == num_used
+                scores[name] = read_scores(corpus.scores, num_used, is_part=is_part)
         self._scores["scores"] = scores
 
     def learn(
@@ -136,8 +143,7 @@ class CorpusDiagnosis(Diagnosis):
     ) -> None:
         """Learn a lexicon from the lines, compute lexical scores, and find misaligned ranges."""
         material = self.material
-        corpora = material.corpora
-        held_out = spans.keys() - corpora.keys()
+        held_out = spans.keys() - material.corpora.keys()
         alignment = align_corpora(
             CutLines(lines), sizes, spans, material.scratch, held_out, material.workers.near
         )
@@ -153,41 +159,45 @@ class CorpusDiagnosis(Diagnosis):
     ) -> Mapping[int, Sequence[PairProblem]]:
         """Return the findings of the next block, by the index of the line in the block."""
         assert self._repeats is not None
-        num_lines = len(is_kept)
-        stop = start + num_lines
-        places: list[int] = np.flatnonzero(is_kept).tolist()
-        first = self._num_asked
-        last = first + len(places)
-        self._num_asked = last
-        problems = defaultdict[int, list[PairProblem]](list)
+        stop = start + len(is_kept)
+        # Line in the block of each kept pair, and the range of these pairs among all kept pairs.
+        kept_lines: list[int] = np.flatnonzero(is_kept).tolist()
+        first_pair = self._num_returned
+        end_pair = first_pair + len(kept_lines)
+        self._num_returned = end_pair
+        problems = defaultdict[int, list[PairProblem]](list)  # by line in the block
         repeats = self._repeats.result()
-        for row, repeated in repeats.between(first, last).items():
-            problems[places[row - first]] += repeated
-
-        def add(reason: str, where: Sequence[int], scores: npt.NDArray[np.float32]) -> None:
-            limit = self.material.filters.rule(reason).bound
-            if reason in self._actions:
-                is_low = scores < limit
-                for row in np.flatnonzero(is_low).tolist():
-                    problem = PairProblem(reason, float(scores[row]), limit)
-                    problems[where[row]].append(problem)
-
+        for pair, repeated in repeats.between(first_pair, end_pair).items():
+            problems[kept_lines[pair - first_pair]] += repeated
         for reason, scores in self._scores.items():
             if corpus in scores:
                 column = scores[corpus]
-                add(reason, range(num_lines), column[start:stop])
+                for line, problem in self._low_scores(reason, column[start:stop]):
+                    problems[line].append(problem)
         if self._dual is not None:
-            of_kept = self._dual_scores[first:last]
-            add("dual_cross_entropy", places, np.array(of_kept, np.float32))
+            kept_scores = np.array(self._dual_scores[first_pair:end_pair], np.float32)
+            for index, problem in self._low_scores("dual_cross_entropy", kept_scores):
+                problems[kept_lines[index]].append(problem)
         for misaligned in self._ranges.get(corpus, ()):
             problem = PairProblem("misaligned", "unrelated")
             if misaligned.offset is not None:
                 problem = PairProblem("misaligned", float(misaligned.offset))
+            # The lines of the corpus, counted from 0, that are in the range and in the block.
             first_line = max(misaligned.start - 1, start)
-            end = min(misaligned.end, stop)
-            for line in range(first_line, end):
+            end_line = min(misaligned.end, stop)
+            for line in range(first_line, end_line):
                 problems[line - start].append(problem)
         return problems
+
+    def _low_scores(
+        self, reason: str, scores: npt.NDArray[np.float32]
+    ) -> Iterator[tuple[int, PairProblem]]:
+        """Yield the index of each score below the limit, and the problem; none if it is off."""
+        limit = self.material.filters.rule(reason).bound
+        if reason in self._actions:
+            is_low = scores < limit
+            for index in np.flatnonzero(is_low).tolist():
+                yield index, PairProblem(reason, float(scores[index]), limit)
 
     def complete(self, report: PrepareReport) -> PrepareReport:
         """Add the results of all checks to a report, and finish writing the score files."""
@@ -196,8 +206,7 @@ class CorpusDiagnosis(Diagnosis):
             lines = {}
             for name, (start, end) in self._spans.items():
                 lines[name] = self._dual_lines[start:end]
-                of_corpus = self._dual_scores[start:end]
-                scores[name] = np.array(of_corpus, np.float32)
+                scores[name] = np.array(self._dual_scores[start:end], np.float32)
             path = self.material.folder / DUAL
             write_scores(path, scores, lines)
         if self._writing is not None:
@@ -206,38 +215,40 @@ class CorpusDiagnosis(Diagnosis):
         unrelated = []
         for corpus, ranges in self._ranges.items():
             for misaligned in ranges:
-                place = {"corpus": corpus, "start": misaligned.start, "end": misaligned.end}
+                entry = {"corpus": corpus, "start": misaligned.start, "end": misaligned.end}
                 if misaligned.offset is None:
-                    unrelated.append(place)
+                    unrelated.append(entry)
                 else:
-                    shifts.append(place | {"offset": misaligned.offset})
-        # The number of pairs by detected language: in all, and by side with the first lines.
-        values = Counter[str]()
+                    shifts.append(entry | {"offset": misaligned.offset})
+        # The number of pairs by detected language, and the same by configured and detected
+        # language, with the first lines.
+        num_detected = Counter[str]()
         sides = defaultdict[str, dict[str, dict[str, Any]]](dict)
-        for (side, value), count in self._num_detected.most_common():
-            values[value] += count
-            sides[side][value] = {"count": count, "first": self._first_detected[side, value]}
+        for (configured, detected), count in self._num_detected.most_common():
+            num_detected[detected] += count
+            first_lines = self._first_detected[configured, detected]
+            sides[configured][detected] = {"count": count, "first": first_lines}
         reasons = dict(report.reasons)
         if "language" in reasons:
-            languages = {"values": dict(values.most_common()), "sides": dict(sides)}
+            languages = {"values": dict(num_detected.most_common()), "sides": dict(sides)}
             reasons["language"] = {**reasons["language"], **languages}
         overlap = {}
         num_near = self._leaks.num_near()
-        for name, counts in report.overlap.items():
-            overlap[name] = {**counts, "near_sources_in_train": num_near.get(name, 0)}
+        for set_name, counts in report.overlap.items():
+            overlap[set_name] = {**counts, "near_sources_in_train": num_near.get(set_name, 0)}
         warnings = list(report.warnings)
         if self.material.filters.scores.limit is None:
-            for name, of_lines in self._scores["scores"].items():
-                low, usual = np.nanquantile(of_lines[:], (0.01, 0.5))
-                spread = f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
-                text = f"{name}: to use the score file, set filters.scores.limit; {spread}"
-                warnings.append(text)
+            for name, line_scores in self._scores["scores"].items():
+                low, median = np.nanquantile(line_scores[:], (0.01, 0.5))
+                spread = f"1% of the scores are below {low:.4g}, and half are below {median:.4g}"
+                warning = f"{name}: to use the score file, set filters.scores.limit; {spread}"
+                warnings.append(warning)
         return replace(
             report,
             reasons=reasons,
             shifts=shifts,
             unrelated=unrelated,
-            leakage=self._leaks.found,
+            leakage=self._leaks.entries,
             overlap=overlap,
             skipped={**report.skipped, **self._skipped()},
             notes=[*report.notes, *_notes([*shifts, *unrelated])],
@@ -248,25 +259,30 @@ class CorpusDiagnosis(Diagnosis):
         """Return the checks that could not run, or not in all corpora, each with the reason."""
         skipped = {}
         filters = self.material.filters
-        if not self._scores["scores"]:
+        if not self._scores["scores"]:  # no scores of any corpus
             skipped["scores"] = "No corpus has a score file: set data.train.*.scores."
         elif filters.scores.limit is None:
             skipped["scores"] = "filters.scores.limit is not set."
         if self._dual is None:
             skipped["dual_cross_entropy"] = "To score pairs with two models, use `score_with`."
-        for reason, least in {"lexical": FEWEST_SCORED, "misaligned": SMALLEST}.items():
-            small = [name for name, lines in self._num_lines.items() if lines < least]
-            if small:
-                skipped[reason] = f"{', '.join(small)}: fewer than {least} lines."
-        return {name: why for name, why in skipped.items() if name in self._actions}
+        for reason, fewest in {"lexical": FEWEST_SCORED, "misaligned": FEWEST_ALIGNED}.items():
+            small_corpora = [name for name, num in self._num_lines.items() if num < fewest]
+            if small_corpora:
+                skipped[reason] = f"{', '.join(small_corpora)}: fewer than {fewest} lines."
+        # Only checks that the configuration asks for.
+        return {check: why for check, why in skipped.items() if check in self._actions}
 
 
 def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line of text for each of the ten largest misaligned ranges, and one for the rest."""
-    largest = sorted(ranges, key=lambda place: place["start"] - place["end"])
-    for place in largest[:_MOST_RANGES]:
-        lines = f"{place['corpus']}: lines {place['start']:,} to {place['end']:,}"
-        offset = place.get("offset")
+    """Yield a line of text for each of the ten largest misaligned ranges, and one for the rest.
+
+    Args:
+        ranges: Entries of ``shifts`` and ``unrelated`` of a `PrepareReport`.
+    """
+    largest_first = sorted(ranges, key=lambda entry: entry["start"] - entry["end"])
+    for entry in largest_first[:_MAX_NOTES]:
+        lines = f"{entry['corpus']}: lines {entry['start']:,} to {entry['end']:,}"
+        offset = entry.get("offset")  # Unrelated ranges have none, and others are not 0.
         if offset:
             direction = "below" if offset > 0 else "above"
             distance = abs(offset)
@@ -274,5 +290,5 @@ def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"shifted: {lines}: the translations are {distance} {unit} {direction}"
         else:
             yield f"unrelated: {lines}: the target is not a translation of the source"
-    if len(ranges) > _MOST_RANGES:
-        yield f"{len(ranges) - _MOST_RANGES:,} more misaligned ranges, all smaller: see report.json"
+    if len(ranges) > _MAX_NOTES:
+        yield f"{len(ranges) - _MAX_NOTES:,} more misaligned ranges, all smaller: see report.json"

@@ -37,14 +37,18 @@ from nmt.text.languages import foreign_share, letters_of, longest_loop, numbers_
 
 Find = Callable[[str], PairProblem | None]
 Share = Callable[[str], float]
+# Text, expected language and minimum odds -> a likelier language, or None (see `_language`).
+_FindLanguage = Callable[[str, str, float], str | None]
 _WORD = re.compile(r"\w+")
 _DIGIT = re.compile(r"\d")
 _DECADE = re.compile(r"[12]..0")
-_LAST_IN_WORDS = 99
-_HALF_DAY = 12
-_MIN_COPIED_WORDS = 5
-_MIN_REPEATED = 4
-_HAN = "\u4e00"  # The only letters that belong to the scripts of several languages.
+_LAST_IN_WORDS = 99  # Numbers up to this one are often written in words.
+_HALF_DAY = 12  # Hours.
+_MIN_COPIED_WORDS = 5  # Minimum words of a target that is nearly a copy, and that have letters.
+_MIN_REPEATED = 4  # Minimum words of a loop, without its first copy.
+_MIN_LOOP_TEXT = 6  # Minimum words of a text in which a loop is sought.
+# A Chinese character. Only Chinese characters belong to the scripts of several languages.
+_HAN = "\u4e00"
 _LABEL = re.compile(rb"__label__([^\0]+)\0")  # A language in the file of a fastText model.
 # Loads a model with limited memory, because a damaged file can contain any size.
 _LOAD = """
@@ -57,8 +61,8 @@ except ImportError:
     pass  # Windows
 fasttext.load_model(sys.argv[1])
 """
-_ALL_LABELS = -1
-_MIN_LETTERS = 12
+_ALL_LABELS = -1  # The number of labels that makes fastText return all of them.
+_MIN_LETTERS = 12  # Minimum characters of a text whose language is identified.
 _MARKUP = re.compile(
     r"</?[a-zA-Z][^<>]*/?>|<!--|&(?:[a-zA-Z]{2,8}|#\d{1,6}|#x[0-9a-fA-F]{1,5});"
     r"|\{\{.*?\}\}|\[\[.*?\]\]|\{\\\w+[^}]*\}|\[/?(?:b|i|u|url|img|quote|code)\b[^\]]*\]",
@@ -147,11 +151,11 @@ def control(*_: object) -> Filter:
 
 
 def _control(text: str) -> PairProblem | None:
-    if text.isprintable():
+    if text.isprintable():  # quicker than the search
         return None
     match = _CONTROL.search(text)
     if match is None and not _NEEDS_MARKS.search(text):
-        match = _MARKS.search(text)
+        match = _MARKS.search(text)  # Faults only in scripts without need for them.
     if match is None:
         return None
     return PairProblem("control", f"U+{ord(match[0]):04X}")
@@ -181,16 +185,17 @@ def mojibake(*_: object) -> Filter:
     Raises:
         ConfigError: ftfy is not installed.
     """
-    _need("ftfy", "mojibake")
+    _require("ftfy", "mojibake")
     return SideFilter(_mojibake, _mojibake)
 
 
 def _mojibake(text: str) -> PairProblem | None:
     if text.isascii() and "?" not in text:
         return None
-    lost = _LOST.search(text)
-    is_sure = lost and lost[0] == "\ufffd"
-    if lost and (is_sure or "://" not in text):
+    lost = _LOST.search(text)  # Characters that were replaced by U+FFFD or by "?".
+    if lost and lost[0] != "\ufffd" and "://" in text:
+        lost = None  # A web address can contain "?".
+    if lost:
         return PairProblem("mojibake", lost[0])
     if not _BROKEN.search(text):
         return None
@@ -202,9 +207,16 @@ def _mojibake(text: str) -> PairProblem | None:
     return PairProblem("mojibake", fixed[:80])
 
 
-def _need(library: str, reason: str, package: str = "") -> None:
+def _require(library: str, setting: str, package: str = "") -> None:
+    """Check that an optional library is installed.
+
+    Args:
+        library: Name of the module to import.
+        setting: The setting below ``filters`` that needs the library.
+        package: Name of the package to install; by default the name of the library.
+    """
     if not find_spec(library):
-        raise ConfigError.needs(f"filters.{reason}", package or library, extra="clean")
+        raise ConfigError.needs(f"filters.{setting}", package or library, extra="clean")
 
 
 def copy_of_source(config: FilterConfig, *_: str) -> Filter:
@@ -221,28 +233,32 @@ def copy_of_source(config: FilterConfig, *_: str) -> Filter:
 
 
 def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
-    left = _WORD.findall(source.lower())
-    right = _WORD.findall(target.lower())
-    if left == right:
-        has_letters = any(map(str.isalpha, "".join(left)))
+    source_words = _WORD.findall(source.lower())
+    target_words = _WORD.findall(target.lower())
+    if source_words == target_words:
+        has_letters = any(map(str.isalpha, "".join(source_words)))
         if has_letters:
             return PairProblem("copy_of_source", 1.0, max_share)
-    if len(right) < _MIN_COPIED_WORDS:
+    num_words = len(target_words)
+    if num_words < _MIN_COPIED_WORDS:
         return None
-    words = set(left)
-    num_known = sum(word in words for word in right)
-    if num_known < max_share * len(right):  # quicker than counting
+    # Not fewer words than those that are copied, but quicker to count: a word of the source may
+    # occur in the target several times.
+    distinct = set(source_words)
+    num_shared = sum(word in distinct for word in target_words)
+    if num_shared < max_share * num_words:
         return None
-    copied = Counter(left) & Counter(right)
-    share = copied.total() / len(right)
-    num_alphabetic = sum(map(str.isalpha, right))
+    copied = Counter(source_words) & Counter(target_words)
+    share = copied.total() / num_words
+    num_alphabetic = sum(map(str.isalpha, target_words))
     if share < max_share or num_alphabetic < _MIN_COPIED_WORDS:
         return None
     return PairProblem("copy_of_source", share, max_share)
 
 
 def _address_share(text: str) -> float:
-    if not _ADDRESS_SIGNS.search(text):
+    """Return the share of the characters of a text that belong to addresses."""
+    if not _ADDRESS_SIGNS.search(text):  # quicker than the search for addresses
         return 0.0
     stripped = text.strip()
     addresses = _ADDRESS.findall(text)
@@ -255,6 +271,7 @@ def url(config: FilterConfig, *_: object) -> Filter:
 
 
 def _symbol_share(text: str) -> float:
+    """Return the share of symbols among the characters of a text other than spaces."""
     num_visible = len(text) - text.count(" ")
     symbols = _SYMBOLS.findall(text)
     num_symbols = sum(map(len, symbols))
@@ -276,19 +293,20 @@ def repeated_share(text: str) -> float:
     """
     words: Sequence[str] = text.split()
     num_words = len(words)
+    # Few words of together about 40 characters: the script is written without spaces.
     if 0 < num_words < _MIN_REPEATED and len(words[0]) * num_words > 40:
         words = "".join(words)
         num_words = len(words)
-    if num_words < 2 * _MIN_REPEATED - 2:
+    if num_words < _MIN_LOOP_TEXT:
         return 0.0
     num_distinct = len(set(words))
-    if num_distinct > 0.85 * num_words:
+    if num_distinct > 0.85 * num_words:  # quicker than the search for a loop
         return 0.0
-    repeated = longest_loop(words)
+    num_repeated = longest_loop(words)
     # A short repetition may be rhetoric, so fewer than four words do not count.
-    if repeated < _MIN_REPEATED:
+    if num_repeated < _MIN_REPEATED:
         return 0.0
-    return repeated / num_words
+    return num_repeated / num_words
 
 
 def repetition(config: FilterConfig, *_: object) -> Filter:
@@ -311,101 +329,114 @@ def numbers(*_: object) -> Filter:
 
 
 def _numbers(source: str, target: str) -> PairProblem | None:
-    if not _DIGIT.search(source + target):
+    if not _DIGIT.search(source + target):  # quicker than the search for numbers
         return None
-    left = numbers_of(source)
-    right = numbers_of(target)
-    only_left = left - right
-    only_right = right - left
-    if not (only_left or only_right):
+    source_numbers = numbers_of(source)
+    target_numbers = numbers_of(target)
+    only_source = source_numbers - target_numbers
+    only_target = target_numbers - source_numbers
+    if not (only_source or only_target):
         return None
-    if _digits(source) == _digits(target):
+    if _digits(source) == _digits(target):  # the same digits, separated differently
         return None
-    for number in sorted(only_left):
-        related = {other for other in right if _are_related(number, other)}
-        only_right -= related
+    # Remove numbers that the other side has in a different form. `sorted` copies the set, which is
+    # changed in the loop.
+    for number in sorted(only_source):
+        related = {translated for translated in target_numbers if _are_related(number, translated)}
+        only_target -= related
         if related:
-            only_left.discard(number)
-    for number in sorted(only_right):
-        if any(_are_related(number, other) for other in left):
-            only_right.discard(number)
-    if not (only_left and only_right):  # a missing number may be written in words
-        only_left = set(filterfalse(_is_round, only_left))
-        only_right = set(filterfalse(_is_round, only_right))
-    if not (only_left or only_right):
+            only_source.discard(number)
+    for number in sorted(only_target):
+        if any(_are_related(original, number) for original in source_numbers):
+            only_target.discard(number)
+    if not (only_source and only_target):  # a missing number may be written in words
+        only_source = set(filterfalse(_is_round, only_source))
+        only_target = set(filterfalse(_is_round, only_target))
+    if not (only_source or only_target):
         return None
-    left_text = " ".join(sorted(only_left))
-    right_text = " ".join(sorted(only_right))
-    return PairProblem("numbers", f"{left_text}|{right_text}")
+    source_text = " ".join(sorted(only_source))
+    target_text = " ".join(sorted(only_target))
+    return PairProblem("numbers", f"{source_text}|{target_text}")
 
 
 def _is_round(number: str) -> bool:
     """Whether a number is often written in words: small, round, or a decade."""
     if _DECADE.fullmatch(number):
         return True
-    digits = number.rstrip("0") or "0"
+    digits = number.rstrip("0") or "0"  # Zero itself has no other digits.
     return int(digits) <= _LAST_IN_WORDS
 
 
 def _digits(text: str) -> str:
+    """Return all digits of a text, converted from any script to ASCII."""
     digits = _DIGIT.findall(text)
     values = map(int, digits)
     return "".join(map(str, values))
 
 
-def _are_related(one: str, other: str) -> bool:
+def _are_related(source_number: str, target_number: str) -> bool:
     """Whether two numbers can have the same meaning: 2.5 and 25 (million), 3 and 15 (o'clock)."""
-    shorter, longer = sorted((one, other), key=len)
-    if one.rstrip("0") == other.rstrip("0"):  # 2.5 million
+    shorter, longer = sorted((source_number, target_number), key=len)
+    if source_number.rstrip("0") == target_number.rstrip("0"):  # 2.5 million
         return True
-    is_longer = len(longer) > len(shorter)
-    if is_longer and longer.endswith(shorter):  # the 90s of the 1990s
+    if longer.endswith(shorter):  # the 90s of the 1990s
         return True
-    hour = int(shorter)
-    other_hour = int(longer)
-    latest = max(hour, other_hour)
-    if latest > 2 * _HALF_DAY:
+    source_hour = int(source_number)
+    target_hour = int(target_number)
+    latest_hour = max(source_hour, target_hour)
+    if latest_hour > 2 * _HALF_DAY:  # not a time of day
         return False
-    return abs(hour - other_hour) == _HALF_DAY
+    return abs(source_hour - target_hour) == _HALF_DAY
 
 
 def script(config: FilterConfig, source: str, target: str, *_: object) -> Filter:
     """Return the filter for pairs with many letters of a script that the language does not use."""
     share_of_source = partial(foreign_share, language=source)
     share_of_target = partial(foreign_share, language=target)
-    unknown = [code for code in (source, target) if letters_of(code) is None]
+    unchecked = [code for code in (source, target) if letters_of(code) is None]
     note = ""
-    if unknown:
-        note = f"filters.script does not check {' and '.join(unknown)}: the script is unknown. "
-        note += f"Write it into the code, such as {unknown[0]}_Latn"
+    if unchecked:
+        note = f"filters.script does not check {' and '.join(unchecked)}: the script is unknown. "
+        note += f"Write it into the code, such as {unchecked[0]}_Latn"
     return ShareFilter("script", config.script.bound, share_of_source, share_of_target, note)
 
 
 def swapped(
     _: FilterConfig, source: str, target: str, profiles: LanguageProfiles = NO_PROFILES
 ) -> Filter:
-    """Return the filter for pairs in which source and target language are swapped."""
-    left = letters_of(source)
-    right = letters_of(target)
-    if left and right and left != right and not (left.match(_HAN) and right.match(_HAN)):
-        return TextFilter(partial(_swapped_scripts, left, right))
+    """Return the filter for pairs in which source and target language are swapped.
+
+    Languages with different scripts are distinguished by their letters; other ones by the profiles
+    if these know both languages, and else by py3langid.
+    """
+    source_letters = letters_of(source)
+    target_letters = letters_of(target)
+    if source_letters and target_letters and source_letters != target_letters:
+        both_use_han = source_letters.match(_HAN) and target_letters.match(_HAN)
+        if not both_use_han:
+            return TextFilter(partial(_swapped_scripts, source_letters, target_letters))
     if profiles.cover((source, target)):
         find = partial(_swapped, profiles.likeliest, {source}, {target})
         return TextFilter(find)
-    of_source = similar_labels(source) - similar_labels(target)
-    of_target = similar_labels(target) - similar_labels(source)
+    # A label that fits both languages does not distinguish them.
+    source_labels = similar_labels(source) - similar_labels(target)
+    target_labels = similar_labels(target) - similar_labels(source)
     note = ""
-    if not (of_source and of_target):
+    if not (source_labels and target_labels):
         note = f"filters.swapped cannot distinguish {source} and {target}"
-    find = partial(_swapped, likeliest_label, of_source, of_target)
+    find = partial(_swapped, likeliest_label, source_labels, target_labels)
     return TextFilter(find, note)
 
 
 def _swapped_scripts(
-    left: regex.Pattern[str], right: regex.Pattern[str], source: str, target: str
+    source_letters: regex.Pattern[str],
+    target_letters: regex.Pattern[str],
+    source: str,
+    target: str,
 ) -> PairProblem | None:
-    is_swapped = right.search(source) and left.search(target)
-    is_mixed = left.search(source) or right.search(target)
+    """Return a finding if each text has letters of the other language, and none of its own."""
+    is_swapped = target_letters.search(source) and source_letters.search(target)
+    is_mixed = source_letters.search(source) or target_letters.search(target)
     if is_mixed or not is_swapped:
         return None
     return PairProblem("swapped", "both sides")
@@ -413,12 +444,21 @@ def _swapped_scripts(
 
 def _swapped(
     identify: Callable[[str], str],
-    of_source: Set[str],
-    of_target: Set[str],
+    source_labels: Set[str],
+    target_labels: Set[str],
     source: str,
     target: str,
 ) -> PairProblem | None:
-    if identify(source) in of_target and identify(target) in of_source:
+    """Return a finding if each text is in the other language.
+
+    Args:
+        identify: Returns the label of the likeliest language of a text.
+        source_labels: Labels that stand for the source language.
+        target_labels: Labels that stand for the target language.
+        source: Source text.
+        target: Target text.
+    """
+    if identify(source) in target_labels and identify(target) in source_labels:
         return PairProblem("swapped", "both sides")
     return None
 
@@ -431,57 +471,58 @@ def language(
     Raises:
         ConfigError: ``filters.language.model`` cannot be used.
     """
-    finds = []
-    unknown = []
+    finds = []  # Of the source and of the target.
+    unchecked = []
     for code in (source, target):
-        check: Callable[..., str | None]
+        find_language: _FindLanguage
         if config.language.model is not None:
-            check = _check_of_model(config.language.model, code)
+            find_language = _load_model(config.language.model, code)
         elif label_of(code) is not None:
-            check = other_label
+            find_language = other_label
         elif profiles.cover([code]):
-            check = profiles.other
+            find_language = profiles.other
         else:
-            check = _no_other
-            unknown.append(code)
-        find = partial(_language, check, code, config.language.bound)
+            find_language = _find_none
+            unchecked.append(code)
+        find = partial(_language, find_language, code, config.language.bound)
         finds.append(find)
     note = ""
-    if unknown:
-        note = f"filters.language does not check {' and '.join(unknown)}: py3langid does not "
+    if unchecked:
+        note = f"filters.language does not check {' and '.join(unchecked)}: py3langid does not "
         note += "support it. Set filters.language.model to a model that does"
     find_in_source, find_in_target = finds
     return SideFilter(find_in_source, find_in_target, note)
 
 
 def _language(
-    check: Callable[..., str | None], code: str, min_odds: float, text: str
+    find_language: _FindLanguage, code: str, min_odds: float, text: str
 ) -> PairProblem | None:
     """Return a finding if another language is ``min_odds`` times as likely; short texts pass."""
     if len(text) < _MIN_LETTERS:
         return None
-    other = check(text, code, min_odds)
-    if other is None:
+    likelier_language = find_language(text, code, min_odds)
+    if likelier_language is None:
         return None
-    return PairProblem("language", other, primary_code(code))
+    return PairProblem("language", likelier_language, primary_code(code))
 
 
-def _no_other(*_: object) -> None:
+def _find_none(*_: object) -> None:
     """Return None: the language cannot be identified."""
 
 
-def _check_of_model(path: Path, code: str) -> Callable[..., str | None]:
-    """Return the check of a language by a fastText model.
+def _load_model(path: Path, code: str) -> _FindLanguage:
+    """Return a function that finds texts in a language other than ``code`` by a fastText model.
 
     Raises:
         ConfigError: fasttext-predict is not installed, the file is missing or damaged, or the model
             does not identify the language.
     """
-    _need("fasttext", "language.model", package="fasttext-predict")
+    _require("fasttext", "language.model", package="fasttext-predict")
     # A damaged file can end the process that loads it, so another process loads it first.
     command = [sys.executable, "-c", _LOAD, str(path)]
     loaded = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if loaded.returncode:
+        # The last line of the error says why; a process that was ended by a signal has no error.
         *_, why = ["it is damaged", *loaded.stderr.strip().splitlines()]
         problem = f"filters.language.model: {path} is not a fastText model: {why}."
         fix = "Download the model again, or remove filters.language.model to use py3langid."
@@ -489,12 +530,13 @@ def _check_of_model(path: Path, code: str) -> Callable[..., str | None]:
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         labels = _LABEL.findall(content)
     codes = tuple(map(bytes.decode, labels))
+    # Also codes of languages that a single sentence does not distinguish from this one.
     expected = similar_codes(code, codes)
     if not expected:
         problem = f"filters.language.model: {path} does not identify {code}."
         fix = "Choose a model that does, or remove filters.language.model to use py3langid."
         raise ConfigError(problem, fix=fix)
-    return partial(_other_of_model, path, expected)
+    return partial(_find_by_model, path, expected)
 
 
 @cache
@@ -504,19 +546,27 @@ def _fasttext_model(path: Path) -> Any:
     return fasttext.load_model(str(path))
 
 
-def _other_of_model(
+def _find_by_model(
     path: Path, expected: frozenset[str], text: str, _: str, min_odds: float
 ) -> str | None:
+    """Return the likeliest language if it is ``min_odds`` times as likely as the expected one.
+
+    Args:
+        path: File of the fastText model.
+        expected: Codes of the model that stand for the expected language.
+        text: The text.
+        min_odds: Minimum ratio of the two probabilities.
+    """
     model = _fasttext_model(path)
-    labels, probabilities = model.predict(text, _ALL_LABELS)
+    labels, probabilities = model.predict(text, _ALL_LABELS)  # Most probable first.
     if not labels:  # no known words
         return None
     codes = [label.removeprefix("__label__") for label in labels]
-    ranked = zip(codes, probabilities, strict=True)
-    of_expected = max(probability for code, probability in ranked if code in expected)
+    ranking = zip(codes, probabilities, strict=True)
+    expected_probability = max(probability for code, probability in ranking if code in expected)
     likeliest = codes[0]
     if likeliest in expected:
         return None
-    if probabilities[0] < min_odds * of_expected:
+    if probabilities[0] < min_odds * expected_probability:
         return None
     return likeliest

@@ -29,15 +29,15 @@ from nmt.text.flat import FlatIds
 from nmt.text.languages import UNSPACED, script_class
 
 Ints = npt.NDArray[np.int64]
-_RUN = 4
-_MAX_DELETED_FROM = 13
-_MIN_RUNS_FROM = 8
-_MIN_JOINED = 5
+_RUN = 4  # Words of a run.
+_MAX_DELETED_FROM = 13  # Maximum words of a passage that is hashed without one or two words.
+_MIN_RUNS_FROM = 8  # Minimum words of a passage whose runs are hashed.
+_MIN_JOINED = 5  # Minimum words of a sentence of a line with several sentences.
 # Minimum words of a sentence that is found inside a longer line without punctuation around it.
 _MIN_UNMARKED = 12
 _FILTER_BITS = 22
-_MAX_LISTED = 100  # maximum places that are listed per held-out sentence
-_BASE = np.uint64(0x9E3779B97F4A7C15)
+_MAX_LISTED = 100  # maximum training lines that are listed per held-out sentence
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # Of the polynomial hash of several words.
 _END_OF_SENTENCE = re.compile(
     r"(?<=[.!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964])[\"'\u201c\u201d\u00ab\u00bb)]*\s+"
 )
@@ -55,9 +55,9 @@ class Leak(NamedTuple):
 class _Passage(NamedTuple):
     """The words of a line, or of one sentence of a line with several sentences."""
 
-    line: int
+    line_index: int
     words: list[str]
-    is_whole: bool
+    is_whole: bool  # Whether the passage is the whole line.
 
 
 def max_edits(num_words: int) -> int:
@@ -80,73 +80,85 @@ def are_near(left: Sequence[str], right: Sequence[str]) -> bool:
     return _is_within(left, right, edits)
 
 
-def _is_within(left: Sequence[str], right: Sequence[str], edits: int) -> bool:
+def _is_within(left: Sequence[str], right: Sequence[str], max_distance: int) -> bool:
+    """Whether the edit distance of two word sequences is at most ``max_distance``."""
     shorter, longer = sorted((len(left), len(right)))
-    if longer - shorter > edits:
+    if longer - shorter > max_distance:
         return False
-    same = 0
-    while same < shorter and left[same] == right[same]:
-        same += 1
-    if edits == 0 or same == shorter:
-        return longer - same <= edits
+    num_same = 0  # Words that are equal at the start of both sequences.
+    while num_same < shorter and left[num_same] == right[num_same]:
+        num_same += 1
+    if max_distance == 0 or num_same == shorter:
+        # If one sequence starts the other one, the remaining words are the distance.
+        return longer - num_same <= max_distance
     # At the first difference: replace the word, leave it out, or insert one.
-    left_rest = left[same + 1 :]
-    right_rest = right[same + 1 :]
-    edits -= 1
-    if _is_within(left_rest, right_rest, edits):
+    left_after = left[num_same + 1 :]
+    right_after = right[num_same + 1 :]
+    max_distance -= 1
+    if _is_within(left_after, right_after, max_distance):
         return True
-    if _is_within(left_rest, right[same:], edits):
+    if _is_within(left_after, right[num_same:], max_distance):
         return True
-    return _is_within(left[same:], right_rest, edits)
+    return _is_within(left[num_same:], right_after, max_distance)
 
 
 def words_of(text: str) -> list[str]:
     """Split normalized text into words; scripts without spaces are split into characters."""
-    spaced = _UNSPACED.sub(lambda run: " ".join(run[0]), normalized(text))
+    spaced = _UNSPACED.sub(lambda match: " ".join(match[0]), normalized(text))
     return spaced.split()
 
 
 def _passages(lines: Sequence[str]) -> list[_Passage]:
+    """Return each line that has words, followed by its sentences if it has several of them."""
     passages = []
-    for number, line in enumerate(lines):
+    for line_index, line in enumerate(lines):
         words = words_of(line)
         if words:
-            passages.append(_Passage(number, words, is_whole=True))
+            passages.append(_Passage(line_index, words, is_whole=True))
         sentences = _END_OF_SENTENCE.split(line.strip())
         if len(sentences) > 1:
-            split = [words for words in map(words_of, sentences) if len(words) >= _MIN_JOINED]
-            passages += (_Passage(number, words, is_whole=False) for words in split)
+            word_lists = map(words_of, sentences)
+            long_lists = [words for words in word_lists if len(words) >= _MIN_JOINED]
+            passages += (_Passage(line_index, words, is_whole=False) for words in long_lists)
     return passages
 
 
 class _HashTable:
-    """A lookup table of hashes. A bit array rejects most hashes that are not in the table."""
+    """A lookup table of hashes. A bit array rejects most hashes that are not in the table.
+
+    Args:
+        hashes: Keys of the table; a hash may occur several times. (n,).
+        values: The value of each hash: a number, or a row of numbers. (n,) or (n, m).
+    """
 
     def __init__(self, hashes: Hashes, values: Ints) -> None:
         order = np.argsort(hashes, kind="stable")
-        self._hashes = hashes[order]
+        self._hashes = hashes[order]  # In rising order.
         self._values = values[order]
+        # For all values of the first 22 bits of a hash: whether a hash of the table has these bits.
         self._filter = np.zeros(1 << _FILTER_BITS, bool)
-        self._filter[self._bits(hashes)] = True
+        self._filter[self._first_bits(hashes)] = True
 
     @staticmethod
-    def _bits(hashes: Hashes) -> Ints:
-        high_bits = hashes >> np.uint64(64 - _FILTER_BITS)
-        return high_bits.astype(np.int64)
+    def _first_bits(hashes: Hashes) -> Ints:
+        first_bits = hashes >> np.uint64(64 - _FILTER_BITS)
+        return first_bits.astype(np.int64)
 
     def find(self, hashes: Hashes) -> tuple[Ints, Ints]:
         """Return an index into ``hashes`` and a value for each match; a hash can match several."""
-        is_possible = self._filter[self._bits(hashes)]
-        asked = np.flatnonzero(is_possible)
-        sought = hashes[asked]
-        low = np.searchsorted(self._hashes, sought, "left")
-        high = np.searchsorted(self._hashes, sought, "right")
-        counts = high - low
-        # Place of each match in the table minus its place in the result.
-        shifts = high - np.cumsum(counts)
-        places = np.repeat(shifts, counts)
-        places += np.arange(len(places))
-        return np.repeat(asked, counts), self._values[places]
+        is_possible = self._filter[self._first_bits(hashes)]
+        possible = np.flatnonzero(is_possible)
+        sought = hashes[possible]
+        # The matches of sought hash k are the entries first[k] to end[k] - 1 of the table.
+        first = np.searchsorted(self._hashes, sought, "left")
+        end = np.searchsorted(self._hashes, sought, "right")
+        counts = end - first
+        # The result has the matches one after another, those of hash k before position
+        # cumsum(counts)[k]. So an entry is the position of the match plus end[k] minus that number.
+        shifts = end - np.cumsum(counts)
+        entries = np.repeat(shifts, counts)
+        entries += np.arange(len(entries))
+        return np.repeat(possible, counts), self._values[entries]
 
 
 class LeakageIndex:
@@ -157,49 +169,55 @@ class LeakageIndex:
     """
 
     def __init__(self, lines: Sequence[str]) -> None:
-        self._given = tuple(lines)
+        self._held_out_lines = tuple(lines)
         words_of_lines = map(str.split, lines)
-        self._lines = list(map(" ".join, words_of_lines))
+        # To recognize exact copies: the lines with single spaces.
+        self._spaced_lines = list(map(" ".join, words_of_lines))
         self._passages = _passages(lines)
         words = _hash_words(self._passages)
-        self._lengths = words.lengths
-        hashes, owners = _rests(words)
-        self._rests = _HashTable(hashes, owners)
+        self._lengths = words.lengths  # Words of each passage.
+        hashes, passage_indices = _deletion_hashes(words)
+        # By the hash of a passage without some words (or none): the index of the passage.
+        self._deletions = _HashTable(hashes, passage_indices)
         runs = _runs(words)
-        places = runs.places
-        lengths = words.lengths[runs.passages]
+        positions = runs.positions
+        # Index the runs at the start, after a third and after two thirds of a passage. In a passage
+        # of fewer than 12 words these would overlap, so index its first and its last run.
+        lengths = words.lengths[runs.passage_indices]
         thirds = lengths // 3
-        is_third = places == thirds
-        is_third |= places == 2 * thirds
-        is_last = places == lengths - _RUN
+        is_third = positions == thirds
+        is_third |= positions == 2 * thirds
+        is_last = positions == lengths - _RUN
         is_short = lengths < 3 * _RUN
         is_seed = np.where(is_short, is_last, is_third)
-        is_seed |= places == 0
-        hashes = runs.hashes[is_seed]
-        seeds = np.stack([runs.passages, places], 1)
-        self._seeds = _HashTable(hashes, seeds[is_seed])
+        is_seed |= positions == 0
+        seeds = np.stack([runs.passage_indices, positions], 1)
+        # By the hash of an indexed run: the index of its passage, and its position in the passage.
+        self._seeds = _HashTable(runs.hashes[is_seed], seeds[is_seed])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the sentences. The receiving process builds and caches the index."""
-        return _index_of, (self._given,)
+        return _index_of, (self._held_out_lines,)
 
     def find(self, lines: Sequence[str]) -> list[Leak]:
         """Return the exact and near matches with held-out sentences, sorted by training line."""
         passages = _passages(lines)
+        # By the index of the training line and of the held-out line. Pairs that do not match are
+        # missing.
         is_exact = dict[tuple[int, int], bool]()
-        hashed = _hash_words(passages)
-        for number, held_out_number in self._candidates(hashed):
-            passage = passages[number]
-            held_out = self._passages[held_out_number]
-            place = passage.line, held_out.line
-            are_whole = passage.is_whole and held_out.is_whole
-            line = " ".join(lines[passage.line].split())
-            is_same = line == self._lines[held_out.line]
+        words = _hash_words(passages)
+        for passage_index, held_out_index in self._candidates(words):
+            passage = passages[passage_index]
+            sought = self._passages[held_out_index]
+            line_pair = passage.line_index, sought.line_index
+            are_whole = passage.is_whole and sought.is_whole
+            spaced_line = " ".join(lines[passage.line_index].split())
+            is_same = spaced_line == self._spaced_lines[sought.line_index]
             if are_whole and is_same:
-                is_exact[place] = True
-            elif place not in is_exact and _holds(passage, held_out):
-                is_exact[place] = False
-        return [Leak(*place, exact) for place, exact in sorted(is_exact.items())]
+                is_exact[line_pair] = True
+            elif line_pair not in is_exact and _holds(passage, sought):
+                is_exact[line_pair] = False
+        return [Leak(*line_pair, exact) for line_pair, exact in sorted(is_exact.items())]
 
     def _candidates(self, words: FlatIds) -> Iterable[tuple[int, int]]:
         """Return the indices of the passages that must be compared word by word.
@@ -208,28 +226,32 @@ class LeakageIndex:
             words: Hashes of the words of each training passage.
 
         Returns:
-            Pairs of a training passage and a held-out passage.
+            Pairs of a training passage and a held-out passage, sorted.
         """
-        hashes, owners = _rests(words)
-        asked, held_out = self._rests.find(hashes)
-        owners = owners[asked]
-        pairs = set(zip(owners.tolist(), held_out.tolist(), strict=True))
+        # The indices in these arrays belong together: of a training and of a held-out passage.
+        hashes, training_indices = _deletion_hashes(words)
+        matched, held_out_indices = self._deletions.find(hashes)
+        training_indices = training_indices[matched]
+        pairs = set(zip(training_indices.tolist(), held_out_indices.tolist(), strict=True))
+        # Compare each run with all indexed runs ("seeds") that have the same words.
         runs = _runs(words)
-        asked, seeds = self._seeds.find(runs.hashes)
-        passages = runs.passages[asked]
-        places = runs.places[asked]
-        held_out, seed_places = seeds.T
-        lengths = words.lengths[passages]
-        seed_lengths = self._lengths[held_out]
-        is_like = abs(places - seed_places) <= 2
-        is_like &= abs(lengths - seed_lengths) <= 2
-        is_start = places == seed_places
-        is_end = lengths - places == seed_lengths - seed_places
-        is_longer = lengths > seed_lengths
-        is_possible = is_like | (is_longer & (is_start | is_end))
-        passages = passages[is_possible]
-        held_out = held_out[is_possible]
-        pairs.update(zip(passages.tolist(), held_out.tolist(), strict=True))
+        matched, seeds = self._seeds.find(runs.hashes)
+        training_indices = runs.passage_indices[matched]
+        positions = runs.positions[matched]
+        held_out_indices, seed_positions = seeds.T
+        lengths = words.lengths[training_indices]
+        held_out_lengths = self._lengths[held_out_indices]
+        # A near copy has at most two more or fewer words, in all and before the run.
+        is_near = abs(positions - seed_positions) <= 2
+        is_near &= abs(lengths - held_out_lengths) <= 2
+        # A longer passage can start or end with the held-out sentence.
+        is_at_start = positions == seed_positions
+        is_at_end = lengths - positions == held_out_lengths - seed_positions
+        is_longer = lengths > held_out_lengths
+        is_possible = is_near | (is_longer & (is_at_start | is_at_end))
+        training_indices = training_indices[is_possible]
+        held_out_indices = held_out_indices[is_possible]
+        pairs.update(zip(training_indices.tolist(), held_out_indices.tolist(), strict=True))
         return sorted(pairs)
 
 
@@ -247,15 +269,18 @@ class Leaks:
         directions: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     ) -> None:
         self._directions = directions
-        self._places: list[tuple[str, int]] = []
+        # Of each held-out sentence: the name of its set and its line number there; its text.
+        self._set_lines: list[tuple[str, int]] = []
         self.sources: list[str] = []
         for name, pairs in sets.items():
-            self._places += ((name, pair.line) for pair in pairs)
+            self._set_lines += ((name, pair.line) for pair in pairs)
             self.sources += (pair.source for pair in pairs)
         self.index = LeakageIndex(self.sources)
-        self._has_exact: dict[int, bool] = {}  # by held-out sentence with a copy
-        self._num_listed = Counter[int]()
-        self.found: list[dict[str, Any]] = []  # in the order of the training text
+        # By the index of a held-out sentence that has a copy: whether it has an exact copy.
+        self._has_exact: dict[int, bool] = {}
+        self._num_copies = Counter[int]()  # by the index of the held-out sentence
+        # JSON objects for the report, in the order of the training text.
+        self.entries: list[dict[str, Any]] = []
 
     def update(self, corpus: str, pairs: Sequence[SentencePair], leaks: Ints) -> None:
         """Add the leaks of the next training pairs.
@@ -267,35 +292,36 @@ class Leaks:
                 exact copy. (leaks, 3).
         """
         for row, held_out, is_exact in leaks.tolist():
-            name, line = self._places[held_out]
+            set_name, line = self._set_lines[held_out]
             direction = self._directions.get(corpus)
-            if direction != self._directions.get(name):
+            if direction != self._directions.get(set_name):
                 continue
+            # The first copy and the first exact copy of a sentence are always listed, with texts.
             is_first = held_out not in self._has_exact
             had_exact = self._has_exact.setdefault(held_out, False)
             if is_exact and not had_exact:
                 is_first = True
                 self._has_exact[held_out] = True
-            self._num_listed[held_out] += 1
-            num_listed = self._num_listed[held_out]
-            if num_listed > _MAX_LISTED and not is_first:
+            self._num_copies[held_out] += 1
+            num_copies = self._num_copies[held_out]
+            if num_copies > _MAX_LISTED and not is_first:
                 continue
             pair = pairs[row]
             kind = "exact" if is_exact else "near"
-            leak = {"set": name, "line": line, "corpus": corpus}
-            leak |= {"train_line": pair.line, "kind": kind}
+            entry = {"set": set_name, "line": line, "corpus": corpus}
+            entry |= {"train_line": pair.line, "kind": kind}
             if is_first:
-                leak |= {"sentence": self.sources[held_out], "train_text": pair.source}
-            self.found.append(leak)
+                entry |= {"sentence": self.sources[held_out], "train_text": pair.source}
+            self.entries.append(entry)
 
     def num_near(self) -> dict[str, int]:
         """Return, by set, the number of sentences with a near copy but without an exact copy."""
-        near = Counter[str]()
+        num_near = Counter[str]()
         for held_out, has_exact in self._has_exact.items():
             if not has_exact:
-                name, _ = self._places[held_out]
-                near[name] += 1
-        return dict(near)
+                set_name, _ = self._set_lines[held_out]
+                num_near[set_name] += 1
+        return dict(num_near)
 
 
 @lru_cache(maxsize=2)
@@ -303,22 +329,29 @@ def _index_of(lines: tuple[str, ...]) -> LeakageIndex:
     return LeakageIndex(lines)
 
 
-def _holds(passage: _Passage, held_out: _Passage) -> bool:
-    """Whether a training text is a near copy of a held-out text, or starts or ends with one."""
+def _holds(passage: _Passage, sought: _Passage) -> bool:
+    """Whether a training text is a near copy of a held-out text, or starts or ends with it.
+
+    Args:
+        passage: The training text.
+        sought: The held-out text.
+    """
     words = passage.words
-    sought = held_out.words
-    count = len(sought)
-    if words == sought:
+    sought_words = sought.words
+    num_sought = len(sought_words)
+    if words == sought_words:
         return True
-    is_long = count >= _MIN_UNMARKED
-    are_whole = passage.is_whole and held_out.is_whole
-    if (is_long or are_whole) and are_near(words, sought):
+    # A short sentence inside of a line may be there by chance, so it must be equal.
+    is_long = num_sought >= _MIN_UNMARKED
+    are_whole = passage.is_whole and sought.is_whole
+    if (is_long or are_whole) and are_near(words, sought_words):
         return True
-    if not is_long or len(words) < count + 3:
+    # With one or two additional words, `are_near` has compared the texts already.
+    if not is_long or len(words) < num_sought + 3:
         return False
-    start = words[:count]
-    end = words[-count:]
-    return sought in (start, end)
+    start = words[:num_sought]
+    end = words[-num_sought:]
+    return sought_words in (start, end)
 
 
 def _hash_words(passages: Sequence[_Passage]) -> FlatIds:
@@ -331,70 +364,84 @@ def _hash_words(passages: Sequence[_Passage]) -> FlatIds:
 
 
 def _powers(count: int) -> Hashes:
-    """Return the factor of each word in a polynomial hash, modulo 2^64."""
+    """Return the factors of ``count`` words in a polynomial hash, modulo 2^64. (count,)."""
     exponents = np.arange(1, count + 1, dtype=np.uint64)
     return _BASE**exponents
 
 
-def _rests(words: FlatIds) -> tuple[Hashes, Ints]:
+def _deletion_hashes(words: FlatIds) -> tuple[Hashes, Ints]:
     """Hash each passage; also hash short passages with up to `max_edits` words left out.
+
+    Args:
+        words: Hashes of the words of each passage.
 
     Returns:
         The hashes, and the index of the passage of each hash.
     """
     word_hashes = np.asarray(words.ids, np.uint64)
+    # Arrays for each length. The empty ones are needed if there is no passage.
     hashes = [np.zeros(0, np.uint64)]
-    owners = [np.zeros(0, np.int64)]
+    passage_indices = [np.zeros(0, np.int64)]
     for length in np.unique(words.lengths).tolist():
-        passages = np.flatnonzero(words.lengths == length)
-        starts = words.offsets[passages]
-        places = starts[:, None] + np.arange(length)
-        rests = word_hashes[places] @ _weights(length)
-        _, num_rests = rests.shape
-        of_length = rests.ravel()
-        hashes.append(of_length)
-        owners.append(np.repeat(passages, num_rests))
-    return np.concatenate(hashes), np.concatenate(owners)
+        indices = np.flatnonzero(words.lengths == length)  # Of the passages of this length.
+        starts = words.offsets[indices]
+        word_indices = starts[:, None] + np.arange(length)  # (passages, length)
+        # Multiply (passages, length) by (length, choices of omitted words).
+        choice_hashes = word_hashes[word_indices] @ _weights(length)
+        _, num_choices = choice_hashes.shape
+        hashes.append(choice_hashes.ravel())
+        passage_indices.append(np.repeat(indices, num_choices))
+    return np.concatenate(hashes), np.concatenate(passage_indices)
 
 
 @lru_cache(maxsize=512)
 def _weights(length: int) -> Hashes:
-    """Return the hash factor of each word (row) for each choice of omitted words (column)."""
-    most = 0
+    """Return the hash factor of each word (row) for each choice of omitted words (column).
+
+    Omitted words have the factor 0. The factor of any other word depends only on how many words
+    remain before it. So two passages that differ only in omitted words get the same hash.
+    """
+    max_omitted = 0
     if length <= _MAX_DELETED_FROM:
-        most = max_edits(length)
-    deleted: list[tuple[int, ...]] = []
-    for count in range(most + 1):
-        deleted += combinations(range(length), count)
-    shape = length, len(deleted)
+        max_omitted = max_edits(length)
+    choices: list[tuple[int, ...]] = []  # Positions of the omitted words.
+    for num_omitted in range(max_omitted + 1):
+        choices += combinations(range(length), num_omitted)
+    shape = length, len(choices)
     weights = np.zeros(shape, np.uint64)
-    for column, gone in enumerate(deleted):
-        left = [place for place in range(length) if place not in gone]
-        num_left = len(left)
-        weights[left, column] = _powers(num_left)
+    for column, omitted in enumerate(choices):
+        remaining = [position for position in range(length) if position not in omitted]
+        num_remaining = len(remaining)
+        weights[remaining, column] = _powers(num_remaining)
     return weights
 
 
 class _Runs(NamedTuple):
-    """The runs of four words in long passages."""
+    """The runs of four words in long passages. (runs,)."""
 
     hashes: Hashes
-    passages: Ints  # Index of the passage of each run.
-    places: Ints  # Words of the passage before the run.
+    passage_indices: Ints
+    positions: Ints  # Number of words of the passage before the run.
 
 
 def _runs(words: FlatIds) -> _Runs:
-    passages = words.sentences
-    first = words.offsets[passages]
-    places = np.arange(len(passages)) - first
-    lengths = words.lengths[passages]
-    is_inside = places + _RUN <= lengths
-    is_inside &= lengths >= _MIN_RUNS_FROM
-    starts = np.flatnonzero(is_inside)
-    run_places = starts[:, None] + np.arange(_RUN)
-    runs = words.ids[run_places]
-    hashes = runs @ _powers(_RUN)
-    return _Runs(hashes, passages[is_inside], places[is_inside])
+    """Hash all runs.
+
+    Args:
+        words: Hashes of the words of each passage.
+    """
+    # Of each word: its passage, its position there, and the length of the passage.
+    passage_indices = words.sentences
+    positions = np.arange(len(passage_indices)) - words.offsets[passage_indices]
+    lengths = words.lengths[passage_indices]
+    # A run starts at each word that has enough words after it.
+    is_start = positions + _RUN <= lengths
+    is_start &= lengths >= _MIN_RUNS_FROM
+    starts = np.flatnonzero(is_start)
+    word_indices = starts[:, None] + np.arange(_RUN)  # (runs, 4)
+    run_words = words.ids[word_indices]
+    hashes = run_words @ _powers(_RUN)
+    return _Runs(hashes, passage_indices[is_start], positions[is_start])
 
 
 def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Iterator[Leak]:
@@ -406,9 +453,9 @@ def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Ite
             blocks.
     """
     index = LeakageIndex(lines)
-    start = 0
+    num_before = 0  # Lines of all blocks before this one.
     for block in training:
         for leak in index.find(block):
-            row = start + leak.row
+            row = num_before + leak.row
             yield leak._replace(row=row)
-        start += len(block)
+        num_before += len(block)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from nmt.data.store import Lines, Mask, Rows
 from nmt.extras.cleaning.evidence import (
-    MOST_AGAINST,
+    MAX_NATS_AGAINST,
     Evidence,
     Floats,
     Lengths,
@@ -33,20 +33,22 @@ from nmt.extras.cleaning.evidence import (
 from nmt.text.flat import FlatIds
 
 MOST_OFFSET = 100  # Maximum shift, in lines up or down, that is found.
+# Lengths are compared in windows of this many lines; a window starts after every `_HOP` lines.
 _WINDOW = 50
 _HOP = 25
 _FISHER_GAIN = 5.0  # Minimum gain of an offset over no offset, in standard deviations.
-_LEAST_AGREEMENT = 0.3  # Below this agreement, lengths give no evidence.
-_LIKE_LINES = 1000
-_LIKE_OFFSET = 50
+_MIN_AGREEMENT = 0.3  # Below this agreement, lengths give no evidence.
+# Rare words are compared in this many lines, at offsets up to `_MAX_WORD_OFFSET`.
+_WORD_LINES = 1000
+_MAX_WORD_OFFSET = 50
 # Minimum lead of the best offset over the others by shared rare words, in standard deviations.
-_LIKE_GAIN = 6.0
-_NEAR = 20
-_MARGIN = 100
-_AT_ONCE = 128
+_WORD_GAIN = 6.0
+_SMOOTHED_LINES = 20  # Evidence is averaged over this many lines around a line.
+_MARGIN = 100  # Lines that are searched before and after lines with weak evidence.
+_AT_ONCE = 128  # Source lines that are scored at once.
 _CHANGE = 14.0  # Cost of changing the offset along a path, in nats.
-_FEWEST_LINES = 10
-_FEWEST_UNRELATED = 20
+_FEWEST_LINES = 10  # Minimum lines of a range with an offset.
+_FEWEST_UNRELATED = 20  # Minimum lines of a range without a fitting offset.
 _UNRELATED = 2 * MOST_OFFSET + 1  # Index of the state in which no offset fits.
 Offsets = npt.NDArray[np.int16]
 
@@ -65,64 +67,81 @@ class Range:
         return Range(self.start + count, self.end + count, self.offset)
 
 
-def joined(ranges: Iterable[Range], most_between: int = 0) -> list[Range]:
-    """Merge neighbours with the same offset and at most this many lines between them."""
-    joint = list[Range]()
-    for part in ranges:
-        start = part.start
-        if joint and joint[-1].offset == part.offset:
-            before = joint[-1]
-            if start - before.end - 1 <= most_between:
-                start = before.start
-                joint.pop()
-        joint.append(Range(start, part.end, part.offset))
-    return joint
+def joined(ranges: Iterable[Range], max_between: int = 0) -> list[Range]:
+    """Merge neighbours with the same offset and at most ``max_between`` lines between them.
+
+    The ranges must be in the order of their lines.
+    """
+    merged = list[Range]()
+    for line_range in ranges:
+        start = line_range.start
+        if merged and merged[-1].offset == line_range.offset:
+            previous = merged[-1]
+            num_between = start - previous.end - 1
+            if num_between <= max_between:
+                start = previous.start
+                merged.pop()
+        merged.append(Range(start, line_range.end, line_range.offset))
+    return merged
 
 
 def find_ranges(
     scorer: PairScorer,
     evidence: Evidence,
     rows: Rows,
-    learned: Offsets,
-    here: Values,
-    there: Values,
+    learned_offsets: Offsets,
+    unshifted_nats: Values,
+    learned_nats: Values,
 ) -> Iterator[Range]:
     """Yield the ranges of a corpus that are shifted or unrelated.
 
     Args:
         scorer: Scores pairs of lines with a lexicon.
         evidence: Turns scores and lengths into evidence.
-        rows: All rows of the corpus. (n,).
-        learned: Offset of the target line from which the lexicon has learned. (n,).
-        here: Evidence that each source line translates the target line of the same row. (n,).
-        there: The same for the target line at offset ``learned``. The counts of the pair are
-            subtracted from the lexicon. (n,).
+        rows: All rows of the corpus, which are consecutive numbers. (n,).
+        learned_offsets: Offset of the target line from which the lexicon has learned, for each
+            source line. (n,).
+        unshifted_nats: Evidence that each source line translates the target line of the same
+            row. (n,).
+        learned_nats: The same for the target line at the learned offset. The counts of the pair
+            are subtracted from the lexicon. (n,).
     """
-    odd = np.flatnonzero(is_odd(here))
-    if not len(odd):
+    is_weak = weak_mask(unshifted_nats)
+    weak_lines = np.flatnonzero(is_weak)
+    if not len(weak_lines):
         return
-    is_far = np.diff(odd) > 2 * _MARGIN
-    for part in np.split(odd, np.flatnonzero(is_far) + 1):
-        first, last = part[[0, -1]].tolist()
+    # Each group of weak lines is searched with a margin; groups whose margins touch are one.
+    is_far = np.diff(weak_lines) > 2 * _MARGIN
+    cuts = np.flatnonzero(is_far) + 1
+    for group in np.split(weak_lines, cuts):
+        first, last = group[[0, -1]].tolist()
         start = max(first - _MARGIN, 0)
         stop = min(last + _MARGIN, len(rows))
         table = _evidence_table(scorer, evidence, rows, start, stop)
+        # The table does not subtract what the lexicon has learned from a pair, so the learned pairs
+        # look better than they are. Replace their evidence, which is one column in each line.
         lines = np.arange(stop - start)
-        columns = learned[start:stop] + MOST_OFFSET
-        table[lines, columns] = there[start:stop]
+        columns = learned_offsets[start:stop] + MOST_OFFSET
+        table[lines, columns] = learned_nats[start:stop]
         yield from path_ranges(best_path(table), start)
 
 
-def is_odd(nats: Values) -> Mask:
-    """Return a mask of the lines around which evidence is low, compared with most lines. (n,)."""
-    num = len(nats)
+def weak_mask(nats: Values) -> Mask:
+    """Return a mask of the lines around which evidence is weak, compared with good lines. (n,).
+
+    Args:
+        nats: Evidence that each line is a translation. (n,).
+    """
+    num_lines = len(nats)
     sums = _prefix_sums(nats)
-    places = np.arange(num)
-    reach = _NEAR // 2
-    first = (places - reach).clip(0)
-    last = (places + reach).clip(max=num)
-    totals = sums[last] - sums[first]
-    means = totals / (last - first)
+    lines = np.arange(num_lines)
+    reach = _SMOOTHED_LINES // 2
+    # Lines that are averaged for each line: from `first` to `end`, exclusive.
+    first = (lines - reach).clip(0)
+    end = (lines + reach).clip(max=num_lines)
+    totals = sums[end] - sums[first]
+    means = totals / (end - first)
+    # A high quantile describes good lines, even if most of the corpus is misaligned.
     usual = float(np.quantile(means, 0.9))
     limit = 0.5 * max(usual, 0.0)
     return means < limit
@@ -131,25 +150,36 @@ def is_odd(nats: Values) -> Mask:
 def _evidence_table(
     scorer: PairScorer, evidence: Evidence, rows: Rows, start: int, stop: int
 ) -> Floats:
-    """Return the evidence for each line of a region at each offset, in nats. (L, O)."""
+    """Return the evidence for each line of a region at each offset, in nats. (L, O).
+
+    Offsets at which the target line is outside of the corpus have the lowest evidence.
+
+    Args:
+        scorer: Scores pairs of lines with a lexicon.
+        evidence: Turns scores and lengths into evidence.
+        rows: All rows of the corpus. (n,).
+        start: Index of the first line of the region in ``rows``.
+        stop: Index after its last line.
+    """
     lines = scorer.lexicon.lines
     shape = stop - start, 2 * MOST_OFFSET + 1
-    table = np.full(shape, -MOST_AGAINST, np.float32)
-    for first in range(start, stop, _AT_ONCE):
-        last = min(first + _AT_ONCE, stop)
-        sources = rows[first:last]
-        targets = rows[max(first - MOST_OFFSET, 0) : last + MOST_OFFSET]
+    table = np.full(shape, -MAX_NATS_AGAINST, np.float32)
+    for block_start in range(start, stop, _AT_ONCE):
+        block_stop = min(block_start + _AT_ONCE, stop)
+        sources = rows[block_start:block_stop]
+        # All target lines within reach of any source line of the block.
+        targets = rows[max(block_start - MOST_OFFSET, 0) : block_stop + MOST_OFFSET]
         scores = scorer.score_all(sources, targets)
         source_lengths = lines.source.lengths[sources]
         target_lengths = lines.target.lengths[targets]
         measures = PairMeasures.of(scores, source_lengths[:, None], target_lengths)
-        nats = evidence(measures)
-        columns = targets - sources[:, None] + MOST_OFFSET
-        is_inside = abs(columns - MOST_OFFSET) <= MOST_OFFSET
-        line, _ = np.nonzero(is_inside)
-        line += first - start
-        column = columns[is_inside]
-        table[line, column] = nats[is_inside]
+        nats = evidence(measures)  # (sources, targets)
+        offsets = targets - sources[:, None]
+        is_inside = abs(offsets) <= MOST_OFFSET
+        table_lines, _ = np.nonzero(is_inside)
+        table_lines += block_start - start  # The table counts lines from the start of the region.
+        columns = offsets[is_inside] + MOST_OFFSET
+        table[table_lines, columns] = nats[is_inside]
     return table
 
 
@@ -162,23 +192,30 @@ def best_path(evidence: Floats) -> npt.NDArray[np.int64]:
     Args:
         evidence: Evidence for each offset of each line, in nats. (L, O).
     """
-    num, width = evidence.shape
-    best = np.full(width + 1, -_CHANGE / 2)
-    best[width // 2] = 0.0
-    shape = num, width + 1
+    num_lines, num_offsets = evidence.shape
+    middle = num_offsets // 2
+    # A state is a column, or the number after the last column: no offset fits.
+    num_states = num_offsets + 1
+    # Evidence minus costs of the best path that ends in each state, up to the current line.
+    totals = np.full(num_states, -_CHANGE / 2)
+    totals[middle] = 0.0
+    # To follow the best path back: whether the best path to a state at a line stays in this state,
+    # and, if not, the state from which it comes, which is the same for all states.
+    shape = num_lines, num_states
     stays = np.empty(shape, bool)
-    origins = np.empty(num, np.int64)
+    origins = np.empty(num_lines, np.int64)
     for line, nats in enumerate(evidence):
-        origin = best.argmax()
+        origin = totals.argmax()
         origins[line] = origin
-        changed = best[origin] - _CHANGE
-        stays[line] = best >= changed
-        np.maximum(best, changed, out=best)
-        best[:-1] += nats
-    best[width // 2] += _CHANGE / 2
-    path = np.empty(num, np.int64)
-    state = best.argmax()
-    for line in range(num - 1, -1, -1):
+        changed_total = totals[origin] - _CHANGE
+        stays[line] = totals >= changed_total
+        np.maximum(totals, changed_total, out=totals)
+        totals[:-1] += nats
+    # Only differences matter: a bonus for an end in the middle is a cost for all other ends.
+    totals[middle] += _CHANGE / 2
+    path = np.empty(num_lines, np.int64)
+    state = totals.argmax()
+    for line in range(num_lines - 1, -1, -1):
         path[line] = state
         if not stays[line, state]:
             state = origins[line]
@@ -199,41 +236,45 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> list[Range]:
     changes = np.flatnonzero(steps) + 1
     cuts = [0, *changes.tolist(), len(path)]
     ranges = []
-    for first, last in pairwise(cuts):
+    for first, end in pairwise(cuts):  # The state is the same from `first` to `end`, exclusive.
         state = int(path[first])
         offset: int | None = state - MOST_OFFSET
-        is_short = last - first < _FEWEST_LINES
+        is_short = end - first < _FEWEST_LINES
         if state == _UNRELATED or (is_short and offset):
             offset = None
-        ranges.append(Range(start + first + 1, start + last, offset))
-    long = []
-    for part in joined(ranges):
+        # A range counts lines from 1 and includes its last line.
+        ranges.append(Range(start + first + 1, start + end, offset))
+    long_ranges = []
+    for line_range in joined(ranges):
         fewest = _FEWEST_LINES
-        if part.offset is None:
+        if line_range.offset is None:
             fewest = _FEWEST_UNRELATED
-        num_lines = part.end - part.start + 1
+        num_lines = line_range.end - line_range.start + 1
         if num_lines >= fewest:
-            long.append(part)
-    return [part for part in joined(long, _FEWEST_UNRELATED) if part.offset != 0]
+            long_ranges.append(line_range)
+    # Aligned ranges (offset 0) are dropped last, because they keep the shifted ranges before and
+    # after them from being merged.
+    merged = joined(long_ranges, _FEWEST_UNRELATED)
+    return [line_range for line_range in merged if line_range.offset != 0]
 
 
-def first_offsets(lines: Lines, low: int, high: int) -> Rows:
+def first_offsets(lines: Lines, first_row: int, end_row: int) -> Rows:
     """Guess the offset of each line without a lexicon, from lengths or rare words. (n,).
 
     Args:
         lines: The lines of all corpora.
-        low: First row of the corpus.
-        high: Row after its last row.
+        first_row: First row of the corpus.
+        end_row: Row after its last row.
     """
-    source_lengths = lines.source.lengths[low:high]
-    target_lengths = lines.target.lengths[low:high]
+    source_lengths = lines.source.lengths[first_row:end_row]
+    target_lengths = lines.target.lengths[first_row:end_row]
     offsets, agreement = likely_offsets(source_lengths, target_lengths)
-    is_unknown = agreement < _LEAST_AGREEMENT
+    is_unknown = agreement < _MIN_AGREEMENT
     is_unknown &= offsets == 0
     if not is_unknown.any():
         return offsets
-    offset = alike_offset(lines, low, high)
-    return np.where(is_unknown, offset, offsets)
+    corpus_offset = alike_offset(lines, first_row, end_row)
+    return np.where(is_unknown, corpus_offset, offsets)
 
 
 def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Rows, Values]:
@@ -248,51 +289,60 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
         agreement of the lengths at this offset: the correlation after Fisher's transformation,
         with a standard deviation of 0.15 for unrelated lines (n,).
     """
-    num = len(source_lengths)
-    if num < _WINDOW:
-        offsets = np.zeros(num, np.int64)
-        return offsets, np.ones(num)
-    starts = np.arange(0, num - _WINDOW + 1, _HOP)
+    num_lines = len(source_lengths)
+    if num_lines < _WINDOW:
+        offsets = np.zeros(num_lines, np.int64)
+        return offsets, np.ones(num_lines)
+    starts = np.arange(0, num_lines - _WINDOW + 1, _HOP)  # First source line of each window.
     source = np.log1p(source_lengths)
     target = np.log1p(target_lengths)
+    # By the first line of a window, which may be any line.
     source_means, source_variances = _moments(source)
     target_means, target_variances = _moments(target)
 
     def agreement_at(offset: int) -> Values:
-        first = max(-offset, 0)  # lines with a target
-        last = num - max(offset, 0)
+        """Return the agreement of each window with the target lines at an offset. (windows,).
+
+        It is 0 if the corpus does not have these target lines, or if all lengths are equal.
+        """
+        # Only source lines from `first` to `end` (exclusive) have a target line at this offset.
+        first = max(-offset, 0)
+        end = num_lines - max(offset, 0)
         agreement = np.zeros(len(starts))
         is_inside = starts >= first
-        is_inside &= starts + _WINDOW <= last
-        own = starts[is_inside]
-        other = own + offset
-        shifted = target[first + offset : last + offset]
-        products = source[first:last] * shifted
-        means = _window_means(products)[own - first]
-        covariance = means - source_means[own] * target_means[other]
-        spread = source_variances[own] * target_variances[other]
-        squared = np.maximum(spread, 1e-12)
-        correlation = covariance / np.sqrt(squared)
-        clipped = correlation.clip(-0.999, 0.999)
+        is_inside &= starts + _WINDOW <= end
+        source_starts = starts[is_inside]
+        target_starts = source_starts + offset
+        shifted_target = target[first + offset : end + offset]
+        products = source[first:end] * shifted_target
+        # The products begin at line `first`, so their windows are counted from there.
+        means = _window_means(products)[source_starts - first]
+        covariances = means - source_means[source_starts] * target_means[target_starts]
+        variance_products = source_variances[source_starts] * target_variances[target_starts]
+        positive = np.maximum(variance_products, 1e-12)
+        correlations = covariances / np.sqrt(positive)
+        clipped = correlations.clip(-0.999, 0.999)  # arctanh(1) is infinite.
         fisher = np.arctanh(clipped)
-        fisher[spread <= 1e-9] = 0.0
+        fisher[variance_products <= 1e-9] = 0.0
         agreement[is_inside] = fisher
         return agreement
 
-    here = agreement_at(0)
-    best = np.zeros_like(starts)
-    gain = np.full_like(here, -np.inf)
-    most = min(MOST_OFFSET, num - _WINDOW)
-    for offset in range(-most, most + 1):
-        gain_at = agreement_at(offset) - here
-        is_better = gain_at > gain
-        best[is_better] = offset
-        gain[is_better] = gain_at[is_better]
-    is_clear = gain >= _FISHER_GAIN / np.sqrt(_WINDOW - 3)
-    offsets = np.where(is_clear, best, 0)
-    agreement = here + np.where(is_clear, gain, 0.0)
-    windows = np.arange(num) // _HOP
-    windows = windows.clip(max=len(best) - 1)
+    unshifted = agreement_at(0)
+    best_offsets = np.zeros_like(starts)
+    best_gains = np.full_like(unshifted, -np.inf)
+    max_offset = min(MOST_OFFSET, num_lines - _WINDOW)
+    for offset in range(-max_offset, max_offset + 1):
+        gains = agreement_at(offset) - unshifted
+        is_better = gains > best_gains
+        best_offsets[is_better] = offset
+        best_gains[is_better] = gains[is_better]
+    # Fisher's transformation of a correlation of N values has a standard deviation of 1/sqrt(N-3).
+    is_clear = best_gains >= _FISHER_GAIN / np.sqrt(_WINDOW - 3)
+    offsets = np.where(is_clear, best_offsets, 0)
+    agreement = unshifted + np.where(is_clear, best_gains, 0.0)
+    # Each line gets the offset of the last window that starts at the line or before it.
+    windows = np.arange(num_lines) // _HOP
+    windows = windows.clip(max=len(starts) - 1)
     return offsets[windows], agreement[windows]
 
 
@@ -304,16 +354,18 @@ def _moments(values: Values) -> tuple[Values, Values]:
 
 
 def _window_means(values: Values) -> Values:
+    """Return the mean of the `_WINDOW` values from each position. (n - _WINDOW + 1,)."""
     sums = _prefix_sums(values)
-    differences = sums[_WINDOW:] - sums[:-_WINDOW]
-    return differences / _WINDOW
+    window_sums = sums[_WINDOW:] - sums[:-_WINDOW]
+    return window_sums / _WINDOW
 
 
 def _prefix_sums(values: Values) -> Values:
+    """Return at each index i the sum of the values before i. (n + 1,)."""
     return np.concatenate(([0.0], np.cumsum(values)))
 
 
-def alike_offset(lines: Lines, low: int, high: int) -> int:
+def alike_offset(lines: Lines, first_row: int, end_row: int) -> int:
     """Guess the offset of the whole corpus: source line i belongs to target line i + offset.
 
     The offset is at most 50 lines, and 0 if none is clearly best.
@@ -323,48 +375,53 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
 
     Args:
         lines: The lines of all corpora.
-        low: First row of the corpus.
-        high: Row after its last row.
+        first_row: First row of the corpus.
+        end_row: Row after its last row.
     """
-    num = min(_LIKE_LINES, high - low)
-    if num <= 4 * _LIKE_OFFSET:
+    num_rows = end_row - first_row
+    num_lines = min(_WORD_LINES, num_rows)
+    if num_lines <= 4 * _MAX_WORD_OFFSET:
         return 0
-    start = low + (high - low - num) // 2  # of `num` lines in the middle
-    rows = np.arange(start, start + num)
-    source = _likeness(lines.source.ids(rows))
-    target = _likeness(lines.target.ids(rows))
-    offsets = np.arange(-_LIKE_OFFSET, _LIKE_OFFSET + 1)
+    start = first_row + (num_rows - num_lines) // 2
+    rows = np.arange(start, start + num_lines)
+    source = _word_similarities(lines.source.ids(rows))
+    target = _word_similarities(lines.target.ids(rows))
+    offsets = np.arange(-_MAX_WORD_OFFSET, _MAX_WORD_OFFSET + 1)
     means = np.empty(len(offsets))
     for index, offset in enumerate(offsets.tolist()):
-        # Source lines whose target line is among the `num` lines, too.
+        # Only source lines from `first` to `end` (exclusive) have a target line at this offset.
         first = max(-offset, 0)
-        stop = num - max(offset, 0)
-        of_source = slice(first, stop)
-        of_target = slice(first + offset, stop + offset)
-        products = source[of_source, of_source] * target[of_target, of_target]
-        means[index] = products.sum() / (stop - first) ** 2
+        end = num_lines - max(offset, 0)
+        sources = slice(first, end)
+        targets = slice(first + offset, end + offset)
+        products = source[sources, sources] * target[targets, targets]
+        means[index] = products.sum() / (end - first) ** 2
     best = means.argmax()
-    others = np.delete(means, best)
-    threshold = others.mean() + _LIKE_GAIN * others.std()
+    lower_means = np.delete(means, best)
+    threshold = lower_means.mean() + _WORD_GAIN * lower_means.std()
     if means[best] <= threshold:
         return 0
     return int(offsets[best])
 
 
-def _likeness(flat: FlatIds) -> Floats:
-    """Return the cosine similarity of the rare words of every two lines; the diagonal is 0."""
-    _, places, counts = np.unique(flat.ids, return_inverse=True, return_counts=True)
-    num = len(flat.lengths)
-    most = max(num // 20, 3)
+def _word_similarities(flat: FlatIds) -> Floats:
+    """Return the cosine similarity of the rare words of every two lines; the diagonal is 0.
+
+    (lines, lines).
+    """
+    _, word_indices, counts = np.unique(flat.ids, return_inverse=True, return_counts=True)
+    num_lines = len(flat.lengths)
+    # A word that occurs once is shared by no two lines, and a common word says little.
+    common_count = max(num_lines // 20, 3)
     is_rare = counts > 1
-    is_rare &= counts < most
-    column = np.cumsum(is_rare) - 1
-    is_used = is_rare[places]
-    rows = flat.sentences[is_used]
-    words = places[is_used]
-    shape = num, np.count_nonzero(is_rare)
-    bags = np.zeros(shape, np.float32)
-    bags[rows, column[words]] = 1 / np.sqrt(counts[words])
+    is_rare &= counts < common_count
+    columns = np.cumsum(is_rare) - 1  # Column of each rare word in `bags`.
+    is_rare_token = is_rare[word_indices]
+    token_lines = flat.sentences[is_rare_token]
+    words = word_indices[is_rare_token]
+    shape = num_lines, np.count_nonzero(is_rare)
+    bags = np.zeros(shape, np.float32)  # (lines, rare words)
+    bags[token_lines, columns[words]] = 1 / np.sqrt(counts[words])
     norms = np.sqrt((bags**2).sum(1, keepdims=True))
     bags /= np.maximum(norms, 1e-6)
     cosines: Floats = bags @ bags.T

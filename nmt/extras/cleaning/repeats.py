@@ -26,15 +26,21 @@ from nmt.extras.cleaning.scores import Column
 
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
+# Columns of a row of hashes: of the pair, of the normalized pair, and of each normalized side. The
+# columns of the MinHash sketch follow.
 _PAIR, _NORMALIZED, _SOURCE, _TARGET = range(4)
 _NUM_KEYS = 4
-_SKETCH_WORDS = 8  # 64-bit words of a MinHash sketch: bands of 8 values each.
+# A sketch has 64 values of 8 bits. A column is a 64-bit integer, which is a band of 8 values.
+_SKETCH_WORDS = 8
 ROW_WORDS = _NUM_KEYS + _SKETCH_WORDS
 _NUM_VALUES = 8 * _SKETCH_WORDS
-_MIN_SKETCHED = 16
+_CHANCE = 1 / 256  # Probability that 8 random bits are equal to 8 other ones.
+_MIN_SKETCHED = 16  # Minimum words of a pair that gets a sketch.
 _HELD_AT_ONCE = 1 << 20
 _NOT_WORDS = re.compile(r"[\W_]+")
 _NOT_MARKS = re.compile(r"[^\w\s\u0300-\u036f\u0591-\u05c7\u0610-\u065f\u0900-\u0dff\u0e00-\u109f]")
+# Each value of a sketch comes from a different permutation of the hashes: multiply by an odd factor
+# and add a number, modulo 2^64.
 _rng = np.random.default_rng(22)
 _factors = _rng.integers(1, 1 << 63, _NUM_VALUES, np.uint64)
 _FACTORS = _factors | np.uint64(1)
@@ -92,11 +98,18 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
     """Return MinHash sketches (Broder 1997) of the words of both sides, with 8 bits per value.
 
     A pair of few words gets 0, which matches no other pair.
+
+    Args:
+        texts: Normalized source and target of each pair, at least one pair.
+
+    Returns:
+        Sketches, of which each column holds 8 values. (pairs, _SKETCH_WORDS), uint64.
     """
-    hashes = list[int]()
-    starts = []
-    lengths = []
+    hashes = list[int]()  # Of the words of all pairs.
+    starts = []  # Index of the first hash of each pair.
+    lengths = []  # Number of words of each pair.
     for source, target in texts:
+        # The mark keeps a target word apart from the same word in the source.
         target_words = (f"\0{word}" for word in target.split())
         words = [*source.split(), *target_words]
         starts.append(len(hashes))
@@ -104,17 +117,17 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
         hashes += map(word_hash, words)
         if not words:
             hashes.append(0)  # `reduceat` needs a value
-    values = np.array(hashes, np.uint64)
+    word_hashes = np.array(hashes, np.uint64)
     shape = len(texts), _NUM_VALUES
-    sketch = np.empty(shape, np.uint8)
+    values = np.empty(shape, np.uint8)
     for column in range(_NUM_VALUES):
-        permuted = values * _FACTORS[column]
+        permuted = word_hashes * _FACTORS[column]
         permuted += _SHIFTS[column]
         permuted >>= np.uint64(16)
-        # The low bits of a minimum are nearly uniform.
-        least = np.minimum.reduceat(permuted, starts)
-        sketch[:, column] = least.astype(np.uint8)
-    bands = sketch.view(np.uint64)
+        minima = np.minimum.reduceat(permuted, starts)  # One for each pair.
+        # Keep only the low 8 bits, which are nearly uniform in a minimum.
+        values[:, column] = minima.astype(np.uint8)
+    bands = values.view(np.uint64)
     num_words = np.array(lengths)
     is_short = num_words < _MIN_SKETCHED
     bands[is_short] = 0
@@ -157,27 +170,30 @@ class RepeatFinder:
 
         Any process with access to the folder can call this method.
         """
-        found = {}
-        for name in _REASONS:
-            if name in actions:
-                path = self._folder / f"{name}.bin"
-                found[name] = Column(path, np.float32, self.count)
-        for name, column in {"duplicate": _PAIR, "normalized_duplicate": _NORMALIZED}.items():
-            if name in found:
-                for later, _ in self._later(column):
-                    ones = np.ones_like(later)
-                    found[name].raise_to(later, ones)
-        if "near_duplicate" in found:
+        # For each reason, a value of each row: 0 if the row is not repeated, else 1 for exact and
+        # normalized duplicates, the similarity for near duplicates, and the number of sources for
+        # boilerplate.
+        values = {}
+        for reason in _REASONS:
+            if reason in actions:
+                path = self._folder / f"{reason}.bin"
+                values[reason] = Column(path, np.float32, self.count)
+        for reason, column in {"duplicate": _PAIR, "normalized_duplicate": _NORMALIZED}.items():
+            if reason in values:
+                for rows, _ in self._repeated(column):
+                    ones = np.ones_like(rows)
+                    values[reason].raise_to(rows, ones)
+        if "near_duplicate" in values:
             limit = filters.near_duplicate.bound
-            for column in range(_NUM_KEYS, ROW_WORDS):
-                for rows, leaders in self._later(column):
-                    near = self._near(rows, leaders, limit)
-                    found["near_duplicate"].raise_to(*near)
-        if "boilerplate" in found:
+            for band in range(_NUM_KEYS, ROW_WORDS):
+                for rows, first_rows in self._repeated(band):
+                    near_rows, similarities = self._similar(rows, first_rows, limit)
+                    values["near_duplicate"].raise_to(near_rows, similarities)
+        if "boilerplate" in values:
             limit = filters.boilerplate.bound
-            for rows, counts in self._boilerplate(limit):
-                found["boilerplate"].raise_to(rows, counts)
-        return Repeats(found, filters)
+            for rows, num_sources in self._boilerplate(limit):
+                values["boilerplate"].raise_to(rows, num_sources)
+        return Repeats(values, filters)
 
     def _blocks(self, column: int) -> Iterator[tuple[int, Hashes]]:
         """Yield the hashes of a column in blocks, each after the row of its first hash."""
@@ -189,66 +205,80 @@ class RepeatFinder:
         """Read the hashes of ``rows``, which are in rising order, in a column. (rows,)."""
         hashes = np.empty(len(rows), np.uint64)
         for start, block in self._blocks(column):
-            low, high = np.searchsorted(rows, (start, start + len(block)))
-            hashes[low:high] = block[rows[low:high] - start]
+            # The rows of this block are rows[first:end].
+            first, end = np.searchsorted(rows, (start, start + len(block)))
+            hashes[first:end] = block[rows[first:end] - start]
         return hashes
 
     def _parts(self, *columns: int) -> Iterator[tuple[Rows, list[Hashes]]]:
-        """Yield rows and their hashes in the given columns, in parts that fit into memory.
+        """Yield rows, and the hashes of the rows in each column, in parts that fit into memory.
 
         Rows with an equal hash in the first column are in the same part. Rows with a 0 there have
         no sketch and are left out.
         """
         num_parts = math.ceil(self.count / self._held_at_once)
         for part in range(num_parts):
-            parts = []
+            block_rows = []
             for start, block in self._blocks(columns[0]):
-                is_here = block % np.uint64(num_parts) == part
-                is_here &= block != 0
-                parts.append(np.flatnonzero(is_here) + start)
-            rows = np.concatenate(parts)
+                is_in_part = block % np.uint64(num_parts) == part
+                is_in_part &= block != 0
+                block_rows.append(np.flatnonzero(is_in_part) + start)
+            rows = np.concatenate(block_rows)
             yield rows, [self._hashes(column, rows) for column in columns]
 
-    def _later(self, column: int) -> Iterator[tuple[Rows, Rows]]:
+    def _repeated(self, column: int) -> Iterator[tuple[Rows, Rows]]:
         """Yield the rows whose hash occurs in an earlier row, and the first row with that hash."""
-        for places, (hashes,) in self._parts(column):
+        for rows, (hashes,) in self._parts(column):
             _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-            leaders = places[first][inverse]
-            is_later = leaders < places
-            yield places[is_later], leaders[is_later]
+            first_rows = rows[first][inverse]
+            is_later = first_rows < rows
+            yield rows[is_later], first_rows[is_later]
 
-    def _near(self, rows: Rows, leaders: Rows, least: float) -> tuple[Rows, npt.NDArray[Any]]:
-        """Return the ``rows`` similar to their ``leaders``, and the Jaccard similarities."""
-        distinct, places = np.unique(leaders, return_inverse=True)
-        num_same = np.zeros(len(rows))
-        for column in range(_NUM_KEYS, ROW_WORDS):  # one word of all sketches at once
-            values = self._hashes(column, rows).view(np.uint8)
-            of_leaders = self._hashes(column, distinct)[places].view(np.uint8)
-            is_same = values == of_leaders
-            num_same += is_same.reshape(-1, 8).sum(1)
-        same = num_same / _NUM_VALUES
-        jaccard = (same - 1 / 256) / (1 - 1 / 256)  # 8 random bits are equal once in 256
-        is_near = jaccard >= least
-        return rows[is_near], jaccard[is_near]
+    def _similar(
+        self, rows: Rows, first_rows: Rows, min_similarity: float
+    ) -> tuple[Rows, npt.NDArray[Any]]:
+        """Compare the sketch of each row with that of an earlier row.
 
-    def _boilerplate(self, least: float) -> Iterator[tuple[Rows, Rows]]:
-        """Yield rows whose target has ``least`` or more sources, and the number of sources."""
+        Args:
+            rows: Rows in rising order.
+            first_rows: The row to compare with, for each of ``rows``; often the same.
+            min_similarity: Minimum Jaccard similarity of the words.
+
+        Returns:
+            Those ``rows`` that are similar enough, and their Jaccard similarities.
+        """
+        distinct_rows, inverse = np.unique(first_rows, return_inverse=True)
+        num_equal = np.zeros(len(rows))
+        for band in range(_NUM_KEYS, ROW_WORDS):  # one band of all sketches at once
+            values = self._hashes(band, rows).view(np.uint8)
+            first_values = self._hashes(band, distinct_rows)[inverse].view(np.uint8)
+            is_equal = values == first_values
+            num_equal += is_equal.reshape(-1, 8).sum(1)
+        # The share of equal values estimates the similarity, but some are equal by chance.
+        share_equal = num_equal / _NUM_VALUES
+        jaccard = (share_equal - _CHANCE) / (1 - _CHANCE)
+        is_similar = jaccard >= min_similarity
+        return rows[is_similar], jaccard[is_similar]
+
+    def _boilerplate(self, limit: float) -> Iterator[tuple[Rows, Rows]]:
+        """Yield rows whose target has ``limit`` or more sources, and the number of sources."""
         for rows, (targets, sources) in self._parts(_TARGET, _SOURCE):
-            _, target_of = np.unique(targets, return_inverse=True)
-            _, source_of = np.unique(sources, return_inverse=True)
-            width = max(len(rows), 1)
-            distinct = np.unique(target_of * width + source_of)
-            num_sources = np.bincount(distinct // width)
-            counts = num_sources[target_of]
-            is_frequent = counts >= least
-            yield rows[is_frequent], counts[is_frequent]
+            # Small numbers for the hashes, so that a target and a source fit into one integer.
+            _, target_ids = np.unique(targets, return_inverse=True)
+            _, source_ids = np.unique(sources, return_inverse=True)
+            max_ids = max(len(rows), 1)
+            distinct_pairs = np.unique(target_ids * max_ids + source_ids)
+            num_sources = np.bincount(distinct_pairs // max_ids)  # Of each target id.
+            row_counts = num_sources[target_ids]
+            is_frequent = row_counts >= limit
+            yield rows[is_frequent], row_counts[is_frequent]
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """The repetitions that `RepeatFinder` has found, by reason."""
+    """The repetitions that `RepeatFinder` has found."""
 
-    found: Mapping[str, Column]
+    values: Mapping[str, Column]  # By reason: a value of each row, 0 if it is not repeated.
     filters: FilterConfig
 
     def between(self, start: int, end: int) -> dict[int, list[PairProblem]]:
@@ -258,16 +288,17 @@ class Repeats:
         """
         problems = defaultdict[int, list[PairProblem]](list)
         is_duplicate = np.zeros(max(end - start, 0), np.bool_)
-        for name, column in self.found.items():
-            limit = self.filters.rule(name).limit
-            values = column[start:end]
-            if name != "boilerplate":
+        for reason, all_values in self.values.items():
+            limit = self.filters.rule(reason).limit
+            values = all_values[start:end]
+            if reason != "boilerplate":
+                # There are fewer than `end - start` values if the last row is before `end`.
                 values[is_duplicate[: len(values)]] = 0
                 is_duplicate[: len(values)] |= values > 0
-            for row in np.flatnonzero(values).tolist():
-                problem = PairProblem(name)
+            for index in np.flatnonzero(values).tolist():
+                problem = PairProblem(reason)
                 if limit is not None:
-                    value = float(values[row])
-                    problem = PairProblem(name, value, limit)
-                problems[start + row].append(problem)
+                    value = float(values[index])
+                    problem = PairProblem(reason, value, limit)
+                problems[start + index].append(problem)
         return problems

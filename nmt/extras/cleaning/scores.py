@@ -21,8 +21,8 @@ from nmt.errors import ConfigError, DataError
 from nmt.files.lines import open_binary, split_lines
 from nmt.registry import load_attribute
 
-_WRITTEN_AT_ONCE = 1 << 16
-_AT_ONCE = 1 << 20
+_WRITTEN_AT_ONCE = 1 << 16  # Lines of a table.
+_AT_ONCE = 1 << 20  # Values of a column that are changed in memory.
 
 
 class Column:
@@ -51,12 +51,12 @@ class Column:
         """Return the values of a range of rows."""
         start, stop, step = rows.indices(self._size)
         count = max(stop - start, 0)
-        offset = start * self._dtype.itemsize
+        offset = start * self._dtype.itemsize  # bytes
         values = np.fromfile(self._path, self._dtype, count, offset=offset)
         return values[::step]
 
     def __setitem__(self, rows: slice, values: npt.NDArray[Any]) -> None:
-        """Write the values of a range of rows."""
+        """Write all of ``values`` from the first of ``rows`` on; the end of ``rows`` is ignored."""
         start, _, _ = rows.indices(self._size)
         content = values.astype(self._dtype).tobytes()
         with self._path.open("r+b") as file:
@@ -67,12 +67,12 @@ class Column:
         """Set rows to ``values`` where ``values`` are larger. Pass rows in rising order."""
         for start in range(0, self._size, _AT_ONCE):
             stop = start + _AT_ONCE
-            low, high = np.searchsorted(rows, (start, stop))
-            if low < high:
+            # The rows from `start` to `stop` are rows[first:end].
+            first, end = np.searchsorted(rows, (start, stop))
+            if first < end:
                 window = self[start:stop]
-                places = rows[low:high] - start
-                largest = np.maximum(window[places], values[low:high])
-                window[places] = largest
+                indices = rows[first:end] - start
+                window[indices] = np.maximum(window[indices], values[first:end])
                 self[start:] = window
 
 
@@ -99,17 +99,17 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
     values = array("f")
     with open_binary(path) as stream:
         lines = split_lines(stream, str(path))
-        for number, line in enumerate(lines, start=1):
-            content = line or b""
+        for line_number, line in enumerate(lines, start=1):
+            content = line or b""  # There is no None, because lines of any length are read.
             try:
                 values.append(float(content))
             except ValueError as error:
                 shown = content.decode("utf-8", "replace")
-                problem = f"{path}, line {number:,}: {shown[:40]!r} is not a number."
+                problem = f"{path}, line {line_number:,}: {shown[:40]!r} is not a number."
                 fix = "Write one number per line, higher for better pairs, or nan for no score."
                 raise DataError(problem, fix=fix) from error
-    has_more = len(values) > num_lines
-    if len(values) < num_lines or (has_more and not is_part):
+    is_too_long = len(values) > num_lines and not is_part
+    if len(values) < num_lines or is_too_long:
         problem = f"{path} has {len(values):,} scores, but the corpus has {num_lines:,} lines."
         raise DataError(problem, fix="Score the corpus again, with one number for every line.")
     return np.array(values[:num_lines], np.float32)
@@ -126,20 +126,23 @@ def write_scores(
         lines: Line number of each score, by corpus; None if every line has a score.
     """
     with open_table(path, "corpus", "line", "score") as file:
-        for corpus, values in scores.items():
-            numbers: Sequence[int] = range(1, len(values) + 1)
+        for corpus, corpus_scores in scores.items():
+            line_numbers: Sequence[int] = range(1, len(corpus_scores) + 1)
             if lines is not None:
-                numbers = lines[corpus]
-            for start in range(0, len(values), _WRITTEN_AT_ONCE):
-                part = slice(start, start + _WRITTEN_AT_ONCE)
-                in_part = values[part].tolist()
-                rows = zip(numbers[part], in_part, strict=True)
-                texts = [f"{corpus}\t{line}\t{value:.4f}\n" for line, value in rows]
+                line_numbers = lines[corpus]
+            for start in range(0, len(corpus_scores), _WRITTEN_AT_ONCE):
+                block = slice(start, start + _WRITTEN_AT_ONCE)
+                block_scores = corpus_scores[block].tolist()
+                rows = zip(line_numbers[block], block_scores, strict=True)
+                texts = [f"{corpus}\t{line}\t{score:.4f}\n" for line, score in rows]
                 file.write("".join(texts).encode())
 
 
 def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     """Load two models, and return a function that scores pairs with both of them.
+
+    The function returns the `dual_score` of each pair of texts, in the order of the pairs; NaN if a
+    model cannot score the pair.
 
     Args:
         runs: Run or model folders, one for each direction, in any order.
@@ -152,19 +155,20 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     load = load_attribute("nmt.inference.scorer:Scorer").load  # which loads torch
     scorers = {scorer.languages: scorer for scorer in map(load, runs)}
     source, target = languages
-    there = matching_pairs((source, target), scorers)
-    back = matching_pairs((target, source), scorers)
-    if len(there) != 1 or len(back) != 1:
+    # Language pairs of the models that fit a direction; exactly one must fit.
+    forward_pairs = matching_pairs((source, target), scorers)
+    backward_pairs = matching_pairs((target, source), scorers)
+    if len(forward_pairs) != 1 or len(backward_pairs) != 1:
         directions = ", ".join(map("-".join, scorers))
         both = f"{source}-{target} and {target}-{source}"
         problem = f"`score_with` needs two models, {both}, but got {directions or 'no model'}."
         raise ConfigError(problem, fix="Pass two run or model folders, separated by a comma.")
-    forward = scorers[there[0]]
-    backward = scorers[back[0]]
+    forward = scorers[forward_pairs[0]]
+    backward = scorers[backward_pairs[0]]
 
-    def score(pairs: Sequence[tuple[str, str]]) -> list[float]:
-        swapped = [(target, source) for source, target in pairs]
-        forward_scores = forward.score(pairs)
+    def score(text_pairs: Sequence[tuple[str, str]]) -> list[float]:
+        swapped = [(target_text, source_text) for source_text, target_text in text_pairs]
+        forward_scores = forward.score(text_pairs)
         backward_scores = backward.score(swapped)
         forward_entropies = map(_entropy, forward_scores)
         backward_entropies = map(_entropy, backward_scores)
@@ -190,9 +194,9 @@ def dual_score(forward: float, backward: float) -> float:
     return math.exp(-(difference + mean))
 
 
-def _entropy(pair: Any) -> float:
+def _entropy(scored_pair: Any) -> float:
     """Return nats per token; NaN for an empty pair, or a pair that is too long for the model."""
-    if not pair.tokens:
+    num_tokens = len(scored_pair.tokens)
+    if num_tokens == 0:
         return math.nan
-    num_tokens = len(pair.tokens)
-    return -pair.log_prob / num_tokens
+    return -scored_pair.log_prob / num_tokens

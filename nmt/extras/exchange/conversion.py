@@ -63,12 +63,13 @@ logger = logging.getLogger(__name__)
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
 _PAD, _UNK, _BOS, _EOS = _SPECIAL
 _ADAPTER = "adapter_config.json"  # of the package peft
-_NO_ROW = -1
-_RESIZED = "The vocabulary was changed after training."
-# Logit of subwords that the imported model lacks: far below any other, and finite in 16 bits.
-_NEVER = -30.0
+_NO_ROW = -1  # instead of the row of a token that the original embedding matrix lacks
+_CHANGED_ORIGIN = "The vocabulary was changed after training."
+# Output bias of subwords that the imported model lacks: far below the logit of any other subword,
+# and finite in 16 bits.
+_MISSING_BIAS = -30.0
 # Codes of the usual source and the usual target language of a multilingual model.
-_USUAL = ("en", "fr")
+_USUAL_CODES = ("en", "fr")
 
 
 def convert(options: ImportOptions, origin: str) -> ImportSummary:
@@ -86,40 +87,43 @@ def convert(options: ImportOptions, origin: str) -> ImportSummary:
     source = options.source
     if is_resized(options) and (source / CONFIG).is_file():
         return _resize_folder(options)
-    with _unpacked(source) as place:
-        model = _read(place, source)
+    with _unpacked(source) as unpacked:
+        model = _read(unpacked, source)
         # A file that is mapped into memory must exist until the model is written.
         return _write_imported(model, options, origin)
 
 
 def _write_imported(model: Imported, options: ImportOptions, origin: str) -> ImportSummary:
     """Write a model folder: vocabularies and weights in the order of nmt."""
-    shape = model.model
-    shared = shape.shares_inputs
+    model_config = model.model
+    shared = model_config.shares_inputs
     if shared and model.source.tokens != model.target.tokens:
         problem = "The model has one embedding matrix for two different vocabularies."
         raise damaged(problem)
     sides = []
     for side in (model.source, model.target):
+        # A shared vocabulary needs the subwords of both SentencePiece models.
         readers = (model.source, model.target) if shared else (side,)
         sides.append(_Side.of(side, readers, model.start))
-    codes = ("", "")  # Those of a multilingual model follow from the new vocabulary.
+    # Languages of source and target. Those of a multilingual model follow from its tags, and the
+    # tags are known after the change of the vocabulary.
+    codes = ("", "")
     if model.language_tags is None:
         codes = _codes(options.languages, model.languages, ())
-    new_sides = _resized(sides, codes, options, shared=shared)
+    new_sides = _resize_sides(sides, codes, options, shared=shared)
     tags = list[str]()
     if model.language_tags is not None:
         tags = [*vocabulary.language_tags(new_sides[0].model)]
         codes = _codes(options.languages, model.languages, tags)
-    new = _reordered(model.weights, new_sides)
-    with torch.device("meta"):
-        expected = build_model(shape, *new.vocab_sizes)
+    new = _reorder(model.weights, new_sides)
+    with torch.device("meta"):  # names and shapes without memory for the weights
+        expected = build_model(model_config, *new.vocab_sizes)
     problems = tensor_differences(new.weights, expected.state_dict())
     if problems:
         problem = f"The weights do not match the configuration of the model:\n  {problems}"
         raise damaged(problem)
-    for name, value in new.weights.items():
-        if not np.isfinite(value).all():
+    for name, array in new.weights.items():
+        if not np.isfinite(array).all():
             raise damaged(f"{name} contains NaN or infinity.")
     spec = model.target.sentencepiece.trainer_spec
     values = {
@@ -136,7 +140,7 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
             "user_defined_symbols": tags,
         },
         "max_length": model.max_length,
-        "model": shape,
+        "model": model_config,
         "decoding": model.decoding,
     }
     config = InferenceConfig.model_validate(values)
@@ -158,47 +162,55 @@ def _resize_folder(options: ImportOptions) -> ImportSummary:
     sides = []
     for name in names:
         model = read_sentencepiece(folder / name)
-        rows = np.arange(len(model.pieces))
+        rows = np.arange(len(model.pieces))  # the order of nmt already: each id is its own row
         sides.append(_Side(model, rows, rows))
     shared = config.model.shares_inputs
-    new_sides = _resized(sides, config.languages, options, shared=shared)
+    new_sides = _resize_sides(sides, config.languages, options, shared=shared)
     tensors = bundle.model.state_dict()
     old = _Contents(sides, {name: tensor.numpy() for name, tensor in tensors.items()})
-    new = _reordered(old.weights, new_sides)
+    new = _reorder(old.weights, new_sides)
     vocab_size = _vocab_size(new, joint=config.tokenizer.joint)
-    tokenizer = {"vocab_size": vocab_size, "pad_vocab_by": 0}
+    tokenizer_changes = {"vocab_size": vocab_size, "pad_vocab_by": 0}
     changes = {
-        "tokenizer": config.tokenizer.model_copy(update=tokenizer),
+        "tokenizer": config.tokenizer.model_copy(update=tokenizer_changes),
         "decoding": config.decoding.model_copy(update={"shortlist": False}),
     }
-    new_config = config.model_copy(update=changes)
-    step = bundle.step
-    return _write(options, new_config, old, new, origin=_RESIZED, step=step, record=bundle.record)
+    return _write(
+        options,
+        config.model_copy(update=changes),
+        old,
+        new,
+        origin=_CHANGED_ORIGIN,
+        step=bundle.step,
+        record=bundle.record,
+    )
 
 
-def _read(place: Path, source: Path) -> Imported:
-    """Read the model in ``place``, which is ``source`` or its unpacked contents."""
-    if (place / HF_CONFIG).is_file():
-        return read_hugging_face(place)
-    is_folder = (place / DECODER).is_file() or any(place.glob("*.npz"))
-    if is_folder or place.suffix == ".npz":
-        return read_marian(place)
-    # The cache of huggingface_hub has the files of a model in ``snapshots/COMMIT``.
-    around = [place.parent / HF_CONFIG, *place.glob(f"*/*/{HF_CONFIG}")]
-    near = [path.parent for path in around if path.is_file()]
+def _read(unpacked: Path, source: Path) -> Imported:
+    """Read the model in ``unpacked``, which is ``source`` or the unpacked contents of it."""
+    if (unpacked / HF_CONFIG).is_file():
+        return read_hugging_face(unpacked)
+    is_marian_folder = (unpacked / DECODER).is_file() or any(unpacked.glob("*.npz"))
+    if is_marian_folder or unpacked.suffix == ".npz":
+        return read_marian(unpacked)
+    # Neither reader fits; the error says what ``source`` is instead. The user may have passed a
+    # file of a model, or the model's folder in the cache of huggingface_hub, which has the files in
+    # ``snapshots/COMMIT``.
+    nearby_configs = [unpacked.parent / HF_CONFIG, *unpacked.glob(f"*/*/{HF_CONFIG}")]
+    nearby_models = [path.parent for path in nearby_configs if path.is_file()]
     if not source.exists():
         problem = "does not exist"
         pull = shell_command("pull", EXAMPLE, output="models/en-de")
         fix = f"Check the path, or download a model: {pull}"
-    elif (place / _ADAPTER).is_file():
+    elif (unpacked / _ADAPTER).is_file():
         problem = "is an adapter, not a whole model"
         fix = "Merge the adapter into the base model with the package peft, and import the result."
-    elif (place / CONFIG).is_file():
+    elif (unpacked / CONFIG).is_file():
         problem = "is already an nmt model"
         fix = f"Type: {shell_command('translate', source)}"
-    elif near:
+    elif nearby_models:
         problem = "is not a model folder"
-        fix = f"Pass {near[0]}."
+        fix = f"Pass {nearby_models[0]}."
     else:
         kinds = "neither config.json (Hugging Face) nor an .npz file (Marian)"
         problem = f"is not a model: it has {kinds}"
@@ -222,73 +234,87 @@ def _unpacked(source: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) -> tuple[str, str]:
-    """Return the codes of source and target language: given, named by the files, or usual."""
+def _codes(
+    pair: str | None, default_codes: Sequence[str] | None, tags: Sequence[str]
+) -> tuple[str, str]:
+    """Return the codes of source and target language.
+
+    Args:
+        pair: The option ``languages``, such as en-de; None chooses the default.
+        default_codes: Codes in the files of the model. If None: two languages of a multilingual
+            model, English and French if possible.
+        tags: Language tags of a multilingual model, such as <2de>. Both codes must have one.
+    """
     codes = [tag.removeprefix("<2").removesuffix(">") for tag in tags]
-    codes.sort(key=lambda code: ([primary_code(code) != usual for usual in _USUAL], code))
-    named = named or codes[:2]
-    if given is None and len(named) == 2:
-        source, target = named
+    # False sorts before True: English first, French next, then the other languages by their codes.
+    codes.sort(key=lambda code: ([primary_code(code) != usual for usual in _USUAL_CODES], code))
+    default_codes = default_codes or codes[:2]
+    if pair is None and len(default_codes) == 2:
+        source, target = default_codes
         return source, target
-    source, _, target = (given or "").partition("-")
-    are_codes = re.fullmatch(LANGUAGE_CODE, source) and re.fullmatch(LANGUAGE_CODE, target)
-    if not are_codes or is_spelling(source, target):
+    source, _, target = (pair or "").partition("-")
+    has_codes = re.fullmatch(LANGUAGE_CODE, source) and re.fullmatch(LANGUAGE_CODE, target)
+    if not has_codes or is_spelling(source, target):
         problem = "The model files do not state the language pair."
-        if given:
-            problem = f"`languages` {given!r} is not a language pair."
+        if pair:
+            problem = f"`languages` {pair!r} is not a language pair."
         raise ConfigError(problem, fix="Pass both codes, such as `languages` en-de.")
     if not tags:
+        # Keys are names in messages. The space makes the second key different from the first.
         check_languages({"`languages`": source, "`languages` ": target})
         return source, target
-    symbols = []
+    tag_codes = []  # Codes as the model spells them: ``de`` may mean the tag <2deu_Latn>.
     for code in (source, target):
         symbol = language_symbol(code, tags)
         if symbol is None:
             problem = f"`languages`: the model has no language {code}.{did_you_mean(code, codes)}"
-            raise ConfigError(problem, fix=f"Use codes of the model, such as {named[0]}.")
-        symbols.append(symbol[2:-1])
-    source, target = symbols
+            raise ConfigError(problem, fix=f"Use codes of the model, such as {default_codes[0]}.")
+        tag_codes.append(symbol[2:-1])  # without "<2" and ">"
+    source, target = tag_codes
     return source, target
 
 
 @dataclass(frozen=True)
 class _Contents:
-    """What changes with the vocabularies."""
+    """The parts of a model folder that change with the vocabularies."""
 
     sides: Sequence[_Side]  # Source and target.
-    weights: Weights
+    weights: Weights  # All weights of the model, by our names.
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
+        """Number of entries of the source and of the target vocabulary."""
         source, target = (len(side.model.pieces) for side in self.sides)
         return source, target
 
     def sizes(self) -> dict[str, float]:
         """Return the entries of both vocabularies, parameters, and megabytes of float32 weights."""
         source_entries, target_entries = self.vocab_sizes
-        count = 0
+        num_parameters = 0
         for name, array in self.weights.items():
             # Matrices of an imported model may have more rows than its vocabulary has entries.
             num_rows = len(array)
             if name in VOCABULARY_SIDES:
                 num_rows = self.vocab_sizes[VOCABULARY_SIDES[name]]
-            count += num_rows * prod(array.shape[1:])
+            num_parameters += num_rows * prod(array.shape[1:])
         return {
             "source_entries": source_entries,
             "target_entries": target_entries,
-            "parameters": count,
-            "megabytes": round(4 * count / 1e6, 1),
+            "parameters": num_parameters,
+            "megabytes": round(4 * num_parameters / 1e6, 1),  # a float32 has 4 bytes
         }
 
 
 @dataclass(frozen=True)
 class _Side:
-    """The vocabulary of one side in the order of nmt. V: its size."""
+    """The vocabulary of one side in the order of nmt. V: its size, without new entries."""
 
     model: Any  # SentencePiece model.
-    rows: IdArray  # For each of our ids, the row in the original; `_NO_ROW` if missing. (V,).
-    outputs: IdArray  # As ``rows``, with `_NO_ROW` also for tokens that are never an output. (V,).
-    growth: vocabulary.Resized | None = None  # New entries, which have no original.
+    # For each of our ids, the row in the original embedding matrix; `_NO_ROW` if missing. (V,).
+    input_rows: IdArray
+    # The same for the output bias, with `_NO_ROW` also for tokens that are never an output. (V,).
+    output_rows: IdArray
+    change: vocabulary.VocabularyChange | None = None  # Has the new entries, without an original.
 
     @classmethod
     def of(cls, side: Vocabulary, readers: Sequence[Vocabulary], start: str | None) -> _Side:
@@ -297,64 +323,76 @@ class _Side:
         Unused subwords are in the SentencePiece model of a reader, but not among the tokens of the
         model. Without unused subwords, text would be split differently. They get the vector of the
         unknown token, as in the original.
+
+        Args:
+            side: The vocabulary in the original order.
+            readers: The vocabularies whose SentencePiece models split text of this side.
+            start: First input token of the decoder, whose row becomes that of BOS. None for a
+                vector of zeros.
         """
         rows = {token: row for row, token in enumerate(side.tokens)}
         if missing := [token for token in (_UNK, _EOS) if token not in rows]:
             raise damaged(f"The vocabulary lacks {' and '.join(missing)}.")
         tokens = [token for token in side.tokens if token not in _SPECIAL]
-        tokens.sort(key=lambda token: token not in side.symbols)  # first, as in vocabularies of nmt
-        unused = dict[str, None]()
+        # Symbols come first, as in vocabularies of nmt, because False sorts before True.
+        tokens.sort(key=lambda token: token not in side.symbols)
+        unused = dict[str, None]()  # Subwords in their order, without repetitions.
         for reader in readers:
             for text in piece_texts(reader.sentencepiece):
                 if text not in rows and text not in _SPECIAL:
                     unused[text] = None
         # PAD is part of the softmax, but never chosen.
-        pad = rows.get(_PAD, _NO_ROW)
-        bos = rows.get(start or "", _NO_ROW)
-        unk = rows[_UNK]
-        known = [pad, unk, bos, rows[_EOS]]
-        known += [rows[token] for token in tokens]
-        inputs = np.array(known + [unk] * len(unused))
-        outputs = np.array(known + [_NO_ROW] * len(unused))
-        outputs[BOS_ID] = _NO_ROW
-        return cls(_sentencepiece(side, [*tokens, *unused]), inputs, outputs)
+        pad_row = rows.get(_PAD, _NO_ROW)
+        bos_row = rows.get(start or "", _NO_ROW)
+        unk_row = rows[_UNK]
+        used_rows = [pad_row, unk_row, bos_row, rows[_EOS]]
+        used_rows += [rows[token] for token in tokens]
+        input_rows = np.array(used_rows + [unk_row] * len(unused))
+        output_rows = np.array(used_rows + [_NO_ROW] * len(unused))
+        output_rows[BOS_ID] = _NO_ROW
+        return cls(_sentencepiece(side, [*tokens, *unused]), input_rows, output_rows)
 
 
-def _resized(
+def _resize_sides(
     sides: Sequence[_Side], codes: Sequence[str], options: ImportOptions, *, shared: bool
 ) -> list[_Side]:
-    """Trim and grow the vocabularies if the options say so; see `vocabulary.resize`."""
+    """Trim and grow the vocabularies if the options say so; see `vocabulary.resize`.
+
+    The rows are chosen here, before the weights are copied: the matrices may take gigabytes.
+    """
     if not is_resized(options):
         return [*sides]
     models = [side.model for side in sides]
-    resized = vocabulary.resize(models, codes, options, shared=shared)
-    return [  # before the weights are copied: the matrices may take gigabytes
-        _Side(new.model, side.rows[new.kept], side.outputs[new.kept], new)
-        for side, new in zip(sides, resized, strict=True)
-    ]
+    changes = vocabulary.resize(models, codes, options, shared=shared)
+    new_sides = []
+    for side, change in zip(sides, changes, strict=True):
+        ids = change.kept_ids
+        new_sides.append(_Side(change.model, side.input_rows[ids], side.output_rows[ids], change))
+    return new_sides
 
 
-def _reordered(theirs: Weights, sides: Sequence[_Side]) -> _Contents:
+def _reorder(original: Weights, sides: Sequence[_Side]) -> _Contents:
     """Convert weights to float32, with embedding matrices and output bias in the new order."""
-    weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
-    for name, index in VOCABULARY_SIDES.items():
+    weights = {name: np.asarray(array, np.float32) for name, array in original.items()}
+    for name, side_index in VOCABULARY_SIDES.items():
         if name not in weights:
             continue
-        side = sides[index]
+        side = sides[side_index]
         table = weights[name]
-        rows = side.rows
-        missing = 0.0
+        rows = side.input_rows
+        missing_value = 0.0
         if name == "output_bias":
-            rows = side.outputs
-            missing = _NEVER
+            rows = side.output_rows
+            missing_value = _MISSING_BIAS
         if rows.max() >= len(table):
             problem = f"{name} has {len(table):,} rows, fewer than the size of the vocabulary."
             raise damaged(problem)
-        # One copy only: the matrix of a multilingual model takes a gigabyte.
+        # One copy only: the matrix of a multilingual model takes a gigabyte. Missing rows are
+        # copies of row 0 until they get their value.
         table = table[np.maximum(rows, 0)]
-        table[rows == _NO_ROW] = missing
-        if side.growth is not None:
-            table = side.growth.grow(table)
+        table[rows == _NO_ROW] = missing_value
+        if side.change is not None:
+            table = side.change.grow(table)
         weights[name] = table
     return _Contents(sides, weights)
 
@@ -365,17 +403,18 @@ def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
     Subwords of ``side`` keep their score and type. New tokens are user-defined if they are
     symbols, and unused otherwise, so that text is still split as before.
     """
-    present = {piece.piece: piece for piece in side.sentencepiece.pieces}
-    kinds = ModelProto.SentencePiece
-    pieces = [kinds(piece=text, score=0.0, type=kinds.CONTROL) for text in _SPECIAL]
-    pieces[UNK_ID].type = kinds.UNKNOWN
-    # BPE merges unused subwords too, and splits them again: after all other merges.
-    unused = min(piece.score for piece in side.sentencepiece.pieces) - 1
+    old_pieces = {piece.piece: piece for piece in side.sentencepiece.pieces}
+    piece_class = ModelProto.SentencePiece
+    pieces = [piece_class(piece=text, score=0.0, type=piece_class.CONTROL) for text in _SPECIAL]
+    pieces[UNK_ID].type = piece_class.UNKNOWN
+    # BPE merges unused subwords too, in the order of the scores, and splits them again. Those
+    # without a score get the lowest one, so that all other merges come first.
+    unused_score = min(piece.score for piece in side.sentencepiece.pieces) - 1
     for token in tokens:
-        is_symbol = token in side.symbols
-        kind = kinds.USER_DEFINED if is_symbol else kinds.UNUSED
-        new = kinds(piece=token, score=0.0 if is_symbol else unused, type=kind)
-        pieces.append(present.get(token, new))
+        new_piece = piece_class(piece=token, score=unused_score, type=piece_class.UNUSED)
+        if token in side.symbols:
+            new_piece = piece_class(piece=token, score=0.0, type=piece_class.USER_DEFINED)
+        pieces.append(old_pieces.get(token, new_piece))
     model = vocabulary.with_pieces(side.sentencepiece, pieces)
     spec = model.trainer_spec
     spec.pad_id = PAD_ID
@@ -387,6 +426,7 @@ def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
 
 
 def _vocab_size(contents: _Contents, *, joint: bool) -> int | dict[str, int]:
+    """Return the value of ``tokenizer.vocab_size``: one number if the vocabulary is joint."""
     source, target = contents.vocab_sizes
     return source if joint else {"source": source, "target": target}
 
@@ -401,18 +441,28 @@ def _write(
     step: int = 0,
     record: Mapping[str, Any] = MappingProxyType({}),
 ) -> ImportSummary:
-    """Write a model folder; one SentencePiece model if both sides have the same."""
+    """Write a model folder; one SentencePiece model if both sides have the same.
+
+    Args:
+        options: Has the output folder.
+        config: Configuration of the new model.
+        old: Vocabularies and weights before a change of the vocabularies; only their sizes count.
+        new: Vocabularies and weights to write.
+        origin: Sentence about the origin of the model, for the model card.
+        step: Updates that the model was trained for.
+        record: The whole configuration of the training; empty for an imported model.
+    """
     source, target = (side.model.SerializeToString(deterministic=True) for side in new.sides)
-    contents = {SOURCE: source, TARGET: target}
+    tokenizer_files = {SOURCE: source, TARGET: target}
     if source == target:
-        contents = {JOINT: source}
+        tokenizer_files = {JOINT: source}
 
     with new_model_folder(options.output, None, step) as folder:
         write_folder_config(folder, config, record)
         (folder / TOKENIZER).mkdir()
-        for name, content in contents.items():
+        for name, content in tokenizer_files.items():
             (folder / TOKENIZER / name).write_bytes(content)
-        arrays = {name: np.ascontiguousarray(x) for name, x in new.weights.items()}
+        arrays = {name: np.ascontiguousarray(array) for name, array in new.weights.items()}
         save_file(arrays, folder / MODEL)
         write_card(
             folder,

@@ -102,19 +102,23 @@ _NOT_FOLLOWED = frozenset({
     "coverage_penalty", "diverse_beam_groups", "sampling", "temperature", "top_k", "top_p",
     "epsilon_cutoff", "return_alternatives", "repetition_penalty", "search", "keep_special_mass",
 })  # fmt: skip
-_OF_LAYERS = re.compile(r"(encoder|decoder)(?:\.(\d+)\.|_)(.+)\.(\w+)")
+# A weight of a layer, such as decoder.3.cross_attention.output.bias, or of the last norm of a
+# stack, such as decoder_norm.weight. Groups: stack, number of the layer (None for the last norm),
+# part of the layer, array of the part.
+_LAYER_WEIGHT = re.compile(r"(encoder|decoder)(?:\.(\d+)\.|_)(.+)\.(\w+)")
 # Our names of activations, norms, linear layers and relative positions -> names in CTranslate2.
 _NAMES = read_toml(__file__, "layers.toml")["ctranslate2"]
-_LEAST_POSITIONS = 1024
-_KEPT_IN_RUN = 4
-_KEPT_OF_USER = 16
+_MIN_POSITIONS = 1024  # of a converted model with sinusoids
+# How many converted models stay in the cache of a run, and in the cache of the user.
+_MAX_CACHED_IN_RUN = 4
+_MAX_CACHED_OF_USER = 16
 # Outputs that CTranslate2 supports. Its attention is that of a single head, so it is not used.
 _OUTPUTS = frozenset({"token_scores"})
 _CONSTRAINTS = "a prefix or phrases for single lines"
 _NO_PENALTY = 1e-30  # with exactly 0, CTranslate2 would also stop the search differently
-_TOKENS_SCORED = 512  # per batch: every token needs memory for the whole vocabulary
+_SCORE_BATCH_TOKENS = 512  # Small, because every token needs memory for the whole vocabulary.
 _IMPOSSIBLE = -1e9  # CTranslate2 uses a large negative number for minus infinity
-_Tokens = list[str]
+_Tokens = list[str]  # The subwords of one sentence, as they are spelled in the vocabulary.
 
 
 def import_ctranslate2(name: str = "ctranslate2") -> Any:
@@ -133,24 +137,29 @@ def import_ctranslate2(name: str = "ctranslate2") -> Any:
 
 def not_expressed(config: ModelConfig) -> list[str]:
     """Return the model options that CTranslate2 does not support, each as key and value."""
-    faults = _differing("model", config, _NOT_EXPRESSED)
+    unsupported = _changed_options("model", config, _NOT_EXPRESSED)
     if config.norm == "layer-std":
-        faults.append('model.norm "layer-std"')
-    return faults
+        unsupported.append('model.norm "layer-std"')
+    return unsupported
 
 
 def not_followed(options: DecodingConfig) -> list[str]:
     """Return the decoding options that CTranslate2 does not support, each as key and value."""
-    return _differing("decoding", options, _NOT_FOLLOWED)
+    return _changed_options("decoding", options, _NOT_FOLLOWED)
 
 
-def _differing(section: str, values: ModelConfig | DecodingConfig, names: Set[str]) -> list[str]:
-    changed = values.model_dump(include=set(names), exclude_defaults=True)
+def _changed_options(
+    section: str, options: ModelConfig | DecodingConfig, names: Set[str]
+) -> list[str]:
+    """Return those of the named options that differ from their defaults, as key and value."""
+    changed = options.model_dump(include=set(names), exclude_defaults=True)
     return [f"{section}.{name} {json.dumps(value)}" for name, value in changed.items()]
 
 
 def positions_needed(longest: int, config: InferenceConfig, decoding: DecodingConfig) -> int:
     """Return the positions needed for a line of ``longest`` subwords and its longest output."""
+    # Beside its subwords, a source has EOS and, in some models, BOS. The limit of the output
+    # includes EOS already.
     return max(longest + 1 + config.model.source_bos, limits_of(longest, decoding).longest)
 
 
@@ -165,7 +174,7 @@ def num_positions(config: InferenceConfig) -> int | None:
     if model.positions == "learned":
         return model.position_limit
     needed = positions_needed(config.max_length, config, config.decoding)
-    return max(_LEAST_POSITIONS, needed)
+    return max(_MIN_POSITIONS, needed)
 
 
 class CTranslate2Target(ExportTarget):
@@ -180,45 +189,48 @@ class CTranslate2Target(ExportTarget):
     @override
     def adapt(self, config: InferenceConfig) -> InferenceConfig:
         import_ctranslate2()
-        if faults := not_expressed(config.model):
+        if unsupported := not_expressed(config.model):
             fix = "Export with `to` safetensors, or train a model without this option."
-            raise ConfigError(f"CTranslate2 does not support {', '.join(faults)}.", fix=fix)
+            raise ConfigError(f"CTranslate2 does not support {', '.join(unsupported)}.", fix=fix)
         options = config.decoding
-        dropped = set(_NOT_FOLLOWED)
-        if options.sampling or options.return_alternatives:  # here n_best can exceed the beam
-            dropped.add("n_best")
-        decoding = DecodingConfig(**options.model_dump(exclude=dropped))
+        # The export has the defaults of these options.
+        dropped_names = set(_NOT_FOLLOWED)
+        if options.sampling or options.return_alternatives:
+            # Only with these two options may n_best exceed the beam size, and both are dropped.
+            dropped_names.add("n_best")
+        decoding = DecodingConfig(**options.model_dump(exclude=dropped_names))
         return config.model_copy(update={"decoding": decoding})
 
     @override
     def write(
         self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
     ) -> None:
-        model = bundle.config.model
-        source, target = map(_tokens, bundle.tokenizers)
-        positions = num_positions(bundle.config)
-        spec = _specification(bundle, positions or _LEAST_POSITIONS)
-        spec.register_source_vocabulary(source)
-        spec.register_target_vocabulary(target)
-        config = spec.config
-        config.unk_token = target[UNK_ID]
-        config.bos_token = target[BOS_ID]
-        config.decoder_start_token = target[BOS_ID]
-        config.eos_token = target[EOS_ID]
-        config.add_source_bos = model.source_bos
-        config.add_source_eos = True
-        config.layer_norm_epsilon = model.norm_epsilon
+        model_config = bundle.config.model
+        source_tokens, target_tokens = map(_vocabulary_tokens, bundle.tokenizers)
+        position_limit = num_positions(bundle.config)
+        # Models without a limit have no position encodings, so any number is right for them.
+        spec = _specification(bundle, position_limit or _MIN_POSITIONS)
+        spec.register_source_vocabulary(source_tokens)
+        spec.register_target_vocabulary(target_tokens)
+        spec_config = spec.config
+        spec_config.unk_token = target_tokens[UNK_ID]
+        spec_config.bos_token = target_tokens[BOS_ID]
+        spec_config.decoder_start_token = target_tokens[BOS_ID]
+        spec_config.eos_token = target_tokens[EOS_ID]
+        spec_config.add_source_bos = model_config.source_bos
+        spec_config.add_source_eos = True
+        spec_config.layer_norm_epsilon = model_config.norm_epsilon
         spec.validate()
         spec.optimize(quantization=dtype)
         spec.save(str(folder))
         if shortlist is not None:
-            text = vocabulary_map(source, target, shortlist)
+            text = vocabulary_map(source_tokens, target_tokens, shortlist)
             (folder / VOCABULARY_MAP).write_text(text, encoding="utf-8", newline="\n")
         record = {
             "package_version": __version__,
             "ctranslate2_version": import_ctranslate2().__version__,
             "quantization": dtype,
-            "num_positions": positions,
+            "num_positions": position_limit,
             "step": bundle.step,
             "sha256": bundle.sha256,
         }
@@ -228,46 +240,60 @@ class CTranslate2Target(ExportTarget):
 def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: ShortlistParts) -> str:
     r"""Return a shortlist in CTranslate2's format: source token, tab, target tokens.
 
-    The line without a source token lists the target tokens that every sentence may need.
-    CTranslate2 adds UNK, BOS and EOS itself. In a batch, every sentence can use the target tokens
-    in the shortlists of all sentences.
+    The line without a source token lists the target tokens that every sentence may need, with all
+    special tokens (CTranslate2 adds UNK, BOS and EOS itself, too). In a batch, every sentence can
+    use the target tokens in the shortlists of all sentences.
+
+    Args:
+        source: Tokens of the source vocabulary in the order of their ids. (V,).
+        target: Tokens of the target vocabulary in the order of their ids.
+        shortlist: The common target tokens, and the candidates of each source token.
 
     >>> lists = ShortlistParts(np.array([4]), np.array([[-1, -1]] * 4 + [[5, 4]]))
     >>> vocabulary_map("pubeA", "pubeXY", lists)
     '\tp u b e X\nA\tY X\n'
     """
-    always = sorted({PAD_ID, UNK_ID, BOS_ID, EOS_ID, *shortlist.common.tolist()})
-    lines = ["\t" + " ".join(target[index] for index in always)]
-    for token, candidates in zip(source, shortlist.candidates.tolist(), strict=True):
-        likely = [target[index] for index in candidates if index >= 0]
-        if likely and not {" ", "\t", "\n"} & set(token):  # the format uses them as separators
-            lines.append(f"{token}\t{' '.join(likely)}")
+    common_ids = sorted({PAD_ID, UNK_ID, BOS_ID, EOS_ID, *shortlist.common.tolist()})
+    lines = ["\t" + " ".join(target[index] for index in common_ids)]
+    for source_token, padded_ids in zip(source, shortlist.candidates.tolist(), strict=True):
+        candidates = [target[index] for index in padded_ids if index >= 0]  # -1 is padding
+        # A token that contains a separator of the format cannot be written.
+        if candidates and {" ", "\t", "\n"}.isdisjoint(source_token):
+            lines.append(f"{source_token}\t{' '.join(candidates)}")
     return "\n".join(lines) + "\n"
 
 
-def _tokens(tokenizer: Tokenizer) -> list[str]:
+def _vocabulary_tokens(tokenizer: Tokenizer) -> list[str]:
+    """Return all tokens of a vocabulary in the order of their ids."""
     return [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
 
 
 def _array(tensor: Tensor) -> Any:
+    """Return a tensor on the CPU as an array of float32 with the layout of C."""
     return tensor.detach().float().contiguous().numpy()
 
 
 def _specification(bundle: ModelBundle, num_positions: int) -> Any:
-    """Convert a model to CTranslate2's specification, with ``num_positions`` positions."""
+    """Convert a model to CTranslate2's specification, with ``num_positions`` positions.
+
+    A specification is a tree of objects. Its attributes are arrays, such as ``weight``, or further
+    specifications, such as ``layer_0``.
+    """
     specs = import_ctranslate2("ctranslate2.specs")
-    find_part = import_ctranslate2("ctranslate2.specs.model_spec").index_spec
+    find_spec = import_ctranslate2("ctranslate2.specs.model_spec").index_spec
     config = bundle.config.model
     model = bundle.model
     stacks = []
-    for kind, num_layers, embedding, vectors in (
+    # For each stack: its class, its number of layers, the module that embeds its input tokens, and
+    # the embedding matrix of this module (V, D).
+    for stack_class, num_layers, embedding, vectors in (
         (specs.TransformerEncoderSpec, config.encoder_layers, model.source_embedding,
          model.source_vectors),
         (specs.TransformerDecoderSpec, config.decoder_layers, model.target_embedding,
          model.target_embeddings),
     ):  # fmt: skip
         dim = vectors.shape[1]
-        stack = kind(
+        stack = stack_class(
             num_layers,
             num_heads=config.num_heads,
             pre_norm=config.norm_position == "pre",
@@ -281,13 +307,14 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
         )
         stack.scale_embeddings = config.scale_embeddings
         if config.positions not in ("rotary", "relative"):
-            # Without encodings, CTranslate2 would add sinusoids.
+            # A model without positions gets zeros: without encodings, CTranslate2 would add
+            # sinusoids.
             encodings = np.zeros((num_positions, dim), np.float32)
             table = embedding.position_table(num_positions)
             if table is not None:
-                first = config.first_position
+                first = config.first_position  # CTranslate2 counts from 0
                 encodings = _array(table[first : first + num_positions])
-            stack.position_encodings.encodings = encodings
+            stack.position_encodings.encodings = encodings  # (P, D)
         stacks.append(stack)
     spec = specs.TransformerSpec(*stacks)
     spec.encoder.embeddings[0].weight = _array(model.source_vectors)
@@ -296,19 +323,25 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
     spec.decoder.projection.weight = _array(model.output_weight)
     if model.output_bias is not None:
         spec.decoder.projection.bias = _array(model.output_bias)
-    for name, weight in _weights_of_layers(model, config).items():
-        match = _OF_LAYERS.fullmatch(name)
-        if match:  # other weights are set above
-            side, index, part, kind = match.groups()
-            place = f"{side}/layer_{index}" if index else side
-            arrays = _NAMES["norms" if part.endswith("norm") else "positions"]
-            theirs = find_part(spec, f"{place}/{_NAMES['parts'][part]}")
-            setattr(theirs, arrays.get(kind, kind), weight)
+    for name, weight in _separate_weights(model, config).items():
+        match = _LAYER_WEIGHT.fullmatch(name)
+        if match:  # the weights outside of layers are set above
+            side, layer, part, array = match.groups()
+            path = f"{side}/layer_{layer}" if layer else side
+            # Arrays of norms and relative positions have other names in CTranslate2; those of
+            # linear layers, ``weight`` and ``bias``, have the same names.
+            array_names = _NAMES["norms" if part.endswith("norm") else "positions"]
+            part_spec = find_spec(spec, f"{path}/{_NAMES['parts'][part]}")
+            setattr(part_spec, array_names.get(array, array), weight)
     return spec
 
 
-def _weights_of_layers(model: Transformer, config: ModelConfig) -> dict[str, Any]:
-    """Return the weights by our names, with the parts that CTranslate2 stores separately."""
+def _separate_weights(model: Transformer, config: ModelConfig) -> dict[str, Any]:
+    """Return all weights by our names, split and completed as CTranslate2 stores them.
+
+    The first projection of SwiGLU is one matrix here, and two there: ``inner`` for the half with
+    the activation, ``ungated`` for the other half. A LayerNorm without a bias gets a bias of 0.
+    """
     weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
     for name in list(weights):
         if config.activation == "swiglu" and ".inner." in name:
@@ -343,36 +376,39 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
     sizes = files.tokenizers.vocab_sizes
     shortlist = require_shortlist(folder, sizes) if with_shortlist else None
     config = files.config
-    made_of = {  # everything that affects the conversion
+    inputs = {  # everything that affects the conversion
         "converter": [sha256_of_file(path) for path in _CONVERTER],
         "weights": files.sha256,
         "model": config.model.model_dump(mode="json"),
         "positions": num_positions(config),
         "shortlist": sha256_of_file(folder / SHORTLIST) if with_shortlist else None,
     }
-    name = f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
-    places = {folder / ".cache": _KEPT_IN_RUN}
-    with suppress(RuntimeError):  # a user without a home
-        cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        if not cache.is_absolute():
-            cache = Path.home() / ".cache"
-        places[cache / "nmt"] = _KEPT_OF_USER
-    for place in places:
-        if _is_whole(place / name):
-            return place / name
+    name = f"ctranslate2-{dtype}-{sha256_of_json(inputs)[:16]}"
+    # Cache folder -> maximum number of converted models in it. The first one is preferred.
+    caches = {folder / ".cache": _MAX_CACHED_IN_RUN}
+    with suppress(RuntimeError):  # raised by Path.home() for a user without a home
+        # The variable must be an absolute path; otherwise the standard says to ignore it.
+        user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        if not user_cache.is_absolute():
+            user_cache = Path.home() / ".cache"
+        caches[user_cache / "nmt"] = _MAX_CACHED_OF_USER
+    for cache in caches:
+        if _is_complete(cache / name):
+            return cache / name
     problems = []
-    for place, kept in places.items():
+    for cache, max_cached in caches.items():
         try:
-            return _convert(place / name, kept, files, dtype, shortlist)
+            return _convert(cache / name, max_cached, files, dtype, shortlist)
         except OSError as error:
-            problems.append(f"{place} cannot be written ({error.strerror or error})")
+            problems.append(f"{cache} cannot be written ({error.strerror or error})")
     problem = f"the model cannot be converted: {'; '.join(problems)}"
     logger.info("%s", problem)  # explains the slower engine, torch
     fix = "Make either folder writable, or use `engine` torch."
     raise EngineLacksError(f"The CTranslate2 engine cannot be used: {problem}.", fix=fix)
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
+    """Whether a folder has a manifest, and all files of the manifest are unchanged."""
     try:
         Manifest.read(folder).verify(folder)
     except CheckpointError:
@@ -381,24 +417,28 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _convert(
-    folder: Path, kept: int, files: ModelFiles, dtype: str, shortlist: ShortlistParts | None
+    folder: Path, max_cached: int, files: ModelFiles, dtype: str, shortlist: ShortlistParts | None
 ) -> Path:
+    """Convert a model into ``folder``, and return ``folder``.
+
+    Only the newest ``max_cached`` conversions stay beside it, this one included.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with file_lock(folder.parent / ".lock", wait=True):
-        if _is_whole(folder):  # another process was faster
+        if _is_complete(folder):  # another process was faster
             return folder
         logger.info("converting the model for CTranslate2 (only once): %s", folder)
         bundle = read_weights(files)
-        with atomic_folder(folder, replace=True) as place:
-            CTranslate2Target().write(place, bundle, dtype, shortlist)
-            names = sorted(path.name for path in place.iterdir())
-            Manifest.of(place, names, files.step).write(place)
+        with atomic_folder(folder, replace=True) as new_folder:
+            CTranslate2Target().write(new_folder, bundle, dtype, shortlist)
+            names = sorted(path.name for path in new_folder.iterdir())
+            Manifest.of(new_folder, names, files.step).write(new_folder)
         # The oldest conversions belong to deleted checkpoints or to other types.
         conversions = [*folder.parent.glob("ctranslate2-*")]
-        conversions.sort(key=lambda path: -path.stat().st_mtime)
-        for old in conversions[kept:]:
-            logger.debug("removing an old converted model: %s", old)
-            remove_folder(old)
+        conversions.sort(key=lambda path: -path.stat().st_mtime)  # the newest first
+        for old_conversion in conversions[max_cached:]:
+            logger.debug("removing an old converted model: %s", old_conversion)
+            remove_folder(old_conversion)
     return folder
 
 
@@ -408,15 +448,15 @@ def lacking(needs: Needs) -> list[str]:
     >>> lacking(Needs(decoding=DecodingConfig(sampling=True), outputs=frozenset({"attention"})))
     ['decoding.sampling true', 'attention']
     """
-    names = not_followed(needs.decoding)
+    unsupported = not_followed(needs.decoding)
     if needs.constraints:
-        names.append(_CONSTRAINTS)
-    return names + sorted(needs.outputs - _OUTPUTS)
+        unsupported.append(_CONSTRAINTS)
+    return unsupported + sorted(needs.outputs - _OUTPUTS)
 
 
-def _tokens_of(vocabulary: Sequence[str], rows: Iterable[Sequence[int]]) -> list[_Tokens]:
-    """Return the tokens of sentences of ids."""
-    return [list(map(vocabulary.__getitem__, ids)) for ids in rows]
+def _look_up(vocabulary: Sequence[str], sentences: Iterable[Sequence[int]]) -> list[_Tokens]:
+    """Return the tokens of each sentence; ``sentences`` are ids, which index ``vocabulary``."""
+    return [list(map(vocabulary.__getitem__, ids)) for ids in sentences]
 
 
 class CTranslate2Engine(Engine):
@@ -449,7 +489,7 @@ class CTranslate2Engine(Engine):
         try:
             record = read_json(folder / RECORD)
             self.dtype = record["quantization"]
-            self.max_positions = record["num_positions"]
+            self.max_positions = record["num_positions"]  # with EOS; None without a limit
             self._threads = threads or own_cores()
             # Each thread translates its own batch: single steps are too short to share.
             self._model: Any = package.Translator(
@@ -463,18 +503,20 @@ class CTranslate2Engine(Engine):
             self._target_tokens = _vocabulary(folder, "target")
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
             problem = f"{folder} cannot be loaded by CTranslate2: {error}."
-            again = shell_command("export", "RUN", to="ctranslate2", output="FOLDER")
-            raise CheckpointError(problem, fix=f"Export the model again: {again}") from error
-        self._has_map = (folder / VOCABULARY_MAP).is_file()
-        self._ids = {token: index for index, token in enumerate(self._target_tokens)}
-        self._never = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
+            export = shell_command("export", "RUN", to="ctranslate2", output="FOLDER")
+            raise CheckpointError(problem, fix=f"Export the model again: {export}") from error
+        self._has_shortlist = (folder / VOCABULARY_MAP).is_file()
+        # Target token -> its id.
+        self._target_ids = {token: index for index, token in enumerate(self._target_tokens)}
+        # Sequences of one token each. CTranslate2 excludes UNK by an option of its own.
+        self._excluded = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
 
     @override
     def lacks(self, needs: Needs) -> list[str]:
-        missing = lacking(needs)
-        if needs.decoding.shortlist and not self._has_map:
-            missing.append("decoding.shortlist true (exported without a shortlist)")
-        return missing
+        unsupported = lacking(needs)
+        if needs.decoding.shortlist and not self._has_shortlist:
+            unsupported.append("decoding.shortlist true (exported without a shortlist)")
+        return unsupported
 
     @property
     @override
@@ -488,43 +530,48 @@ class CTranslate2Engine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
-        fixed = constraints or [NONE] * len(sources)
-        others = [replace(each, start=None) for each in fixed]
-        if any(each != NONE for each in others):
-            raise EngineLacksError.of(self.name, [_CONSTRAINTS])
-        texts = _tokens_of(self._source_tokens, sources)
-        starts = _tokens_of(self._target_tokens, [each.first_ids for each in fixed])
+        constraints = constraints or [NONE] * len(sources)
+        for constraint in constraints:
+            if replace(constraint, start=None) != NONE:  # only a start token is supported
+                raise EngineLacksError.of(self.name, [_CONSTRAINTS])
+        source_tokens = _look_up(self._source_tokens, sources)
+        starts = _look_up(self._target_tokens, [each.first_ids for each in constraints])
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
-        hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
-        rows: Sequence[int] = range(len(sources))
+        # Indices of sentences are called ``row``: all lists here have one entry per sentence.
+        nbest_lists: list[list[Hypothesis]] = [[] for _ in sources]
+        pending: Sequence[int] = range(len(sources))  # the sentences to search in this pass
         for to_the_limit in (False, True):
-            groups = defaultdict[Any, list[int]](list)
-            for row in rows:
+            # A batch has one minimum and one maximum length. The first pass groups sentences by
+            # their minimum, and uses the highest maximum. The second pass repeats the sentences
+            # that reach their own maximum, and groups them by both limits.
+            groups = defaultdict[Any, list[int]](list)  # minimum, or both limits -> sentences
+            for row in pending:
                 limit = limits[row]
-                key = limit if to_the_limit else limit.shortest
-                groups[key].append(row)
+                group = limit if to_the_limit else limit.shortest
+                groups[group].append(row)
             for _, batch in sorted(groups.items()):
                 shortest = limits[batch[0]].shortest
                 longest = max(limits[row].longest for row in batch)
-                outputs = self._run(
-                    [texts[row] for row in batch],
+                batch_lists = self._search_batch(
+                    [source_tokens[row] for row in batch],
                     [starts[row] for row in batch],
                     Limits(shortest, longest),
                     options,
                     to_the_limit=to_the_limit,
                 )
-                for row, output in zip(batch, outputs, strict=True):
-                    hypotheses[row] = output
-            rows = []
+                for row, hypotheses in zip(batch, batch_lists, strict=True):
+                    nbest_lists[row] = hypotheses
+            pending = []  # for the second pass
             for row, limit in enumerate(limits):
-                lengths = [len(each.ids) for each in hypotheses[row]]
+                lengths = [len(hypothesis.ids) for hypothesis in nbest_lists[row]]
+                # The limit counts the start token and EOS; ``ids`` have neither.
                 if lengths and len(starts[row]) + max(lengths) >= limit.longest - 1:
-                    rows.append(row)
-        return [each[: options.n_best] for each in hypotheses]
+                    pending.append(row)
+        return [hypotheses[: options.n_best] for hypotheses in nbest_lists]
 
-    def _run(
+    def _search_batch(
         self,
-        texts: Sequence[_Tokens],
+        sources: Sequence[_Tokens],
         starts: Sequence[_Tokens],
         limits: Limits,
         options: DecodingConfig,
@@ -533,79 +580,89 @@ class CTranslate2Engine(Engine):
     ) -> list[list[Hypothesis]]:
         """Search a batch with the same limits; return all finished hypotheses, best first.
 
-        ``starts`` contains the start token of each sentence, if any.
-        Set ``to_the_limit`` if hypotheses are known to reach the length limit. Hypotheses that are
-        cut off would displace finished hypotheses, so more hypotheses are requested.
+        Args:
+            sources: Tokens of each source sentence, without EOS.
+            starts: Start token of each sentence, or an empty list.
+            limits: Minimum and maximum length of all outputs.
+            options: The decoding section.
+            to_the_limit: Whether hypotheses are known to reach the length limit. Hypotheses that
+                are cut off would displace finished ones, so more hypotheses are requested. Without
+                it, hypotheses that are cut off have scores without EOS, and the caller must search
+                their sentences again.
         """
-        enough = max_finished(options, options.beam_size)
-        wanted = min(options.beam_size, enough)
+        num_finished = max_finished(options, options.beam_size)  # this many end the search
+        num_hypotheses = min(options.beam_size, num_finished)
         if to_the_limit and options.beam_size > 1:  # greedy search has one hypothesis
-            enough += options.beam_size
-            wanted = enough
+            num_finished += options.beam_size
+            num_hypotheses = num_finished
         results = self._model.translate_batch(
-            texts,
+            sources,
             target_prefix=starts,
             beam_size=options.beam_size,
-            num_hypotheses=wanted,
-            patience=enough / options.beam_size,
+            num_hypotheses=num_hypotheses,
+            patience=num_finished / options.beam_size,
             length_penalty=options.length_penalty or _NO_PENALTY,
-            min_decoding_length=limits.shortest - 1,
+            min_decoding_length=limits.shortest - 1,  # CTranslate2 does not count EOS
             max_decoding_length=limits.longest - 1,
             max_input_length=0,
             disable_unk=True,
-            suppress_sequences=self._never,
+            suppress_sequences=self._excluded,
             no_repeat_ngram_size=options.no_repeat_ngram_size,
             return_end_token=True,
             return_scores=True,
             use_vmap=options.shortlist,
         )
-        end = self._target_tokens[EOS_ID]
+        eos = self._target_tokens[EOS_ID]
+        # Hypotheses without EOS were cut off at the limit. They are scored once more, with EOS.
         cut_sources = []
         cut_targets = []
-        for text, result in zip(texts, results, strict=True):
+        for source, result in zip(sources, results, strict=True):
             for tokens in result.hypotheses:
-                if tokens[-1] != end:
-                    cut_sources.append(text)
+                if to_the_limit and tokens[-1] != eos:
+                    cut_sources.append(source)
                     cut_targets.append(tokens)
-        cut_scores = iter(self._score(cut_sources, cut_targets) if to_the_limit else ())
+        cut_log_probs = iter(self._score(cut_sources, cut_targets))  # in the order of the loop
         penalty = length_penalty(options)
-        hypotheses = []
+        nbest_lists = []
         for start, result in zip(starts, results, strict=True):
             finished = []
-            for tokens, score in zip(result.hypotheses, result.scores, strict=True):
-                log_prob = score * len(tokens) ** options.length_penalty
-                if to_the_limit and tokens[-1] != end:
-                    log_prob += next(cut_scores)[-1]  # the cost of EOS
-                ids = tuple(self._ids[token] for token in tokens if token != end)
+            for tokens, normalized in zip(result.hypotheses, result.scores, strict=True):
+                # CTranslate2 has divided by this power of the length of its output.
+                log_prob = normalized * len(tokens) ** options.length_penalty
+                if to_the_limit and tokens[-1] != eos:
+                    log_prob += next(cut_log_probs)[-1]  # the last token is EOS
+                ids = tuple(self._target_ids[token] for token in tokens if token != eos)
                 if log_prob > _IMPOSSIBLE:  # excludes NaN, too
-                    own_score = log_prob / penalty(len(ids) + 1)
-                    finished.append(Hypothesis(ids[len(start) :], log_prob, own_score))
+                    score = log_prob / penalty(len(ids) + 1)  # the length includes EOS
+                    # A `Hypothesis` has its ids without the start token.
+                    finished.append(Hypothesis(ids[len(start) :], log_prob, score))
             finished.sort(key=lambda hypothesis: -hypothesis.score)
-            hypotheses.append(finished)
-        return hypotheses
+            nbest_lists.append(finished)
+        return nbest_lists
 
     @override
     def token_log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        texts = _tokens_of(self._source_tokens, sources)
-        return self._score(texts, _tokens_of(self._target_tokens, targets))
+        source_tokens = _look_up(self._source_tokens, sources)
+        return self._score(source_tokens, _look_up(self._target_tokens, targets))
 
     def _score(self, sources: Sequence[_Tokens], targets: Sequence[_Tokens]) -> list[list[float]]:
-        """Return the log probability of every token of each target, EOS included."""
+        """Return the log probability of every token of each target, and of the EOS after it."""
         if not sources:
             return []
         results = self._model.score_batch(
             sources,
             targets,
             max_input_length=0,
-            max_batch_size=_TOKENS_SCORED,
+            max_batch_size=_SCORE_BATCH_TOKENS,
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
 
 
 def _vocabulary(folder: Path, side: str) -> list[str]:
+    """Read the tokens of a converted model; ``side`` is source or target."""
     path = folder / "shared_vocabulary.json"
     if not path.is_file():
         path = folder / f"{side}_vocabulary.json"
@@ -628,7 +685,7 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
             message = "%s contains a single model; `checkpoint` %s is ignored."
             logger.warning(message, folder, options.checkpoint)
         Manifest.read(folder).verify(folder)
-        place = folder
+        converted = folder
         config = load_folder_config(folder)
         tokenizers = load_tokenizers(folder / TOKENIZER)
     else:
@@ -639,28 +696,33 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
         _refuse([*not_expressed(config.model), *_too_long(config, needs)])
         tokenizers = files.tokenizers
         dtype = dtype or "float32"
-        place = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
-    engine = CTranslate2Engine(place, device=options.device, threads=options.threads)
-    if dtype not in (None, engine.dtype):
+        converted = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
+    engine = CTranslate2Engine(converted, device=options.device, threads=options.threads)
+    if dtype not in (None, engine.dtype):  # None: any type of an export is fine
         fix = f"Remove `dtype`, or export again with `quantization` {dtype}."
         raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
     return LoadedModel(engine, tokenizers, config.decoding, config.max_length, Languages.of(config))
 
 
-def _refuse(missing: list[str]) -> None:
-    if missing:
-        raise EngineLacksError.of("ctranslate2", missing)
+def _refuse(unsupported: list[str]) -> None:
+    if unsupported:
+        raise EngineLacksError.of("ctranslate2", unsupported)
 
 
 def _too_long(config: InferenceConfig, needs: Needs) -> list[str]:
-    """Return the requirement for more positions than the converted model has, if needed."""
-    rows = num_positions(config)
-    if rows is None or config.model.positions == "learned":
+    """Describe the positions that are needed beyond those of a converted model.
+
+    Returns:
+        One requirement that the converted model does not support, or nothing. Learned positions
+        have the same limit in every engine, so it is not a reason to use a different engine.
+    """
+    limit = num_positions(config)
+    if limit is None or config.model.positions == "learned":
         return []
     if needs.longest is None:
         return ["positions for lines of any length"]
     longest = max(config.max_length, needs.longest)
-    needed = positions_needed(longest, config, needs.decoding)
-    if needed <= rows:
+    num_needed = positions_needed(longest, config, needs.decoding)
+    if num_needed <= limit:
         return []
-    return [f"{needed:,} positions (the limit is {rows:,})"]
+    return [f"{num_needed:,} positions (the limit is {limit:,})"]

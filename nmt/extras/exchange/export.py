@@ -45,9 +45,9 @@ from nmt.version import __version__
 
 logger = logging.getLogger(__name__)
 
-IMPORTED = "Imported; see the original model for its license."
+IMPORTED = "Imported; see the original model for its license."  # Origin, in a model card.
 HUB_NAME = "ORG/NAME"  # In a model card, until `nmt push` writes the name of the repository.
-_SCORES = ("loss", "perplexity", "bleu", "chrf")
+_SCORES = ("loss", "perplexity", "bleu", "chrf")  # Keys of an event of validation.
 
 
 class ExportTarget:
@@ -108,7 +108,8 @@ class ImportSummary(WrittenFolder):
     """What `nmt import` has written."""
 
     languages: tuple[str, str]  # Codes of source and target.
-    before: Mapping[str, float] | None = None  # If the vocabulary was changed.
+    # Sizes of vocabularies and weights, if the vocabulary was changed.
+    before: Mapping[str, float] | None = None
     after: Mapping[str, float] | None = None
 
 
@@ -142,9 +143,9 @@ def export(options: ExportOptions) -> ExportSummary:
         fix = f"Remove `quantization`, or use {' or '.join(target.dtypes)}."
         raise ConfigError(f"`to` {to} does not support `quantization` {dtype}.", fix=fix)
     files = find_model(source, options.checkpoint)
-    merged = files.config.model_copy(update={"base_model": None})
-    config = target.adapt(merged)
-    corpora = list[str]()
+    merged_config = files.config.model_copy(update={"base_model": None})  # adapters are merged
+    config = target.adapt(merged_config)
+    corpora = list[str]()  # Names of the training corpora, for the model card.
     if files.step:  # imported models of older versions have placeholders for their corpora
         data = recorded_data(files.record, source)
         if data:
@@ -159,7 +160,7 @@ def export(options: ExportOptions) -> ExportSummary:
             target.write(folder, bundle, dtype, shortlist)
             bar.update()
             write_folder_config(folder, config, files.record)
-            size = (folder / target.weights_name).stat().st_size
+            size_bytes = (folder / target.weights_name).stat().st_size
             prepared = trained_on(source, Path(str(files.record.get("prepared_dir"))))
             counts = prepared.counts if prepared else {}
             origin = IMPORTED
@@ -169,23 +170,25 @@ def export(options: ExportOptions) -> ExportSummary:
                 folder,
                 config,
                 origin,
-                parameters=sum(x.numel() for x in bundle.model.parameters()),
+                parameters=sum(tensor.numel() for tensor in bundle.model.parameters()),
                 vocab_sizes=bundle.tokenizers.vocab_sizes,
-                weights=f"{to}, {dtype}, {size / 2**20:,.1f} MiB",
+                weights=f"{to}, {dtype}, {size_bytes / 2**20:,.1f} MiB",
                 corpora={name: counts.get(name) for name in corpora},
                 prepared=prepared,
                 beams=recorded_value(files.record, "training.validation.beam_size"),
+                # Of a metric such as comet:MODEL, the card shows only the name.
                 scores=_scores(bundle, source, metric.partition(":")[0]),
             )
         bar.update()
-    lost = []
+    dropped_options = []
     for name, value in files.config.decoding:
         if value != getattr(config.decoding, name):
-            lost.append(f"{name} {value}")
-    if lost:
-        logger.info("left out decoding options that %s does not support: %s", to, ", ".join(lost))
+            dropped_options.append(f"{name} {value}")
+    if dropped_options:
+        names = ", ".join(dropped_options)
+        logger.info("left out decoding options that %s does not support: %s", to, names)
     log_next_commands(output)
-    return ExportSummary(output, to, dtype, bundle.step, size)
+    return ExportSummary(output, to, dtype, bundle.step, size_bytes)
 
 
 def write_card(folder: Path, config: InferenceConfig, origin: str, **facts: Any) -> None:
@@ -218,25 +221,34 @@ def front_matter(config: InferenceConfig, **values: Any) -> str:
         config: Configuration of the model.
         values: Further keys, such as ``license``. Keys with the value None are left out.
     """
-    whole = {
+    optional_fields = {
         "language": list(config.languages),
         "pipeline_tag": "translation",
         "library_name": "nmt",
         "tags": ["nmt"],
         **values,
     }
-    given = {key: value for key, value in whole.items() if value is not None}
-    return f"---\n{dump_document(given)}---\n"
+    fields = {key: value for key, value in optional_fields.items() if value is not None}
+    return f"---\n{dump_document(fields)}---\n"
 
 
 def _scores(bundle: ModelBundle, source: Path, metric: str) -> dict[str, float]:
-    """Return the validation scores of these weights."""
+    """Return the validation scores of these weights, by metric, without missing scores.
+
+    Averaged weights have a record with one score. Those of a checkpoint were scored in training.
+
+    Args:
+        bundle: The model.
+        source: The run folder, whose events are searched.
+        metric: Metric of the score in the record.
+    """
     scores = dict[str, float | None]()
     if (bundle.folder / RECORD).is_file():
         scores[metric] = read_object(bundle.folder / RECORD).get("score")
     else:
         validation = {"kind": "validation", "step": bundle.step}
         for event in read_events(source):
+            # The event has these two fields. The last one counts, if a run was repeated.
             if validation.items() <= event.items():
                 scores = {name: event.get(name) for name in _SCORES}
     return {name: value for name, value in scores.items() if value is not None}

@@ -44,10 +44,12 @@ from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import MANIFEST, FileRecord, Manifest
 from nmt.metrics.result import read_report
 
+# A name on the hub. Groups: repository, revision (None if there is none).
 _NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
-_ALLOWED = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)")
+# Paths of files that nmt writes into a model folder. None of them is hidden or outside the folder.
+_MODEL_FILE = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)")
 # Files that an import reads, except the weights of Hugging Face.
-_IMPORTED = re.compile(
+_IMPORT_FILE = re.compile(
     r"(\w+_)?(config|vocab)\.json|(tokenizer|added_tokens|special_tokens_map)\.json"
     r"|[\w.+-]+\.(spm|npz|vocab|yml)|sentencepiece\.bpe\.model"
 )
@@ -95,35 +97,37 @@ def push(options: PushOptions) -> PushResult:
     if adapter_record(folder / MODEL):
         problem = f"{folder} contains adapters only, which need the base model."
         raise ConfigError(problem, fix=f"Export the merged model first: {export}")
-    results = list[dict[str, Any]]()
+    results = list[dict[str, Any]]()  # entries of the model-index
     for path in options.scores:
-        results += _results(path)
-    index = None
+        results += _model_index_results(path)
+    model_index = None
     if results:
-        name = repository.partition("/")[2]
-        index = [{"name": name, "results": results}]
+        name = repository.partition("/")[2]  # without the organization
+        model_index = [{"name": name, "results": results}]
     config = model.config
-    header = front_matter(config, license=options.license, **{"model-index": index})
+    header = front_matter(config, license=options.license, **{"model-index": model_index})
     card = header + _card_text(folder).replace(HUB_NAME, repository)
-    content = card.encode()
-    record = FileRecord(len(content), hashlib.sha256(content).hexdigest())
-    files = {**model.manifest.files, CARD: record}
-    manifest = replace(model.manifest, files=files)
-    seal = manifest.text().encode()
-    # Other files in the folder stay private.
-    contents: dict[str, Path | bytes] = {name: folder / name for name in files}
-    contents |= {CARD: content, MANIFEST: seal}
-    sizes = {name: file.size for name, file in files.items()}
-    sizes[MANIFEST] = len(seal)
+    card_bytes = card.encode()
+    # The card changes, so the manifest needs the size and the hash of the new card.
+    card_record = FileRecord(len(card_bytes), hashlib.sha256(card_bytes).hexdigest())
+    records = {**model.manifest.files, CARD: card_record}
+    manifest = replace(model.manifest, files=records)
+    manifest_bytes = manifest.text().encode()
+    # Only the files of the manifest are uploaded; other files in the folder stay private.
+    contents: dict[str, Path | bytes] = {name: folder / name for name in records}
+    contents |= {CARD: card_bytes, MANIFEST: manifest_bytes}
+    sizes = {name: record.size for name, record in records.items()}
+    sizes[MANIFEST] = len(manifest_bytes)
     address = None
     if not options.dry_run:
         with _connection(repository, "pushed") as library:
             api = library.HfApi()
             api.create_repo(repository, private=options.private, exist_ok=True)
-            old = {*api.list_repo_files(repository)} - {".gitattributes", *contents}
-            operations = [library.CommitOperationDelete(name) for name in sorted(old)]
-            for name, source in sorted(contents.items()):
-                operations.append(library.CommitOperationAdd(name, source))
+            # Files of an earlier version. The hub itself writes .gitattributes.
+            old_names = {*api.list_repo_files(repository)} - {".gitattributes", *contents}
+            operations = [library.CommitOperationDelete(name) for name in sorted(old_names)]
+            for name, content in sorted(contents.items()):
+                operations.append(library.CommitOperationAdd(name, content))
             title = f"Push {config.name}"
             commit = api.create_commit(repository, operations, commit_message=title)
             address = str(commit.commit_url)
@@ -135,13 +139,16 @@ def _card_text(folder: Path) -> str:
     if not (folder / CARD).is_file():
         return ""
     text = (folder / CARD).read_text(encoding="utf-8")
-    if text.startswith("---\n"):
+    if text.startswith("---\n"):  # the front matter, which ends at the next such line
         return text.partition("\n---\n")[2]
     return text
 
 
-def _results(path: Path) -> Iterator[dict[str, Any]]:
-    """Convert a JSON report of `nmt evaluate` to entries for the Hub's model-index."""
+def _model_index_results(path: Path) -> Iterator[dict[str, Any]]:
+    """Convert a JSON report of `nmt evaluate` to entries for the Hub's model-index.
+
+    Each test set is one entry, with the scores of the first system in the report.
+    """
     try:
         evaluations = read_report(path)
     except (OSError, ValueError) as error:
@@ -150,14 +157,15 @@ def _results(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(problem, fix=fix) from error
     for evaluation in evaluations:
         metrics = [
-            _named(score.metric, value=score.value, args={"signature": score.signature})
+            _model_index_field(score.metric, value=score.value, args={"signature": score.signature})
             for score in evaluation.systems[0].scores
         ]
-        dataset = _named(evaluation.test)
+        dataset = _model_index_field(evaluation.test)
         yield {"task": {"type": "translation"}, "dataset": dataset, "metrics": metrics}
 
 
-def _named(name: str, **values: Any) -> dict[str, Any]:
+def _model_index_field(name: str, **values: Any) -> dict[str, Any]:
+    """Return a metric or a data set for the model-index; its name is also its ``type``."""
     return {"name": name, "type": name, **values}
 
 
@@ -187,9 +195,10 @@ def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSum
     """
     source = options.source
     check_new_folder(options.output, source)
-    # ORG/NAME is a path or a name on the hub.
+    # ORG/NAME is a path or a name on the hub. It is a path if the folder ORG exists.
     if _NAME.fullmatch(str(source)) and not source.parent.exists():
-        return _fetch(options)[1]
+        _, summary = _fetch(options)
+        return summary
     return _convert(options, origin)
 
 
@@ -225,7 +234,7 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
         options: ``source`` is the name on the hub.
 
     Returns:
-        Repository and commit, and the result of the import.
+        Repository and commit as ORG/NAME@COMMIT, and the result of the import.
     """
     repository, revision = parse_name(str(options.source))
     output = options.output
@@ -233,36 +242,38 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
     with _connection(repository, "pulled") as library:
         api = library.HfApi()
         info = api.model_info(repository, revision=revision)
-        sha = info.sha
-        commit = f"{repository}@{sha}"
+        sha = info.sha  # of the commit
+        version = f"{repository}@{sha}"
+        # The files of a repository are called siblings. The hub itself writes .gitattributes.
         names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
         download = partial(api.snapshot_download, repository, revision=sha)
-        if MANIFEST in names:
+        is_nmt_model = MANIFEST in names
+        if is_nmt_model:
             check_names(repository, names)
-        if MANIFEST in names and not is_resized(options):
+        if is_nmt_model and not is_resized(options):
             with atomic_folder(output) as folder:
                 download(local_dir=folder, allow_patterns=sorted(names))
                 shutil.rmtree(folder / ".cache", ignore_errors=True)  # written by huggingface_hub
                 Manifest.read(folder).verify(folder)
-                find_model(folder)
+                find_model(folder)  # raises an error if the folder is not a model
             log_next_commands(output)
-            return commit, ImportSummary(output, find_model(output).config.languages)
-        needed = [name for name in sorted(names) if _IMPORTED.fullmatch(name)]
-        if MANIFEST in names:
-            needed = sorted(names)
+            return version, ImportSummary(output, find_model(output).config.languages)
+        needed_names = [name for name in sorted(names) if _IMPORT_FILE.fullmatch(name)]
+        if is_nmt_model:
+            needed_names = sorted(names)
         elif HF_CONFIG in names:
-            read_settings(Path(download(allow_patterns=[HF_CONFIG])))
-            needed += weight_files(repository, sorted(names))
+            read_settings(Path(download(allow_patterns=[HF_CONFIG])))  # refuses other models
+            needed_names += weight_files(repository, sorted(names))
         elif not any(name.endswith(".npz") for name in names):
             kinds = "an nmt model folder nor a Marian, M2M-100 or NLLB model"
             problem = f"{repository} is neither {kinds}"
             fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
             raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
-        source = Path(download(allow_patterns=needed))
+        source = Path(download(allow_patterns=needed_names))
         terms = getattr(info.card_data, "license", None) or "unknown"
         page = f"{hub_address()}/{repository}"
         origin = f"Imported from {page}, commit {sha}, license: {terms}."
-        return commit, _convert(replace(options, source=source), origin)
+        return version, _convert(replace(options, source=source), origin)
 
 
 def parse_name(text: str) -> tuple[str, str | None]:
@@ -279,23 +290,23 @@ def check_names(repository: str, names: set[str]) -> None:
 
     So nmt does not download files that can contain code or would be written outside the folder.
     """
-    others = sorted(name for name in names if not _ALLOWED.fullmatch(name))
-    if others:
+    foreign_names = sorted(name for name in names if not _MODEL_FILE.fullmatch(name))
+    if foreign_names:
         problem = f"{repository} contains files that nmt never writes into a model folder"
         fix = "Pull an earlier version (ORG/NAME@COMMIT), or check who can write to the repository."
-        raise CheckpointError(f"{problem}: {', '.join(others[:5])}.", fix=fix)
+        raise CheckpointError(f"{problem}: {', '.join(foreign_names[:5])}.", fix=fix)
 
 
 @contextmanager
-def _connection(repository: str, what: str) -> Iterator[Any]:
+def _connection(repository: str, action: str) -> Iterator[Any]:
     """Yield the package huggingface_hub, and convert errors inside to `CheckpointError`.
 
     Args:
         repository: Name of the repository, for messages.
-        what: What is done: pushed or pulled.
+        action: What the caller does with the repository: ``pushed`` or ``pulled``.
     """
     if not reaches(hub_address()):
-        problem = f"{repository} was not {what}: {hub_address()} cannot be reached."
+        problem = f"{repository} was not {action}: {hub_address()} cannot be reached."
         raise CheckpointError(problem, fix="Check the network, and HF_ENDPOINT if it is set.")
     try:
         yield import_module("huggingface_hub")  # slow to load
@@ -305,4 +316,4 @@ def _connection(repository: str, what: str) -> Iterator[Any]:
         first_line = str(error).strip().split("\n")[0]
         reason = first_line.rstrip(".") or type(error).__name__
         fix = "Check the name, the network and the permissions of the token in HF_TOKEN."
-        raise CheckpointError(f"{repository} was not {what}: {reason[:300]}.", fix=fix) from error
+        raise CheckpointError(f"{repository} was not {action}: {reason[:300]}.", fix=fix) from error

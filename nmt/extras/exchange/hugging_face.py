@@ -49,15 +49,15 @@ from nmt.installation import read_toml
 _Json = Mapping[str, Any]
 # Settings of a search that have the same name and meaning in Hugging Face.
 _SEARCH_KEYS = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
-# Names of the shared embedding matrix; a file has one or more of them.
-_VECTORS = (
+# Names of the embedding matrix of M2M-100, which all sides share. A file has one or more of them.
+_SHARED_VECTORS = (
     "model.shared.weight",
     "model.encoder.embed_tokens.weight",
     "model.decoder.embed_tokens.weight",
 )
 _SENTENCEPIECE = "sentencepiece.bpe.model"
-_FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
-_TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")
+_FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
+_TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")  # The first is the default.
 # Value of ``language_codes`` -> the languages of M2M-100 in the order of their ids.
 _LANGUAGES = read_toml(__file__, "m2m.toml")
 # A language token of M2M-100, such as __de__, or of NLLB-200, such as deu_Latn.
@@ -78,7 +78,8 @@ def read_hugging_face(source: Path) -> Imported:
 
 
 def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
-    read = _tensor_reader(source)
+    """Read a MarianMT folder; ``settings`` and ``tokenizer`` are its JSON files."""
+    read_tensor = _tensor_reader(source)
     source_tokens = _read_tokens(source / "vocab.json")
     target_tokens = source_tokens
     if (source / "target_vocab.json").is_file():
@@ -86,28 +87,35 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
     source_side = Vocabulary.read(source / "source.spm", source_tokens)
     target_side = Vocabulary.read(source / "target.spm", target_tokens)
     with reading(source):
-        start: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
-        if start not in range(len(target_tokens)):
-            raise ValueError(f"decoder_start_token_id {start} is not a token")
+        start_id: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
+        if start_id not in range(len(target_tokens)):
+            raise ValueError(f"decoder_start_token_id {start_id} is not a token")
         # Shared matrices may be stored once, under any of their names. Compare them, because the
         # versions of the library interpret the configuration differently.
-        encoder = read("model.encoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight")
-        decoder = read("model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight")
-        output = read("lm_head.weight", "model.decoder.embed_tokens.weight", "model.shared.weight")
-        shares = source_tokens == target_tokens and np.array_equal(encoder, decoder)
-        ties = np.array_equal(output, decoder)
+        source_vectors = read_tensor(
+            "model.encoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"
+        )
+        target_vectors = read_tensor(
+            "model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"
+        )
+        output_vectors = read_tensor(
+            "lm_head.weight", "model.decoder.embed_tokens.weight", "model.shared.weight"
+        )
+        has_one_vocabulary = source_tokens == target_tokens
+        shares_inputs = has_one_vocabulary and np.array_equal(source_vectors, target_vectors)
+        ties_output = np.array_equal(output_vectors, target_vectors)
         config = config_of(
             "hugging_face",
             settings,
             settings.get("activation_function") or "relu",
             norm_epsilon=1e-5,
             positions="sinusoidal-concatenated",
-            embeddings=EMBEDDINGS[shares, ties],
+            embeddings=EMBEDDINGS[shares_inputs, ties_output],
             scale_embeddings=settings.get("scale_embedding", False),
         )
-        vectors = (encoder, decoder, output)
-        bias = read("final_logits_bias")
-        weights = weights_of(config, "hugging_face", read, vectors, bias)
+        matrices = (source_vectors, target_vectors, output_vectors)
+        bias = read_tensor("final_logits_bias")
+        weights = weights_of(config, "hugging_face", read_tensor, matrices, bias)
         decoding = _decoding_of(settings)
     source_code = _code_of(tokenizer.get("source_lang"))
     target_code = _code_of(tokenizer.get("target_lang"))
@@ -120,32 +128,35 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
         source_side,
         target_side,
         decoding,
-        start=target_tokens[start],
+        start=target_tokens[start_id],
         languages=languages,
     )
 
 
 def _code_of(language: str | None) -> str:
-    # A group of languages, such as ROMANCE or deu+eng+fra, has no code of its own.
+    """Return the code of a language in a tokenizer's configuration; empty if it is missing."""
+    # A group of languages, such as ROMANCE or deu+eng+fra, has no code of its own. In ISO 639, mul
+    # means multiple languages.
     if language and not re.fullmatch(LANGUAGE_CODE, str(language)):
         return "mul"
     return str(language or "")
 
 
 def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
-    name = str(tokenizer.get("tokenizer_class") or _TOKENIZERS[0]).removesuffix("Fast")
-    if name not in _TOKENIZERS:
-        raise refused(f"tokenizer_class: {name}")
+    """Read an M2M-100 or NLLB-200 folder; ``settings`` and ``tokenizer`` are its JSON files."""
+    tokenizer_class = str(tokenizer.get("tokenizer_class") or _TOKENIZERS[0]).removesuffix("Fast")
+    if tokenizer_class not in _TOKENIZERS:
+        raise refused(f"tokenizer_class: {tokenizer_class}")
     if tokenizer.get("legacy_behaviour"):
         raise refused("legacy_behaviour: true (the language token at the end of the source)")
-    read = _tensor_reader(source)
+    read_tensor = _tensor_reader(source)
     with reading(source):
-        vectors = read(*_VECTORS)
-        output = vectors
+        vectors = read_tensor(*_SHARED_VECTORS)
+        output_vectors = vectors
         # Without this key, a stored output projection is not used, as in transformers.
-        ties = bool(settings.get("tie_word_embeddings", True))
-        if not ties:
-            output = read("lm_head.weight")
+        ties_output = bool(settings.get("tie_word_embeddings", True))
+        if not ties_output:
+            output_vectors = read_tensor("lm_head.weight")
         config = config_of(
             "hugging_face",
             settings,
@@ -153,7 +164,7 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
             norm_position="pre",
             positions="sinusoidal-halves",
             first_position=2,  # fairseq counts from the id of <pad> + 1
-            embeddings=EMBEDDINGS[True, ties],
+            embeddings=EMBEDDINGS[True, ties_output],
             scale_embeddings=settings.get("scale_embedding", True),
             dropout=settings.get("dropout", 0.1),
             attention_dropout=settings.get("attention_dropout", 0.1),
@@ -161,8 +172,8 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
         )
         vocabulary = _read_m2m_vocabulary(source, tokenizer, len(vectors))
         bias = np.zeros(len(vectors), np.float32)
-        tables = (vectors, vectors, output)
-        weights = weights_of(config, "hugging_face", read, tables, bias)
+        matrices = (vectors, vectors, output_vectors)
+        weights = weights_of(config, "hugging_face", read_tensor, matrices, bias)
         # PAD and UNK are never chosen, and do not share the probability, so that both engines can
         # be used. In a trained model their probability is almost 0.
         decoding = _decoding_of({"renormalize_logits": True, **settings})
@@ -185,50 +196,63 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
     )
 
 
-def _read_m2m_vocabulary(source: Path, tokenizer: _Json, size: int) -> Vocabulary:
-    """Read the tokens of all ``size`` rows of the embedding matrix.
+def _read_m2m_vocabulary(source: Path, tokenizer: _Json, num_rows: int) -> Vocabulary:
+    """Read the tokens of all rows of the embedding matrix.
 
-    Rows without a token get a name that no text contains.
+    The tokens are special tokens and subwords, then languages. Rows without a token get a name that
+    no text contains.
+
+    Args:
+        source: The folder of the model.
+        tokenizer: Contents of ``tokenizer_config.json``.
+        num_rows: Number of rows of the embedding matrix.
     """
     model = read_sentencepiece(source / _SENTENCEPIECE)
-    names = dict[int, str]()
+    added_tokens = dict[int, str]()  # Id -> token that is not a subword.
     if (source / "vocab.json").is_file():
         tokens = _read_tokens(source / "vocab.json")
         codes = _LANGUAGES[tokenizer.get("language_codes", "m2m100")].split()
-        listed = [f"__{code}__" for code in codes]
+        listed_tokens = [f"__{code}__" for code in codes]
     else:
         pieces = piece_texts(model)
-        tokens = [*_FAIRSEQ, *pieces[3:]]
-        names = _added_tokens(source, tokenizer)
-        if pieces[:3] != ["<unk>", "<s>", "</s>"]:
+        tokens = [*_FAIRSEQ_SPECIAL, *pieces[3:]]
+        added_tokens = _added_tokens(source, tokenizer)
+        if pieces[:3] != ["<unk>", "<s>", "</s>"]:  # those that fairseq's own tokens replace
             raise ValueError(f"{_SENTENCEPIECE} begins with {pieces[:3]}")
         special = load_json(source / "special_tokens_map.json", optional=True)
-        listed = [_content(token) for token in special.get("additional_special_tokens", [])]
-    if all(index < len(tokens) for index in names):
-        names = dict(enumerate(listed, len(tokens)))
-    symbols = {}
-    for index, name in names.items():
-        match = _LANGUAGE.fullmatch(name)
-        if match and index < size:
-            symbols[index] = f"<2{match[1] or match[2]}>"
-    for index in range(len(tokens), size):
-        tokens.append(symbols.get(index) or names.get(index) or f"madeupword{index}")
-    if not symbols:
+        listed_tokens = [_content(token) for token in special.get("additional_special_tokens", [])]
+    # If no file gives ids to tokens after the subwords, these are the tokens of a list, in order.
+    if all(index < len(tokens) for index in added_tokens):
+        added_tokens = dict(enumerate(listed_tokens, len(tokens)))
+    language_tags = {}  # Id of a language token -> its tag in nmt.
+    for index, token in added_tokens.items():
+        match = _LANGUAGE.fullmatch(token)
+        if match and index < num_rows:
+            language_tags[index] = f"<2{match[1] or match[2]}>"
+    for index in range(len(tokens), num_rows):
+        token = added_tokens.get(index) or f"madeupword{index}"
+        tokens.append(language_tags.get(index, token))
+    if not language_tags:
         raise damaged(f"{source} does not name the language tokens.")
-    return Vocabulary(model, tokens, frozenset(symbols.values()))
+    return Vocabulary(model, tokens, frozenset(language_tags.values()))
 
 
 def _added_tokens(source: Path, tokenizer: _Json) -> dict[int, str]:
-    """Return the tokens that are not subwords, by their ids, from the files that list ids."""
-    fast = load_json(source / "tokenizer.json", optional=True)
-    added = load_json(source / "added_tokens.json", optional=True)
-    tokens = [(token["id"], token) for token in fast.get("added_tokens", [])]
+    """Return the tokens that are not subwords, by their ids, from the files that list ids.
+
+    In these files, a token is a string, or an object: see `_content`. If files contradict each
+    other, the last one counts.
+    """
+    tokenizer_file = load_json(source / "tokenizer.json", optional=True)
+    ids_by_token = load_json(source / "added_tokens.json", optional=True)
+    tokens = [(token["id"], token) for token in tokenizer_file.get("added_tokens", [])]
     tokens += tokenizer.get("added_tokens_decoder", {}).items()
-    tokens += [(index, token) for token, index in added.items()]
+    tokens += [(index, token) for token, index in ids_by_token.items()]
     return {int(index): _content(token) for index, token in tokens}
 
 
 def _content(token: Any) -> str:
+    """Return the text of a token, which is a string, or an object with the key ``content``."""
     return str(token["content"] if isinstance(token, Mapping) else token)
 
 
@@ -252,12 +276,12 @@ def _tensor_reader(folder: Path) -> Callable[..., FloatArray]:
                 is_zip = zipfile.is_zipfile(path)
                 tensors |= torch.load(path, "cpu", weights_only=True, mmap=is_zip)
 
-    def read(*names: str) -> FloatArray:
-        stored = [name for name in names if name in tensors]
-        name = stored[0] if stored else names[0]
+    def read_tensor(*names: str) -> FloatArray:
+        stored_names = [name for name in names if name in tensors]
+        name = stored_names[0] if stored_names else names[0]  # the latter raises the KeyError
         return tensors[name].float().numpy()
 
-    return read
+    return read_tensor
 
 
 def _decoding_of(settings: _Json) -> DecodingConfig:
@@ -267,14 +291,15 @@ def _decoding_of(settings: _Json) -> DecodingConfig:
         value = settings.get(key)
         if value is not None:
             options[key] = value
-    longest = settings.get("max_length")  # counts the start token and EOS
-    if longest:
+    max_length = settings.get("max_length")
+    if max_length:
         options["max_length_factor"] = 0
-        options["max_length_offset"] = max(longest - 2, 1)
+        options["max_length_offset"] = max(max_length - 2, 1)  # without the start token and EOS
     return DecodingConfig(
         # Renormalized, the other tokens share the probability of PAD, as in a search of nmt.
         keep_special_mass=not settings.get("renormalize_logits"),
-        # Without early stopping, full beams are searched on for better hypotheses.
+        # Without early stopping (False or "never"), a search goes on for better hypotheses when the
+        # first K are finished: here, until there are 2 K of them.
         patience=1.0 if settings.get("early_stopping") is True else 2.0,
         **options,
     )

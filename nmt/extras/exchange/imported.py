@@ -30,15 +30,17 @@ from nmt.text.tokenizer import is_tag
 FloatArray = npt.NDArray[np.floating[Any]]
 Weights = Mapping[str, FloatArray]
 DEFAULT_MAX_LENGTH = 256
-# Do both sides share the embedding matrix? Is the output projection tied to that of the target?
+# Value of `embeddings` by two answers: do both sides share one embedding matrix, and is the output
+# projection the same matrix as that of the target?
 EMBEDDINGS: Mapping[tuple[bool, bool], Any] = {
     (False, False): "separate",
     (False, True): "decoder-tied",
     (True, False): "inputs-shared",
     (True, True): "tied",
 }
+# Original names of activation functions -> ours.
 _ACTIVATIONS: Mapping[str, Any] = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
-# By system, "marian" or "hugging_face": names of sizes and layers.
+# Our names of sizes and layers -> the original names, by system: "marian" or "hugging_face".
 LAYERS = read_toml(__file__, "layers.toml")
 HF_CONFIG = "config.json"
 # Files with weights that are read: those of the first pattern, otherwise those of the second.
@@ -57,7 +59,7 @@ _SUPPORTED: Mapping[str, Mapping[str, Sequence[Any]]] = {
     # Transformers ignores ``normalize_before``, and always normalizes before.
     "m2m_100": {"normalize_before": (True, None), "activation_function": (*_ACTIVATIONS, None)},
 }
-_MOST_BYTES = 64  # Highest compression ratio of an archive, against zip bombs.
+_MAX_RATIO = 64  # Size of the unpacked files, as a multiple of the archive: against zip bombs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +140,18 @@ def reading(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # zipfile, zlib, numpy and pickle have many exceptions for damage
+        # Errors of nmt have a problem, and errors of the system a message without the path.
         problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
         if isinstance(error, KeyError):
             problem = f"{error} is missing"
         elif isinstance(error, UnpicklingError):  # torch's message recommends unsafe loading
             problem = "the pickle contains more than weights"
         elif isinstance(error, ValidationError):
-            faults = [f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in error.errors()]
+            faults = [  # the key and what is wrong with its value
+                f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+            ]
             problem = "; ".join(faults)
-        problem = problem.split("\n")[0].rstrip(".")
+        problem = problem.split("\n")[0].rstrip(".")  # the first line is enough for a message
         raise damaged(f"{path} is damaged: {problem}.") from error
 
 
@@ -157,13 +162,14 @@ def read_settings(source: Path) -> dict[str, Any]:
         CheckpointError: A file is damaged, or nmt does not support the model.
     """
     settings = load_json(source / HF_CONFIG)
-    kind = str(settings.get("model_type"))
-    if kind == "nllb_moe":
+    model_type = str(settings.get("model_type"))
+    if model_type == "nllb_moe":
         raise refused("a mixture of experts (model_type: nllb_moe)")
-    supported = {"model_type": tuple(_SUPPORTED), **_SUPPORTED.get(kind, {})}
-    for name, values in supported.items():
+    # Name of a setting -> its supported values. The type itself is checked first.
+    supported = {"model_type": tuple(_SUPPORTED), **_SUPPORTED.get(model_type, {})}
+    for name, supported_values in supported.items():
         value = settings.get(name)
-        if value not in values:
+        if value not in supported_values:
             raise refused(f"{name}: {value}")
     encoder_heads = settings.get("encoder_attention_heads")
     decoder_heads = settings.get("decoder_attention_heads")
@@ -183,34 +189,39 @@ def weight_files(place: object, names: Sequence[str]) -> list[str]:
         CheckpointError: There are no weights, or only weights in formats of other libraries.
     """
     for pattern in _WEIGHTS:
-        weights = [name for name in names if re.fullmatch(pattern, name)]
-        if weights:
-            return weights
+        weight_names = [name for name in names if re.fullmatch(pattern, name)]
+        if weight_names:
+            return weight_names
     problem = f"{place} has neither model.safetensors nor pytorch_model.bin"
-    others = ", ".join(sorted(name for name in names if _OTHER_WEIGHTS.fullmatch(name)))
-    if others:
-        problem += f", only {others}"
+    unsupported_names = sorted(name for name in names if _OTHER_WEIGHTS.fullmatch(name))
+    if unsupported_names:
+        problem += f", only {', '.join(unsupported_names)}"
     fix = "Download model.safetensors or pytorch_model.bin into the folder."
     raise CheckpointError(f"{problem}.", fix=fix)
 
 
 def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
     """Raise a ValueError if the unpacked files would be far larger than the archive."""
-    if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES * path.stat().st_size:
+    if sum(entry.file_size for entry in archive.infolist()) > _MAX_RATIO * path.stat().st_size:
         raise ValueError("the unpacked contents would be far larger than the file")
 
 
 def tokens_by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
-    """Return the tokens of a vocabulary in the order of their ids, which must be 0, 1, 2 ..."""
+    """Return the tokens of a vocabulary in the order of their ids, which must be 0, 1, 2 ...
+
+    Args:
+        ids: Token -> id, a number or its text.
+        path: The file that contains them, for messages.
+    """
     with reading(path):
-        tokens = {int(index): token for token, index in ids.items()}
-        if sorted(tokens) != list(range(len(ids))):
+        token_by_id = {int(index): token for token, index in ids.items()}
+        if sorted(token_by_id) != list(range(len(ids))):
             raise ValueError("the ids are not 0, 1, 2 and so on")
-        return [tokens[index] for index in range(len(tokens))]
+        return [token_by_id[index] for index in range(len(token_by_id))]
 
 
 def config_of(
-    system: str, settings: Mapping[str, Any], activation: str, **others: Any
+    system: str, settings: Mapping[str, Any], activation: str, **options: Any
 ) -> ModelConfig:
     """Return the model section.
 
@@ -218,18 +229,18 @@ def config_of(
         system: Key of `LAYERS`.
         settings: Settings of the model, by their original names.
         activation: The original name of the activation function.
-        others: Values that the settings do not contain in this form.
+        options: Further options of the model section, by our names, with our values.
     """
-    names = LAYERS[system]["sizes"]
-    sizes = {ours: settings[theirs] for ours, theirs in names.items()}
-    return ModelConfig(**sizes, activation=_ACTIVATIONS[activation], output_bias=True, **others)
+    size_names = LAYERS[system]["sizes"]
+    sizes = {our_name: settings[name] for our_name, name in size_names.items()}
+    return ModelConfig(**sizes, activation=_ACTIVATIONS[activation], output_bias=True, **options)
 
 
 def weights_of(
     config: ModelConfig,
     system: str,
-    read: Callable[[str], FloatArray],
-    vectors: Sequence[FloatArray],
+    read_array: Callable[[str], FloatArray],
+    matrices: Sequence[FloatArray],
     output_bias: FloatArray,
 ) -> dict[str, FloatArray]:
     """Return the weights by their names in nmt.
@@ -237,33 +248,37 @@ def weights_of(
     Args:
         config: Configuration of the model.
         system: Key of `LAYERS`.
-        read: Reads an array by its original name, which ends in ".weight" (outputs, inputs) or
-            ".bias" (outputs,).
-        vectors: Embedding matrices of source and target, and the output projection.
+        read_array: Reads an array by its original name, which ends in ".weight" (outputs, inputs)
+            or ".bias" (outputs,).
+        matrices: Embedding matrices of source and target, and the output projection.
         output_bias: Bias of the output projection.
     """
-    source, target, output = vectors
+    source, target, output = matrices
     weights = {"source_vectors": source, "output_bias": output_bias.reshape(-1)}
     if not config.shares_inputs:
         weights["target_vectors"] = target
     if not config.ties_output:
         weights["output_vectors"] = output
     layout = LAYERS[system]
-    parts_of: dict[str, list[str]] = {}  # Our layers -> the original layers in them.
+    # Name of our layer -> names of the original layers that it joins: ours has queries, keys and
+    # values in one matrix, for example.
+    original_names: dict[str, list[str]] = {}
     depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     for side, depth in depths.items():
-        if config.norm_position == "pre":
-            parts_of[f"{side}_norm"] = [layout["norm"].format(side=side)]
+        if config.norm_position == "pre":  # with a norm after the last layer
+            original_names[f"{side}_norm"] = [layout["norm"].format(side=side)]
         for index in range(depth):
+            # Hugging Face counts layers from 0 (index), Marian from 1 (number).
             prefix = layout["layer"].format(side=side, index=index, number=index + 1)
-            for ours, theirs in layout["parts"].items():
-                if side == "decoder" or not ours.startswith("cross"):
-                    parts = [prefix + name for name in theirs.split()]
-                    parts_of[f"{side}.{index}.{ours}"] = parts
-    for ours, parts in parts_of.items():
+            for our_part, part_names in layout["parts"].items():
+                # Only the decoder has cross-attention.
+                if side == "decoder" or not our_part.startswith("cross"):
+                    names = [prefix + name for name in part_names.split()]
+                    original_names[f"{side}.{index}.{our_part}"] = names
+    for our_name, names in original_names.items():
         for kind in ("weight", "bias"):
-            arrays = [read(f"{name}.{kind}") for name in parts]
-            weights[f"{ours}.{kind}"] = np.concatenate(arrays)
+            arrays = [read_array(f"{name}.{kind}") for name in names]
+            weights[f"{our_name}.{kind}"] = np.concatenate(arrays)  # along the outputs
     return weights
 
 

@@ -35,11 +35,17 @@ from nmt.files.json_file import field
 from nmt.installation import read_toml
 
 DECODER = "decoder.yml"
-_OPTIONS = "special:model.yml"
-_LONGEST = 10_000  # subwords of a line
-_NORMS = ("preprocess", "postprocess", "postprocess-top")
-_PLACES: Mapping[tuple[str, ...], Any] = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
-# Options of Marian -> the values that nmt supports.
+_OPTIONS = "special:model.yml"  # Name of the array with the training options, as YAML.
+_MAX_SUBWORDS = 10_000  # of a line
+# Names of Marian's options for what is done before a layer, after it, and after the last layer.
+_PROCESSING_OPTIONS = ("preprocess", "postprocess", "postprocess-top")
+# Their values -> our `norm_position`. Marian writes n for a norm, d for dropout, and a for adding
+# the input of the layer.
+_NORM_POSITIONS: Mapping[tuple[str, ...], Any] = {
+    ("", "dan", ""): "post",
+    ("n", "da", "n"): "pre",
+}
+# Options of Marian -> the values that nmt supports. Other options can have any value.
 _SUPPORTED = read_toml(__file__, "marian.toml")
 
 
@@ -57,7 +63,7 @@ def read_marian(source: Path) -> Imported:
         settings = {}
         if (folder / DECODER).is_file():
             settings = _yaml((folder / DECODER).read_text("utf-8"), folder / DECODER)
-        path = _archive(source, folder, settings)
+        weights_path = _archive(source, folder, settings)
         source_side, target_side = _vocabularies(folder, settings)
         # Marian limits the output to three times the longest source of the batch, so the limit
         # depends on the batch. Marian's beam also shrinks with each finished hypothesis; ours does
@@ -69,24 +75,26 @@ def read_marian(source: Path) -> Imported:
             max_length_offset=20,
             keep_special_mass=True,
         )
-        max_length = min(int(settings.get("max-length", DEFAULT_MAX_LENGTH)), _LONGEST)
-    arrays = read_npz(path)
-    with reading(path):
+        max_length = min(int(settings.get("max-length", DEFAULT_MAX_LENGTH)), _MAX_SUBWORDS)
+    arrays = read_npz(weights_path)
+    with reading(weights_path):
+        # The text of a YAML file as an array of its bytes, with zeros at the end.
         encoded = arrays[_OPTIONS].astype(np.uint8).tobytes()
         text = encoded.rstrip(b"\0").decode()
-        config = _config_of_marian(_yaml(text, path))
+        config = _config_of_marian(_yaml(text, weights_path))
         weights = _weights_of_marian(arrays, config)
     return Imported(config, weights, source_side, target_side, decoding, max_length=max_length)
 
 
 def _archive(source: Path, folder: Path, settings: Mapping[str, Any]) -> Path:
     """Return the .npz file of a model: ``source`` or the only one in ``folder``."""
-    named = settings.get("models", [])
-    if len(named) > 1:
-        raise refused(f"an ensemble of {len(named)} models")
+    model_names = settings.get("models", [])
+    if len(model_names) > 1:
+        raise refused(f"an ensemble of {len(model_names)} models")
     if source.is_file():
         return source
-    paths = [folder / Path(name).name for name in named]
+    # Only the last part of a path counts: its folder is that of the machine that wrote the file.
+    paths = [folder / Path(name).name for name in model_names]
     if not paths:
         paths = [*folder.glob("*.npz")]
     if len(paths) != 1:
@@ -108,6 +116,7 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:
+    """Parse the YAML mapping ``text``; ``path`` is the file that contains it, for messages."""
     document = parse_document(text, name=str(path))
     return field(document.values, kind=dict)
 
@@ -120,22 +129,22 @@ def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
             supported = [False, None]
         if value not in supported:
             raise refused(f"{name}: {value}")
-    places = tuple(str(options.get(f"transformer-{name}", "")) for name in _NORMS)
-    if places not in _PLACES:
-        raise refused(f"transformer-{', '.join(_NORMS)}: {places}")
+    processing = tuple(str(options.get(f"transformer-{name}", "")) for name in _PROCESSING_OPTIONS)
+    if processing not in _NORM_POSITIONS:
+        raise refused(f"transformer-{', '.join(_PROCESSING_OPTIONS)}: {processing}")
     ties_all = bool(options.get("tied-embeddings-all"))
-    shares = ties_all or bool(options.get("tied-embeddings-src"))
-    ties = ties_all or bool(options.get("tied-embeddings"))
-    no_positions = options.get("transformer-disable-position-embeddings", False)
+    shares_inputs = ties_all or bool(options.get("tied-embeddings-src"))
+    ties_output = ties_all or bool(options.get("tied-embeddings"))
+    lacks_positions = options.get("transformer-disable-position-embeddings", False)
     return config_of(
         "marian",
         options,
         options["transformer-ffn-activation"],
         decoder_ff_dim=options.get("transformer-decoder-dim-ffn") or None,
-        norm_position=_PLACES[places],
+        norm_position=_NORM_POSITIONS[processing],
         norm_epsilon=1e-6,
-        positions="none" if no_positions else "sinusoidal-halves",
-        embeddings=EMBEDDINGS[shares, ties],
+        positions="none" if lacks_positions else "sinusoidal-halves",
+        embeddings=EMBEDDINGS[shares_inputs, ties_output],
         decoder_start="zero",
     )
 
@@ -143,16 +152,27 @@ def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
 def _weights_of_marian(
     arrays: Mapping[str, npt.NDArray[Any]], config: ModelConfig
 ) -> dict[str, FloatArray]:
-    def read(name: str) -> FloatArray:
-        form, _, kind = name.rpartition(".")
-        if "_ln_" in form:
-            name = form.format("scale" if kind == "weight" else "bias")
-            if config.norm_position == "pre" and "_top_" not in form:
-                name += "_pre"
-            return np.asarray(arrays[name], np.float32).reshape(-1)
-        name = form.format("W" if kind == "weight" else "b")
-        array = np.asarray(arrays[name], np.float32)
-        return array.reshape(-1) if kind == "bias" else array.T
+    """Return the weights by our names, from Marian's arrays by their names."""
+
+    def read_array(name: str) -> FloatArray:
+        """Read an array for `weights_of`.
+
+        Marian stores vectors as matrices with one row, and linear layers as (inputs, outputs).
+
+        Args:
+            name: A name of layers.toml, such as ``encoder_l1_self_{}q``, and .weight or .bias.
+                Marian's word for weight or bias replaces the braces.
+        """
+        pattern, _, kind = name.rpartition(".")
+        is_weight = kind == "weight"
+        if "_ln_" in pattern:  # a norm
+            array_name = pattern.format("scale" if is_weight else "bias")
+            if config.norm_position == "pre" and "_top_" not in pattern:
+                array_name += "_pre"  # except for the norm after the last layer
+            return np.asarray(arrays[array_name], np.float32).reshape(-1)
+        array_name = pattern.format("W" if is_weight else "b")
+        array = np.asarray(arrays[array_name], np.float32)
+        return array.T if is_weight else array.reshape(-1)
 
     names = ["encoder_Wemb", "decoder_Wemb"]
     if config.shares_inputs:
@@ -160,38 +180,40 @@ def _weights_of_marian(
     source, target = (np.asarray(arrays[name], np.float32) for name in names)
     output = target
     if not config.ties_output:
-        output = read("decoder_ff_logit_out_{}.weight")
-    no_bias = np.zeros(len(target), np.float32)
-    bias = arrays.get("decoder_ff_logit_out_b", no_bias)
-    return weights_of(config, "marian", read, (source, target, output), bias)
+        output = read_array("decoder_ff_logit_out_{}.weight")
+    zero_bias = np.zeros(len(target), np.float32)
+    bias = arrays.get("decoder_ff_logit_out_b", zero_bias)
+    return weights_of(config, "marian", read_array, (source, target, output), bias)
 
 
 def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary, Vocabulary]:
-    source_text = folder / "source.spm"
-    target_text = folder / "target.spm"
-    files = [folder / Path(name).name for name in settings.get("vocabs", [])]
-    if not files:
+    """Read the vocabularies of source and target."""
+    source_spm = folder / "source.spm"
+    target_spm = folder / "target.spm"
+    paths = [folder / Path(name).name for name in settings.get("vocabs", [])]
+    if not paths:
         candidates = {*folder.glob("*.spm"), *folder.glob("*vocab.yml")}
-        files = sorted(candidates - {source_text, target_text})
-        if len(files) == 1:
-            files *= 2
-    if len(files) != 2:
-        raise ValueError(f"expected two vocabulary files, found {len(files)}")
-    return _vocabulary(files[0], source_text), _vocabulary(files[1], target_text)
+        # source.spm and target.spm split text, and another file has the ids of their subwords.
+        paths = sorted(candidates - {source_spm, target_spm})
+        if len(paths) == 1:  # one file for both sides
+            paths *= 2
+    if len(paths) != 2:
+        raise ValueError(f"expected two vocabulary files, found {len(paths)}")
+    return _vocabulary(paths[0], source_spm), _vocabulary(paths[1], target_spm)
 
 
-def _vocabulary(path: Path, of_text: Path) -> Vocabulary:
+def _vocabulary(path: Path, spm_path: Path) -> Vocabulary:
     """Read the vocabulary of one side of a Marian model.
 
     Args:
         path: An .spm file, or a file with the ids of subwords: see `read_vocabulary`.
-        of_text: The SentencePiece model, if ``path`` is a file with ids.
+        spm_path: The SentencePiece model that splits text, if ``path`` is a file with ids.
     """
     if path.suffix == ".spm":
         return Vocabulary.read(path)
-    if not of_text.is_file():
-        raise refused(f"{path.name} without {of_text.name} (subwords without SentencePiece)")
-    return Vocabulary.read(of_text, read_vocabulary(path))
+    if not spm_path.is_file():
+        raise refused(f"{path.name} without {spm_path.name} (subwords without SentencePiece)")
+    return Vocabulary.read(spm_path, read_vocabulary(path))
 
 
 def read_vocabulary(path: Path) -> list[str]:
@@ -210,6 +232,6 @@ def read_vocabulary(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".vocab":
             lines = text.removesuffix("\n").split("\n")
-            return [line.partition("\t")[0] for line in lines]
+            return [line.partition("\t")[0] for line in lines]  # a tab and a score may follow
         ids = yaml.load(text, loader)
     return tokens_by_id(ids, path)

@@ -216,6 +216,15 @@ class Part:
     figures: Sequence[Figure]
 
 
+def kind_of(value: Figure | Step) -> str:
+    """Return the name of a class in JSON, in templates and in CSS, such as ``heatmap``.
+
+    >>> kind_of(TextFigure("Norm", []))
+    'text'
+    """
+    return type(value).__name__.removesuffix("Figure").lower()
+
+
 def as_dict(value: Any) -> dict[str, Any]:
     """Return the fields of a part or figure, for `json.dumps`. The class is the ``kind``.
 
@@ -226,8 +235,7 @@ def as_dict(value: Any) -> dict[str, Any]:
     """
     if isinstance(value, Part | Node | Box):
         return vars(value)
-    kind = type(value).__name__.removesuffix("Figure").lower()
-    return {"kind": kind, **vars(value)}
+    return {"kind": kind_of(value), **vars(value)}
 
 
 def isolated(text: str) -> str:

@@ -32,6 +32,7 @@ from nmt.extras.inspection.figure import (
     cell_texts,
     figure_lines,
     flat,
+    kind_of,
     number_format,
     number_text,
     numeric_columns,
@@ -88,7 +89,7 @@ def figure_html(figure: Figure, level: int | None) -> Markup:
             heading of the section is enough.
     """
     return render(
-        "figure.html.j2", kind=type(figure).__name__.lower(), figure=figure, level=level, draw=draw,
+        "figure.html.j2", kind=kind_of(figure), figure=figure, level=level, draw=draw,
         prose=prose, figure_html=figure_html, cell_texts=cell_texts,
         numeric_columns=numeric_columns,
     )  # fmt: skip
@@ -138,7 +139,7 @@ def draw(figure: Figure, *, is_upright: bool = False) -> Any:
     if isinstance(figure, TextFigure | Table):
         return module("lines.svg.j2", lines=figure_lines(figure))
     return module(
-        f"{type(figure).__name__.lower()}.svg.j2",
+        f"{kind_of(figure)}.svg.j2",
         figure=figure,
         is_upright=is_upright,
         flat=flat,

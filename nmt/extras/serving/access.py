@@ -30,15 +30,16 @@ from nmt.extras.serving.bodies import RETRY, RefusedError, as_response
 from nmt.extras.serving.options import Rate, ServeOptions, address_of, is_loopback
 from nmt.extras.serving.service import Service
 
-_MOST_CLIENTS = 10_000
-_FEWEST_CHARACTERS = 16
-_USUAL_RATE = Rate(60, 60)
+_MAX_CLIENTS = 10_000  # whose rates are remembered
+_MIN_KEY_CHARACTERS = 16
+_DEFAULT_RATE = Rate(60, 60)
+# The Host header: a name or an address, and a port. Group: the name or address.
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::\d{1,5})?")
 _FORM = "application/x-www-form-urlencoded"
 _CLOSE = {"Connection": "close"}
 # A body over the limit is still read, up to this many times the limit: many clients read the answer
 # only after they have sent the whole body.
-_DISCARDED = 64
+_DISCARDED_SIZES = 64
 
 
 def digest(key: str) -> str:
@@ -62,19 +63,19 @@ def read_keys(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         fix = "Use a UTF-8 text file."
         raise ConfigError(f"{path} cannot be read: {error}.", fix=fix) from error
-    keys = {}
-    fix = f"Write NAME KEY, with a key of at least {_FEWEST_CHARACTERS} characters. "
+    keys = {}  # hash of a key -> name of its client
+    fix = f"Write NAME KEY, with a key of at least {_MIN_KEY_CHARACTERS} characters. "
     fix += "To create a key: openssl rand -hex 24"
-    for number, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         text, _, _ = line.partition("#")
         if not text.strip():
             continue
         *names, key = text.split()
-        if len(names) > 1 or len(key) < _FEWEST_CHARACTERS:
-            raise ConfigError(f"{path}:{number} does not contain a valid key.", fix=fix)
+        if len(names) > 1 or len(key) < _MIN_KEY_CHARACTERS:
+            raise ConfigError(f"{path}:{line_number} does not contain a valid key.", fix=fix)
         if digest(key) in keys:
-            raise ConfigError(f"{path}:{number} repeats a key.", fix=fix)
-        keys[digest(key)] = names[0] if names else f"key {number}"
+            raise ConfigError(f"{path}:{line_number} repeats a key.", fix=fix)
+        keys[digest(key)] = names[0] if names else f"key {line_number}"
     if not keys:
         raise ConfigError(f"{path} does not contain any keys.", fix=fix)
     return keys
@@ -91,23 +92,27 @@ class RateLimiter:
     def __init__(self, rate: Rate, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
         self._clock = clock
+        # Client -> the requests that it may send now (not a whole number while the bucket fills),
+        # and the time of its last request. The client of the oldest request comes first.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait(self, client: str) -> float:
         """Count a request; return 0 if it is allowed, and otherwise the seconds to wait."""
         now = self._clock()
-        count, seconds = self._rate
-        left, then = self._buckets.pop(client, (float(count), now))
-        left = min(count, left + (now - then) * count / seconds)
-        wait = 0.0
-        if left >= 1:
-            left -= 1
+        max_requests, period_seconds = self._rate
+        num_allowed, last_time = self._buckets.pop(client, (float(max_requests), now))
+        num_refilled = (now - last_time) * max_requests / period_seconds
+        num_allowed = min(max_requests, num_allowed + num_refilled)
+        wait_seconds = 0.0
+        if num_allowed >= 1:
+            num_allowed -= 1
         else:
-            wait = (1 - left) * seconds / count
-        self._buckets[client] = (left, now)
-        if len(self._buckets) > _MOST_CLIENTS:  # by now the oldest bucket is full again
+            # Until the bucket has one whole request again.
+            wait_seconds = (1 - num_allowed) * period_seconds / max_requests
+        self._buckets[client] = (num_allowed, now)
+        if len(self._buckets) > _MAX_CLIENTS:  # by now the oldest bucket is full again
             self._buckets.popitem(last=False)
-        return wait
+        return wait_seconds
 
 
 class Gate:
@@ -120,10 +125,11 @@ class Gate:
 
     def __init__(self, options: ServeOptions, keys: Mapping[str, str] | None) -> None:
         self.keys = keys
-        self._limits_all = options.rate is not None
-        self._hosts = {"localhost", options.host.lower(), *options.allow_host}
-        self._origins = options.allow_origin
-        self._limiter = RateLimiter(options.rate or _USUAL_RATE)
+        # The default rate does not apply to clients on this machine.
+        self._limits_loopback = options.rate is not None
+        self._allowed_hosts = {"localhost", options.host.lower(), *options.allow_host}
+        self._allowed_origins = options.allow_origin
+        self._limiter = RateLimiter(options.rate or _DEFAULT_RATE)
 
     def check_site(self, request: Request) -> None:
         """Check the Host and Origin headers.
@@ -139,13 +145,15 @@ class Gate:
         if match is None:
             problem = "The Host header is missing, repeated or malformed."
             raise RefusedError(400, problem, "Send one Host header.")
-        name = match[1]
-        if name not in self._hosts and address_of(name.strip("[]")) is None:
+        name = match[1]  # without the port
+        # Addresses are always allowed: DNS rebinding needs a name. IPv6 addresses have brackets.
+        if name not in self._allowed_hosts and address_of(name.strip("[]")) is None:
             fix = "Use the IP address, or start the server with `allow_host` NAME."
             raise RefusedError(403, f"Host {name[:80]} is not allowed.", fix)
         origin = request.headers.get("origin", "").lower()
         _, _, origin_host = origin.partition("://")
-        if origin and origin_host != host and origin not in self._origins:
+        # Programs send no origin. A page of this server has the origin of this server.
+        if origin and origin_host != host and origin not in self._allowed_origins:
             fix = "Start the server with `allow_origin` URL."
             raise RefusedError(403, f"Origin {origin[:80]} is not allowed (CORS).", fix)
 
@@ -173,12 +181,12 @@ class Gate:
         Raises:
             RefusedError: The client has exceeded its rate.
         """
-        if is_loopback(client) and not self._limits_all:
+        if is_loopback(client) and not self._limits_loopback:
             return client
-        seconds = math.ceil(self._limiter.wait(client))
-        if seconds:
-            fix = f"Send the request again after {seconds} s."
-            headers = {"Retry-After": str(seconds)}
+        wait_seconds = math.ceil(self._limiter.wait(client))
+        if wait_seconds:
+            fix = f"Send the request again after {wait_seconds} s."
+            headers = {"Retry-After": str(wait_seconds)}
             raise RefusedError(429, "Rate limit exceeded.", fix, headers)
         return client
 
@@ -216,7 +224,7 @@ class Edge:
         self._gate = gate
         self._options = service.options
         self._metrics = service.metrics
-        self._num_active = 0
+        self._num_active = 0  # Requests that are being answered now.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request: check it, read its body, and pass it to the application."""
@@ -224,11 +232,11 @@ class Edge:
             await self._app(scope, receive, send)
             return
         scope["root_path"] = self._options.root_path  # paths match with this prefix and without
-        begun = asyncio.Event()
+        has_begun = asyncio.Event()  # Set when the first part of the answer is sent.
 
-        async def sending(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                begun.set()
+                has_begun.set()
                 self._add_headers(scope, message)
             await send(message)
 
@@ -236,94 +244,106 @@ class Edge:
             request = Request(scope, receive)
             self._gate.check_site(request)
             if request.method != "POST":
-                await self._app(scope, receive, sending)
+                await self._app(scope, receive, send_with_headers)
                 return
-            body = await self._read(request)
+            body = await self._read_body(request)
             if self._num_active >= self._options.max_queue:
                 problem = f"The server is busy with {self._num_active:,} requests."
                 raise RefusedError(503, problem, "Try again in a few seconds.", RETRY)
             self._num_active += 1
             try:
                 with self._metrics.active.track_inprogress(), self._metrics.seconds.time():
-                    await self._answer(scope, body, receive, sending, begun)
+                    await self._answer(scope, body, receive, send_with_headers, has_begun)
             finally:
                 self._num_active -= 1
         except ClientDisconnect:
             return
         except Exception as error:
-            if not begun.is_set():
-                await as_response(error)(scope, receive, sending)
+            # A second answer is not possible, so an error in the middle only ends the connection.
+            if not has_begun.is_set():
+                await as_response(error)(scope, receive, send_with_headers)
 
     async def _answer(
-        self, scope: Scope, body: bytes, receive: Receive, send: Send, begun: asyncio.Event
+        self, scope: Scope, body: bytes, receive: Receive, send: Send, has_begun: asyncio.Event
     ) -> None:
-        """Answer a request with its complete body. Raises TimeoutError at the deadline."""
+        """Answer a request with its complete body. Raises TimeoutError at the deadline.
+
+        The application runs as one task, and another task waits until the client disconnects. When
+        one of them ends, or at the deadline, both are cancelled.
+        """
         messages: list[Message] = [{"type": "http.request", "body": body}]
 
-        async def replay() -> Message:
+        async def receive_body() -> Message:
+            """Return the body at the first call. Later calls wait until the task is cancelled."""
             if not messages:
-                await asyncio.Event().wait()  # `until_gone` detects a disconnected client
+                await asyncio.Event().wait()
             return messages.pop()
 
-        async def until_gone() -> None:
+        async def wait_for_disconnect() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        work = asyncio.ensure_future(self._app(scope, replay, send))
-        tasks = {work, asyncio.ensure_future(until_gone())}
+        work = asyncio.ensure_future(self._app(scope, receive_body, send))
+        tasks = {work, asyncio.ensure_future(wait_for_disconnect())}
         try:
-            # A streamed answer ends at the deadline, and its client has time to read the rest.
+            # At the deadline, the application ends a streamed answer itself. Then its client has
+            # some more time to read what was sent.
             for seconds in (self._options.deadline, self._options.body_seconds):
-                ended, _ = await asyncio.wait(
+                ended_tasks, _ = await asyncio.wait(
                     tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
                 )
-                if work in ended:
-                    work.result()
-                if ended:
+                if work in ended_tasks:
+                    work.result()  # raises its error, if any
+                if ended_tasks:
                     return
-                if not begun.is_set():
+                if not has_begun.is_set():
                     raise TimeoutError
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read_body(self, request: Request) -> bytes:
         """Return the body as JSON. A form is converted to JSON.
+
+        Headers of the request that describe its body are replaced: they say JSON, too.
 
         Raises:
             RefusedError: The body is too large, or arrives too slowly.
         """
-        most = self._options.max_bytes
-        parts = bytearray()
-        total = 0
-        declared = int(request.headers.get("content-length", "0"))
+        max_bytes = self._options.max_bytes
+        max_discarded = _DISCARDED_SIZES * max_bytes
+        body = bytearray()
+        num_received = 0
+        num_declared = int(request.headers.get("content-length", "0"))
         try:
             async with asyncio.timeout(self._options.body_seconds):
-                if declared <= _DISCARDED * most:
+                if num_declared <= max_discarded:
                     async for part in request.stream():
-                        total += len(part)
-                        if total <= most:
-                            parts += part
-                        elif total > _DISCARDED * most:
+                        num_received += len(part)
+                        if num_received <= max_bytes:
+                            body += part
+                        elif num_received > max_discarded:
                             break
         except TimeoutError:
             problem = f"The upload took longer than {self._options.body_seconds:g} s."
             fix = "Send smaller requests."
             raise RefusedError(408, problem, fix, _CLOSE) from None
-        if max(declared, total) > most:
-            problem = f"The body is larger than {most:,} bytes."
+        if max(num_declared, num_received) > max_bytes:
+            problem = f"The body is larger than {max_bytes:,} bytes."
             raise RefusedError(413, problem, "Send several smaller requests.", _CLOSE)
-        kind = request.headers.get("content-type", "").lower()
+        content_type = request.headers.get("content-type", "").lower()
         headers = [(b"content-type", b"application/json")]
         for name, value in request.scope["headers"]:
             if not name.startswith(b"content-"):
                 headers.append((name, value))
         request.scope["headers"] = headers
-        is_json = parts.lstrip().startswith(b"{")  # `curl -d` labels JSON as a form
-        if is_json or kind.partition(";")[0].strip() != _FORM:
-            return bytes(parts)
-        form = parse_qs(parts.decode("utf-8", "replace"), keep_blank_values=True)
+        is_json = body.lstrip().startswith(b"{")  # `curl -d` labels JSON as a form
+        # Parameters such as the charset follow the type after a semicolon.
+        if is_json or content_type.partition(";")[0].strip() != _FORM:
+            return bytes(body)
+        form = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+        # A field that occurs once has one string; a field that is repeated, a list of strings.
         fields: dict[str, str | list[str]] = {**form}
         for name, values in form.items():
             if len(values) == 1:
@@ -331,11 +351,13 @@ class Edge:
         return json.dumps(fields).encode()
 
     def _add_headers(self, scope: Scope, message: Message) -> None:
+        """Add headers to the start of an answer, and count the answer."""
         headers = MutableHeaders(scope=message)
         headers["X-Content-Type-Options"] = "nosniff"
         headers["Referrer-Policy"] = "no-referrer"
         headers.setdefault("Cache-Control", "no-store")
         if self._service.is_stopping:
             headers["Connection"] = "close"
+        # The path as declared, so that labels never contain text from a client.
         path = getattr(scope.get("route"), "path", "other")
         self._metrics.responses.labels(path, message["status"]).inc()

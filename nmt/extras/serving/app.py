@@ -28,10 +28,10 @@ from nmt.extras.serving.documents import FORMATS
 from nmt.extras.serving.service import Served, Service
 from nmt.version import __version__
 
-_LINES = "application/x-ndjson"
+_JSON_LINES = "application/x-ndjson"
 Accept = Annotated[str, Header(include_in_schema=False)]
-_FAULTS = (401, 403, 408, 413, 422, 429, 503, 504)
-router = APIRouter(responses={status: {"model": bodies.Fault} for status in _FAULTS})
+_FAULT_STATUSES = (401, 403, 408, 413, 422, 429, 503, 504)
+router = APIRouter(responses={status: {"model": bodies.Fault} for status in _FAULT_STATUSES})
 
 
 @router.post("/v1/translate")
@@ -40,32 +40,34 @@ async def translate(
 ) -> Response:
     """Translate texts. With ``Accept: application/x-ndjson``, stream one JSON line per text."""
     service.check_size(len(body.texts), sum(item.num_characters for item in body.items))
-    route, about = await service.choose(body, [item.text for item in body.items])
+    route, route_fields = await service.choose(body, [item.text for item in body.items])
     answers = service.translate(body, route, client)
-    if _LINES in accept:
-        lines = _lines(answers, service.options.deadline)
-        return StreamingResponse(lines, media_type=_LINES)
+    if _JSON_LINES in accept:
+        lines = _json_lines(answers, service.options.deadline)
+        return StreamingResponse(lines, media_type=_JSON_LINES)
     async with aclosing(answers):
         translations = [answer async for answer in answers]
     if translations and all("error" in answer for answer in translations):
         raise RefusedError(422, translations[0]["error"], translations[0]["fix"])
-    return JSONResponse({**about, "translations": translations})
+    return JSONResponse({**route_fields, "translations": translations})
 
 
-async def _lines(answers: AsyncGenerator[Answer], seconds: float) -> AsyncIterator[bytes]:
-    """Yield numbered answers as JSON lines. An error becomes the last line."""
+async def _json_lines(answers: AsyncGenerator[Answer], seconds: float) -> AsyncIterator[bytes]:
+    """Yield numbered answers as JSON lines, for ``seconds``. An error becomes the last line."""
     index = 0
-    end = asyncio.get_running_loop().time() + seconds
+    deadline = asyncio.get_running_loop().time() + seconds
     async with aclosing(answers):
         while True:
             try:
-                async with asyncio.timeout_at(end):  # without yield: that would cancel the sender
-                    values = await anext(answers)
+                # A yield inside of the timeout would let it cancel the task that sends the answer.
+                async with asyncio.timeout_at(deadline):
+                    answer = await anext(answers)
             except StopAsyncIteration:
                 return
             except Exception as error:
-                values = refusal(error).as_dict()
-            line = json.dumps({"index": index, **values}, ensure_ascii=False)
+                # The generator has ended with this error, so the next round returns.
+                answer = refusal(error).as_dict()
+            line = json.dumps({"index": index, **answer}, ensure_ascii=False)
             yield f"{line}\n".encode()
             index += 1
 
@@ -74,8 +76,8 @@ async def _lines(answers: AsyncGenerator[Answer], seconds: float) -> AsyncIterat
 async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Response:
     """Score given translations: log probability, in total and per token."""
     pairs = [(pair.source, pair.target) for pair in body.pairs]
-    characters = sum(len(pair.source) + len(pair.target) for pair in body.pairs)
-    service.check_size(len(pairs), characters)
+    num_characters = sum(len(pair.source) + len(pair.target) for pair in body.pairs)
+    service.check_size(len(pairs), num_characters)
     route, _ = await service.choose(body, [pair.source for pair in body.pairs])
     scores = await service.score(route, pairs, body.tag, client)
     return JSONResponse({"model": route.model.name, "scores": scores})
@@ -84,9 +86,9 @@ async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Resp
 @router.post("/v1/documents")
 async def documents(body: bodies.DocumentBody, service: Served, client: Client) -> Response:
     """Translate a text, HTML or SubRip document, and keep its structure."""
-    service.check_size(0, len(body.text))
-    route, about = await service.choose(body, [body.text])
-    return JSONResponse({**about, **await service.document(body, route, client)})
+    service.check_size(0, len(body.text))  # no limit of texts applies to a document
+    route, route_fields = await service.choose(body, [body.text])
+    return JSONResponse({**route_fields, **await service.document(body, route, client)})
 
 
 @router.get("/v1/models", dependencies=[Depends(known_client)])
@@ -101,10 +103,10 @@ async def models(service: Served) -> Response:
         "beam_size": bodies.MOST_HYPOTHESES,
         "n_best": bodies.MOST_HYPOTHESES,
     }
-    described = [model.describe() for model in service.models.values()]
+    descriptions = [model.describe() for model in service.models.values()]
     version = f"nmt {__version__}"
     return JSONResponse(
-        {"models": described, "limits": limits, "documents": FORMATS, "version": version}
+        {"models": descriptions, "limits": limits, "documents": FORMATS, "version": version}
     )
 
 
@@ -149,12 +151,13 @@ _PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
 
 def _hash_of(content: str) -> str:
+    """Return the source expression of a security policy that allows an inline script or style."""
     digest = hashlib.sha256(content.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-_CONTENTS = re.findall(r"<(?:script|style)>(.*?)</", _PAGE, re.DOTALL)
-_HASHES = " ".join(map(_hash_of, _CONTENTS))
+_SCRIPTS_AND_STYLES = re.findall(r"<(?:script|style)>(.*?)</", _PAGE, re.DOTALL)
+_HASHES = " ".join(map(_hash_of, _SCRIPTS_AND_STYLES))
 _POLICY = (
     f"default-src 'none'; script-src {_HASHES}; style-src {_HASHES}; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -173,12 +176,14 @@ def make_app(service: Service, gate: Gate, lifespan: Lifespan[FastAPI] | None = 
     async def handle(_: Request, error: Exception) -> Response:
         return as_response(error)
 
-    kinds = (RefusedError, NmtError, RequestValidationError, HTTPException, Exception)
+    # Starlette raises an error again after its handler of `Exception`. Therefore expected errors
+    # have handlers of their own.
+    error_classes = (RefusedError, NmtError, RequestValidationError, HTTPException, Exception)
     app = FastAPI(
         title="nmt serve", version=__version__, lifespan=lifespan,
         docs_url=None, redoc_url=None,  # these pages load scripts from the network
         redirect_slashes=False,  # behind a proxy, a redirect would change https to http
-        exception_handlers=dict.fromkeys(kinds, handle),
+        exception_handlers=dict.fromkeys(error_classes, handle),
     )  # fmt: skip
     app.state.service = service
     app.state.gate = gate

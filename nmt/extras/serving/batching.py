@@ -33,11 +33,11 @@ T = TypeVar("T")
 # for a free thread.
 BATCH_TOKENS = 1024
 # Smallest batch when free threads divide the queue: smaller batches waste computation.
-_FEWEST_TOKENS = 64
+_MIN_BATCH_TOKENS = 64
 # A token has roughly four bytes of UTF-8, in alphabetic and in logographic scripts.
 _BYTES_OF_TOKEN = 4
-_JOIN_SECONDS = 5.0
-_SHOWN = 60  # characters of a sentence in an error
+_JOIN_SECONDS = 5.0  # Time for a thread to end its batch when the server stops.
+_SHOWN_CHARACTERS = 60  # of a sentence in an error
 
 
 # Returns for each request of a batch its result or its error. Texts with equal tasks can share a
@@ -48,15 +48,16 @@ BatchTask = Callable[[Sequence[Request], Callable[[object], None]], Sequence[Any
 
 @dataclass(slots=True, eq=False)
 class _Sentence:
-    """One text of a request."""
+    """One text that a client has submitted."""
 
     task: BatchTask
     client: str
     request: Request
-    future: Future[Any] = field(default_factory=Future)
+    future: Future[Any] = field(default_factory=Future)  # of the result
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
+        """Estimated source tokens, rounded up, with EOS."""
         return len(self.request.text.encode("utf-8", "replace")) // _BYTES_OF_TOKEN + 2
 
 
@@ -77,17 +78,21 @@ class Batcher:
     ) -> None:
         self._on_batch = on_batch
         self._batch_tokens = batch_tokens
-        self._bound = threads * batch_tokens
-        self._queue: list[_Sentence] = []
-        self._queued: Counter[str] = Counter()  # client -> tokens in the queue
-        self._outside: dict[str, deque[deque[_Sentence]]] = {}  # client -> its requests
+        self._max_queued_tokens = threads * batch_tokens  # of a client
+        # All state from here on belongs to this lock. It is notified when texts arrive and at the
+        # end.
         self._changed = threading.Condition()
+        self._queue: list[_Sentence] = []  # the oldest text first
+        self._queued_tokens: Counter[str] = Counter()  # client -> tokens in the queue
+        # Client -> the texts outside of the queue, for each of its requests. The next text to enter
+        # is the first of the first request.
+        self._outside: dict[str, deque[deque[_Sentence]]] = {}
         self._is_closed = False
-        self._num_free = 0
-        self._takes_oldest = False
+        self._num_free = 0  # threads that wait for a batch or are choosing it
+        self._takes_oldest = False  # whether the last batch began with the oldest text
         self._threads: list[threading.Thread] = []
-        for number in range(threads):
-            name = f"translate-{number}"
+        for index in range(threads):
+            name = f"translate-{index}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -99,17 +104,18 @@ class Batcher:
 
         Cancelled texts are dropped. An error affects only the text that causes it.
         """
-        units = [_Sentence(task, client, request) for task, request in requests]
-        if units:
+        sentences = [_Sentence(task, client, request) for task, request in requests]
+        if sentences:
             with self._changed:
-                self._outside.setdefault(client, deque()).append(deque(units))
+                self._outside.setdefault(client, deque()).append(deque(sentences))
                 self._admit(client)
                 self._changed.notify_all()
-        return [asyncio.wrap_future(unit.future) for unit in units]
+        return [asyncio.wrap_future(sentence.future) for sentence in sentences]
 
     async def run(self, client: str, work: Callable[[], T]) -> T:
         """Run ``work`` in one of the threads, in its turn, and return the result."""
         no_text = Request("")
+        # A task of its own is not equal to any other, so it is a batch of its own.
         (future,) = self.submit(client, [(lambda *_: [work()], no_text)])
         result: T = await future
         return result
@@ -132,20 +138,22 @@ class Batcher:
     def _admit(self, client: str) -> None:
         """Move texts of a client into the queue, up to its limit."""
         requests = self._outside.get(client, deque())
-        while requests and self._queued[client] < self._bound:
-            units = requests.popleft()
-            unit = units.popleft()
-            if units:
-                requests.append(units)
-            self._queue.append(unit)
-            self._queued[client] += unit.tokens
+        while requests and self._queued_tokens[client] < self._max_queued_tokens:
+            # One text of each request in turn: a request with more texts goes to the end.
+            sentences = requests.popleft()
+            sentence = sentences.popleft()
+            if sentences:
+                requests.append(sentences)
+            self._queue.append(sentence)
+            self._queued_tokens[client] += sentence.num_tokens
         if not requests:
             self._outside.pop(client, None)
 
     def _run(self) -> None:
-        while units := self._take():
-            self._on_batch(len(units))
-            _translate(units)
+        """Translate batches in this thread until `close`."""
+        while batch := self._take():
+            self._on_batch(len(batch))
+            _translate(batch)
 
     def _take(self) -> list[_Sentence]:
         """Wait for texts and take a batch from the queue. Returns an empty list after `close`."""
@@ -156,68 +164,79 @@ class Batcher:
                 if not self._queue:
                     self._changed.wait()
                     continue
-                waiting = [unit for unit in self._queue if not unit.future.cancelled()]
-                batch = self._batch(waiting)
+                waiting = [sentence for sentence in self._queue if not sentence.future.cancelled()]
+                batch = self._choose_batch(waiting)
                 chosen = set(batch)
-                kept = [unit for unit in waiting if unit not in chosen]
-                taken = set(self._queue).difference(kept)
-                self._queue = kept
-                for unit in taken:
-                    self._queued[unit.client] -= unit.tokens
-                for client in {unit.client for unit in taken}:
+                remaining = [sentence for sentence in waiting if sentence not in chosen]
+                removed = set(self._queue).difference(remaining)  # chosen or cancelled
+                self._queue = remaining
+                for sentence in removed:
+                    self._queued_tokens[sentence.client] -= sentence.num_tokens
+                for client in {sentence.client for sentence in removed}:
                     self._admit(client)
-                self._queued = +self._queued  # removes clients without texts
+                # Unary plus of a Counter removes clients without tokens.
+                self._queued_tokens = +self._queued_tokens
             self._num_free -= 1
             return batch
 
-    def _batch(self, waiting: Sequence[_Sentence]) -> list[_Sentence]:
-        """Choose the first text and the texts that are closest to it in length."""
+    def _choose_batch(self, waiting: Sequence[_Sentence]) -> list[_Sentence]:
+        """Choose the first text and the texts that are closest to it in length.
+
+        Args:
+            waiting: The texts to choose from, the oldest first.
+        """
         if not waiting:
             return []
         self._takes_oldest = not self._takes_oldest
-        least = min(waiting, key=lambda unit: self._queued[unit.client])
-        first = least
-        if self._takes_oldest:
-            first = waiting[0]
-        alike = [unit for unit in waiting if unit.task == first.task]
-        alike.sort(key=lambda unit: abs(unit.tokens - first.tokens))
-        share = -(-sum(unit.tokens for unit in alike) // self._num_free)
-        most = min(self._batch_tokens, max(_FEWEST_TOKENS, share))
+        first = waiting[0]
+        if not self._takes_oldest:
+            # The oldest text of the client with the fewest tokens in the queue.
+            first = min(waiting, key=lambda sentence: self._queued_tokens[sentence.client])
+        # Texts that can share a batch with the first one, this one included, by distance in length.
+        candidates = [sentence for sentence in waiting if sentence.task == first.task]
+        candidates.sort(key=lambda sentence: abs(sentence.num_tokens - first.num_tokens))
+        # Share of each free thread, rounded up by rounding the negative number down.
+        share = -(-sum(sentence.num_tokens for sentence in candidates) // self._num_free)
+        max_tokens = min(self._batch_tokens, max(_MIN_BATCH_TOKENS, share))
         batch = list[_Sentence]()
         longest = 0
-        for unit in alike:
-            longest = max(longest, unit.tokens)
-            if batch and (len(batch) + 1) * longest > most:
+        for sentence in candidates:
+            longest = max(longest, sentence.num_tokens)
+            if batch and (len(batch) + 1) * longest > max_tokens:  # with padding
                 break
-            batch.append(unit)
+            batch.append(sentence)
         return batch
 
 
-def _translate(units: Sequence[_Sentence]) -> None:
-    """Translate a batch. If the whole batch fails, translate each text alone."""
+def _translate(batch: Sequence[_Sentence]) -> None:
+    """Translate a batch. If the whole batch fails, translate each text alone.
+
+    The result or the error of each text becomes that of its future.
+    """
 
     def check(_: object) -> None:
-        if all(unit.future.cancelled() for unit in units):
+        """Interrupt the search if nobody waits for the batch."""
+        if all(sentence.future.cancelled() for sentence in batch):
             raise CancelledError
 
     try:
-        results = units[0].task([unit.request for unit in units], check)
+        results = batch[0].task([sentence.request for sentence in batch], check)
     except CancelledError:
         return
     except Exception as error:
-        if len(units) > 1 and not isinstance(error, ConfigError):  # wrong options fail for all
-            for unit in units:
-                _translate([unit])
+        if len(batch) > 1 and not isinstance(error, ConfigError):  # wrong options fail for all
+            for sentence in batch:
+                _translate([sentence])
             return
         if not isinstance(error, NmtError):
             log_fault(error)
-        results = [error.with_traceback(None)] * len(units)
-    for unit, result in zip(units, results, strict=True):
+        results = [error.with_traceback(None)] * len(batch)
+    for sentence, result in zip(batch, results, strict=True):
         with suppress(InvalidStateError):  # cancelled in the meantime
-            if isinstance(result, DataError) and unit.request.text:
-                named = textwrap.shorten(unit.request.text, _SHOWN, placeholder="…")
-                result = DataError(f"{result.problem} The sentence: {named}", fix=result.fix)
+            if isinstance(result, DataError) and sentence.request.text:
+                start = textwrap.shorten(sentence.request.text, _SHOWN_CHARACTERS, placeholder="…")
+                result = DataError(f"{result.problem} The sentence: {start}", fix=result.fix)
             if isinstance(result, Exception):
-                unit.future.set_exception(result)
+                sentence.future.set_exception(result)
             else:
-                unit.future.set_result(result)
+                sentence.future.set_result(result)

@@ -29,21 +29,24 @@ from nmt.text.sentences import SplitText
 
 logger = logging.getLogger(__name__)
 
-MOST_HYPOTHESES = 16
-RETRY = {"Retry-After": "1"}
+MOST_HYPOTHESES = 16  # Largest beam and largest n-best list that a client can request.
+RETRY = {"Retry-After": "1"}  # Header: seconds after which the client may try again.
 _WORD = re.compile(r"\S+")
+# Names of types in pydantic's path of an error, beside the names of fields.
 _TRIED_TYPE = re.compile(r"function-|list\[|(?:str|Text)\Z")
 _END = "</s>"
-_OF_SENTENCE = ("score", "log_prob", "alternatives", "alarms", "confidence")
-_LISTED = "See /openapi.json for all paths and fields."
-_MOST_PROBLEMS = 5
-_MOST_NAME = 40
+_SENTENCE_FIELDS = ("score", "log_prob", "alternatives", "alarms", "confidence")
+_ADVICE = "See /openapi.json for all paths and fields."
+_MAX_PROBLEMS = 5  # in one error
+_MAX_NAME_CHARACTERS = 40  # of a field name from a client, in an error
 
 
 def _readable(value: Any) -> Any:
+    """Replace lone surrogates of a string, which cannot be encoded; other values are not valid."""
     return without_surrogates(value) if isinstance(value, str) else value
 
 
+# Text in a body.
 Words = Annotated[str, BeforeValidator(_readable)]
 # Name of a model, a language or a tag.
 Name = Annotated[Words, Field(max_length=100)]
@@ -180,7 +183,8 @@ class LibreBody(DetectBody):
     source: Name = "auto"
     target: Name
     format: Literal["text", "html"] = "text"
-    alternatives: int = Field(default=0, ge=0, lt=MOST_HYPOTHESES, strict=False)  # text in a form
+    # Not strict, because all fields of a form are text.
+    alternatives: int = Field(default=0, ge=0, lt=MOST_HYPOTHESES, strict=False)
 
 
 class Fault(BaseModel):
@@ -191,6 +195,7 @@ class Fault(BaseModel):
 
 
 _BODIES = (Text, Decoding, TranslateBody, ScoreBody, Pair, DocumentBody, LibreBody)
+# Names of the fields of all requests, for suggestions.
 FIELDS = sorted(set().union(*(body.model_fields for body in _BODIES)))
 
 
@@ -203,47 +208,64 @@ def join_results(
     sentences, ``score`` is the mean, ``log_prob`` the sum, and ``confidence`` the mean weighted by
     source characters (null if a sentence has none). Offsets count characters; words are separated
     by spaces.
+
+    Args:
+        source: The text of the request.
+        split: Its sentences, and the white space around them.
+        results: The result of each sentence.
+        joiner: Separator between two sentences of a line in the target language.
+        with_attention: Whether the answer has the attention. Without it, the attention of the
+            results only shows whether the words match; see `_word_links`.
     """
     gaps = split.gaps_for(joiner)
-    num_words = sum(len(sentence.split()) for sentence in split.sentences)
-    place = 0  # in the source
+    num_source_words = sum(len(sentence.split()) for sentence in split.sentences)
+    source_end = 0  # of the sentences so far, in characters
     translation = ""
     sentences = []
+    # Words and links of the whole text. Sentences are added one after the other, so the offset of
+    # the words of a sentence is the number of words so far.
     source_words = list[Answer]()
     target_words = list[Answer]()
-    links: list[tuple[int, int]] = []
-    attention: list[tuple[float, ...]] = []  # target words times source words
+    links: list[tuple[int, int]] = []  # (source word, target word)
+    attention: list[tuple[float, ...]] = []  # a row for each target word, of all source words
+    # There is one more gap, at the end.
     for source_gap, gap, result in zip(split.gaps, gaps, results, strict=False):
-        place += len(source_gap)
+        source_start = source_end + len(source_gap)
+        source_end = source_start + len(result.source)
         translation += gap
-        sources = _words(result.source, place)
-        targets = _words(result.text, len(translation))
-        probabilities = word_probabilities(result.tokens or (), len(targets))
-        for word, probability in zip(targets, probabilities, strict=False):
-            word["probability"] = probability
-        before = len(source_words)
-        after = num_words - before - len(sources)
-        rows, pairs = _of_words(result, len(sources), len(targets))
-        left = (0.0,) * before
-        right = (0.0,) * after
-        attention += (left + row + right for row in rows)
-        links += ((before + i, len(target_words) + j) for i, j in pairs)
-        source_words += sources
-        target_words += targets
-        source_span = [place, place + len(result.source)]
-        target_span = [len(translation), len(translation) + len(result.text)]
-        values = result.as_dict()
-        kept = {name: values[name] for name in _OF_SENTENCE}
-        sentences.append({"source": source_span, "target": target_span, **kept})
-        place += len(result.source)
+        target_start = len(translation)
         translation += result.text
+        sentence_source_words = _words(result.source, source_start)
+        sentence_target_words = _words(result.text, target_start)
+        num_targets = len(sentence_target_words)
+        # Without tokens, and if the words do not match, there are no probabilities.
+        probabilities = word_probabilities(result.tokens or (), num_targets)
+        for word, probability in zip(sentence_target_words, probabilities, strict=False):
+            word["probability"] = probability
+        num_sources = len(sentence_source_words)
+        rows, sentence_links = _word_links(result, num_sources, num_targets)
+        # A word attends only to its own sentence: the attention to all other sentences is 0.
+        num_before = len(source_words)
+        left = (0.0,) * num_before
+        right = (0.0,) * (num_source_words - num_before - num_sources)
+        attention += (left + row + right for row in rows)
+        for source_index, target_index in sentence_links:
+            links.append((num_before + source_index, len(target_words) + target_index))
+        source_words += sentence_source_words
+        target_words += sentence_target_words
+        values = result.as_dict()
+        spans: Answer = {
+            "source": [source_start, source_end],
+            "target": [target_start, len(translation)],
+        }
+        sentences.append(spans | {name: values[name] for name in _SENTENCE_FIELDS})
     translation += gaps[-1]
     if len(results) == 1:
         answer = results[0].as_dict()
     else:
         score = sum(result.score for result in results) / max(1, len(results))
         log_prob = math.fsum(result.log_prob for result in results)
-        confidences = [x.confidence for x in results if x.confidence is not None]
+        confidences = [result.confidence for result in results if result.confidence is not None]
         confidence = None
         if results and len(confidences) == len(results):
             lengths = [len(result.source) for result in results]
@@ -251,26 +273,27 @@ def join_results(
         tokens = [result.tokens for result in results if result.tokens is not None]
         alarms = chain.from_iterable(result.alarms for result in results)
         retried = chain.from_iterable(result.retried for result in results)
-        optional: dict[str, Any] = {}
+        optional_fields: dict[str, Any] = {}
         if results:
-            optional["alternatives"] = (Alternative(translation, score, log_prob),)
+            optional_fields["alternatives"] = (Alternative(translation, score, log_prob),)
         if any(result.alignment is not None for result in results):
-            optional["alignment"] = tuple(links)
+            optional_fields["alignment"] = tuple(links)
         if any(result.attention is not None for result in results):
-            optional["attention"] = tuple(attention)
+            optional_fields["attention"] = tuple(attention)
         if tokens:
-            optional["tokens"] = tuple(chain.from_iterable(tokens))
-        whole = Result(
+            optional_fields["tokens"] = tuple(chain.from_iterable(tokens))
+        combined = Result(
             source,
             translation,
             score,
-            alarms=tuple(dict.fromkeys(alarms)),
+            alarms=tuple(dict.fromkeys(alarms)),  # each alarm once
             retried=tuple(dict.fromkeys(retried)),
             log_prob=log_prob,
             confidence=confidence,
-            **optional,
+            **optional_fields,
         )
-        answer = whole.as_dict()
+        answer = combined.as_dict()
+    # For one sentence, too: its result lacks the white space around it.
     answer |= {"source": source, "translation": translation, "sentences": sentences}
     if answer.keys() & {"alignment", "tokens", "attention"}:
         answer["words"] = {"source": source_words, "target": target_words}
@@ -279,20 +302,26 @@ def join_results(
     return answer
 
 
-def _of_words(result: Result, source: int, target: int) -> tuple[Matrix, Links]:
-    """Return attention and alignment of a sentence, for its numbers of source and target words.
+def _word_links(result: Result, num_sources: int, num_targets: int) -> tuple[Matrix, Links]:
+    """Return attention and alignment of a sentence.
 
     If the tokenizer changes word borders, the model's words differ from the text's words. Then the
     attention is 0 everywhere, and the alignment is empty.
+
+    Args:
+        result: The result of the sentence.
+        num_sources: Number of words of the source text.
+        num_targets: Number of words of the translation.
     """
     rows = result.attention or ()
-    if len(rows) == target and all(len(row) == source for row in rows):
+    if len(rows) == num_targets and all(len(row) == num_sources for row in rows):
         return rows, result.alignment or ()
-    zeros = (0.0,) * source
-    return (zeros,) * target, ()
+    zeros = (0.0,) * num_sources
+    return (zeros,) * num_targets, ()
 
 
 def _words(text: str, offset: int) -> list[Answer]:
+    """Return the words of a text that begins at the character ``offset`` of an answer."""
     words = []
     for match in _WORD.finditer(text):
         start = offset + match.start()
@@ -300,12 +329,12 @@ def _words(text: str, offset: int) -> list[Answer]:
     return words
 
 
-def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float]:
+def word_probabilities(tokens: Sequence[TokenScore], num_words: int) -> list[float]:
     """Return the probability of each word: the product of its subwords' probabilities.
 
     Args:
         tokens: Tokens of a translation, with the end tokens of its segments.
-        count: Number of words in the translation.
+        num_words: Number of words in the translation.
 
     Returns:
         Nothing if the subwords form a different number of words.
@@ -315,18 +344,18 @@ def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float]:
     [0.1353]
     """
     probabilities = []
-    segment = []
+    segment = []  # subwords since the last end token
     for token in tokens:
         if token.piece != _END:
             segment.append(token)
             continue
-        log_probs = defaultdict[int, float](float)
-        words = words_of([subword.piece for subword in segment])
-        for word, subword in zip(words, segment, strict=True):
-            log_probs[word] += subword.log_prob
+        log_probs = defaultdict[int, float](float)  # number of the word in its segment -> sum
+        word_numbers = words_of([subword.piece for subword in segment])
+        for number, subword in zip(word_numbers, segment, strict=True):
+            log_probs[number] += subword.log_prob
         probabilities += [round(math.exp(log_prob), 4) for log_prob in log_probs.values()]
         segment = []
-    return probabilities if len(probabilities) == count else []
+    return probabilities if len(probabilities) == num_words else []
 
 
 @dataclass(eq=False)
@@ -348,12 +377,12 @@ def refusal(error: Exception) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
     if isinstance(error, RequestValidationError):
-        return RefusedError(422, _problems(error), "Correct the request. " + _LISTED)
+        return RefusedError(422, _problems(error), "Correct the request. " + _ADVICE)
     if isinstance(error, HTTPException):
         status = error.status_code
         if status == 400:  # a body that is not JSON
             status = 422
-        return RefusedError(status, f"{error.detail}.", _LISTED, error.headers)
+        return RefusedError(status, f"{error.detail}.", _ADVICE, error.headers)
     if isinstance(error, TimeoutError):
         return RefusedError(504, "The request timed out.", "Send fewer or shorter texts.")
     if isinstance(error, CheckpointError | DeviceError):
@@ -367,34 +396,36 @@ def refusal(error: Exception) -> RefusedError:
 
 def as_response(error: Exception) -> JSONResponse:
     """Return the HTTP response for an error."""
-    refused = refusal(error)
-    return JSONResponse(refused.as_dict(), refused.status, refused.headers)
+    refused_error = refusal(error)
+    return JSONResponse(refused_error.as_dict(), refused_error.status, refused_error.headers)
 
 
 def log_fault(error: BaseException) -> None:
     """Log the type and place of an unexpected error. Its message may contain a client's text."""
     place = "unknown place"
-    for frame in extract_tb(error.__traceback__)[-1:]:
+    for frame in extract_tb(error.__traceback__)[-1:]:  # the innermost one, if there is a traceback
         place = f"{frame.filename}:{frame.lineno}"
     logger.error("unexpected %s at %s; please report this bug", type(error).__name__, place)
 
 
 def _problems(error: RequestValidationError) -> str:
+    """Return all problems of a request as one sentence, each problem once."""
     problems = list(dict.fromkeys(map(_problem, error.errors())))
-    text = "; ".join(problems[:_MOST_PROBLEMS])
-    if len(problems) > _MOST_PROBLEMS:
-        text += f"; and {len(problems) - _MOST_PROBLEMS} more"
+    text = "; ".join(problems[:_MAX_PROBLEMS])
+    if len(problems) > _MAX_PROBLEMS:
+        text += f"; and {len(problems) - _MAX_PROBLEMS} more"
     return f"{text}."
 
 
 def _problem(detail: Mapping[str, Any]) -> str:
-    _, *path = detail["loc"]
+    """Return where a request is wrong, and why, from one entry of pydantic's list of errors."""
+    _, *path = detail["loc"]  # The first entry says only that the error is in the body.
     if detail["type"] == "json_invalid":
         return f"The body is not JSON: {detail['ctx']['error']} at character {path[-1]:,}"
-    names = [str(part)[:_MOST_NAME] for part in path]
+    names = [str(key)[:_MAX_NAME_CHARACTERS] for key in path]  # fields and indices of lists
     # Leave out the types that pydantic tried: they are details of this program.
-    shown = [name for name in names if not _TRIED_TYPE.match(name)]
-    place = ".".join(shown) or "the body"
+    field_names = [name for name in names if not _TRIED_TYPE.match(name)]
+    place = ".".join(field_names) or "the body"
     message = detail["msg"]
     if detail["type"] == "extra_forbidden":
         message = "unknown field"

@@ -22,7 +22,7 @@ def _admit(request: Request, service: Service, body: bodies.DetectBody) -> str:
     gate: Gate = request.app.state.gate
     key = body.api_key
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
+    if scheme.lower() == "bearer":  # the header counts, as in our own API
         key = token
     client = gate.count(gate.client(request, key))
     service.check_size(len(body.texts), sum(map(len, body.texts)))
@@ -34,37 +34,38 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
     """Translate text or HTML, as LibreTranslate does."""
     client = _admit(request, service, body)
     choice = bodies.Choice(source=body.source, target=body.target)
-    route, about = await service.choose(choice, body.texts)
-    translated = []
-    alternatives: list[list[str]] = []
+    route, route_fields = await service.choose(choice, body.texts)
+    translations = []
+    alternatives: list[list[str]] = []  # of each text
     if body.format == "html":
         for text in body.texts:
-            page = bodies.DocumentBody(format="html", text=text)
-            document = await service.document(page, route, client)
-            translated.append(document["text"])
+            document_body = bodies.DocumentBody(format="html", text=text)
+            document = await service.document(document_body, route, client)
+            translations.append(document["text"])
             alternatives.append([])
     else:
         options = bodies.Decoding()
         if body.alternatives:
-            n_best = body.alternatives + 1
-            default = route.model.translator.options.decoding.beam_size
-            options = bodies.Decoding(n_best=n_best, beam_size=max(default, n_best))
-        texts = bodies.TranslateBody(texts=[*body.texts], options=options)
-        async for values in service.translate(texts, route, client):
-            if "error" in values:
-                raise RefusedError(422, values["error"], values["fix"])
-            translated.append(values["translation"])
-            others = values["alternatives"][1 : body.alternatives + 1]
-            alternatives.append([other["translation"] for other in others])
-    answer: dict[str, list[Any]] = {"translatedText": translated}
+            n_best = body.alternatives + 1  # the first one is the translation
+            default_size = route.model.translator.options.decoding.beam_size
+            options = bodies.Decoding(n_best=n_best, beam_size=max(default_size, n_best))
+        translate_body = bodies.TranslateBody(texts=[*body.texts], options=options)
+        async for answer in service.translate(translate_body, route, client):
+            if "error" in answer:
+                raise RefusedError(422, answer["error"], answer["fix"])
+            translations.append(answer["translation"])
+            next_best = answer["alternatives"][1 : body.alternatives + 1]
+            alternatives.append([alternative["translation"] for alternative in next_best])
+    # Field of the answer -> one value for each text.
+    columns: dict[str, list[Any]] = {"translatedText": translations}
     if body.alternatives:
-        answer["alternatives"] = alternatives
-    if "detected" in about:
-        language = {"language": about["source"], "confidence": about["detected"]}
-        answer["detectedLanguage"] = [language] * len(translated)
-    if isinstance(body.q, str):
-        return JSONResponse({name: values[0] for name, values in answer.items()})
-    return JSONResponse(answer)
+        columns["alternatives"] = alternatives
+    if "detected" in route_fields:
+        language = {"language": route_fields["source"], "confidence": route_fields["detected"]}
+        columns["detectedLanguage"] = [language] * len(translations)
+    if isinstance(body.q, str):  # one text that is not in a list
+        return JSONResponse({name: values[0] for name, values in columns.items()})
+    return JSONResponse(columns)
 
 
 @router.post("/detect")
@@ -74,18 +75,18 @@ async def detected(body: bodies.DetectBody, service: Served, request: Request) -
     codes = sorted({pair.source for pair in service.pairs})
     answers = []
     for text in body.texts:
-        ranked = await asyncio.to_thread(service.detect, text, codes)
-        answers.append([{"language": code, "confidence": sure} for code, sure in ranked])
+        ranking = await asyncio.to_thread(service.detect, text, codes)
+        answers.append([{"language": code, "confidence": percent} for code, percent in ranking])
     return JSONResponse(answers[0] if isinstance(body.q, str) else answers)
 
 
 @router.get("/languages")
 async def languages(service: Served) -> JSONResponse:
     """List the languages with their target languages."""
-    targets: dict[str, list[str]] = {}
+    targets: dict[str, list[str]] = {}  # language -> the languages that it can be translated into
     for source, target in sorted(service.pairs):
         targets.setdefault(source, []).append(target)
-        targets.setdefault(target, [])
+        targets.setdefault(target, [])  # may be a target only
     return JSONResponse(
         [
             {"code": code, "name": name_of(code), "targets": targets[code]}
@@ -96,7 +97,7 @@ async def languages(service: Served) -> JSONResponse:
 
 @router.get("/frontend/settings")
 async def settings(service: Served, request: Request) -> JSONResponse:
-    """Return the settings of a LibreTranslate server."""
+    """Return the settings of a LibreTranslate server. The first model is the default."""
     model = next(iter(service.models.values()))
     source, target = model.directions[0]
     has_keys = request.app.state.gate.keys is not None

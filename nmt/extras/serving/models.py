@@ -18,11 +18,12 @@ from nmt.checkpoint.model_folder import (
     load_folder_config,
     read_profiles,
 )
+from nmt.config.data import code_of_tag
 from nmt.config.loader import change_options
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.serving.bodies import Answer
 from nmt.files.json_file import Manifest
-from nmt.inference.direction import LanguageOptions, names_language
+from nmt.inference.direction import LanguageOptions
 from nmt.inference.engine import EngineLacksError, LoadedModel
 from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
@@ -31,9 +32,9 @@ from nmt.registry import load_attribute
 from nmt.text.identification import NO_PROFILES, LanguageProfiles, language_shares
 from nmt.text.languages import is_right_to_left, name_of
 
-_WARM_UP = "1"
-_MOST_CARD = 1 << 16  # characters
-_EXPORT = "model.bin"  # of CTranslate2
+_WARM_UP = "1"  # A text that is translated at the start: the first translation is slow.
+_MAX_CARD_CHARACTERS = 1 << 16  # of a model card in an answer
+_EXPORT_WEIGHTS = "model.bin"  # of CTranslate2
 
 
 class ServedModel:
@@ -55,9 +56,9 @@ class ServedModel:
         self.source = config.source_language
         self.target = config.target_language
         self.is_export = is_ctranslate2(folder)
-        self._step: int | None = None
+        self._step: int | None = None  # Updates of the training; None for an export.
         if self.is_export:
-            self._sha256 = Manifest.read(folder).files[_EXPORT].sha256
+            self._sha256 = Manifest.read(folder).files[_EXPORT_WEIGHTS].sha256
         else:
             files = find_model(folder)
             self._sha256 = files.sha256
@@ -69,13 +70,13 @@ class ServedModel:
         source, target = self.to_choose(self.directions[0])
         warm_up = Request(_WARM_UP, source_language=source, target_language=target)
         self.translator.translate([warm_up])
-        self._complete: Translator | None = None
+        self._torch_translator: Translator | None = None  # loaded when needed
         self._threads = loading.get("threads")
-        self._loading = threading.Lock()
-        self._gpu = threading.Lock()  # CUDA graphs allow one search at a time
+        self._loading_lock = threading.Lock()
+        self._gpu_lock = threading.Lock()  # CUDA graphs allow one search at a time
 
     def to_choose(self, direction: tuple[str, str]) -> tuple[str | None, str | None]:
-        """Return the languages to set for each text; None for an only direction."""
+        """Return source and target to set for each text; None twice for an only direction."""
         return direction if len(self.directions) > 1 else (None, None)
 
     def with_options(self, **options: Any) -> Translator:
@@ -87,7 +88,7 @@ class ServedModel:
         try:
             return self.translator.with_options(**options)
         except EngineLacksError:
-            if self.is_export:
+            if self.is_export:  # torch cannot load an export
                 raise
         return self._with_torch().with_options(**options)
 
@@ -95,27 +96,29 @@ class ServedModel:
         """Return a translator that computes with torch. The first call may load the model."""
         if self.translator.engine.name == "torch":
             return self.translator
-        with self._loading:
-            if self._complete is None:
-                self._complete = Translator.load(self.folder, engine="torch", threads=self._threads)
-        return self._complete
+        with self._loading_lock:
+            if self._torch_translator is None:
+                self._torch_translator = Translator.load(
+                    self.folder, engine="torch", threads=self._threads
+                )
+        return self._torch_translator
 
     def searching(self, translator: Translator) -> AbstractContextManager[Any]:
         """Return the context for a search: on a GPU, a lock; on a CPU, nothing."""
-        return self._gpu if translator.engine.on_gpu else nullcontext()
+        return self._gpu_lock if translator.engine.on_gpu else nullcontext()
 
     def score(self, pairs: Sequence[tuple[str, str]], options: LanguageOptions) -> list[Answer]:
         """Score given translations with torch, as `nmt score` does; an export cannot use torch."""
         translator = self.translator
         if not self.is_export:
             translator = self._with_torch()
-        own = translator.options
+        options_of_model = translator.options
         loaded = LoadedModel(
             translator.engine,
             translator.tokenizers,
-            own.decoding,
-            own.max_length or 0,
-            own.languages,
+            options_of_model.decoding,
+            options_of_model.max_length or 0,  # a server splits long lines, so it is never None
+            options_of_model.languages,
         )
         scorer = Scorer(loaded)
         with self.searching(translator):
@@ -125,16 +128,18 @@ class ServedModel:
         """Return the public description of the model, for GET /v1/models."""
         translator = self.translator
         engine = translator.engine.name
-        other = None if self.is_export else "torch"
+        # Engine of the features that CTranslate2 lacks; None if they are not available.
+        fallback = None if self.is_export else "torch"
         tags = sorted(translator.tokenizers.source.tags)
         if len(self.directions) > 1:
-            tags = [tag for tag in tags if not names_language(tag)]
+            # Clients choose languages by source and target, and only other tags by tag.
+            tags = [tag for tag in tags if code_of_tag(tag) is None]
         card = None
         if (self.folder / CARD).is_file():
-            card = (self.folder / CARD).read_text("utf-8", "replace")[:_MOST_CARD]
-        described = {}
+            card = (self.folder / CARD).read_text("utf-8", "replace")[:_MAX_CARD_CHARACTERS]
+        languages = {}
         for code in chain.from_iterable(self.directions):
-            described[code] = {"name": name_of(code), "rtl": is_right_to_left(code)}
+            languages[code] = {"name": name_of(code), "rtl": is_right_to_left(code)}
         return {
             "name": self.name,
             "source": self.source,
@@ -146,18 +151,21 @@ class ServedModel:
                 "target": is_right_to_left(self.target),
             },
             "directions": list(map(list, self.directions)),
-            "languages": described,
+            "languages": languages,
             "sha256": self._sha256,
             "step": self._step,
             "dtype": translator.engine.dtype,
             "engines": {
-                "translate": engine, "alignment": other, "prefix": other, "score": other or engine,
+                "translate": engine,
+                "alignment": fallback,
+                "prefix": fallback,
+                "score": fallback or engine,
             },
             "confidence": translator.options.confidence is not None,
             "tags": tags,
             "decoding": translator.options.decoding.model_dump(mode="json"),
             "card": card,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -187,6 +195,7 @@ class TranslationTask:
     is_constrained: bool = False
 
     def __post_init__(self) -> None:
+        # Only for the error: later, it would reach the client as a failure of each text.
         change_options(self.model.translator.options.decoding, self.options)
 
     def __call__(
@@ -217,27 +226,27 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
         ConfigError: A name is not valid, or two models have the same name.
         CheckpointError: A folder does not contain a model.
     """
-    named: dict[str, Path] = {}
-    for text in models:
-        name, sign, folder = text.partition("=")
-        if not sign or Path(text).exists():
-            name = ""
-            folder = text
+    folders: dict[str, Path] = {}
+    for argument in models:
+        name, equals_sign, folder = argument.partition("=")
+        if not equals_sign or Path(argument).exists():
+            name = ""  # chosen below
+            folder = argument
         elif not re.fullmatch(r"[\w.-]{1,64}", name) or not folder:
             fix = "Write NAME=FOLDER, such as de-en=runs/base. NAME: letters, digits, . _ and -"
-            raise ConfigError(f"{text!r} is not a valid model argument.", fix=fix)
+            raise ConfigError(f"{argument!r} is not a valid model argument.", fix=fix)
         path = Path(folder)
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a folder.", fix="Pass a run or model folder.")
         config = load_folder_config(path)
         pair = f"{config.source_language}-{config.target_language}"
         if not name:
-            name = path.resolve().name if pair in named else pair
-        if name in named:
+            name = path.resolve().name if pair in folders else pair
+        if name in folders:
             fix = f"Choose another name for one model, such as {name}-2={path}."
-            raise ConfigError(f"{named[name]} and {path} have the same name, {name}.", fix=fix)
-        named[name] = path
-    return named
+            raise ConfigError(f"{folders[name]} and {path} have the same name, {name}.", fix=fix)
+        folders[name] = path
+    return folders
 
 
 def detect(
@@ -247,9 +256,15 @@ def detect(
 
     All values are near 0 if the text is in another language, unless profiles are needed.
 
+    Args:
+        text: The text.
+        codes: Languages to choose from.
+        profiles: Profiles of the languages of a model. They are needed if py3langid cannot
+            distinguish the languages.
+
     >>> detect("Der Hund ist nicht da.", ["en", "de"])[0][0], detect("A dog is there.", ["ja"])
     ('de', [('ja', 0.0)])
     """
     shares = language_shares(text, codes, profiles)
-    ordered = sorted(shares.items(), key=lambda pair: -pair[1])
-    return [(code, round(100 * share, 1)) for code, share in ordered]
+    ranked_codes = sorted(shares, key=lambda code: -shares[code])
+    return [(code, round(100 * shares[code], 1)) for code in ranked_codes]

@@ -16,13 +16,14 @@ from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
 from nmt.registry import load_attribute
 
+# Unit of time -> seconds.
 _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
-# For the size of a request body: JSON can write one character as two escaped surrogates, and each
-# text can have its own options.
-_BYTES_OF_CHARACTER = 12
-_BYTES_OF_TEXT = 256
-_BYTES_OF_REST = 1 << 16
-_NEEDED = ("fastapi", "prometheus_client", "sentencex", "srt", "uvicorn")
+# For the size of a request body: JSON can write one character as two escaped surrogates of six
+# bytes, and each text can have its own options.
+_BYTES_PER_CHARACTER = 12
+_BYTES_PER_TEXT = 256
+_BYTES_OF_OPTIONS = 1 << 16  # everything that is in a body once
+_PACKAGES = ("fastapi", "prometheus_client", "sentencex", "srt", "uvicorn")
 
 
 class Rate(NamedTuple):
@@ -45,13 +46,15 @@ def parse_rate(text: str) -> Rate:
     >>> parse_rate("60/min"), str(parse_rate("2/s"))
     (Rate(requests=60, seconds=60), '2/s')
     """
-    found = re.fullmatch(r"(\d{1,9})/([a-z]+)", text.strip().lower())
-    if found is None or found[2] not in _UNITS or not int(found[1]):
+    match = re.fullmatch(r"(\d{1,9})/([a-z]+)", text.strip().lower())
+    if match is None or match[2] not in _UNITS or not int(match[1]):
         raise ValueError(f"{text!r} is not a rate. Write requests per time, such as 60/min.")
-    return Rate(int(found[1]), _UNITS[found[2]])
+    return Rate(int(match[1]), _UNITS[match[2]])
 
 
 def _parser(pattern: str, advice: str) -> Callable[[str], str]:
+    """Return the parser of an option: it checks the pattern, and returns the usual spelling."""
+
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(f"{text!r} is not valid. {advice}")
@@ -118,8 +121,8 @@ class LimitOptions(Options):
     @property
     def max_bytes(self) -> int:
         """Maximum size of a request body, from the limits of characters and texts."""
-        texts = _BYTES_OF_CHARACTER * self.max_chars + _BYTES_OF_TEXT * self.max_texts
-        return texts + _BYTES_OF_REST
+        texts = _BYTES_PER_CHARACTER * self.max_chars + _BYTES_PER_TEXT * self.max_texts
+        return texts + _BYTES_OF_OPTIONS
 
 
 class AccessOptions(Options):
@@ -171,7 +174,8 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.api_keys or self.no_auth or is_loopback(self.host)):
+        may_start = self.api_keys or self.no_auth or is_loopback(self.host)
+        if not may_start:
             problem = f"`host` {self.host} is open to other machines without a key."
             fix = "Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server."
             raise ConfigError(problem, fix=fix)
@@ -193,13 +197,14 @@ def is_loopback(host: str) -> bool:
 class CheckedModels:
     """The report of a dry start (``check``): one description per model."""
 
-    models: list[dict[str, Any]]
+    models: list[dict[str, Any]]  # See `nmt.extras.serving.models.ServedModel.describe`.
 
     def as_text(self) -> str:
         """One line per model: name, engine, dtype, and the start of the SHA-256 of its weights."""
         return "\n".join(
-            f"{x['name']}: {x['engines']['translate']}, {x['dtype']}, {x['sha256'][:12]}"
-            for x in self.models
+            f"{model['name']}: {model['engines']['translate']}, {model['dtype']}, "
+            f"{model['sha256'][:12]}"
+            for model in self.models
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -217,7 +222,7 @@ def serve(options: ServeOptions) -> CheckedModels | None:
         ConfigError: A package is missing, the address cannot be used, or an option is wrong.
         CheckpointError: A model is missing or damaged.
     """
-    for package in _NEEDED:
+    for package in _PACKAGES:
         if find_spec(package) is None:
             raise ConfigError.needs("`nmt serve`", package, extra="serve")
     return load_attribute("nmt.extras.serving.server:start_server")(options)

@@ -41,11 +41,11 @@ def start_server(options: ServeOptions) -> CheckedModels | None:
     folders = name_models(options.models)
     keys = read_keys(options.api_keys) if options.api_keys else None
     listener = _listen(options)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    logger.info("loading %s for http://%s:%d", ", ".join(folders), shown, port)
-    computing = {"engine": options.engine, "dtype": options.dtype, "threads": options.threads}
-    models = {name: ServedModel(name, folder, computing) for name, folder in folders.items()}
+    host, port = listener.getsockname()[:2]  # two more values follow for IPv6
+    url_host = f"[{host}]" if ":" in host else host  # an IPv6 address has brackets in a URL
+    logger.info("loading %s for http://%s:%d", ", ".join(folders), url_host, port)
+    loading = {"engine": options.engine, "dtype": options.dtype, "threads": options.threads}
+    models = {name: ServedModel(name, folder, loading) for name, folder in folders.items()}
     if options.check:
         listener.close()
         return CheckedModels([model.describe() for model in models.values()])
@@ -58,12 +58,16 @@ def start_server(options: ServeOptions) -> CheckedModels | None:
 
 
 def _run(service: Service, gate: Gate, listener: socket.socket) -> None:
+    """Answer requests on a listening socket until a signal stops the server."""
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """Install signal handlers: the application enters this context when it starts."""
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
-            if service.is_stopping:  # the second signal
+            """Stop ``server``, which is created below."""
+            if service.is_stopping:  # the second signal: do not wait for running requests
                 server.force_exit = server.should_exit = True
                 return
             service.is_stopping = True
@@ -72,8 +76,8 @@ def _run(service: Service, gate: Gate, listener: socket.socket) -> None:
 
         # These replace uvicorn's handlers, which raise the signal again at the end. Windows has no
         # `loop.add_signal_handler`.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, lambda *_: loop.call_soon_threadsafe(stop))
         logger.info("ready")
         yield
 
@@ -95,17 +99,19 @@ def server_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
         server_header=False,
         backlog=_BACKLOG,
         limit_concurrency=options.max_connections,
-        timeout_graceful_shutdown=int(options.deadline) + 5,
+        timeout_graceful_shutdown=int(options.deadline) + 5,  # some seconds after the last answer
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
     )
 
 
 def _listen(options: ServeOptions) -> socket.socket:
+    """Return a listening socket for the address in the options."""
     address = options.host, options.port
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         return socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
+        # `socket.create_server` appends the address to its message, in parentheses.
         cause, _, _ = str(error.strerror).partition(" (")
         if error.errno and error.errno > 0:  # negative if a host name cannot be resolved
             cause = os.strerror(error.errno)

@@ -31,11 +31,13 @@ from nmt.inference.request import Request, Result
 from nmt.inference.segment import joiner_for
 from nmt.text.sentences import split_text
 
+# Value of ``want`` in a request -> output of an engine.
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
-_DETECTED_CHARACTERS = 2000
-_MOST_SHOWN = 20  # pairs of languages in an error
+_DETECTED_CHARACTERS = 2000  # Start of a text from which its language is detected.
+_MAX_SHOWN_PAIRS = 20  # pairs of languages in an error
 # Longest text with attention: a matrix has source words times target words.
 _ATTENDED_CHARACTERS = 2000
+# Upper limits of the buckets of two histograms.
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -82,29 +84,33 @@ class Service:
         self.batcher = Batcher(threads, self.metrics.batches.observe)
         self.metrics.waiting.set_function(lambda: self.batcher.num_waiting)
         self.is_stopping = False
-        # If several models have the same languages, requests by language use the first model.
+        # Pair of languages -> the model that translates it, for requests by language. If several
+        # models have the same languages, it is the first one.
         self.pairs: dict[Direction, ServedModel] = {}
         for model in models.values():
             for pair in model.directions:
                 self.pairs.setdefault(pair, model)
 
-    def check_size(self, texts: int, characters: int) -> None:
+    def check_size(self, num_texts: int, num_characters: int) -> None:
         """Check a request against the limits.
 
         Raises:
             RefusedError: The request has too many texts or characters.
         """
         limits = {
-            "texts": (texts, self.options.max_texts),
-            "characters": (characters, self.options.max_chars),
+            "texts": (num_texts, self.options.max_texts),
+            "characters": (num_characters, self.options.max_chars),
         }
-        for name, (count, most) in limits.items():
-            if count > most:
-                problem = f"The request has {count:,} {name}; at most {most:,} are allowed."
+        for unit, (count, limit) in limits.items():
+            if count > limit:
+                problem = f"The request has {count:,} {unit}; at most {limit:,} are allowed."
                 raise RefusedError(413, problem, "Send several smaller requests.")
 
     def detect(self, text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
-        """Rank the languages of a text; see `nmt.extras.serving.models.detect`."""
+        """Rank the languages of a text; see `nmt.extras.serving.models.detect`.
+
+        The profiles are those of the first model that has profiles of all languages, if any.
+        """
         for model in self.models.values():
             if model.profiles.cover(codes):
                 return detect(text, codes, model.profiles)
@@ -113,44 +119,51 @@ class Service:
     async def choose(self, choice: bodies.Choice, texts: Sequence[str]) -> tuple[Route, Answer]:
         """Return model and languages of a request, and the fields of the answer that name them.
 
+        Args:
+            choice: The request. Without a source or target, all languages match.
+            texts: The texts of the request, to detect the language of the source ``auto``.
+
         Raises:
             RefusedError: No model matches, or several models match.
         """
         source = choice.source
         target = choice.target
-        detected = []
+        ranking = []  # detected languages and their probabilities, the likeliest first
         if source == "auto":
             sources = {pair.source for pair in matching_pairs((None, target), self.pairs)}
             sample = " ".join(texts)[:_DETECTED_CHARACTERS]
-            detected = await asyncio.to_thread(self.detect, sample, sorted(sources))
-            if detected:
-                source, _ = detected[0]
-        served = self.pairs
+            ranking = await asyncio.to_thread(self.detect, sample, sorted(sources))
+            if ranking:
+                source, _ = ranking[0]
+        model_by_pair = self.pairs
         if choice.model is not None:
             if choice.model not in self.models:
                 fix = f"Use one of these models: {', '.join(self.models)}."
                 raise RefusedError(422, f"There is no model {choice.model[:40]!r}.", fix)
-            named = self.models[choice.model]
-            served = dict.fromkeys(named.directions, named)
-        fitting = matching_pairs((source, target), served)
-        shown = ", ".join(map(str, sorted(served)[:_MOST_SHOWN]))
-        if choice.model is not None and not fitting:
-            raise RefusedError(422, f"{choice.model} translates {shown}.", "Change the languages.")
-        is_clear = len(fitting) == 1
-        # A text can have the tag of its language, if the model of a group is chosen by name.
+            model = self.models[choice.model]
+            model_by_pair = dict.fromkeys(model.directions, model)
+        pairs = matching_pairs((source, target), model_by_pair)
+        shown_pairs = ", ".join(map(str, sorted(model_by_pair)[:_MAX_SHOWN_PAIRS]))
+        if choice.model is not None and not pairs:
+            problem = f"{choice.model} translates {shown_pairs}."
+            raise RefusedError(422, problem, "Change the languages.")
+        is_clear = len(pairs) == 1
+        # If a model is chosen by name, its texts can have the tag of their target language, so
+        # several pairs are allowed without a target.
         if not is_clear and (choice.model is None or target is not None):
-            asked = f"{source or 'any language'} to {target or 'any language'}"[:80]
-            number = "Several models translate" if fitting else "No model translates"
-            fix = f"Set source and target to one of these pairs: {shown}."
-            raise RefusedError(422, f"{number} {asked}.", fix)
-        model = served[fitting[0]]
+            direction = f"{source or 'any language'} to {target or 'any language'}"[:80]
+            subject = "Several models translate" if pairs else "No model translates"
+            fix = f"Set source and target to one of these pairs: {shown_pairs}."
+            raise RefusedError(422, f"{subject} {direction}.", fix)
+        model = model_by_pair[pairs[0]]
         route = Route(model, model.source, model.target, (None, None))
         if is_clear:
-            route = Route(model, *fitting[0], model.to_choose(fitting[0]))
-        about = {"model": model.name, "source": route.source, "target": route.target}
-        if detected:
-            return route, about | {"detected": detected[0][1]}
-        return route, about
+            route = Route(model, *pairs[0], model.to_choose(pairs[0]))
+        fields = {"model": model.name, "source": route.source, "target": route.target}
+        if ranking:
+            _, probability = ranking[0]
+            return route, fields | {"detected": probability}
+        return route, fields
 
     def translate(
         self, body: bodies.TranslateBody, route: Route, client: str
@@ -170,41 +183,43 @@ class Service:
             fix = "Request alignment instead of attention, or send shorter texts."
             raise RefusedError(413, problem, fix)
         outputs = {_OUTPUTS[name] for name in body.want if name in _OUTPUTS}
-        if "alignments" in outputs:  # the attention shows whether the words match, see `_of_words`
+        if "alignments" in outputs:
+            # The answer needs the attention to see whether the words of model and text match.
             outputs.add("attention")
         options = body.options.changes()
         if "alternatives" in body.want and "n_best" not in options:
-            default = route.model.translator.options.decoding.beam_size
-            options["n_best"] = options.get("beam_size", default)
+            default_size = route.model.translator.options.decoding.beam_size
+            options["n_best"] = options.get("beam_size", default_size)
         task = TranslationTask(route.model, options, frozenset(outputs))
         return self._answers(body, task, route, client)
 
     async def _answers(
         self, body: bodies.TranslateBody, task: TranslationTask, route: Route, client: str
     ) -> AsyncGenerator[Answer]:
+        """Yield the answers of `translate`. Sentences of all texts are queued at once."""
         joiner = joiner_for(route.target)
         with_attention = "attention" in body.want
-        items = []
+        split_items = []  # each text with its sentences
         requests = []
         for item in body.items:
             split = split_text(item.text, route.source, into_sentences=body.split)
-            items.append((item, split))
-            for number, sentence in enumerate(split.sentences):
-                request = item.request(sentence, route.languages, is_first=number == 0)
+            split_items.append((item, split))
+            for index, sentence in enumerate(split.sentences):
+                request = item.request(sentence, route.languages, is_first=index == 0)
                 requests.append(request)
-        with self._submitted(task, requests, client) as futures:
-            rest = iter(futures)
-            for item, split in items:
-                of_text = islice(rest, len(split.sentences))
-                results = await asyncio.gather(*of_text, return_exceptions=True)
+        with self._submit(task, requests, client) as futures:
+            remaining_futures = iter(futures)
+            for item, split in split_items:
+                text_futures = islice(remaining_futures, len(split.sentences))
+                outcomes = await asyncio.gather(*text_futures, return_exceptions=True)
                 answer: Answer = {}
                 if item.id is not None:
                     answer["id"] = item.id
-                good = [result for result in results if isinstance(result, Result)]
-                errors = [error for error in results if isinstance(error, BaseException)]
+                results = [result for result in outcomes if isinstance(result, Result)]
+                errors = [error for error in outcomes if isinstance(error, BaseException)]
                 if not errors:
                     answer |= join_results(
-                        item.text, split, good, joiner, with_attention=with_attention
+                        item.text, split, results, joiner, with_attention=with_attention
                     )
                 else:
                     problem = "The engine failed on this text."
@@ -216,18 +231,20 @@ class Service:
                 yield answer
 
     @contextmanager
-    def _submitted(
+    def _submit(
         self, task: TranslationTask, requests: Sequence[Request], client: str
     ) -> Iterator[Sequence[asyncio.Future[Result]]]:
-        """Queue all sentences at once, and drop those that are not translated at the end.
+        """Queue all sentences at once, and yield the futures of their results.
+
+        At the end of the context, the sentences that are not translated yet are dropped.
 
         Sentences with and without constraints have separate batches.
         """
         self.metrics.sentences.inc(len(requests))
         self.metrics.characters.inc(sum(len(request.text) for request in requests))
         tasks = {flag: replace(task, is_constrained=flag) for flag in (False, True)}
-        units = [(tasks[request.is_constrained], request) for request in requests]
-        futures = self.batcher.submit(client, units)
+        sentences = [(tasks[request.is_constrained], request) for request in requests]
+        futures = self.batcher.submit(client, sentences)
         try:
             yield futures
         finally:
@@ -251,13 +268,14 @@ class Service:
             Request(sentence, source_language=source, target_language=target)
             for sentence in document.sentences
         ]
-        with self._submitted(task, requests, client) as futures:
+        with self._submit(task, requests, client) as futures:
             results = await asyncio.gather(*futures)
         translations = [(result.text, result.alignment) for result in results]
         joiner = joiner_for(route.target)
         text = await asyncio.to_thread(document.rebuild, translations, joiner)
-        alarms = sum(bool(result.alarms) for result in results)
-        return {"format": body.format, "text": text, "num_texts": len(results), "alarms": alarms}
+        num_alarms = sum(bool(result.alarms) for result in results)  # sentences with an alarm
+        num_texts = len(results)
+        return {"format": body.format, "text": text, "num_texts": num_texts, "alarms": num_alarms}
 
     async def score(
         self, route: Route, pairs: Sequence[tuple[str, str]], tag: str | None, client: str

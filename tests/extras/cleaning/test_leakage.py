@@ -104,7 +104,7 @@ def test_a_sentence_of_another_direction_is_not_a_leak() -> None:
     directions = {"train": ("de", "en"), "same": ("de", "en"), "other": ("de", "fr")}
     leaks = Leaks({"same": [pair], "other": [pair]}, directions)
     leaks.update("train", [pair], np.array([[0, 0, 1], [0, 1, 0]]))
-    assert [leak["set"] for leak in leaks.found] == ["same"]
+    assert [leak["set"] for leak in leaks.entries] == ["same"]
     assert leaks.num_near() == {}
 
 
@@ -119,10 +119,10 @@ def test_the_first_exact_copy_is_shown_even_after_many_near_ones() -> None:
     near_dogs = [(row, 0, 0) for row in range(150)]
     exact_dogs = [(150, 0, 1), (151, 0, 1)]
     leaks.update("train", train, np.array([*near_dogs, *exact_dogs, (152, 1, 0)]))
-    listed = [(leak["line"], leak["train_line"], leak["kind"]) for leak in leaks.found]
+    listed = [(leak["line"], leak["train_line"], leak["kind"]) for leak in leaks.entries]
     near = [(1, line, "near") for line in range(1, 101)]
     assert listed == [*near, (1, 151, "exact"), (2, 153, "near")]
-    shown = [(leak["sentence"], leak["train_text"]) for leak in leaks.found if "sentence" in leak]
+    shown = [(leak["sentence"], leak["train_text"]) for leak in leaks.entries if "sentence" in leak]
     texts = ("ein Hund läuft", "text 1"), ("ein Hund läuft", "text 151"), ("eine Katze", "text 153")
     assert shown == [*texts]
     assert leaks.num_near() == {"valid": 1}

@@ -73,13 +73,13 @@ def test_pairs_without_sketch_are_skipped(tmp_path: Path, monkeypatch: pytest.Mo
     rng, compared = random.Random(7), list[int]()
     short = [(f"a {number}", f"b {number}") for number in range(200)]
     long = [(" ".join(str(rng.random()) for _ in range(20)), "x") for _ in range(5)] * 2
-    near = RepeatFinder._near
+    similar = RepeatFinder._similar
 
     def watched(finder: RepeatFinder, rows: Any, leaders: Any, least: float) -> Any:
         compared.append(len(rows))
-        return near(finder, rows, leaders, least)
+        return similar(finder, rows, leaders, least)
 
-    monkeypatch.setattr(RepeatFinder, "_near", watched)
+    monkeypatch.setattr(RepeatFinder, "_similar", watched)
     found = reasons(tmp_path, short + long, 64)
     assert [row for row in found if found[row] == {"duplicate"}] == [*range(205, 210)]
     assert sum(compared) == 5 * 8

@@ -524,7 +524,7 @@ def test_other_weights_get_a_new_conversion_and_old_conversions_are_removed(
     second = load(run_dir, guard=False).translate(LINES)
     assert [result.text for result in second] != [result.text for result in first]
     assert converted(run_dir / ".cache") == ["ctranslate2-float32"] * 2
-    monkeypatch.setattr(ctranslate2, "_KEPT_IN_RUN", 1)
+    monkeypatch.setattr(ctranslate2, "_MAX_CACHED_IN_RUN", 1)
     load(run_dir, dtype="int8")
     assert converted(run_dir / ".cache") == ["ctranslate2-int8"]
 

@@ -55,6 +55,12 @@ def test_markup_in_a_figure_stays_text(figure: fig.Figure) -> None:
         assert any("<img src=x onerror=alert(1)>\\u202e&" in text for text in texts(made))
 
 
+def test_a_calculation_on_a_page_is_text_with_powers() -> None:
+    made = page(fig.TextFigure("Angles", ["W^O and 10^(2/4)"]))
+    assert '<figure class="text">' in made
+    assert "<pre>W<sup>O</sup> and 10<sup>2/4</sup></pre>" in made
+
+
 def test_a_page_is_self_contained() -> None:
     made = page(*FIGURES)
     assert not re.search(r"(?:src|href)=(?!\"#)|url\(|@import", made.replace("src=x", ""))
