@@ -14,6 +14,7 @@ from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.demo import demo_pairs
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair, columns_of, shown_path
 from nmt.errors import ConfigError, DataError
+from nmt.files.archive import place_in_archive
 from nmt.files.lines import STANDARD_INPUT, is_standard, near_file, open_binary, read_start
 from nmt.text.preprocessing import NUM_LINES, check_plain
 
@@ -152,7 +153,7 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
 
 def _is_missing(path: Path) -> bool:
     try:
-        return not (path.exists() or is_standard(path))
+        return not (path.exists() or is_standard(path) or place_in_archive(path))
     except OSError:  # reading the file reports the problem
         return False
 

@@ -15,7 +15,7 @@ from nmt.data.formats.pair import PairReader, ReadOptions
 from nmt.data.formats.table import CSV, TSV
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, open_text, standard_encoding
-from nmt.files.lines import plain_name
+from nmt.files.lines import plain_name, read_pieces
 
 # In the order in which they are tried on a file whose name does not tell.
 FORMATS: Mapping[str, Format] = {each.name: each for each in (JSONL, TSV, CSV)}
@@ -29,7 +29,7 @@ def sample_of(path: Path, encoding: str | None = None) -> Sample:
         DataError: The file is missing, empty or damaged.
     """
     with open_text(path, encoding) as stream:
-        start = stream.read(START_BYTES)
+        start = next(read_pieces(stream, str(path), START_BYTES), b"")
     if not start.strip():
         raise DataError(f"{path} is empty.", fix="Pass a file with sentence pairs.")
     return Sample(path, start, standard_encoding(encoding or "utf-8"))
