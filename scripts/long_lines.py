@@ -22,7 +22,7 @@ import nmt
 from nmt.commands.train import fit
 from nmt.config.run import RunConfig
 from nmt.data.corpus import read_corpus
-from nmt.data.pairs import ReadOptions, SentencePair
+from nmt.data.formats.pair import ReadOptions, SentencePair
 from nmt.metrics.metric import MetricOptions, MetricScorer
 from nmt.text.tokenizer import load_tokenizers
 

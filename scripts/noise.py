@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from nmt.config.data import CorpusConfig, FilterConfig
 from nmt.data.corpus import read_corpus
 from nmt.data.filters import REASONS, training_filters
-from nmt.data.pairs import ReadOptions, SentencePair
+from nmt.data.formats.pair import ReadOptions, SentencePair
 from nmt.extras.cleaning.repeats import RepeatFinder, pair_hashes
 
 Pair = tuple[str, str]

@@ -32,11 +32,19 @@ from nmt.config.flag import changed
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
 from nmt.config.run import check_languages
-from nmt.data.corpus import check_files, check_plain_text, corpus_files, read_corpus, valid_sets
+from nmt.data.corpus import (
+    check_files,
+    check_plain_text,
+    corpus_files,
+    read_corpus,
+    text_files,
+    valid_sets,
+)
+from nmt.data.formats.pair import BadPair, ReadOptions
 from nmt.data.hubs import published_names, published_test_set
-from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError, ConfigError, DataError, did_you_mean, shell_command
+from nmt.files.encoding import open_text
 from nmt.files.lines import STANDARD_INPUT, decoded_lines, is_standard, open_input
 from nmt.metrics.metric import METRICS, requested_metrics
 from nmt.metrics.result import System
@@ -339,28 +347,26 @@ def _configured_set(name: str, corpus: CorpusConfig, configured: ConfiguredSets)
     Test sets keep every line; the filters of training pairs do not apply.
     """
     configured.check_files(corpus)
-    source = corpus.source
-    references = [corpus.target] if corpus.target else []
     direction = corpus.direction(configured.languages)
     check_plain_text(corpus, direction)
-    if corpus.sacrebleu is not None:
-        source, references = published_test_set(corpus.sacrebleu, direction)
-    if references:
-        return _read_files(source, references, direction).first(corpus.max_pairs)
-    # Source and target are in the same file or data set.
+    sources, references = text_files(corpus, direction)
+    if len(sources) == 1:
+        test = _read_files(sources[0], references, direction, corpus.encoding)
+        return test.first(corpus.max_pairs)
+    # Source and target are in the same file or data set, or in shards.
     options = ReadOptions(*direction, max_characters=_UNBOUNDED_CHARACTERS)
-    sources = []
-    targets = []
+    source_lines = []
+    target_lines = []
     for pair in read_corpus(corpus, options):
         if isinstance(pair, BadPair):
             problem = f"Test set {name}, line {pair.line:,}: {pair.reason}."
             raise DataError(problem, fix="Correct the line.")
-        sources.append(pair.source)
-        targets.append(pair.target)
+        source_lines.append(pair.source)
+        target_lines.append(pair.target)
     return EvaluationSet(
         name=name,
-        source=tuple(sources),
-        references=(tuple(targets),),
+        source=tuple(source_lines),
+        references=(tuple(target_lines),),
         source_language=direction.source,
         target_language=direction.target,
         files=corpus_files(corpus),
@@ -368,7 +374,10 @@ def _configured_set(name: str, corpus: CorpusConfig, configured: ConfiguredSets)
 
 
 def _read_files(
-    source: Path | None, references: Sequence[Path], direction: Direction | None
+    source: Path | None,
+    references: Sequence[Path],
+    direction: Direction | None,
+    encoding: str | None = None,
 ) -> EvaluationSet:
     """Read a test set from files with the same number of lines.
 
@@ -376,6 +385,7 @@ def _read_files(
         source: File of the source text, if there is one.
         references: One or more files.
         direction: Languages of the files, if they are known.
+        encoding: Encoding of the files; None for UTF-8.
 
     Raises:
         DataError: A file is missing, damaged, empty or not parallel to the first reference.
@@ -383,7 +393,7 @@ def _read_files(
     files = list(references)
     if source:
         files.append(source)
-    texts = [read_text(path) for path in files]  # the references, then the source
+    texts = [read_text(path, encoding) for path in files]  # the references, then the source
     num_lines = len(texts[0])
     if not num_lines:
         raise DataError(f"{files[0]} has no lines.", fix="Pass a file with references.")
@@ -401,13 +411,14 @@ def _read_files(
     )
 
 
-def read_text(path: Path) -> tuple[str, ...]:
-    """Read lines from a file; ``-`` is standard input.
+def read_text(path: Path, encoding: str | None = None) -> tuple[str, ...]:
+    """Read lines from a file; ``-`` is standard input, in UTF-8.
 
     Raises:
-        DataError: The file is missing, damaged or not UTF-8.
+        DataError: The file is missing or damaged, or not in its encoding.
     """
-    with open_input(path) as stream:
+    opened = open_input(path) if is_standard(path) else open_text(path, encoding)
+    with opened as stream:
         return tuple(decoded_lines(stream, _display_name(path)))
 
 

@@ -49,9 +49,9 @@ from nmt.data.checks import Overlap, held_out_sets, learn_profiles, name_of_test
 from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources, is_piped
 from nmt.data.diagnosis import Diagnosis, Material, make_diagnosis
 from nmt.data.filters import FilterChain
+from nmt.data.formats.pair import SentencePair
 from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
-from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import PrepareReport, ProblemLog, current_report
 from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe
 from nmt.data.reading import (

@@ -15,12 +15,15 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     create_model,
+    field_serializer,
     field_validator,
+    model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
-from nmt.config.filling import PLACES
+from nmt.config.filling import PLACES, with_path
 from nmt.config.language_codes import matching
+from nmt.config.paths import is_pattern
 from nmt.config.section import (
     Binds,
     BindsData,
@@ -31,6 +34,7 @@ from nmt.config.section import (
     Many,
     Pair,
     Probability,
+    Registered,
     Section,
     Share,
 )
@@ -155,26 +159,40 @@ def chosen_tags(
     return tags
 
 
+_FILES: Any = {
+    "allowed": "a path, a pattern such as part*.de, or a list of paths and patterns",
+    "default": None,
+}
+_Files = Annotated[Many[FilePath], Field(json_schema_extra=_FILES)]
+_COLUMNS: Any = {"allowed": "a list of two numbers from 0, or two names"}
+_Column = NonNegativeInt | Annotated[str, Field(min_length=1)]
+_FORMAT_KEYS = ("tsv", "csv", "jsonl")
+
+
 class CorpusConfig(Section):
     """One parallel corpus, read from exactly one place.
 
-    The place is one of ``source`` + ``target``, ``tsv``, ``csv``, ``jsonl``, ``huggingface``,
-    ``sacrebleu`` or ``demo``.
+    The place is one of ``source`` + ``target``, ``path``, ``huggingface``, ``sacrebleu`` or
+    ``demo``.
 
     Args:
         name: Name in reports and error messages. Default: derived from the file or data set.
         source_language: Language code of the source. Default: that of the run.
         target_language: Language code of the target. Default: that of the run.
         source: Source text, one sentence per line; plain, .gz, .bz2, .xz, or .zst (needs
-            backports.zstd).
-        target: Target text, aligned line by line with ``source``.
-        tsv: Tab-separated file (see ``columns``). ``-`` is standard input, for one training corpus.
-        csv: Comma-separated file (RFC 4180). Its header contains the language codes, or source and
-            target.
-        columns: Column numbers of source and target, from 0, in ``tsv`` and in ``csv`` without a
-            header.
-        jsonl: JSON lines in the form ``{"translation": {"de": ..., "en": ...}}``, with the language
-            codes.
+            backports.zstd). Several files are shards, in natural order.
+        target: Target text, aligned line by line with ``source``; shards have the same names apart
+            from the language. In a validation or test set, a list of files beside a single source
+            has several references.
+        path: File with both sides, or its shards. ``-`` is standard input, for one training corpus.
+        format: Format of ``path``. Default: the content or the suffix decides.
+        columns: Source and target in ``path`` or ``huggingface``: numbers of columns from 0, names
+            in the header, or keys. Default: the file decides.
+        encoding: Encoding of the files, such as ``latin-1``. Default: UTF-8, or that of the byte
+            order mark.
+        tsv: The same as ``path`` with the ``format`` tsv.
+        csv: The same as ``path`` with the ``format`` csv.
+        jsonl: The same as ``path`` with the ``format`` jsonl.
         huggingface: Data set on the Hugging Face Hub (``wmt/wmt14``), or a local .parquet, .csv or
             .json file or folder.
         subset: Configuration of the ``huggingface`` data set, for example ``de-en``.
@@ -192,12 +210,15 @@ class CorpusConfig(Section):
     name: str | None = None
     source_language: LanguageCode | None = None
     target_language: LanguageCode | None = None
-    source: FilePath | None = None
-    target: FilePath | None = None
-    tsv: FilePath | None = None
-    csv: FilePath | None = None
-    columns: Pair[NonNegativeInt] = (0, 1)
-    jsonl: FilePath | None = None
+    source: _Files = ()
+    target: _Files = ()
+    path: _Files = ()
+    format: Annotated[str, Registered("corpus format")] | None = None
+    columns: Pair[_Column] | None = Field(default=None, json_schema_extra=_COLUMNS)
+    encoding: str | None = None
+    tsv: FilePath | None = Field(default=None, exclude=True)
+    csv: FilePath | None = Field(default=None, exclude=True)
+    jsonl: FilePath | None = Field(default=None, exclude=True)
     huggingface: str | None = None
     subset: str | None = None
     split: str = "train"
@@ -221,11 +242,35 @@ class CorpusConfig(Section):
         """Return the languages of the corpus; ``default`` contains those of the run."""
         return Direction(self.source_language or default[0], self.target_language or default[1])
 
+    @property
+    def has_references(self) -> bool:
+        """Whether the target is a list of references for a single source."""
+        if len(self.source) != 1 or len(self.target) < 2:
+            return False
+        return not is_pattern(self.source[0])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_path(cls, values: Any) -> Any:
+        return with_path(values) if isinstance(values, Mapping) else values
+
+    @field_validator("source", "target", "path", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, str | Path) else value
+
+    @field_serializer("source", "target", "path")
+    def _as_written(self, paths: tuple[Path, ...]) -> str | list[str] | None:
+        texts = list(map(str, paths))
+        return texts if len(texts) > 1 else next(iter(texts), None)
+
     def _disagreements(self) -> Iterator[str]:
         # The first key is ``source``, which stands for source and target.
         keys = [key for key in PLACES if key != "target"]
-        set_keys = [key for key in keys if getattr(self, key) is not None]
-        if (self.source is None) != (self.target is None):
+        set_keys = [key for key in (*keys, *_FORMAT_KEYS) if getattr(self, key) not in (None, ())]
+        if bool(self.source) != bool(self.target):
             yield "source and target must be set together"
         elif len(set_keys) != 1:
             listed = ", ".join(set_keys) or "none"
@@ -233,6 +278,12 @@ class CorpusConfig(Section):
             yield f"set exactly one of: source + target, {single_keys} (found: {listed})"
         if self.huggingface is None and (self.subset is not None or self.streaming):
             yield "subset and streaming need huggingface, which is not set"
+        if self.format is not None and not self.path:
+            yield "format needs path, which is not set"
+        if self.columns is not None and not (self.path or self.huggingface):
+            yield "columns needs path or huggingface, which are not set"
+        if self.encoding is not None and not (self.path or self.source):
+            yield "encoding needs path, or source and target, which are not set"
 
 
 _STEPS = "steps"  # Key of `StageConfig.until` for a number of updates.
@@ -368,6 +419,14 @@ class DataConfig(Section):
         for corpus in self.validation:
             if corpus.name in self.test:
                 yield f"valid and test both have a set named {corpus.name}"
+        for index, corpus in enumerate(self.train):
+            if corpus.has_references:
+                source = corpus.source[0]
+                example = f"{{source: {source}, target: {corpus.target[0]}}}"
+                yield (
+                    f"train.{index} has {len(corpus.target)} targets for one source, which only "
+                    f"validation and test sets can have: make each a corpus, such as {example}"
+                )
         for key, corpus in self.held_out.items():
             # Such as ``valid.0`` or, for a test set, its name.
             name = key.removeprefix("data.").removeprefix("test.")
@@ -507,10 +566,10 @@ _REPORT: Any = "report"  # Of a `Rule`, which is validated.
 class FilterConfig(Section):
     """Filters of training pairs.
 
-    Each filter drops the pairs that it finds, reports and keeps them, or is off. Five reasons
-    always drop a pair: ``blank``, ``bad_utf8``, ``characters`` (above ``max_characters``),
-    ``length``, and ``bytes`` (above ``max_length`` only because the vocabulary spells characters of
-    the pair in bytes, each of which the model reads).
+    Each filter drops the pairs that it finds, reports and keeps them, or is off. Eight reasons
+    always drop a pair: ``blank``, ``bad_utf8``, ``nul``, ``columns``, ``syntax``, ``characters``
+    (above ``max_characters``), ``length``, and ``bytes`` (above ``max_length`` only because the
+    vocabulary spells characters of the pair in bytes, each of which the model reads).
 
     Args:
         max_length: Maximum length of either side, in subwords. For the reason ``length``, three
@@ -554,7 +613,11 @@ class FilterConfig(Section):
             2018). Limit: lowest allowed score, from 0 to 1. Needs ``score_with`` of ``nmt
             prepare``.
         extra: Custom filters: registered name and parameters of each filter.
-        on_bad_utf8: Stop at invalid UTF-8, or drop the pair and count it.
+        on_bad_utf8: Stop at bytes that are not text in the encoding of the file, or drop the pair
+            and count it.
+        on_bad_row: Stop if more than 1% of the pairs of a corpus have NUL characters (``nul``),
+            lack a column (``columns``) or cannot be parsed (``syntax``), or drop and count any
+            number of them.
     """
 
     max_length: int = Field(default=256, ge=1, le=65_535)
@@ -584,6 +647,7 @@ class FilterConfig(Section):
     dual_cross_entropy: Annotated[Rule, _Limit(0.01, 0, 1)] = _REPORT
     extra: dict[str, dict[str, bool | int | float | str]] = Field(default={})
     on_bad_utf8: Literal["error", "skip"] = "error"
+    on_bad_row: Literal["error", "skip"] = "error"
 
     def rule(self, reason: str) -> Rule:
         """Return the action, and the limit if it has one, of a reason."""

@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from nmt.config.paths import expanded
+
 Values = Mapping[str, Any]
 
 # A limit or a schedule that the user sets replaces the others: only one of these keys is set.
@@ -28,7 +30,9 @@ _OPTIONAL = ("lora", "replay")
 # Keys that choose a set of values. If one has changed, recorded values belong to the old choice.
 _CHOICES = ("recipe", "preset", "kind")
 # Keys that say where a corpus is. If one has changed, it is another corpus.
-PLACES = ("source", "target", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
+PLACES = ("source", "target", "path", "huggingface", "sacrebleu", "demo")
+# Keys that stand for ``path`` and a ``format`` with their name.
+_FORMATS = ("tsv", "csv", "jsonl")
 _ADAMW_RATE = 1e-3  # Usual `peak_lr` of AdamW.
 _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 
@@ -114,6 +118,28 @@ def with_recorded(values: Values, recorded: Values) -> dict[str, Any]:
     return filled
 
 
+def with_path(corpus: Values) -> dict[str, Any]:
+    """Return a corpus in which ``tsv: FILE`` is replaced by ``path: FILE`` and ``format: tsv``.
+
+    A corpus with several places is not changed. Older versions wrote the three keys and the default
+    [0, 1] of ``columns`` into every corpus, also where a header or keys decided.
+
+    >>> with_path({"csv": "a", "weight": 2}), with_path({"source": "a", "tsv": None})
+    ({'weight': 2, 'path': 'a', 'format': 'csv'}, {'source': 'a'})
+    """
+    changed = {key: value for key, value in corpus.items() if key not in _FORMATS}
+    used = [key for key in _FORMATS if corpus.get(key) is not None]
+    is_old = all(key in corpus for key in _FORMATS)
+    if is_old and used != ["tsv"] and list(corpus.get("columns") or ()) == [0, 1]:
+        del changed["columns"]
+    if not used:
+        return changed
+    key = used[0]
+    if len(used) > 1 or corpus.get("path") is not None or corpus.get("format") not in (None, key):
+        return dict(corpus)
+    return {**changed, "path": corpus[key], "format": key}
+
+
 def _has_changed(key: str, values: Values, recorded: Values) -> bool:
     """Whether the user has set a key to another value than the recorded one."""
     return key in values and values[key] != recorded.get(key)
@@ -141,7 +167,7 @@ def _is_elsewhere(key: str, values: Values, recorded: Values) -> bool:
     place = values[key]
     recorded_place = recorded.get(key)
     if isinstance(place, str) and isinstance(recorded_place, str):
-        return Path(place) != Path(recorded_place)
+        return expanded(Path(place)) != Path(recorded_place)
     return True
 
 
@@ -169,6 +195,7 @@ def _filled(value: Any, recorded: Any) -> Any:
         return {**recorded, "action": value}
     if not isinstance(value, Mapping):
         return value
+    value = with_path(value)
     if any(_is_elsewhere(key, value, recorded) for key in PLACES):
         return value  # another corpus
     return with_recorded(value, recorded)

@@ -261,9 +261,10 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
         path, key = detail["loc"], find_key(detail["loc"])
         if key is None and detail["type"] != "extra_forbidden":
             # Remove the types that pydantic adds: max_tokens.int, vocab_size.dict[...].source
-            for end, part in enumerate(path):
+            for end in range(len(path)):
                 parent = find_key(path[:end])
-                if parent is not None and not parent.is_section and isinstance(part, str):
+                has_type = any(isinstance(part, str) for part in path[end:])
+                if parent is not None and not parent.is_section and has_type:
                     path, key = path[:end], parent
                     break
         # A value with several allowed types has several errors; keep the first.

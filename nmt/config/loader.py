@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from nmt.config.migration import (
     model_document,
 )
 from nmt.config.model import OF_BEAMS, DecodingConfig
+from nmt.config.paths import expanded
 from nmt.config.run import RunConfig
 from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError
@@ -72,7 +74,7 @@ def load_config(
             problems.append(f"`set` {text}: {error}")
     values = document.values
     run_dir = str(values.get("run_dir") or f"runs/{values.get('name')}")
-    recorded = recorded_settings(Path(run_dir))
+    recorded = recorded_settings(_existing(run_dir))
     if recorded:
         values = with_recorded({**values, "run_dir": run_dir}, recorded)
     depends_on_size = lacks_training and not recorded
@@ -192,12 +194,19 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
+def _existing(path: str) -> Path:
+    """Return a path that is not validated yet; with an undefined variable, it does not exist."""
+    with suppress(ValueError):  # reported by the validation
+        return expanded(Path(path))
+    return Path(path)
+
+
 def _with_start(values: dict[str, Any]) -> dict[str, Any]:
     """Add the keys that a model keeps from the configuration of `training.init_from`."""
     training = values.get("training")
     if not isinstance(training, dict) or training.get("init_from") is None:
         return values
-    path = Path(str(training["init_from"])) / CONFIG
+    path = _existing(str(training["init_from"])) / CONFIG
     if not path.is_file():  # reported when training starts
         return values
     config, _ = load_inference(path)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from nmt.config.filling import filled_in
+from nmt.config.filling import filled_in, with_path
 from nmt.config.inference import inference_section
 from nmt.errors import ConfigError
 
-FORMAT = 3
+FORMAT = 4
 FORMAT_KEY = "format"
 # Sections of the configuration of a model folder.
 INFERENCE = "inference"
@@ -90,11 +90,34 @@ def _model_of_format_3(document: dict[str, Any]) -> dict[str, Any]:
     return filled_in(document, {INFERENCE: _NORMALIZATION})
 
 
+def _configuration_of_format_4(configuration: dict[str, Any]) -> dict[str, Any]:
+    return {**configuration, "data": _with_paths(configuration.get("data"))}
+
+
+def _model_of_format_4(document: dict[str, Any]) -> dict[str, Any]:
+    record = document.get(RECORD)
+    if not isinstance(record, dict):
+        return document
+    return {**document, RECORD: _configuration_of_format_4(record)}
+
+
+def _with_paths(value: Any) -> Any:
+    """Return a part of the data section in which each corpus has ``path`` instead of ``tsv``."""
+    if isinstance(value, list):
+        return list(map(_with_paths, value))
+    if not isinstance(value, dict):
+        return value
+    return with_path({key: _with_paths(item) for key, item in value.items()})
+
+
 # Kind and format number -> a function that returns the document in the next format. Format 2 of a
 # model folder separates `INFERENCE` from `RECORD`: `model_document`, also for run folders. Format 3
 # changes the default of `tokenizer.normalization` from nmt_nfkc to identity, and chooses
-# `training.validation.metric` by the target language.
+# `training.validation.metric` by the target language. Format 4 replaces `tsv`, `csv` and `jsonl` of
+# a corpus by `path` and `format`.
 _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
     (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,
+    (Kind.CONFIGURATION, 3): _configuration_of_format_4,
+    (Kind.MODEL, 3): _model_of_format_4,
 }

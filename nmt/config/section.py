@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from nmt.config.paths import expanded
 from nmt.registry import built_in, names_of
 
 T = TypeVar("T")
@@ -18,7 +19,7 @@ T = TypeVar("T")
 _FREE: Any = ()
 
 # YAML has no paths and tuples, so text and lists are accepted.
-FilePath = Annotated[Path, Strict(strict=False)]
+FilePath = Annotated[Path, Strict(strict=False), AfterValidator(expanded)]
 Many = Annotated[tuple[T, ...], Strict(strict=False)]
 Pair = Annotated[tuple[T, T], Strict(strict=False)]
 
@@ -143,6 +144,8 @@ def _bound(value: Any, plain: Any, by: Bound, *, is_bound: bool) -> Any:
     if isinstance(value, Section):
         bound_fields = {}
         for name, field in type(value).model_fields.items():
+            if field.exclude:  # another spelling of other keys
+                continue
             mark = mark_of(field)
             field_is_bound = is_bound if mark is None else by in mark.by
             bound_part = _bound(getattr(value, name), plain[name], by, is_bound=field_is_bound)

@@ -17,8 +17,8 @@ import numpy as np
 from nmt.config.data import CorpusConfig, Direction
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_files, first_pairs, is_piped
+from nmt.data.formats.pair import ReadOptions, SentencePair
 from nmt.data.hubs import cached_test_sets, is_on_hub
-from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.data.prepared import Recipe
 from nmt.errors import DataError
 from nmt.text.identification import (
@@ -256,7 +256,7 @@ def held_out_sets(recipe: Recipe) -> tuple[dict[str, CorpusConfig], list[str]]:
     cached = cached_test_sets((config.source_language, config.target_language))
     for name, (source, target) in cached.items():
         if name not in excluded:
-            sets.setdefault(name, CorpusConfig(source=source, target=target))
+            sets.setdefault(name, CorpusConfig(source=(source,), target=(target,)))
     return sets, not_downloaded
 
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
+from nmt.config.filling import SCALES
+from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
-from nmt.data.pairs import BadPair, ReadOptions, SentencePair, columns_of, shown_path
+from nmt.data.formats import layout_of, open_file
+from nmt.data.formats.layout import Wanted
+from nmt.data.formats.lines import raw_lines, shown_path
+from nmt.data.formats.pair import Pair, PairReader, ReadOptions, SentencePair, as_read, pair_of
+from nmt.data.formats.text import open_sides
+from nmt.data.hubs import huggingface_pairs, published_test_set
 from nmt.errors import ConfigError, DataError
-from nmt.files.lines import STANDARD_INPUT, is_standard, near_file, open_binary, read_start
+from nmt.files.archive import place_in_archive
+from nmt.files.encoding import open_text, standard_encoding
+from nmt.files.lines import STANDARD_INPUT, is_standard, near_file
 from nmt.text.preprocessing import NUM_LINES, check_plain
 
 VALID = "valid"  # name of the validation set in reports
@@ -23,7 +32,8 @@ BLOCK_PAIRS = 10_000
 _FIRST_PAIRS = 1000
 _BYTES_AT_ONCE = 1 << 20
 _LATER_BYTES = bytes(range(0x80, 0xC0))  # continuation bytes of UTF-8
-_FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")  # of `CorpusConfig`
+_FILE_KEYS = ("source", "target", "path")  # of `CorpusConfig`
+_LINE_ENDS = 2  # of a pair in two text files
 
 
 def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
@@ -49,8 +59,9 @@ def _origin(corpus: CorpusConfig) -> str:
         return STANDARD_INPUT
     if corpus.demo:
         return f"demo-{corpus.demo}"
-    path = corpus.source or corpus.tsv or corpus.csv or corpus.jsonl
-    return str(path or corpus.huggingface or corpus.sacrebleu)
+    for path in (*corpus.source, *corpus.path):
+        return str(path)  # the first shard or the pattern of the shards
+    return str(corpus.huggingface or corpus.sacrebleu)
 
 
 def valid_sets(data: DataConfig) -> dict[str, CorpusConfig]:
@@ -67,17 +78,42 @@ def valid_sets(data: DataConfig) -> dict[str, CorpusConfig]:
 
 
 def is_piped(config: CorpusConfig) -> bool:
-    """Whether a corpus is read from standard input: ``tsv: -``."""
-    return config.tsv is not None and is_standard(config.tsv)
+    """Whether a corpus is read from standard input: ``path: -``."""
+    return any(map(is_standard, config.path))
 
 
 def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     """Return the local files of a corpus; empty for a hub or the demo corpus."""
-    paths = [getattr(config, key) for key in (*_FILE_KEYS, "scores")]
+    paths = [*matching_files((*config.source, *config.target, *config.path))]
+    if config.scores is not None:
+        paths.append(config.scores)
     if config.huggingface is not None:  # a name on the hub, or a local file or folder
         local = Path(config.huggingface)
         paths += filter(Path.is_file, (local, *sorted(local.rglob("*"))))
-    return tuple(path for path in paths if path is not None)
+    return tuple(paths)
+
+
+def text_files(
+    config: CorpusConfig, languages: tuple[str, str]
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the text files of both sides, if they are separate: shards, or one and its references.
+
+    Raises:
+        ConfigError: The sacrebleu test set does not exist.
+        DataError: The test set cannot be downloaded, or the shards of both sides do not match.
+    """
+    if config.sacrebleu is not None:
+        source, references = published_test_set(config.sacrebleu, languages)
+        return (source,), tuple(references)
+    sources = matching_files(config.source)
+    targets = matching_files(config.target)
+    if len(sources) == 1 and targets:
+        return sources, targets
+    problem = shard_problem(sources, targets)
+    if problem:
+        fix = "Give the files of both sides in the same order, or list them as several corpora."
+        raise DataError(f"{problem}.", fix=fix)
+    return sources, targets
 
 
 def check_sources(data: DataConfig) -> bool:
@@ -91,7 +127,7 @@ def check_sources(data: DataConfig) -> bool:
     num_piped = sum(map(is_piped, data.train))
     num_standard = sum(map(is_standard, files))  # more, if another key or another section has "-"
     if num_piped > 1 or num_standard > num_piped:
-        problem = "Standard input (-) can only be the tsv of a single training corpus."
+        problem = "Standard input (-) can only be the path of a single training corpus."
         raise ConfigError(problem, fix="Write the other corpora to files, and use their paths.")
     for path in files:
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -107,14 +143,24 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
         corpora: Corpora by their keys in the configuration, for example ``data.train.0``.
 
     Raises:
-        DataError: A file is missing. The message lists every missing file with its key.
+        ConfigError: An encoding is unknown.
+        DataError: A file is missing, or shards do not match. The message lists every missing file
+            with its key.
     """
     problems = []
     for corpus_key, corpus in corpora.items():
-        for key in (*_FILE_KEYS, "scores"):
-            path = getattr(corpus, key)
-            if path is not None and _is_missing(path):
+        standard_encoding(corpus.encoding or "utf-8")
+        files = [(key, path) for key in _FILE_KEYS for path in matching_files(getattr(corpus, key))]
+        if corpus.scores is not None:
+            files.append(("scores", corpus.scores))
+        for key, path in files:
+            if is_pattern(path):
+                problems.append(f"{corpus_key}.{key}: no file matches {path}.")
+            elif _is_missing(path):
                 problems.append(f"{corpus_key}.{key}: {path} does not exist.{near_file(path)}")
+    if not problems:
+        for corpus in corpora.values():
+            text_files(corpus.model_copy(update={"sacrebleu": None}), ("", ""))
     if problems:
         fix = f"Relative paths start at the working directory, {Path.cwd()}; paths with "
         raise DataError("\n  ".join(problems), fix=f"{fix}@config/, at the configuration's folder.")
@@ -132,32 +178,33 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
     Raises:
         DataError: See `nmt.text.preprocessing`; or a file is unreadable.
     """
-    for path in (corpus.source, corpus.target):
-        if path is not None:
-            check_plain(read_start(path, NUM_LINES), str(path))
-    path = corpus.tsv or corpus.csv or corpus.jsonl
-    if path is None:
-        return
-    # Item i of each list is the text of line i + 1, so that messages have the right line. Lines
-    # that cannot be read are missing from the pairs; here they are empty.
-    sources: list[str] = []
-    targets = []
-    for pair in first_pairs(corpus, ReadOptions(*languages, "skip"), NUM_LINES):
-        empty_lines = [""] * (pair.line - 1 - len(sources))
-        sources += [*empty_lines, pair.source]
-        targets += [*empty_lines, pair.target]
-    check_plain(sources, shown_path(path))
-    check_plain(targets, shown_path(path))
+    most = ReadOptions(*languages).max_characters
+    for path in matching_files((*corpus.source, *corpus.target)):
+        lines = islice(raw_lines(path, corpus.encoding, most), NUM_LINES)
+        texts = ["" if line is None else line.decode("utf-8", "replace") for line in lines]
+        check_plain(texts, str(path))
+    for path in matching_files(corpus.path):
+        # Item i of each list is the text of line i + 1, so that messages have the right line. Lines
+        # that cannot be read are missing from the pairs; here they are empty.
+        sources: list[str] = []
+        targets: list[str] = []
+        shard = corpus.model_copy(update={"path": (path,)})
+        for pair in first_pairs(shard, ReadOptions(*languages, "skip"), NUM_LINES):
+            empty_lines = [""] * (pair.line - 1 - len(sources))
+            sources += [*empty_lines, pair.source]
+            targets += [*empty_lines, pair.target]
+        check_plain(sources, shown_path(path))
+        check_plain(targets, shown_path(path))
 
 
 def _is_missing(path: Path) -> bool:
     try:
-        return not (path.exists() or is_standard(path))
+        return not (path.exists() or is_standard(path) or place_in_archive(path))
     except OSError:  # reading the file reports the problem
         return False
 
 
-def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[SentencePair | BadPair]:
+def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[Pair]:
     """Yield the pairs of a corpus in order, unfiltered.
 
     Raises:
@@ -183,9 +230,11 @@ class Block:
     Blocks can be sent to other processes, which decode and parse them.
     """
 
-    parse: Callable[..., Iterable[SentencePair | BadPair]]  # called with the columns and ``first``
+    parse: Callable[..., Iterable[Pair]]  # called with the columns and a line number
     columns: tuple[Sequence[Any], ...]  # raw data, with one item per pair in each column
-    first: int  # line number of the first pair, from 1
+    first: int  # number of the first pair in the corpus, from 1
+    num_before: int = 0  # number of pairs in the shards before this one
+    shard: str | None = None  # name of the file, if the corpus has several
     features: Any = None  # additional data for the function that processes the block
 
     def __len__(self) -> int:
@@ -198,13 +247,13 @@ class Block:
         return repr((self.first, self.columns))
 
     @cached_property
-    def pairs(self) -> list[SentencePair | BadPair]:
+    def pairs(self) -> list[Pair]:
         """The decoded pairs.
 
         Raises:
             DataError: See `read_corpus`.
         """
-        return list(self.parse(*self.columns, self.first))
+        return list(self.parse(*self.columns, self.first - self.num_before))
 
 
 def read_blocks(
@@ -215,25 +264,26 @@ def read_blocks(
     Raises:
         DataError: See `read_corpus`. Problems in single lines are raised by `Block.pairs`.
     """
-    names, columns, parse = columns_of(config, options)
+    openers = _openers(config, options)
     max_pairs = config.max_pairs or sys.maxsize
     num_read = 0
-    while num_read < max_pairs:
-        num_wanted = min(size, max_pairs - num_read)
-        if num_read < size:
-            num_wanted = min(num_wanted, _FIRST_PAIRS)
-        block_columns = tuple(list(islice(column, num_wanted)) for column in columns)
-        counts = [len(column) for column in block_columns]
-        if len(set(counts)) > 1:  # two files, of which one is shorter
-            # Count the lines before this block, and the lines after it, for the message.
-            for side, column in enumerate(columns):
-                counts[side] += num_read + sum(1 for _ in column)
-            source, target = counts
-            raise DataError.not_parallel(names[0], names[1], (source, target))
-        if not counts[0]:
+    names: list[str] = []
+    for open_shard in openers:
+        if num_read >= max_pairs:
             break
-        yield Block(parse, block_columns, num_read + 1)
-        num_read += counts[0]
+        reader = open_shard()
+        names += reader.names
+        shard = reader.names[0] if len(openers) > 1 else None
+        num_before = num_read
+        while num_read < max_pairs:
+            num_wanted = min(size, max_pairs - num_read)
+            if num_read < size:
+                num_wanted = min(num_wanted, _FIRST_PAIRS)
+            columns = _next_columns(reader, num_wanted, num_read - num_before)
+            if not columns[0]:
+                break
+            yield Block(reader.parse, columns, num_read + 1, num_before, shard)
+            num_read += len(columns[0])
     if not num_read:
         # A corpus without files is a data set of a hub.
         origin = " and ".join(names) or f"{config.huggingface} (split {config.split})"
@@ -241,10 +291,69 @@ def read_blocks(
         raise DataError(f"{origin}: no sentence pairs.", fix=fix)
 
 
+def _next_columns(reader: PairReader, num_wanted: int, num_read: int) -> tuple[Sequence[Any], ...]:
+    """Return the items of the next pairs in each column of a reader.
+
+    Raises:
+        DataError: There are two files, of which one is shorter.
+    """
+    columns = tuple(list(islice(column, num_wanted)) for column in reader.columns)
+    counts = [len(column) for column in columns]
+    if len(set(counts)) > 1:
+        # Count the lines before this block, and the lines after it, for the message.
+        for side, column in enumerate(reader.columns):
+            counts[side] += num_read + sum(1 for _ in column)
+        source, target = counts
+        raise DataError.not_parallel(reader.names[0], reader.names[1], (source, target))
+    return columns
+
+
+def _openers(config: CorpusConfig, options: ReadOptions) -> list[Callable[[], PairReader]]:
+    """Return a function for each shard of a corpus that opens it.
+
+    Of several references, the first one is read.
+
+    Raises:
+        ConfigError: The sacrebleu test set does not exist.
+        DataError: The test set cannot be downloaded, or the shards of both sides do not match.
+    """
+    languages = options.source_language, options.target_language
+    if config.path:
+        wanted = Wanted(languages, config.columns)
+        paths = matching_files(config.path)
+        return [partial(_open_path, path, config, wanted, options) for path in paths]
+    sources, targets = text_files(config, languages)
+    if not sources:
+        return [partial(_open_pairs, config, languages, options)]
+    sides = zip(sources, targets, strict=False)  # there may be more references
+    return [partial(open_sides, *files, config.encoding, options) for files in sides]
+
+
+def _open_path(
+    path: Path, config: CorpusConfig, wanted: Wanted, options: ReadOptions
+) -> PairReader:
+    """Open a file with both sides."""
+    layout = layout_of(path, wanted, format_name=config.format, encoding=config.encoding)
+    return open_file(path, layout, options)
+
+
+def _open_pairs(
+    config: CorpusConfig, languages: tuple[str, str], options: ReadOptions
+) -> PairReader:
+    """Open the demo corpus, or a data set of a hub."""
+    if config.demo is not None:
+        texts = demo_pairs(config.demo, *languages)
+    else:
+        texts = huggingface_pairs(str(config.huggingface), config, languages)
+    pairs = (pair_of(*pair, line, options) for line, pair in enumerate(texts, start=1))
+    return PairReader([], [pairs], as_read)
+
+
 def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
     """Count the characters of both sides that one epoch reads, before filtering.
 
-    For TSV, CSV and JSON files, the count includes separators and keys.
+    Line ends count, but not the syntax of tables and JSON. A corpus in such a format is read up to
+    the size from which the training defaults stay the same.
 
     Raises:
         ConfigError: The size of a corpus is unknown, because it is on a hub or on standard input.
@@ -257,20 +366,30 @@ def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]
             name = corpus.huggingface or corpus.sacrebleu or "standard input"
             problem = f"The size of {name} is unknown, so nmt cannot choose the training defaults."
             raise ConfigError(problem, fix="Add a training section: `training: {max_minutes: 60}`.")
-        num_lines = 0
-        num_characters = 0
-        for path in {*corpus_files(corpus)} - {corpus.scores}:
-            num_lines = 0  # only of the last file: all files of a corpus have the same number
-            with open_binary(path) as stream:
-                while piece := stream.read(_BYTES_AT_ONCE):
-                    num_lines += piece.count(b"\n")
-                    # A character of UTF-8 has one first byte, so the other bytes do not count.
-                    num_characters += len(piece.translate(None, _LATER_BYTES))
-        if corpus.demo is not None:
-            for pair in demo_pairs(corpus.demo, *corpus.direction(languages)):
-                num_lines += 1
-                num_characters += sum(map(len, pair))
-        max_lines = corpus.max_pairs or num_lines
-        share = min(1.0, max_lines / max(num_lines, 1))  # of the lines that are used
-        total += corpus.weight * (num_characters * share)
+        if corpus.source:
+            total += corpus.weight * _size_of_files(corpus)
+            continue
+        options = ReadOptions(*corpus.direction(languages), "skip")
+        for pair in read_corpus(corpus, options):
+            if isinstance(pair, SentencePair):
+                size = len(pair.source) + len(pair.target) + _LINE_ENDS
+                total += corpus.weight * size
+            if total > SCALES[-2].max_characters:
+                break
     return round(total)
+
+
+def _size_of_files(corpus: CorpusConfig) -> float:
+    """Return the number of characters of the lines that are used of aligned files."""
+    num_lines = 0
+    num_characters = 0
+    for path in matching_files((*corpus.source, *corpus.target)):
+        with open_text(path, corpus.encoding) as stream:
+            while piece := stream.read(_BYTES_AT_ONCE):
+                num_lines += piece.count(b"\n")
+                # A character of UTF-8 has one first byte, so the other bytes do not count.
+                num_characters += len(piece.translate(None, _LATER_BYTES))
+    num_pairs = num_lines / 2
+    max_pairs = corpus.max_pairs or num_pairs
+    share = min(1.0, max_pairs / max(num_pairs, 1))  # of the pairs that are used
+    return num_characters * share

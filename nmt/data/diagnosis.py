@@ -20,8 +20,8 @@ from nmt.data.filters import (
     ListedProblem,
     PairProblem,
 )
+from nmt.data.formats.pair import SentencePair
 from nmt.data.lexicon import Lexicon
-from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import PrepareReport
 from nmt.data.store import Mask, ParallelStore
 from nmt.data.workers import Arrays, Workers

@@ -9,14 +9,16 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from nmt.config.language_codes import is_same_language, matching, matching_pairs
+from nmt.config.language_codes import is_same_language, matching_pairs
+from nmt.data.formats.json_lines import columns_of_record, texts_of_record
+from nmt.data.formats.layout import Wanted
 from nmt.errors import ConfigError, DataError, join_words, nearest_word, shell_command
 
 if TYPE_CHECKING:
@@ -61,39 +63,23 @@ def huggingface_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yield source and target of each row; a missing text becomes an empty string.
 
-    A row has a ``translation`` column with both language codes, or a column for each language code.
+    The columns are found as in JSON lines: those of the languages, or source and target.
 
     Raises:
-        DataError: The data set cannot be read, or a row has no text for a language.
+        DataError: The data set cannot be read, or it is not certain which columns are meant.
     """
+    columns = None
     for number, row in enumerate(_rows(name, config), start=1):
+        if columns is None:
+            columns = columns_of_record(row, Wanted(languages, config.columns), name)
+        texts = texts_of_record(row)
         try:
-            source, target = in_languages(row.get("translation") or row, languages)
-        except (KeyError, TypeError) as error:
-            problem = f"{name}, row {number:,}: no text for {' and '.join(languages)}; "
-            problem += f"the row has the columns {', '.join(map(str, row))}."
-            fix = "Use data with a `translation` column or a column for each language code."
-            raise DataError(problem, fix=fix) from error
+            source, target = (texts[column] for column in columns)
+        except KeyError as error:
+            problem = f"{name}, row {number:,}: no text for {' and '.join(columns)}; "
+            problem += f"the row has the columns {', '.join(map(str, texts))}."
+            raise DataError(problem, fix="Set `columns` to columns of every row.") from error
         yield "" if source is None else str(source), "" if target is None else str(target)
-
-
-def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[Any, Any]:
-    """Return the texts of both languages. The keys may be other codes, such as ``pt_BR``.
-
-    Raises:
-        KeyError: A language has no text, or several texts match it.
-    """
-    source, target = (texts[_key(code, texts)] for code in languages)
-    return source, target
-
-
-def _key(code: str, keys: Iterable[str]) -> str:
-    if code in keys:  # most rows
-        return code
-    codes = matching(code, keys)
-    if len(codes) != 1:
-        raise KeyError(code)
-    return codes[0]
 
 
 def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:

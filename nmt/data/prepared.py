@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from nmt.config.data import CorpusConfig, DataConfig, tagged_languages
 from nmt.config.run import RunConfig
 from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped, valid_sets
-from nmt.data.pairs import SPOOL
+from nmt.data.formats.lines import SPOOL
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError, shell_command
 from nmt.files.json_file import (
@@ -190,7 +190,7 @@ class Recipe:
             folder: Folder for the copy.
 
         Returns:
-            A recipe in which the copy replaces ``tsv: -``; this recipe if no corpus has it.
+            A recipe in which the copy replaces ``path: -``; this recipe if no corpus has it.
         """
         are_piped = list(map(is_piped, self.data.train))
         if piped is None or not any(are_piped):
@@ -201,7 +201,7 @@ class Recipe:
         train = list(self.data.train)
         index = are_piped.index(True)  # `check_sources` allows only one
         name = list(self.corpora)[index]  # in reports; not the path of the copy
-        train[index] = train[index].model_copy(update={"tsv": path, "name": name})
+        train[index] = train[index].model_copy(update={"path": (path,), "name": name})
         data = self.data.model_copy(update={"train": tuple(train)})
         config = self.config.model_copy(update={"data": data})
         return replace(self, config=config, input=path)

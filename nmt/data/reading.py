@@ -27,7 +27,7 @@ from nmt.data.checks import CorpusCheck, name_of_test
 from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
 from nmt.data.diagnosis import Diagnosis
 from nmt.data.filters import FilterChain, ListedProblem, PairProblem
-from nmt.data.pairs import BadPair, ReadOptions, SentencePair
+from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
 from nmt.data.store import IntArray, Mask, ParallelStore, Rows, Values

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from nmt.errors import ConfigError
-from nmt.files.lines import open_binary
+from nmt.files.archive import place_in_archive
+from nmt.files.lines import open_binary, read_pieces
 
 START_BYTES = 1 << 20  # of a file, from which its encoding and its format are found out
 # Byte order marks: a longer one may begin with a shorter one, so it comes first.
@@ -138,9 +139,9 @@ def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
     """
     stream = open_binary(path)
     start = b""
-    if path.is_file():  # the first bytes of a pipe cannot be read twice
+    if path.is_file() or place_in_archive(path):  # the first bytes of a pipe cannot be read twice
         with open_binary(path) as beginning:
-            start = beginning.read(START_BYTES)
+            start = next(read_pieces(beginning, str(path), START_BYTES), b"")
     encoding = marked_encoding(start) or standard_encoding(encoding or _UTF8)
     text = start.decode(encoding, "replace")
     ends_with_cr = "\r" in text and "\n" not in text

@@ -11,27 +11,33 @@ input line gives exactly one line.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import importlib
 import logging
-import lzma
 import re
 import select
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from nmt.errors import DataError, join_words, nearest_word
+from nmt.files.archive import (
+    is_archive,
+    is_archive_file,
+    open_member,
+    open_single_member,
+    place_in_archive,
+)
+from nmt.files.compression import COMPRESSIONS, LONGEST_MARK, opener_of
 from nmt.installation import shipped_file
 
 _BOM = b"\xef\xbb\xbf"
 # Byte order marks of UTF-16 and UTF-32.
 _WIDE_MARKS = re.compile(rb"(?P<UTF_32>\xff\xfe\0\0|\0\0\xfe\xff)|(?P<UTF_16>\xff\xfe|\xfe\xff)")
+# Of compressed files and archives.
+_SUFFIXES = re.compile(r"((\.tar)?\.(gz|bz2|xz|zst)|\.(tar|tgz|tbz2?|txz|tzst|zip))$")
 _BINARY_BYTES = 500  # Minimum size of a binary file, which has more than one NUL per 500 bytes.
 _CHUNK_BYTES = 1 << 20
 _READ_BYTES = 1 << 16  # Maximum bytes per read of `read_chunks`.
@@ -46,57 +52,39 @@ _PATIENCE_SECONDS = 0.2  # Maximum age of a chunk.
 logger = logging.getLogger(__name__)
 
 
-def _open_zstandard(file: Path | IO[bytes]) -> Any:
-    """Open a file with the first library that is installed: Python 3.14, or its backport."""
-    # Not `zstandard`: it does not detect a truncated file.
-    for name in ("compression.zstd", "backports.zstd"):
-        with suppress(ImportError):
-            return importlib.import_module(name).open(file)
-    shown = file if isinstance(file, Path) else "The input"
-    problem = f"{shown} is compressed with Zstandard, but backports.zstd is not installed."
-    raise DataError(problem, fix="Run `pip install backports.zstd`, or decompress the file.")
-
-
-# By suffix: a pattern for the first bytes, and a function that opens the file.
-_COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
-    ".gz": (re.compile(rb"\x1f\x8b"), gzip.open),
-    # Text may begin with BZh, so the mark of the first block, or of the end, must follow.
-    ".bz2": (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.open),
-    ".xz": (re.compile(rb"\xfd7zXZ\0"), lzma.open),
-    ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstandard),
-}
 STANDARD = "-"  # Name of standard input and output.
 STANDARD_INPUT = "standard input"  # Its name in messages.
 CHECK_PATH = "Check the path; relative paths start at the working directory."
-_LONGEST_MARK = 10  # Number of first bytes that identify a compression.
-
-
-def _opener(start: bytes) -> Callable[..., Any] | None:
-    """Return the function that opens a file with these first bytes; None for plain text."""
-    return next((opener for mark, opener in _COMPRESSIONS.values() if mark.match(start)), None)
 
 
 def open_binary(path: Path) -> IO[bytes]:
     """Open a file to read bytes, decompressing gzip, bzip2, xz and Zstandard.
 
     The first bytes decide, not the suffix. A named pipe is not decompressed. A missing
-    ``configs/NAME`` is read from the files that come with nmt.
+    ``configs/NAME`` is read from the files that come with nmt. A path may lead into an archive
+    (``Corpus.zip/Corpus.de``); an archive with a single text is that text.
 
     Raises:
-        DataError: The file is missing, is a folder, is unreadable, or does not match its suffix; or
-            the Zstandard library is not installed.
+        DataError: The file is missing, is a folder, is unreadable, or does not match its suffix;
+            the Zstandard library is not installed; or an archive has several texts, lacks the one
+            in the path, or is hostile.
     """
     try:
         path = shipped_file(path)
         if path.is_dir():
             raise DataError(f"{path} is a folder, not a text file.", fix="Pass a text file.")
+        place = place_in_archive(path)
+        if place is not None:
+            return open_member(*place)
         start = b""
         if path.is_file():  # the first bytes of a pipe cannot be read twice
             with path.open("rb") as file:
-                start = file.read(_LONGEST_MARK)
-        opener = _opener(start)
+                start = file.read(LONGEST_MARK)
+            if is_archive_file(path):
+                return open_single_member(path)
+        opener = opener_of(start)
         if opener is None:
-            if start and path.suffix in _COMPRESSIONS:  # a compressed file may be empty
+            if start and path.suffix in COMPRESSIONS:  # a compressed file may be empty
                 fix = "Download the file again; if it is plain text, rename it."
                 raise DataError(f"{path} is not a {path.suffix} file.", fix=fix)
             return path.open("rb")
@@ -110,14 +98,12 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def plain_name(path: Path) -> str:
-    """Return the name of a file without the suffix of its compression.
+    """Return the name of a file without the suffix of its compression or archive.
 
-    >>> plain_name(Path("data/train.de.gz")), plain_name(Path("train.de"))
-    ('train.de', 'train.de')
+    >>> [plain_name(Path(name)) for name in ("data/x.de.gz", "x.de", "x.de.tgz", "de-en.tar.xz")]
+    ['x.de', 'x.de', 'x.de', 'de-en']
     """
-    if path.suffix in _COMPRESSIONS:
-        return path.stem
-    return path.name
+    return _SUFFIXES.sub("", path.name)
 
 
 def near_file(path: Path) -> str:
@@ -157,7 +143,7 @@ def open_input(path: Path | None) -> Iterator[IO[bytes]]:
     # A buffer in a test may lack `peek`. `bytes` returns zeros, with which no compression begins.
     peek = getattr(stream, "peek", bytes)
     try:
-        opener = _opener(peek(_LONGEST_MARK))
+        opener = opener_of(peek(LONGEST_MARK))
     except OSError as error:
         problem = f"Standard input cannot be read: {error.strerror or error}."
         raise DataError(problem, fix="Pass a file as `input`.") from error
@@ -277,6 +263,9 @@ def _reject_other_encodings(start: bytes, name: str) -> None:
         raise DataError(f"{name} is {encoding}, not UTF-8.", fix=fix)
     # A line of text may contain a NUL or a few bad bytes. Programs, images and weights have many.
     is_long = len(start) >= _BINARY_BYTES
+    if is_long and is_archive(start):
+        fix = "Pass the name of the archive, or unpack it."
+        raise DataError(f"{name} is an archive, not text.", fix=fix)
     has_many_nulls = is_long and start.count(0) * _BINARY_BYTES > len(start)
     # One bad character may be the last one, which is cut.
     if has_many_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:

@@ -101,13 +101,13 @@ def assert_values_are_told_right(
 
 
 @pytest.mark.parametrize(("section", "values", "names"), [
-    (CorpusConfig, {}, "source target tsv csv jsonl huggingface sacrebleu demo"),
+    (CorpusConfig, {}, "source target path huggingface sacrebleu demo"),
     (ValidationConfig, {"command": "a --to={references} {hypothesis} '{x} y'"},
      "command references source hypothesis reference"),
-    (CorpusConfig, {"demo": "train", "tsv": "a.tsv"}, "tsv demo found"),
+    (CorpusConfig, {"demo": "train", "tsv": "a.tsv"}, "path demo found"),
     (CorpusConfig, {"source": "a"}, "source target"),
     (CorpusConfig, {"demo": "train", "subset": "de-en"}, "subset huggingface"),
-    (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "columns.0"),
+    (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "columns.0.constrained-int"),
     (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "test a b"),
     (DataConfig, {**DATA, "valid": {"demo": "valid", "noise": {"typos": 0.1}}}, "valid noise"),
     (DataConfig, {**DATA, "valid": []}, "valid"),

@@ -14,7 +14,7 @@ from nmt.config.keys import describe_keys
 from nmt.config.loader import load_config
 from nmt.data.corpus import read_corpus
 from nmt.data.demo import demo_pairs
-from nmt.data.pairs import ReadOptions
+from nmt.data.formats.pair import ReadOptions
 from nmt.data.prepared import PreparedData
 
 ROOT = Path(__file__).parents[2]

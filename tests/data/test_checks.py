@@ -15,7 +15,7 @@ from nmt.data.checks import (
     other_language,
     swapped_sets,
 )
-from nmt.data.pairs import SentencePair
+from nmt.data.formats.pair import SentencePair
 from nmt.files.lines import read_lines
 from tests.commands.preparing import config_for, write_pairs
 

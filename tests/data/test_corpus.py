@@ -24,7 +24,7 @@ from nmt.data.corpus import (
     read_corpus,
 )
 from nmt.data.demo import SentenceGenerator, demo_pairs
-from nmt.data.pairs import BadPair, ReadOptions, SentencePair
+from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
 from nmt.data.vocabulary import TextSample
 from nmt.errors import ConfigError, DataError
 from tests.examples import FEW

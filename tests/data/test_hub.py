@@ -19,8 +19,8 @@ import pytest
 from nmt.commands.prepare import recipe_of
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.corpus import corpus_files, read_corpus
+from nmt.data.formats.pair import ReadOptions
 from nmt.data.hubs import check_hub, hub_address, published_test_set, reaches
-from nmt.data.pairs import ReadOptions
 from nmt.data.prepare_report import current_report
 from nmt.errors import ConfigError, DataError
 from tests.commands.preparing import config_for, corpus, prepare

@@ -6,19 +6,17 @@ The format then reads the file, however it is named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from nmt.data.formats.json_lines import JSONL
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
 from nmt.data.formats.pair import PairReader, ReadOptions
-from nmt.data.formats.table import CSV, TSV
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, open_text, standard_encoding
-from nmt.files.lines import plain_name
+from nmt.files.lines import plain_name, read_pieces
+from nmt.registry import Registry
 
 # In the order in which they are tried on a file whose name does not tell.
-FORMATS: Mapping[str, Format] = {each.name: each for each in (JSONL, TSV, CSV)}
+FORMATS: Registry[Format] = Registry("corpus format")
 
 
 def sample_of(path: Path, encoding: str | None = None) -> Sample:
@@ -29,7 +27,7 @@ def sample_of(path: Path, encoding: str | None = None) -> Sample:
         DataError: The file is missing, empty or damaged.
     """
     with open_text(path, encoding) as stream:
-        start = stream.read(START_BYTES)
+        start = next(read_pieces(stream, str(path), START_BYTES), b"")
     if not start.strip():
         raise DataError(f"{path} is empty.", fix="Pass a file with sentence pairs.")
     return Sample(path, start, standard_encoding(encoding or "utf-8"))
@@ -57,8 +55,9 @@ def layout_of(
     if format_name is not None:
         return FORMATS[format_name].layout(sample, wanted)
     suffix = Path(plain_name(path)).suffix.lower()
-    by_name = [each for each in FORMATS.values() if suffix in each.suffixes]
-    by_content = [each for each in FORMATS.values() if each.recognises(sample)]
+    formats = [FORMATS[name] for name in FORMATS]
+    by_name = [each for each in formats if suffix in each.suffixes]
+    by_content = [each for each in formats if each.recognises(sample)]
     for chosen in (*by_content, *by_name):
         return chosen.layout(sample, wanted)
     known = ", ".join(FORMATS)

@@ -10,7 +10,7 @@ from typing import Any
 
 from nmt.data.formats.columns import code_of_name, named_columns
 from nmt.data.formats.layout import Layout, Sample, Wanted
-from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines
+from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines, shown_path
 from nmt.data.formats.pair import (
     EXCERPT,
     BadPair,
@@ -37,7 +37,7 @@ class JsonLines:
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the keys of both sides in the first object."""
-        name = str(sample.path)
+        name = shown_path(sample.path)
         first_line = sample.lines[0]
         first_object = _object_of(first_line)
         if first_object is None:
@@ -51,7 +51,7 @@ class JsonLines:
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file; any process can parse its lines."""
         lines = raw_lines(path, layout.encoding, options.max_characters * LINES_PER_SIDE)
-        name = str(path)
+        name = shown_path(path)
         return PairReader([name], [lines], partial(_pairs, name, layout, options))
 
 

@@ -8,17 +8,25 @@ from pathlib import Path
 from nmt.data.formats.pair import EXCERPT, BadPair, ReadOptions
 from nmt.errors import DataError
 from nmt.files.encoding import open_text
-from nmt.files.lines import decode_line, split_lines
+from nmt.files.lines import STANDARD_INPUT, decode_line, split_lines
 
 # A line of a table or of JSON contains both sides, other fields, and escapes such as \uXXXX.
 LINES_PER_SIDE = 8
 _MOST_CHARACTER_BYTES = 4
+SPOOL = ".standard-input.tsv"  # Name of a copy of standard input.
+
+
+def shown_path(path: Path) -> str:
+    """Return the name of a file in messages."""
+    return STANDARD_INPUT if path.name == SPOOL else str(path)
 
 
 def raw_lines(path: Path, encoding: str | None, max_characters: int) -> Iterator[bytes | None]:
     """Yield the lines of a file in UTF-8; None for a line with too many bytes."""
     with open_text(path, encoding) as stream:
-        yield from split_lines(stream, str(path), max_bytes=max_characters * _MOST_CHARACTER_BYTES)
+        yield from split_lines(
+            stream, shown_path(path), max_bytes=max_characters * _MOST_CHARACTER_BYTES
+        )
 
 
 def decoded_lines(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nmt.data.formats.columns import are_texts, choose_columns, code_of_name, named_columns
 from nmt.data.formats.layout import Column, Layout, Sample, Wanted
-from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines
+from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines, shown_path
 from nmt.data.formats.pair import (
     EXCERPT,
     BadPair,
@@ -57,7 +57,7 @@ class Table:
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the delimiter, the quotes, the header and the columns."""
-        name = str(sample.path)
+        name = shown_path(sample.path)
         delimiter = self.delimiter or _sniffed_delimiter(sample.lines)
         if not delimiter:
             problem = f"{name}: no comma, semicolon or tab separates the fields of its lines."
@@ -87,10 +87,11 @@ class Table:
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a table; a table with quotes is parsed here, others in any process."""
         most = options.max_characters * LINES_PER_SIDE
-        lines = raw_lines(path, layout.encoding, most)
-        names = [str(path)]
+        names = [shown_path(path)]
         if layout.is_quoted:
             return PairReader(names, [_quoted_pairs(path, layout, options)], as_read)
+        # Without the header.
+        lines = islice(raw_lines(path, layout.encoding, most), int(layout.has_header), None)
         return PairReader(names, [lines], partial(_plain_pairs, names[0], layout, options))
 
 
@@ -116,13 +117,14 @@ def _quoted_pairs(path: Path, layout: Layout, options: ReadOptions) -> Iterator[
     Raises:
         DataError: The quotes do not match.
     """
+    name = shown_path(path)
     most = options.max_characters * LINES_PER_SIDE
     bad_lines: list[BadPair] = []  # of the row that is being read
 
     def texts() -> Iterator[str]:
         raw = raw_lines(path, layout.encoding, most)
         for number, line in enumerate(raw, start=1):
-            [text] = decoded_lines([line], str(path), number, options, most)
+            [text] = decoded_lines([line], name, number, options, most)
             if isinstance(text, BadPair):
                 bad_lines.append(text)
                 # The quotes of a bad line count, but not its text.
@@ -142,7 +144,7 @@ def _quoted_pairs(path: Path, layout: Layout, options: ReadOptions) -> Iterator[
                 yield _pair_of_row(row, layout, first_line, options)
             first_line = rows.line_num + 1
     except csv.Error as error:
-        problem = f"{path}, line {rows.line_num:,}: the quotes do not match ({error})."
+        problem = f"{name}, line {rows.line_num:,}: the quotes do not match ({error})."
         fix = "Quote fields that contain separators, quotes or line breaks, and double the quotes."
         raise DataError(problem, fix=fix) from error
 

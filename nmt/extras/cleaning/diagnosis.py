@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from nmt.data.diagnosis import Diagnosis, Material
 from nmt.data.filters import ListedProblem, PairProblem, filter_actions
-from nmt.data.pairs import SentencePair
+from nmt.data.formats.pair import SentencePair
 from nmt.data.prepare_report import PrepareReport
 from nmt.data.store import ParallelStore
 from nmt.data.workers import Arrays

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import regex
 
-from nmt.data.pairs import SentencePair
+from nmt.data.formats.pair import SentencePair
 from nmt.extras.cleaning.repeats import Hashes, normalized, word_hash
 from nmt.text.flat import FlatIds
 from nmt.text.languages import UNSPACED, script_class

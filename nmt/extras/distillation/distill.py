@@ -33,7 +33,7 @@ from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
 from nmt.config.run import name_of_folder
 from nmt.data.corpus import check_files, read_corpus
-from nmt.data.pairs import ReadOptions, SentencePair
+from nmt.data.formats.pair import ReadOptions, SentencePair
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.distillation.options import DistillOptions
 from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json

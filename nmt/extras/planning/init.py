@@ -20,7 +20,7 @@ from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.config.filling import scale_of
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import check_plain_text, count_characters, read_corpus
-from nmt.data.pairs import BadPair, ReadOptions
+from nmt.data.formats.pair import BadPair, ReadOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.planning.options import InitOptions
 from nmt.files.atomic import atomic_folder, write_errors
@@ -95,13 +95,13 @@ def init(options: InitOptions) -> Start:
 
     def pairs(files: tuple[Path, Path] = (source, target)) -> Iterator[Texts | None]:
         """Yield source and target of each pair; None for a blank or unreadable pair."""
-        for pair in read_corpus(CorpusConfig(source=files[0], target=files[1]), reading):
+        for pair in read_corpus(CorpusConfig(source=files[:1], target=files[1:]), reading):
             texts = ("", "") if isinstance(pair, BadPair) else (pair[0].strip(), pair[1].strip())
             yield texts if all(texts) else None
 
     given = {part: files for part in _HELD_OUT if (files := getattr(options, part))}
     for left, right in ((source, target), *given.values()):
-        check_plain_text(CorpusConfig(source=left, target=right), codes)
+        check_plain_text(CorpusConfig(source=(left,), target=(right,)), codes)
     parts = {part: list(filter(None, pairs(files))) for part, files in given.items()}
     for part in given:
         if not parts[part]:
@@ -140,7 +140,9 @@ def init(options: InitOptions) -> Start:
                 why = "every pair shares a sentence with validation or testing"
                 fix = "Pass a corpus without the sentences of the validation and test sets."
                 raise DataError(f"No pair is left for training: {why}.", fix=fix)
-            size = count_characters([CorpusConfig(source=files[0], target=files[1])], codes)
+            size = count_characters(
+                [CorpusConfig(source=tuple(files[:1]), target=tuple(files[1:]))], codes
+            )
             start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])
             vocab_size = _vocab_size(files, scale_of(size).sections["tokenizer"]["vocab_size"])
             text = _config_text(start, codes, given, vocab_size)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.data.pairs import SentencePair
+from nmt.data.formats.pair import SentencePair
 from nmt.extras.cleaning.leakage import LeakageIndex, Leaks, are_near, find_leakage, max_edits
 
 SENTENCE = st.lists(st.sampled_from("abc"), min_size=1, max_size=16)
