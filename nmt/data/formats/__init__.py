@@ -19,6 +19,11 @@ from nmt.registry import Registry
 FORMATS: Registry[Format] = Registry("corpus format")
 
 
+def all_formats() -> list[Format]:
+    """Return the formats in the order in which they are tried."""
+    return [FORMATS[name] for name in FORMATS]
+
+
 def sample_of(path: Path, encoding: str | None = None) -> Sample:
     """Read the beginning of a file.
 
@@ -55,9 +60,8 @@ def layout_of(
     if format_name is not None:
         return FORMATS[format_name].layout(sample, wanted)
     suffix = Path(plain_name(path)).suffix.lower()
-    formats = [FORMATS[name] for name in FORMATS]
-    by_name = [each for each in formats if suffix in each.suffixes]
-    by_content = [each for each in formats if each.recognises(sample)]
+    by_name = [each for each in all_formats() if suffix in each.suffixes]
+    by_content = [each for each in all_formats() if each.recognises(sample)]
     for chosen in (*by_content, *by_name):
         return chosen.layout(sample, wanted)
     known = ", ".join(FORMATS)
