@@ -309,7 +309,7 @@ def test_the_encoding_of_a_byte_order_mark_is_shown() -> None:
 
 
 def test_places_without_parallel_text_are_refused_with_what_they_contain() -> None:
-    write("corpus/x.en", "corpus/README")
+    write("corpus/x.en", "corpus/y.de", "corpus/README")
     error = refused("corpus")
     assert "corpus/README is not text of the corpus" in error.problem
     assert "corpus/x.en is not in a format with both sides" in error.problem
