@@ -34,6 +34,7 @@ _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "js
 _PARTS = {"train": "train", "test": "test"} | dict.fromkeys(("validation", "valid", "dev"), "valid")
 _MOST_SHOWN = 10
 _ROWS_AT_ONCE = 1000
+_WORDS = "keep_default_na"  # Option of `datasets` for CSV: whether "NA" is missing, not a word.
 _HUB = "https://huggingface.co"
 _CONNECT_SECONDS = 1.5
 
@@ -102,14 +103,15 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
             raise DataError(problem, fix="Convert the file, or set tsv or jsonl instead.")
         # A single local file is one split, for any value of `split`.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
-        if path.suffix == ".csv":
-            options["keep_default_na"] = False  # "NA" is a word
     else:
         options |= {"path": name, "name": config.subset}
         if is_on_hub(config):
             _connect()
     with _reading(f"{name} (subset {config.subset}, split {config.split})"):
         datasets = _datasets()
+        place = {key: options[key] for key in ("path", "name", "data_files") if key in options}
+        if hasattr(datasets.load_dataset_builder(**place).config, _WORDS):  # CSV files
+            options[_WORDS] = False
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         for block in datasets.load_dataset(**options).iter(batch_size=_ROWS_AT_ONCE):

@@ -65,6 +65,29 @@ def test_a_file_of_any_format_is_one_split_of_any_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+def test_words_that_look_missing_are_words_in_a_folder_of_tables(
+    tmp_path: Path, streaming: bool
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for split in ("train", "test"):
+        with (folder / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("en", "de"), *((t, s) for s, t in PAIRS)])
+    assert pairs_of(folder, streaming=streaming) == PAIRS
+
+
+@pytest.mark.parametrize("keys", [("source", "target"), ("src", "tgt"), ("deu_Latn", "eng_Latn")])
+def test_columns_are_found_by_usual_names_and_by_those_of_the_user(
+    tmp_path: Path, keys: tuple[str, str]
+) -> None:
+    rows = [dict(zip((*keys, "first", "second"), pair + pair, strict=True)) for pair in PAIRS]
+    path = parquet(tmp_path / "a.parquet", rows)
+    assert pairs_of(path) == PAIRS
+    swapped = [(target, source) for source, target in PAIRS]
+    assert pairs_of(path, columns=["second", "first"]) == swapped
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 def test_a_folder_is_a_data_set_with_splits(tmp_path: Path, streaming: bool) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -85,6 +108,7 @@ def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.Mo
         return datasets.Dataset.from_list(nested(PAIRS)).to_iterable_dataset()
 
     monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda **_: Mock(config=object()))
     monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: True)
     assert pairs_of("wmt/wmt14", subset="de-en", split="test", streaming=True) == PAIRS
     # No trust_remote_code: code from a hub is never run.
@@ -102,6 +126,11 @@ def test_of_local_text_only_a_folder_is_copied_into_the_cache(
         asked.append(options)
         return datasets.Dataset.from_list(nested(PAIRS)).to_iterable_dataset()
 
+    is_table = {"csv": Mock(config=Mock(keep_default_na=True))}
+    other = Mock(config=object())
+    monkeypatch.setattr(
+        "datasets.load_dataset_builder", lambda path, **_: is_table.get(path, other)
+    )
     monkeypatch.setattr("datasets.load_dataset", load)
     formats = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json"}
     for name, loader in formats.items():
@@ -148,8 +177,10 @@ def test_an_unreachable_hub_is_tried_once(answers: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(
-        "datasets.load_dataset", lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"])
+        "datasets.load_dataset_builder",
+        lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"]),
     )
+    monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=OSError("offline")))
     with pytest.raises(DataError, match="cannot read wmt/wmt14"):
         pairs_of("wmt/wmt14")
     released.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
+from nmt.data.formats.lines import shown_path
 from nmt.data.formats.pair import PairReader, ReadOptions
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, open_text, standard_encoding
@@ -34,7 +35,7 @@ def sample_of(path: Path, encoding: str | None = None) -> Sample:
     with open_text(path, encoding) as stream:
         start = next(read_pieces(stream, str(path), START_BYTES), b"")
     if not start.strip():
-        raise DataError(f"{path} is empty.", fix="Pass a file with sentence pairs.")
+        raise DataError(f"{shown_path(path)} is empty.", fix="Pass a file with sentence pairs.")
     return Sample(path, start, standard_encoding(encoding or "utf-8"))
 
 
