@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations, islice, product
+from itertools import islice, permutations, product
 from pathlib import Path
 
 from nmt.config.language_codes import is_same_language
@@ -89,14 +89,12 @@ class _Corpus:
         files: The file, or source and target.
         languages: Languages that the file or the names tell; None if they do not tell.
         name: What the names of the files share.
-        is_ordered: Whether it is certain which language is the source.
         layout: Format of a file with both sides.
     """
 
     files: tuple[_File, ...]
     languages: Languages | None
     name: str
-    is_ordered: bool = True
     layout: Layout = _ALIGNED
 
     @property
@@ -149,30 +147,30 @@ def find_places(
     files = list(_files_in(search))
     sides = [] if format_name else [file for file in files if not _has_suffix_of_format(file)]
     if len(files) == len(sides) == len(places) == 2:
-        corpora = _aligned_files(search, *sides)
+        pairs = _aligned_files(search, *sides)
     else:
-        is_ordered = len(files) == len(places)  # by the user
-        corpora = _pairs_by_name(search, sides, is_ordered)
-    in_pairs = {path for corpus in corpora for path in corpus.paths}
+        pairs = _pairs_by_name(sides, wanted.languages)
+    corpora = list(pairs)
+    in_pairs = {path for pair in pairs for path in pair.paths}
     for file in files:
-        if file.path in in_pairs or file.path in search.unused:
+        if file.path in in_pairs:
             continue
         try:
+            if pairs and file in sides and any(sides_of(file.name)):
+                problem = f"{file.path} is in another language, or lacks its other side."
+                raise DataError(problem, fix="Pass both sides of each file, or leave it out.")
             corpora.append(_file_with_both_sides(search, file))
         except DataError as error:
-            if len(files) == 1:
+            if len(files) == 1 or file.path in places:
                 raise
-            if file.path in places:
-                problem = f"{file.path} has no file with the same name in another language."
-                fix = "Pass both sides of each file, or leave it out."
-                raise DataError(problem, fix=fix) from error
             search.unused[file.path] = error.problem.removeprefix(str(file.path)).lstrip(": ")
     if not corpora:
         problem = f"{join_words(map(str, places))}: no parallel text."
         for path, reason in islice(search.unused.items(), _MOST_SHOWN):
             problem += f"\n    {path} {reason}"
         raise DataError(problem, fix="Pass two aligned text files, or a file with both sides.")
-    languages = _languages(search, corpora)
+    is_ordered = len(files) == len(places)  # by the user
+    languages = wanted.languages or _languages(search, corpora, is_ordered)
     return Places(languages, _parts(search, languages, corpora), search.unused)
 
 
@@ -256,55 +254,37 @@ def _named_languages(source: str, target: str) -> Languages | None:
     """Return the languages in two names: where the rest is the same, or else the last ones."""
     named = None
     for (code, rest), (other_code, other_rest) in product(sides_of(source), sides_of(target)):
-        is_side = {SOURCE, TARGET} & {code, other_code}
-        if is_side or is_same_language(code, other_code):
-            continue
-        named = code, other_code
-        if rest == other_rest:
-            break
+        if _are_languages(code, other_code):
+            named = code, other_code
+            if rest == other_rest:
+                break
     return named
 
 
-def _pairs_by_name(search: _Search, files: Sequence[_File], is_ordered: bool) -> list[_Corpus]:
+def _pairs_by_name(files: Sequence[_File], wanted: Languages | None) -> list[_Corpus]:
     """Return the pairs of files whose names differ only in the language, or in the side."""
-    wanted = search.wanted.languages
     groups: dict[str, dict[str, list[_File]]] = {}
     for file in files:
         for side, rest in sides_of(file.name):
             groups.setdefault(rest, {}).setdefault(side, []).append(file)
-    corpora: dict[frozenset[Path], _Corpus] = {}
-    others: list[_File] = []
+    corpora: dict[frozenset[_File], _Corpus] = {}
     for rest, by_side in groups.items():
-        pairs = list(_pairs_of_sides(by_side, wanted))
-        for languages in pairs:
-            named = None if SOURCE in languages else languages
-            for both in product(*map(by_side.__getitem__, languages)):
-                is_certain = is_ordered or wanted is not None or named is None
-                corpus = _Corpus(both, named, rest, is_certain)
-                direction = direction_of(both[0].name)
-                if not is_certain and direction == languages[::-1]:
-                    corpus = _Corpus(both[::-1], direction, rest)
-                elif direction == languages:
-                    corpus = _Corpus(both, named, rest)
-                corpora[frozenset(corpus.paths)] = corpus
-        if pairs:
-            others += chain.from_iterable(by_side.values())
-    in_pairs = frozenset().union(*corpora)
-    for file in others:
-        if file.path not in in_pairs:
-            search.unused[file.path] = "is in another language"
+        for source, target in permutations(by_side, 2):
+            languages = None
+            if (source, target) != (SOURCE, TARGET):
+                languages = source, target
+                is_other = wanted is not None and not _are_same(languages, wanted)
+                if is_other or not _are_languages(source, target):
+                    continue
+            for pair in product(by_side[source], by_side[target]):
+                corpora.setdefault(frozenset(pair), _Corpus(pair, languages, rest))
     return list(corpora.values())
 
 
-def _pairs_of_sides(sides: Iterable[str], wanted: Languages | None) -> Iterator[Languages]:
-    """Yield the pairs of languages, or SOURCE and TARGET, among the sides of files."""
-    for pair in combinations(sides, 2):
-        for source, target in (pair, pair[::-1]):
-            is_wanted = wanted is not None and _are_same((source, target), wanted)
-            if is_wanted or (source, target) == (SOURCE, TARGET):
-                yield source, target
-        if wanted is None and not {SOURCE, TARGET} & set(pair) and not is_same_language(*pair):
-            yield pair
+def _are_languages(source: str, target: str) -> bool:
+    """Whether two sides are different languages."""
+    is_side = bool({SOURCE, TARGET} & {source, target})
+    return not is_side and not is_same_language(source, target)
 
 
 def _are_same(languages: Languages, others: Languages) -> bool:
@@ -339,30 +319,38 @@ def _file_with_both_sides(search: _Search, file: _File) -> _Corpus:
     return _Corpus((file,), wanted or languages, _plain(file), layout=layout)
 
 
-def _languages(search: _Search, corpora: Sequence[_Corpus]) -> Languages:
+def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) -> Languages:
     """Return source and target language.
+
+    Args:
+        search: What the user has passed.
+        corpora: All corpora.
+        is_ordered: Whether the user has passed the files, those with the source first.
 
     Raises:
         DataError: The files do not tell them, or they differ.
     """
-    if search.wanted.languages:
-        return search.wanted.languages
     shown = join_words(map(str, search.places))
-    named: dict[Languages, bool] = {}  # whether the order of the languages is certain
+    choices: dict[Languages, None] = {}
+    orders = set()
     for corpus in corpora:
-        if corpus.languages is not None:
-            is_certain = named.get(corpus.languages, False)
-            named[corpus.languages] = is_certain or corpus.is_ordered
-    if not named:
+        if corpus.languages is None:
+            continue
+        both_orders = (corpus.languages, corpus.languages[::-1])
+        choices |= dict.fromkeys(both_orders)
+        direction = direction_of(corpus.files[0].name)
+        if is_ordered or len(corpus.files) == 1:
+            orders.add(corpus.languages)
+        elif direction in both_orders:
+            orders.add(direction)
+    if not choices:
         problem = f"{shown}: neither the names nor the content of the files tell the languages."
         fix = f"Add their codes, for example: {search.with_languages(('en', 'de'))}"
         raise DataError(problem, fix=fix)
-    ordered = [languages for languages, is_ordered in named.items() if is_ordered]
-    if len(ordered) == len({frozenset(languages) for languages in named}) == 1:
-        return ordered[0]
+    if len(orders) == 1 and len(choices) == 2:
+        return orders.pop()
     problem = f"{shown}: it is not certain which languages are source and target."
-    choices = chain.from_iterable((pair, pair[::-1]) for pair in named)
-    raise _uncertain(problem, map(search.with_languages, dict.fromkeys(choices)))
+    raise _uncertain(problem, map(search.with_languages, choices))
 
 
 def _parts(
