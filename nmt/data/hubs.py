@@ -5,30 +5,40 @@ Both packages may download data. They are imported on first use.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.language_codes import is_same_language, matching_pairs
 from nmt.data.formats.json_lines import columns_of_record, texts_of_record
 from nmt.data.formats.layout import Wanted
 from nmt.errors import ConfigError, DataError, join_words, nearest_word, shell_command
+from nmt.files.atomic import atomic_folder, write_errors
+from nmt.files.progress import progress_bar
 
-if TYPE_CHECKING:
-    from nmt.config.data import CorpusConfig, DataConfig
-
+PREFIX = "hub:"
 # Names of file formats in `datasets`.
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+# Names of splits, and the part of a project that each of them becomes.
+_PARTS = {"train": "train", "test": "test"} | dict.fromkeys(("validation", "valid", "dev"), "valid")
+_MOST_SHOWN = 10
 _ROWS_AT_ONCE = 1000
+_WORDS = "keep_default_na"  # Option of `datasets` for CSV: whether "NA" is missing, not a word.
 _HUB = "https://huggingface.co"
 _CONNECT_SECONDS = 1.5
+
+logger = logging.getLogger(__name__)
 
 
 def is_on_hub(config: CorpusConfig) -> bool:
@@ -93,24 +103,95 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
             raise DataError(problem, fix="Convert the file, or set tsv or jsonl instead.")
         # A single local file is one split, for any value of `split`.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
-        if path.suffix == ".csv":
-            options["keep_default_na"] = False  # "NA" is a word
     else:
         options |= {"path": name, "name": config.subset}
         if is_on_hub(config):
             _connect()
-    try:
+    with _reading(f"{name} (subset {config.subset}, split {config.split})"):
         datasets = _datasets()
+        place = {key: options[key] for key in ("path", "name", "data_files") if key in options}
+        if hasattr(datasets.load_dataset_builder(**place).config, _WORDS):  # CSV files
+            options[_WORDS] = False
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         for block in datasets.load_dataset(**options).iter(batch_size=_ROWS_AT_ONCE):
             for values in zip(*block.values(), strict=True):
                 yield dict(zip(block, values, strict=True))
+
+
+@contextmanager
+def _reading(place: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # `datasets` raises errors of many types
-        place = f"{name} (subset {config.subset}, split {config.split})"
         problem = f"`datasets` cannot read {place}: {type(error).__name__}: {error}"
-        fix = "Check the name, subset and split, or replace huggingface by source and target."
+        fix = "Check the name, subset, split and connection, or pass local files in their place."
         raise DataError(problem, fix=fix) from error
+
+
+def save_data_set(
+    place: str, subset: str | None, languages: tuple[str, str] | None, folder: Path
+) -> Path:
+    """Write the texts of a data set as JSON lines, with a file for each part of a project.
+
+    Args:
+        place: ``hub:NAME``, or ``hub:NAME/SUBSET``.
+        subset: Configuration of the data set. None for the only one, or the one whose name is the
+            language pair.
+        languages: Codes of source and target.
+        folder: Where the folder of the data set is written. An older one is replaced.
+
+    Returns:
+        The folder of the data set, with ``train.jsonl``, and ``valid.jsonl`` and ``test.jsonl`` if
+        the data set has these splits.
+
+    Raises:
+        ConfigError: It is not certain which subset is meant.
+        DataError: The data set cannot be read, or has no split for training.
+    """
+    name = place.removeprefix(PREFIX)
+    parent, _, last = name.rpartition("/")
+    if subset is None and "/" in parent and not Path(name).exists():
+        name = parent
+        subset = last
+    if not Path(name).exists():
+        _connect()
+    with _reading(name):
+        subsets = _datasets().get_dataset_config_names(name)
+    subset = subset or _subset(name, subsets, languages)
+    with _reading(f"{name} (subset {subset})"):
+        splits = _datasets().get_dataset_split_names(name, subset)
+    logger.info("%s (subset %s) has the splits %s", name, subset, ", ".join(splits))
+    parts = {_PARTS[split]: split for split in splits if split in _PARTS}
+    if "train" not in parts:
+        problem = f"{name} (subset {subset}) has no split train, but {', '.join(splits)}."
+        raise DataError(problem, fix="Choose a data set with text for training.")
+    copy = folder / re.sub(r"[^\w.-]+", "--", f"{name}-{subset}").strip("-")
+    with write_errors(copy, DataError), atomic_folder(copy, replace=True) as temporary:
+        for part, split in parts.items():
+            config = CorpusConfig(huggingface=name, subset=subset, split=split)
+            bar = progress_bar(f"read {split}", unit="pair")
+            with bar, (temporary / f"{part}.jsonl").open("w", encoding="utf-8") as file:
+                for row in _rows(name, config):
+                    items = texts_of_record(row).items()
+                    texts = {key: text for key, text in items if isinstance(text, str | None)}
+                    file.write(f"{json.dumps(texts, ensure_ascii=False)}\n")
+                    bar.update()
+    return copy
+
+
+def _subset(name: str, subsets: Sequence[str], languages: tuple[str, str] | None) -> str:
+    """Return the only subset, or the one whose name is the language pair in any order."""
+    if len(subsets) == 1:
+        return subsets[0]
+    if languages is not None:
+        pairs = [_languages_of(each) for each in subsets]
+        matches = {*matching_pairs(languages, pairs), *matching_pairs(languages[::-1], pairs)}
+        if len(matches) == 1:
+            return "-".join(matches.pop())
+    commands = [shell_command("init", f"{PREFIX}{name}/{each}") for each in subsets[:_MOST_SHOWN]]
+    problem = f"{name} has {len(subsets)} subsets, and it is not certain which one is meant."
+    raise ConfigError(problem, fix="\n    ".join(["Choose one of these commands:", *commands]))
 
 
 def _datasets() -> Any:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -64,6 +65,10 @@ class Release:
     num_pairs: int | None
     num_kibibytes: int | None
 
+    def is_of(self, corpus: str, languages: tuple[str, str]) -> bool:
+        """Whether this is a release of a corpus in two languages, in any order."""
+        return self.corpus == corpus and set(self.languages) == set(languages)
+
     def __str__(self) -> str:
         """Return the corpus with its version, languages and size."""
         text = f"{self.corpus} {self.version} ({'-'.join(self.languages)})"
@@ -86,8 +91,8 @@ def opus_corpus(place: str, languages: tuple[str, str] | None, folder: Path) -> 
         ConfigError: The languages are missing, or OPUS does not have the corpus in them.
         DataError: The corpus cannot be downloaded, or is damaged.
     """
-    name, _, version = place.removeprefix(PREFIX).partition("/")
-    version = version or _LATEST
+    name, _, wanted_version = place.removeprefix(PREFIX).partition("/")
+    version = wanted_version or _LATEST
     if languages is None:
         command = shell_command("init", place, languages="de-en")
         problem = f"{place} exists in many pairs of languages."
@@ -132,10 +137,10 @@ def _not_found(
     """Return the error for a corpus, a version or a language pair that OPUS does not have."""
     if not is_known:
         by_lower_name = {known.lower(): known for known in _names("corpora")}
-        similar = [by_lower_name[key] for key in get_close_matches(name.lower(), by_lower_name)]
+        similar = get_close_matches(name.lower(), by_lower_name)
         fix = f"Choose a corpus of {_SITE}."
         if similar:
-            fix = f"Did you mean {' or '.join(similar)}?"
+            fix = f"Did you mean {' or '.join(by_lower_name[key] for key in similar)}?"
         return ConfigError(f"OPUS does not have a corpus {name}.", fix=fix)
     problem = f"OPUS does not have {name} in {' and '.join(languages)}"
     versions = {release.version for release in _releases(name, "", languages)}
@@ -157,11 +162,7 @@ def _releases(name: str, version: str, languages: tuple[str, str]) -> list[Relea
     for source, target in (languages, languages[::-1]):
         answer = _ask("corpora", corpus=name, source=source, target=target, **parameters)
         entries = filter(None, map(_release, answer))
-        releases = [
-            release
-            for release in entries
-            if release.corpus == name and set(release.languages) == set(languages)
-        ]
+        releases = [release for release in entries if release.is_of(name, languages)]
         if releases:
             return releases
     return []
@@ -173,7 +174,8 @@ def _release(entry: Any) -> Release | None:
         return None
     values = {key: str(value) for key, value in entry.items()}
     names = [values.get(key, "") for key in ("corpus", "version", "source", "target")]
-    if not all(map(_NAME.fullmatch, names)) or values.get("preprocessing") != _FORMAT:
+    are_names = all(map(_NAME.fullmatch, names))
+    if not are_names or values.get("preprocessing", _FORMAT) != _FORMAT:
         return None
     corpus, version, source, target = names
     return Release(
@@ -243,7 +245,8 @@ def _download(release: Release, archive: Path) -> None:
 def _licence(archive: Path) -> str:
     """Return the first lines of the licence in a zip file, or where to look for it."""
     lines: list[str] = []
-    with ZipFile(archive) as zip_file:
+    # Reading the pairs reports damage.
+    with suppress(BadZipFile), ZipFile(archive) as zip_file:
         for name, pattern in _LICENCE_FILES.items():
             if name in zip_file.namelist() and not lines:
                 with zip_file.open(name) as file:

@@ -161,17 +161,12 @@ def open_single_member(archive: Path) -> IO[bytes]:
     Raises:
         DataError: The archive has no text, or several. The message has their names.
     """
-    names = text_names(archive)
+    members = [each for each in members_of(archive) if not is_document(each.name)]
+    names = [each.name for each in members if not each.problem]
     if len(names) != 1:
         problem = f"{archive} is an archive with {len(names)} texts, not a text file."
         raise DataError(problem, fix=_choice(archive, names))
     return open_member(archive, names[0])
-
-
-def text_names(archive: Path) -> list[str]:
-    """Return the names of the members that may be text, without those that explain the archive."""
-    members = members_of(archive)
-    return [each.name for each in members if not each.problem and not is_document(each.name)]
 
 
 def is_document(name: str) -> bool:

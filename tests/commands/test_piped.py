@@ -127,7 +127,7 @@ def test_a_corpus_in_files_does_not_need_standard_input(
 
 
 def test_empty_standard_input_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^standard input: no sentence pairs"):
+    with pytest.raises(DataError, match=r"^standard input is empty"):
         prepare(piped_config(tmp_path), piped=Pipe(b""))
     assert [path.name for path in tmp_path.glob(".prepared*")] == []
 

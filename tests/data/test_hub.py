@@ -20,7 +20,7 @@ from nmt.commands.prepare import recipe_of
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.corpus import corpus_files, read_corpus
 from nmt.data.formats.pair import ReadOptions
-from nmt.data.hubs import check_hub, hub_address, published_test_set, reaches
+from nmt.data.hubs import check_hub, hub_address, published_test_set, reaches, save_data_set
 from nmt.data.prepare_report import current_report
 from nmt.errors import ConfigError, DataError
 from tests.commands.preparing import config_for, corpus, prepare
@@ -65,6 +65,29 @@ def test_a_file_of_any_format_is_one_split_of_any_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+def test_words_that_look_missing_are_words_in_a_folder_of_tables(
+    tmp_path: Path, streaming: bool
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for split in ("train", "test"):
+        with (folder / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("en", "de"), *((t, s) for s, t in PAIRS)])
+    assert pairs_of(folder, streaming=streaming) == PAIRS
+
+
+@pytest.mark.parametrize("keys", [("source", "target"), ("src", "tgt"), ("deu_Latn", "eng_Latn")])
+def test_columns_are_found_by_usual_names_and_by_those_of_the_user(
+    tmp_path: Path, keys: tuple[str, str]
+) -> None:
+    rows = [dict(zip((*keys, "first", "second"), pair + pair, strict=True)) for pair in PAIRS]
+    path = parquet(tmp_path / "a.parquet", rows)
+    assert pairs_of(path) == PAIRS
+    swapped = [(target, source) for source, target in PAIRS]
+    assert pairs_of(path, columns=["second", "first"]) == swapped
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 def test_a_folder_is_a_data_set_with_splits(tmp_path: Path, streaming: bool) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -85,6 +108,7 @@ def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.Mo
         return datasets.Dataset.from_list(nested(PAIRS)).to_iterable_dataset()
 
     monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda **_: Mock(config=object()))
     monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: True)
     assert pairs_of("wmt/wmt14", subset="de-en", split="test", streaming=True) == PAIRS
     # No trust_remote_code: code from a hub is never run.
@@ -102,6 +126,11 @@ def test_of_local_text_only_a_folder_is_copied_into_the_cache(
         asked.append(options)
         return datasets.Dataset.from_list(nested(PAIRS)).to_iterable_dataset()
 
+    is_table = {"csv": Mock(config=Mock(keep_default_na=True))}
+    other = Mock(config=object())
+    monkeypatch.setattr(
+        "datasets.load_dataset_builder", lambda path, **_: is_table.get(path, other)
+    )
     monkeypatch.setattr("datasets.load_dataset", load)
     formats = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json"}
     for name, loader in formats.items():
@@ -120,11 +149,11 @@ def test_of_local_text_only_a_folder_is_copied_into_the_cache(
 
 
 def test_failures_become_an_error_with_a_fix(tmp_path: Path) -> None:
-    wrong = parquet(tmp_path / "wrong.parquet", [{"source": "a", "target": "b"}])
+    wrong = parquet(tmp_path / "wrong.parquet", [{"left": "a", "right": "b"}])
     (tmp_path / "data.xlsx").touch()
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
     for place, message in (
-        (wrong, "row 1: no text for de and en; the row has the columns source, ta"),
+        (wrong, "not certain which texts .* The keys of the first record are left, right"),
         (tmp_path / "data.xlsx", r"not \.xlsx"),
         (tmp_path / "bad.parquet", r"cannot read .*bad\.parquet"),
     ):
@@ -148,8 +177,10 @@ def test_an_unreachable_hub_is_tried_once(answers: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(
-        "datasets.load_dataset", lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"])
+        "datasets.load_dataset_builder",
+        lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"]),
     )
+    monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=OSError("offline")))
     with pytest.raises(DataError, match="cannot read wmt/wmt14"):
         pairs_of("wmt/wmt14")
     released.set()
@@ -280,3 +311,76 @@ def test_a_copied_folder_of_sacrebleu_is_a_test_set(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["systems"][0]["scores"][0]["value"] == pytest.approx(100)
+
+
+def data_set(folder: Path, subsets: dict[str, list[str]]) -> Path:
+    """Write a data set in the layout of the hub: each subset with one file for each split."""
+    lines = ["---", "configs:"]
+    for subset, splits in subsets.items():
+        lines += [f"- config_name: {subset}", "  data_files:"]
+        for number, split in enumerate(splits, start=1):
+            file = f"{subset}/{split}.parquet"
+            lines += [f"  - split: {split}", f"    path: {file}"]
+            (folder / subset).mkdir(parents=True, exist_ok=True)
+            pairs = [*PAIRS, (f"{subset} {split}", "x")][-number:]
+            parquet(folder / file, nested(pairs))
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]), encoding="utf-8")
+    return folder
+
+
+def saved(folder: Path) -> dict[str, list[dict[str, str]]]:
+    return {
+        path.name: [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        for path in folder.iterdir()
+    }
+
+
+def test_a_data_set_becomes_a_folder_with_its_parts(tmp_path: Path) -> None:
+    """Only texts are kept, and of the splits only those that are a part of a project."""
+    place = data_set(tmp_path / "org", {"only": ["train", "validation", "extra", "test"]})
+    copy = save_data_set(f"hub:{place}", None, None, tmp_path / "downloads")
+    last = {"de": "only train", "en": "x"}
+    files = saved(copy)
+    assert files["train.jsonl"] == [last]
+    assert files["valid.jsonl"] == [
+        {"de": "schön\u2028", "en": ""},
+        {**last, "de": "only validation"},
+    ]
+    assert [len(texts) for _, texts in sorted(files.items())] == [4, 1, 2]
+    assert save_data_set(f"hub:{place}", None, None, tmp_path / "downloads") == copy
+    assert saved(copy) == files
+
+
+@pytest.mark.parametrize("languages", [("de", "en"), ("eng", "deu")])
+def test_of_several_subsets_the_named_one_or_that_of_the_languages_is_read(
+    tmp_path: Path, languages: tuple[str, str]
+) -> None:
+    place = data_set(
+        tmp_path / "org", {"de-en": ["train"], "cs-en": ["train"], "all": ["train", "test"]}
+    )
+
+    def first_text(name: str, subset: str | None, codes: tuple[str, str] | None) -> str:
+        copy = save_data_set(f"hub:{name}", subset, codes, tmp_path / "downloads")
+        return saved(copy)["train.jsonl"][0]["de"]
+
+    assert first_text(str(place), None, languages) == "de-en train"
+    assert first_text(f"{place}/cs-en", None, languages) == "cs-en train"
+    assert first_text(str(place), "all", languages) == "all train"
+    for codes in (None, ("fr", "en")):
+        with pytest.raises(ConfigError, match="3 subsets") as caught:
+            first_text(str(place), None, codes)
+        assert f"nmt init hub:{place}/cs-en" in caught.value.fix
+
+
+def test_a_data_set_that_cannot_be_a_project_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = data_set(tmp_path / "org", {"only": ["devtest", "test"]})
+    with pytest.raises(DataError, match="no split train, but devtest, test"):
+        save_data_set(f"hub:{place}", None, None, tmp_path)
+    monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: False)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match="cannot read org/absent"):
+        save_data_set("hub:org/absent/de-en", None, None, tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["org"]

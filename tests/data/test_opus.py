@@ -56,7 +56,9 @@ def test_a_corpus_is_downloaded_once_in_any_order_of_its_languages(
 def test_a_version_that_is_there_needs_no_network(opus: OpusServer, tmp_path: Path) -> None:
     archive = opus_corpus("opus:Tatoeba/v2023-04-12", CODES, tmp_path)
     num_requests = len(opus.requests)
-    assert opus_corpus("opus:Tatoeba/v2023-04-12", ("en", "de"), tmp_path) == archive
+    for content in (opus.archive, b"damaged"):  # reading the pairs reports the damage
+        archive.write_bytes(content)
+        assert opus_corpus("opus:Tatoeba/v2023-04-12", ("en", "de"), tmp_path) == archive
     assert len(opus.requests) == num_requests
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
+from nmt.data.formats.lines import shown_path
 from nmt.data.formats.pair import PairReader, ReadOptions
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, open_text, standard_encoding
@@ -17,6 +18,11 @@ from nmt.registry import Registry
 
 # In the order in which they are tried on a file whose name does not tell.
 FORMATS: Registry[Format] = Registry("corpus format")
+
+
+def all_formats() -> list[Format]:
+    """Return the formats in the order in which they are tried."""
+    return [FORMATS[name] for name in FORMATS]
 
 
 def sample_of(path: Path, encoding: str | None = None) -> Sample:
@@ -29,7 +35,7 @@ def sample_of(path: Path, encoding: str | None = None) -> Sample:
     with open_text(path, encoding) as stream:
         start = next(read_pieces(stream, str(path), START_BYTES), b"")
     if not start.strip():
-        raise DataError(f"{path} is empty.", fix="Pass a file with sentence pairs.")
+        raise DataError(f"{shown_path(path)} is empty.", fix="Pass a file with sentence pairs.")
     return Sample(path, start, standard_encoding(encoding or "utf-8"))
 
 
@@ -55,9 +61,8 @@ def layout_of(
     if format_name is not None:
         return FORMATS[format_name].layout(sample, wanted)
     suffix = Path(plain_name(path)).suffix.lower()
-    formats = [FORMATS[name] for name in FORMATS]
-    by_name = [each for each in formats if suffix in each.suffixes]
-    by_content = [each for each in formats if each.recognises(sample)]
+    by_name = [each for each in all_formats() if suffix in each.suffixes]
+    by_content = [each for each in all_formats() if each.recognises(sample)]
     for chosen in (*by_content, *by_name):
         return chosen.layout(sample, wanted)
     known = ", ".join(FORMATS)

@@ -38,9 +38,9 @@ class JsonLines:
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the keys of both sides in the first object."""
         name = shown_path(sample.path)
-        first_line = sample.lines[0]
-        first_object = _object_of(first_line)
+        first_object = next(filter(None, map(_object_of, sample.lines)), None)
         if first_object is None:
+            first_line = sample.lines[0]
             problem = f"{name}, line 1: expected a JSON object, found {first_line[:EXCERPT]!r}."
             fix = "Write one object per line; `jq -c '.[]' FILE` does that for an array of objects."
             raise DataError(problem, fix=fix)

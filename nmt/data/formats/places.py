@@ -1,16 +1,39 @@
-"""What the places of ``nmt init`` contain: files, archives and folders with parallel text."""
+"""What the places of ``nmt init`` contain: files, archives and folders with parallel text.
+
+Whatever is not certain is an error with the commands to choose from, never a guess.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, permutations, product
 from pathlib import Path
-from typing import Literal
 
+from nmt.config.language_codes import is_same_language
+from nmt.data.formats import all_formats, layout_of, sample_of
+from nmt.data.formats.file_names import (
+    SOURCE,
+    TARGET,
+    Part,
+    direction_of,
+    part_of,
+    sides_of,
+    without_variant,
+)
 from nmt.data.formats.layout import Layout, Wanted
+from nmt.errors import DataError, join_words, shell_command
+from nmt.files.archive import is_archive_file, is_document, members_of
+from nmt.files.encoding import marked_encoding, standard_encoding
+from nmt.files.lines import open_binary, plain_name, read_pieces
 
-Part = Literal["train", "valid", "test"]
 TEXT = "text"  # Format of two aligned text files, in a `Layout`.
+_MOST_SHOWN = 6  # commands or files in a message
+_NO_TEXT = (".ids", ".pdf", ".doc", ".docx", ".html", ".yaml", ".yml", ".sh", ".py", ".log")
+_MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
+_ALIGNED = Layout(TEXT)
+
+Languages = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -38,9 +61,66 @@ class Places:
         unused: Why a file is not used, by its path.
     """
 
-    languages: tuple[str, str]
+    languages: Languages
     parts: Mapping[Part, PartFiles]
     unused: Mapping[Path, str]
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file in a place.
+
+    Args:
+        path: The file; in an archive, the path leads into it.
+        name: Path from the place, with the name of the place.
+        part: Part that the path from the place tells.
+    """
+
+    path: Path
+    name: str
+    part: Part | None
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """One file with both sides, or one for each side.
+
+    Args:
+        files: The file, or source and target.
+        languages: Languages that the file or the names tell; None if they do not tell.
+        name: What the names of the files share.
+        layout: Format of a file with both sides.
+    """
+
+    files: tuple[_File, ...]
+    languages: Languages | None
+    name: str
+    layout: Layout = _ALIGNED
+
+    @property
+    def paths(self) -> list[Path]:
+        """The paths of the files."""
+        return [file.path for file in self.files]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What the user has passed, and the files that are not used."""
+
+    places: Sequence[Path]
+    wanted: Wanted
+    format_name: str | None
+    encoding: str | None
+    unused: dict[Path, str] = field(default_factory=dict)
+
+    def with_files(self, paths: Iterable[Path]) -> str:
+        """Return the command for other places."""
+        codes = self.wanted.languages
+        return shell_command("init", *paths, languages="-".join(codes) if codes else None)
+
+    def with_languages(self, languages: Iterable[str]) -> str:
+        """Return the command for other languages."""
+        return shell_command("init", *self.places, languages="-".join(languages))
 
 
 def find_places(
@@ -63,4 +143,265 @@ def find_places(
         DataError: A place is missing, damaged, or has no parallel text; or it is not certain which
             files or languages are meant. The message shows the commands to choose from.
     """
-    raise NotImplementedError
+    search = _Search(places, wanted, format_name, encoding)
+    files = list(_files_in(search))
+    sides = [] if format_name else [file for file in files if not _has_suffix_of_format(file)]
+    if len(files) == len(sides) == len(places) == 2:
+        pairs = _aligned_files(search, *sides)
+    else:
+        pairs = _pairs_by_name(sides, wanted.languages)
+    corpora = list(pairs)
+    in_pairs = {path for pair in pairs for path in pair.paths}
+    for file in files:
+        if file.path in in_pairs:
+            continue
+        try:
+            if pairs and file in sides and any(sides_of(file.name)):
+                problem = f"{file.path} is in another language, or lacks its other side."
+                raise DataError(problem, fix="Pass both sides of each file, or leave it out.")
+            corpora.append(_file_with_both_sides(search, file))
+        except DataError as error:
+            if len(files) == 1 or file.path in places:
+                raise
+            search.unused[file.path] = error.problem.removeprefix(str(file.path)).lstrip(": ")
+    if not corpora:
+        problem = f"{join_words(map(str, places))}: no parallel text."
+        for path, reason in islice(search.unused.items(), _MOST_SHOWN):
+            problem += f"\n    {path} {reason}"
+        raise DataError(problem, fix="Pass two aligned text files, or a file with both sides.")
+    is_ordered = len(files) == len(places)  # by the user
+    languages = wanted.languages or _languages(search, corpora, is_ordered)
+    return Places(languages, _parts(search, languages, corpora), search.unused)
+
+
+def _files_in(search: _Search) -> Iterator[_File]:
+    """Yield the files of all places that may be text, also those in archives."""
+    for place in search.places:
+        place_name = place.absolute().name  # also of the working directory
+        if place.is_dir():
+            for path in sorted(filter(Path.is_file, place.rglob("*"))):
+                yield from _texts_of(search, path, path.relative_to(place), place_name)
+            continue
+        if place.exists() and not place.is_file():
+            problem = f"{place} is a pipe or a device, but nmt reads a corpus twice."
+            raise DataError(problem, fix="Write the text to a file first.")
+        if is_archive_file(place):
+            yield from _texts_of(search, place, Path(), place_name)
+        else:
+            open_binary(place).close()  # explains why a file cannot be read
+            yield _File(place, str(place), part_of(Path(*place.parts[-2:])))
+
+
+def _texts_of(search: _Search, path: Path, name: Path, place: str) -> Iterator[_File]:
+    """Yield a file, or the files of an archive.
+
+    Args:
+        search: Gets the files that are not used.
+        path: The file or archive.
+        name: Its path from the place.
+        place: Name of the place.
+    """
+    texts = {path: (name, "")}
+    if is_archive_file(path):
+        stem = name.with_name(plain_name(name)) if name.name else name
+        members = members_of(path)
+        texts = {path / each.name: (stem / each.name, each.problem) for each in members}
+        if len(texts) < len(members):
+            problem = f"{path} contains several files with the same name."
+            raise DataError(problem, fix="Unpack the archive, and pass the files.")
+    for text, (relative, problem) in texts.items():
+        if problem:
+            search.unused[text] = f"is {problem}"
+        elif is_document(str(relative)) or relative.suffix.lower() in _NO_TEXT:
+            search.unused[text] = "is not text of the corpus"
+        else:
+            yield _File(text, f"{place}/{relative}", part_of(relative))
+
+
+def _plain(file: _File) -> str:
+    name = Path(file.name)
+    return str(name.with_name(plain_name(name)))
+
+
+def _has_suffix_of_format(file: _File) -> bool:
+    suffix = Path(_plain(file)).suffix.lower()
+    return any(suffix in each.suffixes for each in all_formats())
+
+
+def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpus]:
+    """Return the corpus of two files that the user has passed as source and target.
+
+    None if each of them has both sides.
+    """
+    if source.path == target.path:
+        problem = f"SOURCE and TARGET are the same file, {source.path}."
+        fix = "Pass a text and a file of translations: `nmt init SOURCE TARGET`."
+        raise DataError(problem, fix=fix)
+    named = _named_languages(source.name, target.name)
+    wanted = search.wanted.languages
+    if named is None:
+        samples = [sample_of(file.path, search.encoding) for file in (source, target)]
+        if any(all(map(each.recognises, samples)) for each in all_formats()):
+            return []
+    elif wanted is not None and _are_same(named, wanted[::-1]):
+        problem = f"By their names, {source.path} is {named[0]} and {target.path} is {named[1]}."
+        commands = [search.with_files([target.path, source.path]), search.with_languages(named)]
+        raise _uncertain(problem, commands)
+    return [_Corpus((source, target), named, "")]
+
+
+def _named_languages(source: str, target: str) -> Languages | None:
+    """Return the languages in two names: where the rest is the same, or else the last ones."""
+    named = None
+    for (code, rest), (other_code, other_rest) in product(sides_of(source), sides_of(target)):
+        if _are_languages(code, other_code):
+            named = code, other_code
+            if rest == other_rest:
+                break
+    return named
+
+
+def _pairs_by_name(files: Sequence[_File], wanted: Languages | None) -> list[_Corpus]:
+    """Return the pairs of files whose names differ only in the language, or in the side."""
+    groups: dict[str, dict[str, list[_File]]] = {}
+    for file in files:
+        for side, rest in sides_of(file.name):
+            groups.setdefault(rest, {}).setdefault(side, []).append(file)
+    corpora: dict[frozenset[_File], _Corpus] = {}
+    for rest, by_side in groups.items():
+        for source, target in permutations(by_side, 2):
+            languages = None
+            if (source, target) != (SOURCE, TARGET):
+                languages = source, target
+                is_other = wanted is not None and not _are_same(languages, wanted)
+                if is_other or not _are_languages(source, target):
+                    continue
+            for pair in product(by_side[source], by_side[target]):
+                corpora.setdefault(frozenset(pair), _Corpus(pair, languages, rest))
+    return list(corpora.values())
+
+
+def _are_languages(source: str, target: str) -> bool:
+    """Whether two sides are different languages."""
+    is_side = bool({SOURCE, TARGET} & {source, target})
+    return not is_side and not is_same_language(source, target)
+
+
+def _are_same(languages: Languages, others: Languages) -> bool:
+    return all(map(is_same_language, languages, others))
+
+
+def _file_with_both_sides(search: _Search, file: _File) -> _Corpus:
+    """Return the corpus in a file with both sides.
+
+    Raises:
+        DataError: The file has no format, or its columns or languages are not certain.
+    """
+    wanted = search.wanted.languages
+
+    def layout_for(languages: Languages | None) -> Layout:
+        return layout_of(
+            file.path,
+            Wanted(languages, search.wanted.columns),
+            format_name=search.format_name,
+            encoding=search.encoding,
+        )
+
+    direction = wanted or direction_of(file.name)
+    try:
+        layout = layout_for(direction)
+    except DataError:
+        if direction == wanted:
+            raise
+        layout = layout_for(None)  # the name may be misleading
+    source, target = layout.languages or (None, None)
+    languages = (source, target) if source and target else direction
+    return _Corpus((file,), wanted or languages, _plain(file), layout=layout)
+
+
+def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) -> Languages:
+    """Return source and target language.
+
+    Args:
+        search: What the user has passed.
+        corpora: All corpora.
+        is_ordered: Whether the user has passed the files, those with the source first.
+
+    Raises:
+        DataError: The files do not tell them, or they differ.
+    """
+    shown = join_words(map(str, search.places))
+    choices: dict[Languages, None] = {}
+    orders = set()
+    for corpus in corpora:
+        if corpus.languages is None:
+            continue
+        both_orders = (corpus.languages, corpus.languages[::-1])
+        choices |= dict.fromkeys(both_orders)
+        direction = direction_of(corpus.files[0].name)
+        if is_ordered or len(corpus.files) == 1:
+            orders.add(corpus.languages)
+        elif direction in both_orders:
+            orders.add(direction)
+    if not choices:
+        problem = f"{shown}: neither the names nor the content of the files tell the languages."
+        fix = f"Add their codes, for example: {search.with_languages(('en', 'de'))}"
+        raise DataError(problem, fix=fix)
+    if len(orders) == 1 and len(choices) == 2:
+        return orders.pop()
+    problem = f"{shown}: it is not certain which languages are source and target."
+    raise _uncertain(problem, map(search.with_languages, choices))
+
+
+def _parts(
+    search: _Search, languages: Languages, corpora: Sequence[_Corpus]
+) -> dict[Part, PartFiles]:
+    """Return the files of each part. If there is only one part, it is for training.
+
+    Raises:
+        DataError: A part has the same text several times, perhaps in several formats; or there is
+            no text for training.
+    """
+    by_part: dict[Part, list[_Corpus]] = {}
+    for corpus in corpora:
+        by_part.setdefault(corpus.files[0].part or "train", []).append(corpus)
+    if len(by_part) == 1:
+        by_part = {"train": list(corpora)}
+    if "train" not in by_part:
+        problem = f"{join_words(map(str, search.places))}: no text for training."
+        raise DataError(problem, fix=f"Its files are for {' and '.join(by_part)}; add others.")
+    parts: dict[Part, PartFiles] = {}
+    for part, each_corpus in by_part.items():
+        paths = [path for corpus in each_corpus for path in corpus.paths]
+        texts = {without_variant(corpus.name) for corpus in each_corpus}
+        layouts = {corpus.layout for corpus in each_corpus}
+        if len(set(paths)) < len(paths) or len(texts) < len(each_corpus) or len(layouts) > 1:
+            problem = f"Several files can be the {part} set, and may contain the same text."
+            raise _uncertain(problem, (search.with_files(each.paths) for each in each_corpus))
+        parts[part] = _part_files(search, languages, each_corpus)
+    return parts
+
+
+def _part_files(search: _Search, languages: Languages, corpora: Sequence[_Corpus]) -> PartFiles:
+    """Return the files of corpora with the same layout, each with the source first."""
+    sources = []
+    targets = []
+    for corpus in corpora:
+        paths = corpus.paths
+        if corpus.languages == languages[::-1]:
+            paths.reverse()
+        sources.append(paths[0])
+        targets += paths[1:]
+    layout = corpora[0].layout
+    if layout.format == TEXT:
+        with open_binary(sources[0]) as stream:
+            start = next(read_pieces(stream, str(sources[0]), _MARK_BYTES), b"")
+        mark = marked_encoding(start)
+        layout = Layout(TEXT, mark or standard_encoding(search.encoding or "utf-8"))
+    return PartFiles(layout, tuple(sources), tuple(targets))
+
+
+def _uncertain(problem: str, commands: Iterable[str]) -> DataError:
+    """Return an error with the commands to choose from."""
+    shown = "".join(f"\n    {command}" for command in islice(commands, _MOST_SHOWN))
+    return DataError(problem, fix=f"Choose one of these commands:{shown}")

@@ -67,7 +67,8 @@ class Table:
         if not rows:
             raise DataError(f"{name} has no rows.", fix="Pass a file with sentence pairs.")
         header = [cell.strip() for cell in rows[0]]
-        named = named_columns(_names_of_texts(header, rows[1:]), wanted.languages)
+        full_rows = [row for row in rows[1:] if len(row) == len(header)]
+        named = named_columns(_names_of_texts(header, full_rows), wanted.languages)
         columns = wanted.columns or named or choose_columns(rows, name)
         source, target = (_number_of(column, header, name) for column in columns)
         has_header = named is not None or any(isinstance(column, str) for column in columns)
@@ -174,7 +175,7 @@ def _number_of(column: Column, header: Sequence[str], name: str) -> int:
 def _names_of_texts(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the names of the columns with texts: `id` may be a language, but not of numbers."""
     names = []
-    for name, cells in zip(header, zip(*rows, strict=False), strict=False):
+    for name, cells in zip(header, zip(*rows, strict=True), strict=False):
         if are_texts(cells):
             names.append(name)
     return names

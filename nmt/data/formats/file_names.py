@@ -1,0 +1,131 @@
+"""Languages, sides and parts that the names of files show: ``train.en-de.de``, ``dev/src.txt``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from nmt.config.language_codes import primary_code, standard_language
+from nmt.data.formats.columns import code_of_name
+from nmt.files.lines import plain_name
+from nmt.text.languages import script_of
+
+Part = Literal["train", "valid", "test"]
+SOURCE = "source"  # The side of a file whose name has this word, or a short form of it.
+TARGET = "target"
+_WORD = re.compile(r"(?<![^\W_])[A-Za-z]+([-_]([A-Z][a-z]{3}|[A-Z]{2})(?![^\W_]))*(?![^\W_])")
+_CODE = r"([a-z]{2,3}(?:_[A-Z][a-z]{3})?)"
+_DIRECTION = re.compile(rf"(?<![^\W_]){_CODE}[-_]{_CODE}(?![^\W_])")
+_SIDES = {"src": SOURCE, "source": SOURCE} | dict.fromkeys(("trg", "tgt", "target", "ref"), TARGET)
+_SIDE_WORD = re.compile(rf"(?<![^\W_])({'|'.join(_SIDES)})(?![^\W_])", re.IGNORECASE)
+# Words in names of files that are codes of languages, too. Most others have no known script.
+_NO_LANGUAGES = frozenset(
+    "aln bak big bin ext for ful gz lem lid med new run sim src ted".split()  # noqa: SIM905
+)
+# How the same text was processed.
+_VARIANTS = frozenset("bpe clean lc lower norm raw sp spm tc tok true truecased".split())  # noqa: SIM905
+_PARTS: dict[str, Part] = {
+    **dict.fromkeys(("train", "training", "trn"), "train"),
+    **dict.fromkeys(("dev", "devel", "valid", "validation", "val", "tune", "newsdev"), "valid"),
+    **dict.fromkeys(("test", "testing", "tst", "devtest", "newstest", "eval"), "test"),
+}  # fmt: skip
+_SHORTEST_NAME = 5  # Letters of the name of a language, such as Greek.
+
+
+@lru_cache(4096)
+def language_of(word: str) -> str | None:
+    """Return the code of a language that a part of a file name certainly means, or None.
+
+    Words of tools are codes of ISO 639-3, too, so a code of three letters needs a known script.
+
+    >>> [language_of(word) for word in ("de", "deu", "deu_Latn", "pt-BR", "german")]
+    ['de', 'deu', 'deu_Latn', 'pt-BR', 'de']
+    >>> [language_of(word) for word in ("src", "trg", "raw", "tok", "bpe", "txt", "new", "train")]
+    [None, None, None, None, None, None, None, None]
+    """
+    if word.lower() in _NO_LANGUAGES:
+        return None
+    code = code_of_name(word)
+    if code is None or (len(word) >= _SHORTEST_NAME and word.isalpha()):
+        return code
+    language = standard_language(word)
+    is_code = language is not None and language.is_valid()
+    is_usual = len(primary_code(word)) == 2 or script_of(word) is not None
+    return code if is_code and is_usual else None
+
+
+def sides_of(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the possible languages (or sides) of a file, each with the rest of its name.
+
+    Two files are the sides of a corpus if the rest of their names is the same. A language that
+    occurs twice is taken out of the rest once or twice.
+
+    >>> list(sides_of("train.en-de.de.gz")), list(sides_of("src.txt"))
+    ([('de', 'train.en-de.*')], [('source', '*')])
+    >>> list(sides_of("set-src.de")), list(sides_of("set-ref.en"))
+    ([('source', 'set-*.de'), ('de', 'set-.*')], [('target', 'set-*.en'), ('en', 'set-.*')])
+    >>> list(sides_of("de/train.de"))
+    [('de', 'de/train.*'), ('de', '*/train.*')]
+    """
+    name = str(Path(name).with_name(plain_name(Path(name)))).removesuffix(".txt")
+    directions = [match.span() for match in _DIRECTION.finditer(name) if _languages_in(match)]
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for match in _WORD.finditer(name):
+        is_in_direction = any(start <= match.start() < end for start, end in directions)
+        if not is_in_direction:
+            spans.setdefault(match[0], []).append(match.span())
+    for word, places in spans.items():
+        side = language_of(word) or _SIDES.get(word.lower())
+        if side is None:
+            continue
+        rest = name
+        rests = []
+        for start, end in reversed(places):
+            rest = f"{rest[:start]}*{rest[end:]}"
+            rests.append(rest)
+        for rest in dict.fromkeys((rests[0], rests[-1])):
+            is_language = side not in (SOURCE, TARGET)
+            # The side is known, so that src and ref are not part of what both files share.
+            yield side, _SIDE_WORD.sub("", rest) if is_language else rest
+
+
+def _languages_in(direction: re.Match[str]) -> tuple[str, str] | None:
+    source = language_of(direction[1])
+    target = language_of(direction[2])
+    return (source, target) if source and target else None
+
+
+def direction_of(name: str) -> tuple[str, str] | None:
+    """Return the last pair of languages in a name, such as ``en-de``; None if there is none.
+
+    >>> direction_of("Corpus.en-de.de"), direction_of("train.de"), direction_of("to-do.pt_BR")
+    (('en', 'de'), None, None)
+    """
+    pairs = filter(None, map(_languages_in, _DIRECTION.finditer(name)))
+    return next(reversed(list(pairs)), None)
+
+
+def part_of(path: Path) -> Part | None:
+    """Return the part that a name, or else the nearest folder, tells.
+
+    >>> part_of(Path("test/newsdev2014.en")), part_of(Path("tst2013/x.en")), part_of(Path("x.en"))
+    ('valid', 'test', None)
+    """
+    for name in reversed(path.parts):
+        for word in re.findall("[a-z]+", name.lower()):
+            if word in _PARTS:
+                return _PARTS[word]
+    return None
+
+
+def without_variant(name: str) -> str:
+    """Return a name without words that say how the text was processed.
+
+    >>> without_variant("train.tok.clean.*"), without_variant("train.*")
+    ('train.*', 'train.*')
+    """
+    words = re.split(r"(?<=[.\-_])", name)
+    return "".join(word for word in words if word.rstrip(".-_").lower() not in _VARIANTS)
