@@ -31,6 +31,7 @@ import stat
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,8 +44,8 @@ from nmt.commands.options import PreparationOptions, PrepareOptions, TextResult
 from nmt.config.data import CorpusConfig, Direction
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
+from nmt.data import advice, prepare_report, prepared
 from nmt.data import filters as pair_filters
-from nmt.data import prepare_report, prepared
 from nmt.data.checks import Overlap, held_out_sets, learn_profiles, name_of_test
 from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources, is_piped
 from nmt.data.diagnosis import Diagnosis, Material, make_diagnosis
@@ -221,6 +222,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     for corpus in recipe.data.corpora.values():
         check_plain_text(corpus, config.direction(corpus))
     sets, unchecked = held_out_sets(recipe)
+    configured = [name for name in sets if name in recipe.valid_sets or name in recipe.data.test]
     corpora_and_sets = {**sets, **recipe.corpora}
     directions = {name: config.direction(corpus) for name, corpus in corpora_and_sets.items()}
     train_directions = list(map(config.direction, recipe.data.training))
@@ -236,8 +238,8 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         overlap = Overlap(held_out, directions)
         material = Material(
             filters=config.filters, languages=train_directions[0], directions=directions,
-            corpora=recipe.corpora, held_out=held_out, score_with=score_with, folder=folder,
-            scratch=scratch, workers=reading.workers,
+            corpora=recipe.corpora, held_out=held_out, configured=configured, folder=folder,
+            score_with=score_with, scratch=scratch, workers=reading.workers,
         )  # fmt: skip
         diagnosis = make_diagnosis(material, filters)
 
@@ -285,9 +287,17 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         warnings += [f"{name}: {text}" for text in check.warnings()]
     valid_targets = read_lines(folder / VALID / "target.txt")
     warnings += prepare_report.loss_warnings(valid_targets, tokenizers.target)
+    counts_of_sets = overlap.counts()
+    kept_sets = sum(log.kept_sets.values(), Counter[int]())
+    has_copies = any(counts_of_sets[name]["sources_in_train"] for name in configured)
+    reasons = advice.recommended_reasons(kept_sets, has_copies=has_copies)
+    num_kept = advice.num_without(kept_sets, reasons)
+    if reasons and num_kept:
+        section = advice.with_drops(config.filters, reasons)
+        report = replace(report, recommended=section, kept_with_recommended=num_kept)
     report = replace(
         report,
-        overlap=overlap.counts(),
+        overlap=counts_of_sets,
         unchecked=unchecked,
         lengths=prepare_report.sample_lengths(train),
         sides=prepare_report.report_sides(train, train_directions, tokenizers),
@@ -431,6 +441,8 @@ def _write(
             for block, (arrays, values) in results:
                 log.take(name, values)
                 is_kept = arrays["is_kept"]
+                if part == TRAIN:
+                    log.count_reasons(name, arrays["found"][is_kept])
                 rows = encoded.rows(name, block)[is_kept]
                 source = all_lines.source.ids(rows).prepend(source_tag_ids)
                 target = all_lines.target.ids(rows).prepend(target_tag_ids)

@@ -586,6 +586,9 @@ class FilterConfig(Section):
         normalized_duplicate: Only case, punctuation or spaces differ from an earlier pair.
         near_duplicate: Only a few words of a long pair differ from an earlier pair. Limit: share of
             words that both pairs have (Jaccard index), for pairs of 16 words or more.
+        held_out: The pair shares a sentence with a validation or test set of the configuration.
+            Either side is the same apart from spaces, or the source differs in one or two words or
+            contains the sentence. ``drop`` downloads test sets of sacreBLEU and hubs.
         script: A side is not in the script of its language. Limit: share of a side's letters in a
             different script.
         language: A side is in an unexpected language (found by py3langid, or by ``model``). Limit:
@@ -630,6 +633,7 @@ class FilterConfig(Section):
     duplicate: Action = "report"
     normalized_duplicate: Action = "report"
     near_duplicate: Annotated[Rule, _Limit(0.87, 0.5, 1)] = _REPORT
+    held_out: Action = "report"
     script: Annotated[Rule, _Limit(0.5, 0, 1)] = _REPORT
     language: Annotated[LanguageRule, _Limit(5.0, 1)] = _REPORT
     swapped: Action = "report"

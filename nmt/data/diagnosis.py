@@ -6,12 +6,12 @@ here. The base class finds nothing; it is used if the folder nmt/extras/cleaning
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from nmt.config.data import CorpusConfig, FilterConfig
+from nmt.config.data import CorpusConfig, Direction, FilterConfig
 from nmt.data.filters import (
     NEAR,
     REASON_FILTERS,
@@ -37,21 +37,30 @@ class Material:
 
     filters: FilterConfig
     languages: tuple[str, str]  # of the first training corpus
-    directions: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by corpus and set
+    directions: Mapping[str, Direction] = field(default_factory=dict)  # by corpus and set
     corpora: Mapping[str, CorpusConfig]  # training corpora, by their names in reports
     held_out: Mapping[str, Sequence[SentencePair]]  # usable pairs of each held-out set
+    configured: Collection[str] = ()  # names of the held-out sets of the configuration
     score_with: Sequence[Path] = ()  # models that score the pairs
     folder: Path  # the new prepared folder, for lists of scores
     scratch: Path  # a temporary folder for large arrays
     workers: Workers
 
 
+class Looked(NamedTuple):
+    """What ``Diagnosis.look`` has found in the pairs of a block."""
+
+    problems: Mapping[int, PairProblem]  # by index of the pair
+    arrays: Arrays  # of the pairs that these problems do not drop
+
+
 class Diagnosis:
     """Base class of checks that compare all training pairs with each other."""
 
-    # A function of the pairs that the filters keep in a block. It must be picklable and
-    # deterministic: it is called in any process, and its arrays are stored, to resume after a kill.
-    look: Callable[[Sequence[SentencePair]], Arrays] | None = None
+    # A function of a corpus and of the pairs that the filters keep in a block. It must be picklable
+    # and deterministic: it is called in any process, and its arrays are stored, to resume after a
+    # kill.
+    look: Callable[[str, Sequence[SentencePair]], Looked] | None = None
     depends_on: Any = None  # JSON data: inputs of ``look`` other than the pairs and the filters
     compares_words = False  # whether `learn` is needed; then the test sets are encoded too
     lexicon: Lexicon | None = None  # the lexicon that `learn` has learned from all pairs
@@ -70,8 +79,8 @@ class Diagnosis:
 
         Args:
             corpus: Name of the corpus.
-            pairs: The pairs that the filters of texts have kept.
-            looked: Result of ``look`` for these pairs.
+            pairs: The pairs that the filters of texts and ``look`` have kept.
+            looked: Arrays of ``look`` for these pairs.
             found: Problems that the filters have found in the block.
         """
 

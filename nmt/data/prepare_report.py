@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from pydantic import TypeAdapter
 
 from nmt.config.data import Direction, FilterConfig
 from nmt.config.flag import meanings_of
+from nmt.data.advice import ReasonSets
 from nmt.data.filters import NEAR, FilterChain, ListedProblem
 from nmt.data.prepared import AGAIN, TOKENIZER, PreparedData, Recipe, are_unchanged
 from nmt.data.store import IntArray, ParallelStore
@@ -104,6 +107,8 @@ class ProblemLog(ExitStack):
         # By corpus: pairs read, pairs kept, and dropped pairs by the first reason that drops them.
         names = (*self._corpora, *held_out)
         self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in names}
+        # By training corpus: the number of kept pairs by their set of reasons.
+        self.kept_sets = {name: Counter[int]() for name in self._corpora}
 
     def take(
         self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]
@@ -133,6 +138,12 @@ class ProblemLog(ExitStack):
             examples = self._examples[reason]
             self._examples[reason] = nsmallest(_NUM_EXAMPLES, examples, key=_random_rank)
         return problems
+
+    def count_reasons(self, corpus: str, found: ReasonSets) -> None:
+        """Count the kept pairs of a block of a training corpus by their sets of reasons."""
+        sets, counts = np.unique(found, return_counts=True)
+        by_set = dict(zip(sets.tolist(), counts.tolist(), strict=True))
+        self.kept_sets[corpus].update(by_set)
 
     def check_kept(self, kind: str, corpora: Iterable[str]) -> None:
         """Check that at least one pair of each corpus is kept.
@@ -180,7 +191,12 @@ class ProblemLog(ExitStack):
                 "action": actions.get(reason, "drop"),
                 "examples": list(map(_example, self._examples[reason])),
             }
-        return PrepareReport(counts=counts, findings=findings, reasons=reasons)
+        with_findings = {}
+        for corpus, by_set in self.kept_sets.items():
+            with_findings[corpus] = by_set.total() - by_set[0]
+        return PrepareReport(
+            counts=counts, findings=findings, with_findings=with_findings, reasons=reasons
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,6 +342,10 @@ class PrepareReport:
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # By training corpus: reported (but kept) pairs by reason.
     findings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    with_findings: Mapping[str, int] = field(default_factory=dict)  # these pairs by corpus
+    # The filters section with the recommended drops, and the number of pairs that it would keep.
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+    kept_with_recommended: int = 0
     # By reason that is not off: ``count`` of training pairs, ``action``, and ``examples`` (corpus,
     # line, source, target, value).
     reasons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -416,6 +436,18 @@ class PrepareReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON data."""
         return asdict(self) | {"seconds": round(self.seconds, 3)}
+
+    @property
+    def recommendation(self) -> str:
+        """A line for the configuration that drops what is usually dropped; empty without any."""
+        if not self.recommended:
+            return ""
+        section = yaml.safe_dump(
+            dict(self.recommended), default_flow_style=True, sort_keys=False, width=math.inf
+        )
+        num_read = sum(self.counts[name][READ] for name in self.findings)
+        kept = f"recommended: keeps {self.kept_with_recommended:,} of {num_read:,} pairs"
+        return f"filters: {section.strip()}  # {kept}"
 
     def as_text(self) -> str:
         """Return the report as text."""

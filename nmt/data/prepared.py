@@ -248,10 +248,18 @@ class Recipe:
         return has_weights or bool(data.stages or data.replay)
 
     @property
+    def drops_held_out(self) -> bool:
+        """Whether the prepared data depend on the test sets."""
+        return self.config.filters.held_out == "drop"
+
+    @property
     def files(self) -> list[Path]:
         """All input files."""
         files = set[Path]()
-        for corpus in (*self.data.training, *self.data.validation):
+        corpora = [*self.data.training, *self.data.validation]
+        if self.drops_held_out:
+            corpora += self.data.test.values()
+        for corpus in corpora:
             files.update(corpus_files(corpus))
         if self.init_from is None:
             files.update(self.config.tokenizer.models or ())
@@ -265,6 +273,8 @@ class Recipe:
                 deleted, because a resumed run no longer needs it.
         """
         inputs = dict(self.bound)
+        if self.drops_held_out:
+            inputs["test"] = self.data.model_dump(mode="json", include={"test"})
         if self.init_from is None:  # the vocabulary is learned from text with noise
             inputs["noise"] = [corpus.noise.rates for corpus in self.data.training]
             if self.vocabulary is None:  # not copied from a run either

@@ -23,15 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.config.data import CorpusConfig, Direction
+from nmt.data.advice import ReasonSets, reason_set
 from nmt.data.checks import CorpusCheck, name_of_test
 from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
-from nmt.data.diagnosis import Diagnosis
+from nmt.data.diagnosis import Diagnosis, Looked
 from nmt.data.filters import FilterChain, ListedProblem, PairProblem
 from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
 from nmt.data.store import IntArray, Mask, ParallelStore, Rows, Values
-from nmt.data.workers import Arrays, BlockResult, StoredResults, Workers, has_changed, map_blocks
+from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, map_blocks
 from nmt.files.json_file import sha256_of_json
 from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers
@@ -61,13 +62,18 @@ class _FilterPass:
     corpus: str
 
     def _drop(
-        self, block: Block, is_kept: Mask, problems: Mapping[int, Sequence[PairProblem]]
+        self,
+        block: Block,
+        is_kept: Mask,
+        found: ReasonSets,
+        problems: Mapping[int, Sequence[PairProblem]],
     ) -> tuple[list[ListedProblem], Counter[str]]:
         """List the problems of pairs, and clear ``is_kept`` of the pairs that they drop.
 
         Args:
             block: The pairs.
             is_kept: Whether each pair is kept. Changed in place.
+            found: The reasons that each pair has, to which the new ones are added in place.
             problems: Problems of pairs, by index of the pair in the block.
 
         Returns:
@@ -76,13 +82,14 @@ class _FilterPass:
         """
         listed = []
         counts = Counter[str]()
-        for index, pair_problems in problems.items():
+        for index, pair_problems in sorted(problems.items()):
             pair = block.pairs[index]
             source, target = _texts(pair)
             listed += [  # a problem is its reason, value and limit
                 ListedProblem(self.corpus, pair.line, *problem, source, target)
                 for problem in pair_problems
             ]
+            found[index] |= reason_set(problem.reason for problem in pair_problems)
             reason = self.filters.dropping(pair_problems)
             if reason is not None:
                 is_kept[index] = False
@@ -94,11 +101,12 @@ class _FilterPass:
 class TextPass(_FilterPass):
     """The first pass: applies the filters of texts.
 
-    The result has the array ``is_kept`` and the arrays of ``look``. Its values are the problems,
-    the number of pairs read, and the counts of dropped pairs by the first reason that drops them.
+    The result has the arrays ``is_kept`` and ``found`` and those of ``look``. Its values are the
+    problems, the number of pairs read, and the counts of dropped pairs by the first reason that
+    drops them.
     """
 
-    look: Callable[[Sequence[SentencePair]], Arrays] | None = None
+    look: Callable[[str, Sequence[SentencePair]], Looked] | None = None
 
     def __call__(self, block: Block) -> BlockResult:
         """Parse and filter a block.
@@ -106,7 +114,7 @@ class TextPass(_FilterPass):
         Raises:
             DataError: A line cannot be read.
         """
-        problems = {}  # by index of the pair in the block
+        problems: dict[int, list[PairProblem]] = {}  # by index of the pair in the block
         for index, pair in enumerate(block.pairs):
             if isinstance(pair, BadPair):
                 pair_problems = [PairProblem(pair.reason)]
@@ -114,13 +122,29 @@ class TextPass(_FilterPass):
                 pair_problems = self.filters.text_problems(pair.source, pair.target)
             if pair_problems:
                 problems[index] = pair_problems
+        arrays = self._look(block, problems)
         is_kept = np.ones(len(block), np.bool_)
-        listed, counts = self._drop(block, is_kept, problems)
+        found = np.zeros(len(block), np.uint32)
+        listed, counts = self._drop(block, is_kept, found, problems)
         counts[READ] = len(block)
-        arrays = {"is_kept": is_kept}
-        if self.look is not None:
-            arrays |= self.look(kept_pairs(block, is_kept))
+        arrays |= {"is_kept": is_kept, "found": found}
         return BlockResult(arrays, [listed, counts])
+
+    def _look(self, block: Block, problems: dict[int, list[PairProblem]]) -> dict[str, Any]:
+        """Call ``look`` with the pairs that the filters keep; add the problems that it finds."""
+        if self.look is None:
+            return {}
+        indices = []
+        pairs = []
+        for index, pair in enumerate(block.pairs):
+            is_dropped = self.filters.dropping(problems.get(index, ())) is not None
+            if isinstance(pair, SentencePair) and not is_dropped:
+                indices.append(index)
+                pairs.append(pair)
+        looked = self.look(self.corpus, pairs)
+        for row, problem in looked.problems.items():
+            problems.setdefault(indices[row], []).append(problem)
+        return dict(looked.arrays)
 
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
@@ -181,6 +205,7 @@ class LineFeatures(NamedTuple):
     lengths: IntArray  # subwords of source and target, tags included. (2, lines)
     usual_lengths: Values  # see `FilterChain.length_problems`. (2, lines)
     is_kept: Mask  # whether the first pass has kept each line
+    found: ReasonSets  # reasons that the first pass has found. (lines,)
     # Problems that the diagnosis has found, by index of the line in the block.
     problems: Mapping[int, Sequence[PairProblem]]
 
@@ -189,14 +214,16 @@ class LineFeatures(NamedTuple):
 class LengthPass(_FilterPass):
     """The last pass: applies the filters of lengths and the problems that the diagnosis has found.
 
-    The result has the array ``is_kept``. Its values are the problems, the count of kept pairs, and
-    the counts of dropped pairs by the first reason that drops them.
+    The result has the arrays ``is_kept`` and ``found``, with the reasons of both passes. Its values
+    are the problems, the count of kept pairs, and the counts of dropped pairs by the first reason
+    that drops them.
     """
 
     def __call__(self, block: Block) -> BlockResult:
         """Filter the pairs that the first pass has kept."""
         features: LineFeatures = block.features
         is_kept = features.is_kept.copy()
+        found = features.found.copy()
         lengths = features.lengths.T.tolist()  # one list for each line: of source and target
         usual_lengths = features.usual_lengths.T.tolist()
         # Texts are only needed for the list of problems, so most blocks need not be parsed.
@@ -206,9 +233,9 @@ class LengthPass(_FilterPass):
             pair_problems = [*features.problems.get(index, ()), *length_problems]
             if pair_problems:
                 problems[index] = pair_problems
-        listed, counts = self._drop(block, is_kept, problems)
+        listed, counts = self._drop(block, is_kept, found, problems)
         counts[KEPT] = int(is_kept.sum())
-        return BlockResult({"is_kept": is_kept}, [listed, counts])
+        return BlockResult({"is_kept": is_kept, "found": found}, [listed, counts])
 
 
 @dataclass(frozen=True)
@@ -223,6 +250,8 @@ class CorpusReader:
     # By the names of corpora and held-out sets in reports:
     num_lines: dict[str, int] = field(default_factory=dict)
     is_kept: dict[str, list[Mask]] = field(default_factory=dict)  # of each block
+    # Of each block: the lines that have reasons, and these. Few lines have some.
+    found: dict[str, list[tuple[Rows, ReasonSets]]] = field(default_factory=dict)
     checks: dict[str, CorpusCheck] = field(default_factory=dict)
 
     @contextmanager
@@ -290,12 +319,16 @@ class CorpusReader:
         """
         masks: list[Mask] = []
         self.is_kept[name] = masks
+        self.found[name] = []
         check = CorpusCheck(*direction)
         self.checks[name] = check
         for block, result in results:
             is_kept = result.arrays["is_kept"]
             pairs = kept_pairs(block, is_kept)
             masks.append(is_kept)
+            found = result.arrays["found"]
+            lines_found = np.flatnonzero(found)
+            self.found[name].append((lines_found, found[lines_found]))
             check.update([pair[:2] for pair in pairs])
             yield pairs, result
         self.num_lines[name] = sum(map(len, masks))
@@ -315,6 +348,9 @@ class CorpusReader:
         for block_index, block in enumerate(self.blocks(corpus)):
             rows = encoded.rows(name, block)
             is_kept = self.is_kept[name][block_index]
+            found = np.zeros(len(block), np.uint32)
+            lines_found, reasons_found = self.found[name][block_index]
+            found[lines_found] = reasons_found
             lengths = []
             usual_lengths = []
             sides = encoded.lines.source.ids(rows), encoded.lines.target.ids(rows)
@@ -324,5 +360,7 @@ class CorpusReader:
                 lengths.append(flat.lengths + num_tags)
                 usual_lengths.append(num_usual + num_tags)
             problems = diagnosis.of_block(name, block.first - 1, is_kept)
-            features = LineFeatures(np.array(lengths), np.array(usual_lengths), is_kept, problems)
+            features = LineFeatures(
+                np.array(lengths), np.array(usual_lengths), is_kept, found, problems
+            )
             yield replace(block, features=features)

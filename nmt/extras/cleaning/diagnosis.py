@@ -12,19 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.diagnosis import Diagnosis, Material
+from nmt.data.diagnosis import Diagnosis, Looked, Material
 from nmt.data.filters import ListedProblem, PairProblem, filter_actions
 from nmt.data.formats.pair import SentencePair
 from nmt.data.prepare_report import PrepareReport
 from nmt.data.store import ParallelStore
 from nmt.data.workers import Arrays
 from nmt.extras.cleaning.alignment import FEWEST_ALIGNED, FEWEST_SCORED, CutLines, align_corpora
-from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
+from nmt.extras.cleaning.leakage import CopySearch, HeldOutSet, Leaks
 from nmt.extras.cleaning.ranges import Range
 from nmt.extras.cleaning.repeats import RepeatFinder, Repeats, pair_hashes
 from nmt.extras.cleaning.scores import (
@@ -44,23 +45,35 @@ _NUM_FIRST = 5  # Lines that are listed for each detected language.
 _MAX_NOTES = 10  # Misaligned ranges with a note of their own.
 
 
-def look_at(pairs: Sequence[SentencePair], *, index: LeakageIndex, sketches: bool) -> Arrays:
-    """Hash a block of pairs and find held-out sentences in the block, in any process.
+def look_at(
+    corpus: str, pairs: Sequence[SentencePair], *, search: CopySearch, sketches: bool
+) -> Looked:
+    """Find held-out sentences in a block of pairs, and hash the pairs, in any process.
 
     Args:
+        corpus: Name of the corpus.
         pairs: The block.
-        index: Index of the held-out sentences.
+        search: Search for held-out sentences.
         sketches: Whether to compute sketches for near duplicates.
 
     Returns:
-        ``hashes`` (see `pair_hashes`) and ``leaks`` (see `Leaks.update`).
+        The pairs that share a sentence with a held-out set; ``hashes`` (see `pair_hashes`) and
+        ``leaks`` (see `Leaks.update`).
     """
+    leaks, problems = search.find(corpus, pairs)
+    # Without any leak, the array would have one dimension.
+    leak_rows = np.array(leaks, np.int64).reshape(-1, 3)
+    if search.is_dropping:
+        is_kept = np.ones(len(pairs), np.bool_)
+        is_kept[list(problems)] = False
+        pairs = list(compress(pairs, is_kept))
+        rows = leak_rows[:, 0]
+        leak_rows = leak_rows[is_kept[rows]]
+        num_kept_up_to = np.cumsum(is_kept)
+        leak_rows[:, 0] = num_kept_up_to[leak_rows[:, 0]] - 1
     texts = [pair[:2] for pair in pairs]  # source and target
     hashes = pair_hashes(texts, sketches=sketches)
-    leaks = index.find([pair.source for pair in pairs])
-    leak_rows = np.array(leaks, np.int64)
-    # Without any leak, the array has one dimension.
-    return {_HASHES: hashes, _LEAKS: leak_rows.reshape(-1, 3)}
+    return Looked(problems, {_HASHES: hashes, _LEAKS: leak_rows})
 
 
 class CorpusDiagnosis(Diagnosis):
@@ -72,9 +85,10 @@ class CorpusDiagnosis(Diagnosis):
         self._leaks = Leaks(material.held_out, material.directions)
         self._repeat_finder = RepeatFinder(material.scratch)
         self._repeats: Future[Repeats] | None = None
+        search = _copy_search(material)
         sketches = "near_duplicate" in self._actions
-        self.look = partial(look_at, index=self._leaks.index, sketches=sketches)
-        self.depends_on = self._leaks.sources
+        self.look = partial(look_at, search=search, sketches=sketches)
+        self.depends_on = search.sets
         # Learning a lexicon takes the most time after reading.
         self.compares_words = "lexical" in self._actions or "misaligned" in self._actions
         runs = material.score_with
@@ -271,6 +285,18 @@ class CorpusDiagnosis(Diagnosis):
                 skipped[reason] = f"{', '.join(small_corpora)}: fewer than {fewest} lines."
         # Only checks that the configuration asks for.
         return {check: why for check, why in skipped.items() if check in self._actions}
+
+
+def _copy_search(material: Material) -> CopySearch:
+    """Return the search for sentences of all held-out sets. If it is off, no pair has a problem."""
+    action = material.filters.held_out
+    searched = () if action == "off" else material.configured
+    directions = material.directions
+    sets = []
+    for name, pairs in material.held_out.items():
+        sets.append(HeldOutSet(name, directions[name], tuple(pairs), name in searched))
+    corpora = tuple((name, directions[name]) for name in material.corpora)
+    return CopySearch(tuple(sets), corpora, is_dropping=action == "drop")
 
 
 def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:

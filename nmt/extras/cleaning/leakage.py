@@ -23,6 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import regex
 
+from nmt.config.data import Direction
+from nmt.data.checks import SentenceKey, sentence_keys
+from nmt.data.filters import PairProblem
 from nmt.data.formats.pair import SentencePair
 from nmt.extras.cleaning.repeats import Hashes, normalized, word_hash
 from nmt.text.flat import FlatIds
@@ -255,6 +258,76 @@ class LeakageIndex:
         return sorted(pairs)
 
 
+class HeldOutSet(NamedTuple):
+    """A validation or test set."""
+
+    name: str
+    direction: Direction
+    pairs: tuple[SentencePair, ...]
+    is_configured: bool  # Whether copies are a problem of the training pair, or only counted.
+
+
+class CopySearch:
+    """Finds the training pairs that share a sentence with a held-out pair.
+
+    Args:
+        sets: The held-out sets.
+        directions: Names and languages of the training corpora.
+        is_dropping: Whether the problems that the search finds drop the pairs.
+    """
+
+    def __init__(
+        self,
+        sets: tuple[HeldOutSet, ...],
+        directions: tuple[tuple[str, Direction], ...],
+        *,
+        is_dropping: bool = False,
+    ) -> None:
+        self.sets = sets
+        self.is_dropping = is_dropping
+        self._directions = dict(directions)
+        # Of each held-out sentence: its set, and its place for the lists.
+        self._places: list[tuple[HeldOutSet, str]] = []
+        self._exact: dict[SentenceKey, str] = {}  # Places of the sentences of configured sets.
+        sources = []
+        for held_out in sets:
+            for pair in held_out.pairs:
+                place = f"{held_out.name}, line {pair.line}"
+                self._places.append((held_out, place))
+                sources.append(pair.source)
+                if held_out.is_configured:
+                    source_key, target_key, _ = sentence_keys(held_out.direction, *pair)
+                    self._exact.setdefault(source_key, place)
+                    self._exact.setdefault(target_key, place)
+        self._index = LeakageIndex(sources)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle only the sentences. The receiving process builds and caches the search."""
+        return _search_of, (self.sets, tuple(self._directions.items()), self.is_dropping)
+
+    def find(
+        self, corpus: str, pairs: Sequence[SentencePair]
+    ) -> tuple[list[Leak], dict[int, PairProblem]]:
+        """Return the copies of held-out sources, and the problems of the pairs by index.
+
+        A pair has a problem if either side is the same as in a configured set, in any direction, or
+        if its source is a near copy of a source of the same direction.
+        """
+        direction = self._directions[corpus]
+        places = {}
+        for row, pair in enumerate(pairs):
+            source_key, target_key, _ = sentence_keys(direction, *pair)
+            place = self._exact.get(source_key) or self._exact.get(target_key)
+            if place:
+                places[row] = place
+        leaks = self._index.find([pair.source for pair in pairs])
+        for leak in leaks:
+            held_out, place = self._places[leak.held_out]
+            if held_out.is_configured and held_out.direction == direction:
+                places.setdefault(leak.row, f"{place} (near)")
+        return leaks, {row: PairProblem("held_out", place) for row, place in places.items()}
+
+
 class Leaks:
     """Collects the held-out sentences that occur in the training text.
 
@@ -271,11 +344,10 @@ class Leaks:
         self._directions = directions
         # Of each held-out sentence: the name of its set and its line number there; its text.
         self._set_lines: list[tuple[str, int]] = []
-        self.sources: list[str] = []
+        self._sources: list[str] = []
         for name, pairs in sets.items():
             self._set_lines += ((name, pair.line) for pair in pairs)
-            self.sources += (pair.source for pair in pairs)
-        self.index = LeakageIndex(self.sources)
+            self._sources += (pair.source for pair in pairs)
         # By the index of a held-out sentence that has a copy: whether it has an exact copy.
         self._has_exact: dict[int, bool] = {}
         self._num_copies = Counter[int]()  # by the index of the held-out sentence
@@ -311,7 +383,7 @@ class Leaks:
             entry = {"set": set_name, "line": line, "corpus": corpus}
             entry |= {"train_line": pair.line, "kind": kind}
             if is_first:
-                entry |= {"sentence": self.sources[held_out], "train_text": pair.source}
+                entry |= {"sentence": self._sources[held_out], "train_text": pair.source}
             self.entries.append(entry)
 
     def num_near(self) -> dict[str, int]:
@@ -327,6 +399,15 @@ class Leaks:
 @lru_cache(maxsize=2)
 def _index_of(lines: tuple[str, ...]) -> LeakageIndex:
     return LeakageIndex(lines)
+
+
+@lru_cache(maxsize=2)
+def _search_of(
+    sets: tuple[HeldOutSet, ...],
+    directions: tuple[tuple[str, Direction], ...],
+    is_dropping: bool,
+) -> CopySearch:
+    return CopySearch(sets, directions, is_dropping=is_dropping)
 
 
 def _holds(passage: _Passage, sought: _Passage) -> bool:

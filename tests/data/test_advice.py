@@ -1,0 +1,87 @@
+"""Which filters the report recommends, and whether its number of pairs is that of a new run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nmt.config.data import FilterConfig
+from nmt.data.advice import num_without, reason_set, recommended_reasons, with_drops
+from tests.commands.preparing import config_for, corpus, prepare, write_pairs
+
+
+def kept(*pairs: tuple[int, tuple[str, ...]]) -> Counter[int]:
+    return Counter({reason_set(reasons): count for count, reasons in pairs})
+
+
+def test_filters_that_find_good_pairs_too_are_recommended_only_if_they_find_many() -> None:
+    few = kept((989, ()), (10, ("language",)), (1, ("swapped", "language")))  # 11 of 1000
+    assert recommended_reasons(few, has_copies=False) == ["swapped", "language"]
+    fewer = kept((990, ()), (10, ("language",)))
+    assert recommended_reasons(fewer, has_copies=False) == []
+    assert num_without(few, ["swapped", "language"]) == 989
+    assert num_without(few, ["swapped"]) == 999
+
+
+def test_reasons_that_are_often_wrong_are_never_recommended() -> None:
+    found = kept((1, ()), (99, ("lexical", "numbers", "near_duplicate", "control", "boilerplate")))
+    assert recommended_reasons(found, has_copies=True) == []
+
+
+def test_only_exact_copies_of_held_out_sentences_recommend_to_drop_copies() -> None:
+    found = kept((50, ()), (50, ("held_out",)))
+    assert recommended_reasons(found, has_copies=False) == []
+    assert recommended_reasons(found, has_copies=True) == ["held_out"]
+
+
+def test_the_line_keeps_the_settings_of_the_user() -> None:
+    settings = {"max_length": 100, "script": {"action": "report", "limit": 0.7}, "url": "off"}
+    section = with_drops(FilterConfig.model_validate(settings), ["script", "swapped"])
+    again = FilterConfig.model_validate(section)
+    assert section["max_length"] == 100
+    assert (again.script.action, again.script.limit) == ("drop", 0.7)
+    assert again.url.action == "off"
+    assert again.swapped == "drop"
+    assert again.language == FilterConfig().language
+
+
+@pytest.mark.parametrize("report_only", [True, False])
+def test_the_last_line_of_the_report_is_yaml_that_keeps_as_many_pairs_as_it_says(
+    tmp_path: Path, *, report_only: bool
+) -> None:
+    """Some pairs have two of the problems, and the length of some is known only later."""
+    source, target = corpus(400)
+    source[10] = target[10] = "<b>drei</b> vier fünf sechs sieben acht"  # markup, and a copy
+    source[20], target[20] = "<i>drei</i>", "three"
+    source[30] = target[30] = "eins zwei drei vier fünf"
+    target[40] = " ".join(target[40:50])  # ratio
+    source += [*source[:7], source[20], source[90]]  # lines 1 to 5 are in the validation set, too
+    target += [*target[:7], target[20], target[90]]
+    write_pairs(tmp_path, source, target)
+    settings: dict[str, Any] = {"ratio": "report", "max_length": 200, "language": "off"}
+    report = prepare(config_for(tmp_path, filters=settings), report_only=report_only)
+    line = report.as_text().splitlines()[-1]
+    advised = yaml.safe_load(line)["filters"]
+    assert advised == {
+        "max_length": 200, "language": "off", "ratio": "drop", "copy_of_source": "drop",
+        "duplicate": "drop", "held_out": "drop", "markup": "drop",
+    }  # fmt: skip
+    again = prepare(config_for(tmp_path, filters=advised), report_only=report_only)
+    num_kept = again.counts["numbers"]["kept"]
+    assert line.endswith(f"# recommended: keeps {num_kept} of 409 pairs")
+    assert again.recommendation == ""
+    assert again.with_findings["numbers"] < report.with_findings["numbers"] < 409
+
+
+def test_clean_text_gets_no_recommendation(tmp_path: Path) -> None:
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    data["valid"] = write_pairs(tmp_path, ["Etwas ganz anderes."], ["Something else."], "far")
+    config = config_for(tmp_path, data=data, filters={"language": "off"})
+    report = prepare(config, report_only=True)
+    assert report.recommendation == ""
+    assert "filters:" not in report.as_text()
+    assert "findings" not in report.as_text()
