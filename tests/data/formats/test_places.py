@@ -218,6 +218,23 @@ def test_parts_may_have_both_sides_in_each_file() -> None:
     assert places.parts["valid"].layout.format == "jsonl"
 
 
+def test_a_file_with_both_sides_may_contradict_its_name() -> None:
+    line = '{"de": "Ein Satz.", "en": "A sentence."}\n'
+    write("de-en.jsonl", "en-de.jsonl", "fr-en.jsonl", text=line * 30)
+    assert find("de-en.jsonl").languages == ("de", "en")
+    assert find("fr-en.jsonl").languages == ("de", "en")
+    assert "--languages en-de" in refused("en-de.jsonl").fix
+    assert find("en-de.jsonl", languages="en-de").parts["train"].layout.columns == ("en", "de")
+
+
+def test_commands_to_choose_from_keep_the_other_options() -> None:
+    write("x.tsv", text=BOTH)
+    with pytest.raises(DataError) as raised:
+        find_places([Path("x.tsv")], Wanted(columns=(0, 1)), format_name="tsv", encoding="utf-8")
+    command = "nmt init x.tsv --languages en-de --columns 0,1 --format tsv --encoding utf-8"
+    assert command in raised.value.fix
+
+
 def test_the_order_of_languages_in_a_folder_is_a_question_unless_a_name_tells() -> None:
     write("corpus/train.en", "corpus/train.de", "de-en/train.en", "de-en/train.de")
     error = refused("corpus")
