@@ -11,7 +11,7 @@ from itertools import islice, permutations, product
 from pathlib import Path
 
 from nmt.config.language_codes import is_same_language
-from nmt.data.formats import all_formats, layout_of, sample_of
+from nmt.data.formats import all_formats, layout_of, open_file, sample_of
 from nmt.data.formats.file_names import (
     SOURCE,
     TARGET,
@@ -22,14 +22,18 @@ from nmt.data.formats.file_names import (
     without_variant,
 )
 from nmt.data.formats.layout import Layout, Wanted
+from nmt.data.formats.pair import ReadOptions, SentencePair
 from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding
 from nmt.files.lines import open_binary, plain_name, read_pieces
+from nmt.text.identification import likeliest_label, similar_labels
 
 TEXT = "text"  # Format of two aligned text files, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
 _NO_TEXT = (".ids", ".pdf", ".doc", ".docx", ".html", ".yaml", ".yml", ".sh", ".py", ".log")
+_SAMPLED_PAIRS = 200  # whose languages are identified
+_CLEAR_RATIO = 3  # Of the texts in the language of the other column to the other texts.
 _MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
 _ALIGNED = Layout(TEXT)
 
@@ -174,6 +178,8 @@ def find_places(
         raise DataError(problem, fix="Pass two aligned text files, or a file with both sides.")
     is_ordered = len(files) == len(places)  # by the user
     languages = wanted.languages or _languages(search, corpora, is_ordered)
+    for corpus in corpora:
+        _check_columns(search, corpus, languages)
     return Places(languages, _parts(search, languages, corpora), search.unused)
 
 
@@ -320,6 +326,36 @@ def _file_with_both_sides(search: _Search, file: _File) -> _Corpus:
     source, target = layout.languages or (None, None)
     languages = (source, target) if source and target else direction
     return _Corpus((file,), wanted or languages, _plain(file), layout=layout)
+
+
+def _check_columns(search: _Search, corpus: _Corpus, languages: Languages) -> None:
+    """Check that columns whose names are no languages are in the order of the languages.
+
+    Raises:
+        DataError: Most texts are in the language of the other column.
+    """
+    path = corpus.paths[0]
+    columns = corpus.layout.columns
+    if columns is None or search.wanted.columns or all(corpus.layout.languages or [None]):
+        return
+    reader = open_file(path, corpus.layout, ReadOptions(*languages, "skip"))
+    block = [list(islice(column, _SAMPLED_PAIRS)) for column in reader.columns]
+    num_right = 0
+    num_swapped = 0
+    labels = [similar_labels(language) for language in languages]
+    for pair in reader.parse(*block, 1):
+        if isinstance(pair, SentencePair):
+            found = likeliest_label(pair.source), likeliest_label(pair.target)
+            num_right += sum(map(frozenset.__contains__, labels, found))
+            num_swapped += sum(map(frozenset.__contains__, labels[::-1], found))
+    if num_swapped <= _CLEAR_RATIO * num_right:
+        return
+    source, target = columns
+    problem = f"{path}: column {source} seems to be {languages[1]}, and {target} {languages[0]}."
+    commands = [search.command(search.places, languages[::-1])]
+    swapped = replace(search, wanted=Wanted(columns=(target, source)))
+    commands.append(swapped.command(search.places, languages))
+    raise _uncertain(problem, commands)
 
 
 def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) -> Languages:

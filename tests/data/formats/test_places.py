@@ -158,6 +158,21 @@ def test_an_archive_with_a_table_has_the_languages_of_its_name() -> None:
     assert names(places.parts["train"]) == (["en-de.tar.gz/en-de/en-de.txt"], [])
 
 
+def test_columns_in_the_other_order_are_a_question() -> None:
+    """The archive deu-eng.zip of a popular collection has English in the first column."""
+    path = write_zip("deu-eng.zip", {"deu.txt": BOTH, "_about.txt": "About these files"})
+    error = refused(path)
+    assert "column 0 seems to be eng, and 1 deu" in error.problem
+    assert "nmt init deu-eng.zip --languages eng-deu\n" in error.fix
+    assert "nmt init deu-eng.zip --languages deu-eng --columns 1,0" in error.fix
+    assert refused(path, languages="deu-eng").fix == error.fix
+    places = find(path, languages="eng-deu")
+    assert names(places.parts["train"]) == (["deu-eng.zip/deu.txt"], [])
+    places = find_places([path], Wanted(("deu", "eng"), (1, 0)))
+    assert places.parts["train"].layout.columns == (1, 0)
+    assert list(map(str, places.unused)) == ["deu-eng.zip/_about.txt"]
+
+
 def test_two_archives_with_a_side_each_are_two_files() -> None:
     write_tar("x.en.tgz", {"x.en": ENGLISH})
     write_tar("x.de.tgz", {"x.de": GERMAN})
