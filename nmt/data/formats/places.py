@@ -23,13 +23,14 @@ from nmt.data.formats.file_names import (
 )
 from nmt.data.formats.layout import Layout, Wanted
 from nmt.data.formats.pair import ReadOptions, SentencePair
+from nmt.data.formats.wmt import is_set
 from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding
 from nmt.files.lines import open_binary, plain_name, read_pieces
 from nmt.text.identification import likeliest_label, similar_labels
 
-TEXT = "text"  # Format of two aligned text files, in a `Layout`.
+TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
 _NO_TEXT = (".ids", ".pdf", ".doc", ".docx", ".html", ".yaml", ".yml", ".sh", ".py", ".log")
 _SAMPLED_PAIRS = 200  # whose languages are identified
@@ -234,7 +235,7 @@ def _plain(file: _File) -> str:
 
 def _has_suffix_of_format(file: _File) -> bool:
     suffix = Path(_plain(file)).suffix.lower()
-    return any(suffix in each.suffixes for each in all_formats())
+    return not is_set(file.path) and any(suffix in each.suffixes for each in all_formats())
 
 
 def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpus]:
@@ -248,11 +249,11 @@ def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpu
         raise DataError(problem, fix=fix)
     named = _named_languages(source.name, target.name)
     wanted = search.wanted.languages
-    if named is None:
+    if named is None and not is_set(source.path):
         samples = [sample_of(file.path, search.encoding) for file in (source, target)]
         if any(all(map(each.recognises, samples)) for each in all_formats()):
             return []
-    elif wanted is not None and _are_same(named, wanted[::-1]):
+    elif named and wanted and _are_same(named, wanted[::-1]):
         problem = f"By their names, {source.path} is {named[0]} and {target.path} is {named[1]}."
         swapped = search.command([target.path, source.path], wanted)
         raise _uncertain(problem, [swapped, search.command(search.places, named)])
@@ -434,12 +435,15 @@ def _part_files(search: _Search, languages: Languages, corpora: Sequence[_Corpus
         sources.append(paths[0])
         targets += paths[1:]
     layout = corpora[0].layout
-    encoding = layout.encoding
     if search.encoding is not None:
-        encoding = standard_encoding(search.encoding)
-    with open_binary(sources[0]) as stream:
-        start = next(read_pieces(stream, str(sources[0]), _MARK_BYTES), b"")
-    layout = replace(layout, encoding=marked_encoding(start) or encoding)
+        layout = replace(layout, encoding=standard_encoding(search.encoding))
+    marks = set()
+    for path in (*sources, *targets):
+        with open_binary(path) as stream:
+            marks.add(marked_encoding(next(read_pieces(stream, str(path), _MARK_BYTES), b"")))
+    mark = marks.pop()
+    if mark and not marks:  # else, readers find out the encoding of each file
+        layout = replace(layout, encoding=mark)
     return PartFiles(layout, tuple(sources), tuple(targets))
 
 

@@ -333,11 +333,28 @@ def test_a_single_part_is_for_training_whatever_its_name_is() -> None:
     assert "no text for training" in refused("corpus", languages="en-de").problem
 
 
-def test_the_encoding_of_a_byte_order_mark_is_shown() -> None:
+def test_the_encoding_of_a_byte_order_mark_is_shown_if_all_files_have_it() -> None:
+    """The encoding is for files without a mark, too."""
     Path("x.en").write_text(ENGLISH, encoding="utf-16")
-    write("x.de", text=GERMAN)
+    Path("x.de").write_text(GERMAN, encoding="utf-16")
+    write("y.de", text=GERMAN)
     assert find("x.en", "x.de").parts["train"].layout.encoding == "utf-16-le"
-    assert find("x.de", "x.en").parts["train"].layout.encoding == "utf-8"
+    assert find("x.en", "y.de").parts["train"].layout.encoding == "utf-8"
+    given = find_places([Path("y.de"), Path("x.en")], Wanted(), encoding="Latin-1")
+    assert given.parts["train"].layout.encoding == "iso8859-1"
+
+
+def test_the_sides_of_a_set_of_wmt_are_two_files() -> None:
+    folder = "newstest"
+    for kind, code in (("src", "de"), ("ref", "en")):
+        start = f'<{kind}set setid="x" srclang="any"><doc docid="a"><seg id="1">'
+        end = f"</seg></doc></{kind}set>\n"
+        write(f"{folder}/newstest2014-deen-{kind}.{code}.sgm", text=f"{start}Text.{end}")
+    source = f"{folder}/newstest2014-deen-src.de.sgm"
+    target = f"{folder}/newstest2014-deen-ref.en.sgm"
+    for places in (find(source, target), find(folder, languages="de-en")):
+        assert places.languages == ("de", "en")
+        assert names(places.parts["train"]) == ([source], [target])
 
 
 def test_places_without_parallel_text_are_refused_with_what_they_contain() -> None:
