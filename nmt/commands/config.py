@@ -6,18 +6,20 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from nmt.checkpoint.files import list_checkpoints
 from nmt.checkpoint.run import changed_settings, recorded_settings
 from nmt.commands.options import CheckOptions, KeysOptions, ShowOptions, TextResult
 from nmt.config import loader
+from nmt.config.filling import ENOUGH_CHARACTERS, Choice
 from nmt.config.flag import Options
 from nmt.config.keys import describe_keys, described_sections
 from nmt.config.loader import CONFIG, dump_config, settings_of
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.checks import swapped_sets
-from nmt.data.corpus import check_files, count_characters
+from nmt.data.corpus import check_files, measure_text
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.metrics.metric import default_metrics
 from nmt.registry import Registry
@@ -25,26 +27,41 @@ from nmt.registry import Registry
 logger = logging.getLogger(__name__)
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a configuration file. Without ``training``, choose values by the size of its corpora.
+_measure_text = partial(measure_text, enough=ENOUGH_CHARACTERS)
+
+
+def load_config(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    explain: Callable[[Choice], None] | None = None,
+) -> RunConfig:
+    """Read a configuration file. Open keys follow the size of the training text.
 
     If training would resume a run, keys that the file leaves open have the values of that run.
 
     Args:
         path: A YAML file.
         overrides: ``section.key=value`` each, with a YAML value; later overrides win.
+        explain: Called with the values that follow the size of the text. None: they are logged.
 
     Raises:
-        ConfigError: The configuration is invalid; or ``training`` is missing and the size of the
+        ConfigError: The configuration is invalid; or training has no limit, and the size of the
             corpora is unknown.
-        DataError: ``training`` and a file of the corpora are missing.
+        DataError: Training has no limit, and a file of the corpora is missing.
     """
+
+    def log(choice: Choice) -> None:
+        if choice.depends_on_text:
+            logger.info("%s: %s", path, choice)
+
     config = loader.load_config(
         path,
         overrides,
-        count_characters=count_characters,
+        measure_text=_measure_text,
         check_files=check_files,
         recorded_settings=recorded_settings,
+        explain=explain or log,
     )
     config = with_metric(config)
     values = _values_of_run(config, path, overrides)
@@ -77,9 +94,10 @@ def _values_of_run(config: RunConfig, path: Path | str, overrides: Sequence[str]
     if not list_checkpoints(config.run_dir):
         return []
     try:
-        config_without_run = with_metric(loader.load_config(path, overrides))
-    except ConfigError:  # the file leaves a key open that has no default
+        config_without_run = loader.load_config(path, overrides, measure_text=_measure_text)
+    except (ConfigError, DataError):  # the time follows the size of the text, which is unknown
         return []
+    config_without_run = with_metric(config_without_run)
     return changed_settings(settings_of(config_without_run), settings_of(config))
 
 
@@ -146,14 +164,18 @@ def check(options: CheckOptions) -> TextResult:
     lines: list[str] = []
     errors: list[NmtError] = []
     for path in options.configs:
+        choices: list[Choice] = []
         try:
-            config = load_config(path, options.set_)
+            config = load_config(path, options.set_, explain=choices.append)
             codes = config.language_codes.items()
             check_languages({f"{path}: {key}": code for key, code in codes})
         except (ConfigError, DataError) as error:
             errors.append(error)
             continue
         lines.append(f"{path}: good")
+        for choice in choices:
+            lines.append(f"  {choice.reason}")
+            lines += [f"    {key}: {value}" for key, value in choice.values.items()]
         try:
             check_files(config.data.corpora)
         except DataError as error:  # the files may be on another machine

@@ -566,10 +566,11 @@ _REPORT: Any = "report"  # Of a `Rule`, which is validated.
 class FilterConfig(Section):
     """Filters of training pairs.
 
-    Each filter drops the pairs that it finds, reports and keeps them, or is off. Eight reasons
-    always drop a pair: ``blank``, ``bad_utf8``, ``nul``, ``columns``, ``syntax``, ``characters``
-    (above ``max_characters``), ``length``, and ``bytes`` (above ``max_length`` only because the
-    vocabulary spells characters of the pair in bytes, each of which the model reads).
+    Each filter drops the pairs that it finds, reports and keeps them, or is off. Nine reasons
+    always drop a pair: ``blank``, ``untranslated`` (or unfinished, or obsolete, in TMX, XLIFF or
+    PO), ``bad_utf8``, ``nul``, ``columns``, ``syntax``, ``characters`` (above ``max_characters``),
+    ``length``, and ``bytes`` (above ``max_length`` only because the vocabulary spells characters of
+    the pair in bytes, each of which the model reads).
 
     Args:
         max_length: Maximum length of either side, in subwords. For the reason ``length``, three

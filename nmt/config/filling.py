@@ -1,13 +1,13 @@
 """Values for the keys that a configuration leaves open.
 
-They come from a preset, a recipe or the size of the corpus (presets.yaml), from an older version,
-or from a run. A resumed run keeps the values of its first start, although the defaults of a later
+They come from a preset or the size of the training text (presets.yaml), from an older version, or
+from a run. A resumed run keeps the values of its first start, although the defaults of a later
 version differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from nmt.config.paths import expanded
+from nmt.errors import ConfigError, DataError
 
 Values = Mapping[str, Any]
 
@@ -28,7 +29,7 @@ _NAMED = ("test", "extra", "mix", "until")
 # Sections that null switches off. Elsewhere, null is a section without keys.
 _OPTIONAL = ("lora", "replay")
 # Keys that choose a set of values. If one has changed, recorded values belong to the old choice.
-_CHOICES = ("recipe", "preset", "kind")
+_CHOICES = ("preset", "kind")
 # Keys that say where a corpus is. If one has changed, it is another corpus.
 PLACES = ("source", "target", "path", "huggingface", "sacrebleu", "demo")
 # Keys that stand for ``path`` and a ``format`` with their name.
@@ -47,8 +48,51 @@ class Scale:
 
 _PRESETS = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
 MODEL_PRESETS: Mapping[str, Values] = _PRESETS["models"]
-RECIPES: Mapping[str, Mapping[str, Values]] = _PRESETS["recipes"]
 SCALES = tuple(Scale(**values) for values in _PRESETS["scales"])  # From small to large.
+# A text with more characters is in the last scale, so its exact size makes no difference.
+ENOUGH_CHARACTERS = SCALES[-2].max_characters
+# Keys of `model` that determine its size, if all of them or a preset are set.
+_SIZE_KEYS = ("encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads")
+_LIMITS = _ALTERNATIVES[0]
+
+
+class UnknownSizeError(ConfigError):
+    """The size of the training text is unknown, so values cannot be chosen for it."""
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """Size of the text that one epoch of training reads, both languages together."""
+
+    num_pairs: int
+    num_characters: int
+    is_complete: bool = True  # False: there is more text, which was not counted.
+
+    def __str__(self) -> str:
+        """The counts, and the scale to which they belong."""
+        scale = scale_of(self.num_characters)
+        bounds = f"up to {scale.max_characters:,}"
+        if scale is SCALES[-1]:
+            bounds = f"over {ENOUGH_CHARACTERS:,}"
+        counts = f"{self.num_pairs:,} pairs with {self.num_characters:,} characters"
+        if not self.is_complete:
+            counts = f"over {counts}"
+        number = 1 + SCALES.index(scale)
+        return f"{counts} (size {number} of {len(SCALES)}: {bounds} characters)"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values that nmt has chosen for keys that the user leaves open, and why."""
+
+    reason: str
+    values: Mapping[str, Any]  # By keys with dots, such as ``model.preset``.
+    depends_on_text: bool = True  # False: no open key follows the size of the text.
+    error: ConfigError | DataError | None = None  # Why the size is unknown, if training needs it.
+
+    def __str__(self) -> str:
+        chosen = ", ".join(f"{key} {value}" for key, value in self.values.items())
+        return ": ".join(filter(None, (self.reason, chosen)))
 
 
 def filled_in(values: Values, defaults: Values) -> dict[str, Any]:
@@ -91,7 +135,7 @@ def _has_other_optimizer(values: Values, defaults: Values) -> bool:
 def with_recorded(values: Values, recorded: Values) -> dict[str, Any]:
     """Return ``values`` with the recorded values of the keys that they lack.
 
-    A section whose preset, recipe or kind of optimizer has changed is not filled in, because the
+    A section whose preset or kind of optimizer has changed is not filled in, because the
     recorded values belong to the old choice.
 
     Args:
@@ -206,12 +250,69 @@ def scale_of(num_characters: int) -> Scale:
     return next(scale for scale in SCALES if num_characters <= scale.max_characters)
 
 
+def own_model(values: Values) -> str:
+    """Return the keys by which a configuration determines its model; empty if it leaves it open.
+
+    Then the other keys that the configuration leaves open have the general defaults, because the
+    values of a scale were measured together with its model.
+    """
+    if _section(values, "training").get("init_from") is not None:
+        return "training.init_from"
+    model = _section(values, "model")
+    if "preset" in model:
+        return "model.preset"
+    if all(key in model for key in _SIZE_KEYS):
+        return "the size of the model"
+    return ""
+
+
+def _section(values: Values, key: str) -> Values:
+    section = values.get(key)
+    if not isinstance(section, Mapping):  # null, or an error that is reported later
+        return {}
+    return section
+
+
+def has_limit(values: Values) -> bool:
+    """Whether a configuration says when training ends."""
+    training = _section(values, "training")
+    return any(training.get(key) is not None for key in (*_LIMITS, "patience"))
+
+
 def with_scale(values: Values, num_characters: int) -> dict[str, Any]:
-    """Add values for a corpus of ``num_characters`` to a configuration."""
-    # The recipe comes before the scale, because the dropout of the recipe must win.
-    recipe = RECIPES.get(str(values.get("recipe")), {})
-    sections = filled_in(recipe, scale_of(num_characters).sections)
-    return filled_in(values, sections)
+    """Add the values that suit a training text of ``num_characters``, for keys that are open.
+
+    A limit of training that the user has set replaces the usual time. A configuration with a model
+    of its own (`own_model`) gets this time only, and only if it has no limit.
+    """
+    sections = scale_of(num_characters).sections
+    usual = sections["training"]
+    training = _section(values, "training")
+    if own_model(values):
+        if has_limit(values):
+            return dict(values)
+        return filled_in(values, {"training": {"max_minutes": usual["max_minutes"]}})
+    if any(training.get(key) is not None for key in _LIMITS):
+        usual = {key: value for key, value in usual.items() if key != "max_minutes"}
+    return filled_in(values, {**sections, "training": usual})
+
+
+def follows_text(values: Values) -> bool:
+    """Whether keys are open whose values follow the size of the training text."""
+    return with_scale(values, 0) != values
+
+
+def added_values(filled: Values, values: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys, with dots, and values that ``filled`` has in addition to ``values``.
+
+    >>> dict(added_values({"a": {"x": 1, "y": 3}, "b": 4}, {"a": {"x": 1}}))
+    {'a.y': 3, 'b': 4}
+    """
+    for key, value in filled.items():
+        if isinstance(value, Mapping):
+            yield from added_values(value, _section(values, key), f"{prefix}{key}.")
+        elif key not in values:
+            yield f"{prefix}{key}", value
 
 
 def usual_vocab_size(num_pairs: int) -> int:

@@ -281,14 +281,12 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
 
 def _key_with(name: str, path: KeyPath) -> str:
     """Return a hint if a key with a similar name in a different section allows the value."""
-    alike = ("preset", "recipe") if path[-1] in ("preset", "recipe") else path[-1:]
-    keys = (key for key in all_keys() if key.path[-1] in alike and ANY not in key.path)
+    keys = (key for key in all_keys() if key.path[-1] == path[-1] and ANY not in key.path)
     found = next((key for key in keys if name in key.allowed.split(", ")), None)
     if found is None:
         return ""
     dotted = ".".join(found.path)
-    place = f"the top-level key {dotted}" if len(found.path) == 1 else dotted
-    return f" ({name} is for {place}: `set` {dotted}={name})"
+    return f" ({name} is for {dotted}: `set` {dotted}={name})"
 
 
 def _sentence(detail: ErrorDetails) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,18 @@ from pydantic import ValidationError
 
 from nmt.config.data import CorpusConfig
 from nmt.config.document import YamlDocument, dump_document, read_document
-from nmt.config.filling import filled_in, with_recorded, with_scale
+from nmt.config.filling import (
+    Choice,
+    TextSize,
+    UnknownSizeError,
+    added_values,
+    filled_in,
+    follows_text,
+    has_limit,
+    own_model,
+    with_recorded,
+    with_scale,
+)
 from nmt.config.inference import LANGUAGE_KEYS, InferenceConfig
 from nmt.config.keys import find_problems
 from nmt.config.migration import (
@@ -37,33 +49,36 @@ def load_config(
     path: Path | str,
     overrides: Sequence[str] = (),
     *,
-    count_characters: Callable[[Sequence[CorpusConfig], tuple[str, str]], int] | None = None,
+    measure_text: Callable[[Sequence[CorpusConfig], tuple[str, str]], TextSize] | None = None,
     check_files: Callable[[Mapping[str, CorpusConfig]], None] = lambda _: None,
     recorded_settings: Callable[[Path], Mapping[str, Any]] = lambda _: {},
+    explain: Callable[[Choice], None] = lambda _: None,
 ) -> RunConfig:
     """Read a configuration: overrides, else values of the file, else presets, else defaults.
 
     If training would resume a run, the values that the run has recorded come before presets and
-    defaults.
+    defaults. Otherwise, keys that the file and the overrides leave open follow the size of the
+    training text (`with_scale`). If this size is unknown, they have the general defaults.
 
     Args:
         path: A YAML file.
         overrides: ``section.key=value`` each; later overrides win. The value is YAML, so numbers,
             ``null`` and ``[lists]`` work. List items have numbers: ``data.train.0.weight``.
-        count_characters: Training corpora and both language codes -> characters. If it is set, the
-            file may have no ``training`` section; nmt then chooses its values for this size.
+        measure_text: Training corpora and both language codes -> size. Called if a key is open
+            whose value follows the size. Raises `UnknownSizeError` about corpora that must be read
+            to know their size. None: all open keys have the general defaults.
         check_files: Raises a `DataError` about missing corpus files, by key. It is reported with
-            other problems. Without other problems, it is raised only if text must be counted.
+            other problems. Without other problems, it is raised only if no limit of training is
+            set, because the usual time follows the size of the text.
         recorded_settings: Run folder -> the whole configuration of the run that training would
             resume there; empty if there is none.
+        explain: Called with the values that follow the size of the text, unless a run is resumed.
 
     Raises:
         ConfigError: The configuration is invalid. Lists all problems with line or flag.
-        DataError: From ``check_files`` or ``count_characters``.
+        DataError: From ``check_files`` or ``measure_text``.
     """
     document = _read_keys(Path(path), default=FORMAT)
-    # Checked before the overrides, which may add keys of training.
-    lacks_training = document.values.get("training") is None
     problems: list[str] = []
     for text in overrides:
         try:
@@ -77,23 +92,17 @@ def load_config(
     recorded = recorded_settings(_existing(run_dir))
     if recorded:
         values = with_recorded({**values, "run_dir": run_dir}, recorded)
-    depends_on_size = lacks_training and not recorded
     values = _with_start(values)
     corpora = dict(_corpora("data", values.get("data")))
     missing_files: DataError | None = None
+    choice: Choice | None = None
     try:
         check_files(corpora)
     except DataError as error:
         missing_files = error
-    if depends_on_size and count_characters is not None:
+    if measure_text is not None and not recorded:
         train = [corpus for key, corpus in corpora.items() if key.startswith("data.train.")]
-        source = values.get("source_language")
-        target = values.get("target_language")
-        # If the text cannot be counted, an error is raised below, so the values of any size do.
-        num_characters = 0
-        if train and source and target and not missing_files:
-            num_characters = count_characters(train, (str(source), str(target)))
-        values = with_scale(values, num_characters)
+        values, choice = _chosen(values, partial(measure_text, train), missing_files)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -103,9 +112,10 @@ def load_config(
         problems += [f"{place.text}: {text}" for place, text in placed]
     else:
         if not problems:
-            # The configuration is valid, but its values may have been chosen for an unknown size.
-            if missing_files and depends_on_size:
-                raise missing_files
+            if choice and choice.error:
+                raise choice.error
+            if choice:
+                explain(choice)
             return config
     if missing_files:
         problems += missing_files.problem.split("\n  ")
@@ -115,6 +125,41 @@ def load_config(
     if recorded:
         fix += f" Keys that {path} leaves open have the values of {Path(run_dir) / CONFIG}."
     raise ConfigError("\n  ".join(problems), fix=fix)
+
+
+def _chosen(
+    values: dict[str, Any],
+    measure: Callable[[tuple[str, str]], TextSize],
+    missing_files: DataError | None,
+) -> tuple[dict[str, Any], Choice]:
+    """Return the values with those that follow the size of the text, and the reason for them.
+
+    Args:
+        values: The configuration of the user.
+        measure: Both language codes -> size of the training text.
+        missing_files: The text cannot be measured, because files are missing.
+    """
+    if not follows_text(values):
+        reason = "no open key follows the size of the training text"
+        own_keys = own_model(values)
+        if own_keys:
+            reason += f", because {own_keys} is set: open keys have the general defaults"
+        return values, Choice(reason, {}, depends_on_text=False)
+    size = TextSize(0, 0)
+    unknown: ConfigError | DataError | None = missing_files
+    source, target = (values.get(key) for key in LANGUAGE_KEYS)
+    if source and target and not missing_files:  # a missing code is reported later
+        try:
+            size = measure((str(source), str(target)))
+        except UnknownSizeError as error:
+            unknown = error
+    if unknown and has_limit(values):
+        first_problem = unknown.problem.splitlines()[0]
+        reason = f"{first_problem} Open keys have the general defaults, for millions of pairs."
+        return values, Choice(reason, {})
+    filled = with_scale(values, size.num_characters)
+    added = sorted(added_values(filled, values))
+    return filled, Choice(f"chosen for {size}", dict(added), error=unknown)
 
 
 def load_inference(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from nmt.config.filling import filled_in, with_path
+from nmt.config.filling import filled_in, own_model, with_path
 from nmt.config.inference import inference_section
 from nmt.errors import ConfigError
 
@@ -90,15 +90,35 @@ def _model_of_format_3(document: dict[str, Any]) -> dict[str, Any]:
     return filled_in(document, {INFERENCE: _NORMALIZATION})
 
 
+# Values of the recipe "low-resource".
+_LOW_RESOURCE = {
+    "tokenizer": {"vocab_size": 2000},
+    "batch": {"max_tokens": 2048},
+    "model": {"preset": "tiny", "positions": "rotary", "dropout": 0.3},
+    "training": {
+        "r_drop_weight": 3.0,
+        "optimizer": {"kind": "muon", "newton_schulz_steps": 3},
+        "schedule": {"shape": "linear", "peak_lr": 0.004, "warmup_ratio": 0.06},
+    },
+}
+_GENERAL = {"model": {"preset": "transformer-base"}}  # Its values are the defaults of the keys.
+
+
 def _configuration_of_format_4(configuration: dict[str, Any]) -> dict[str, Any]:
-    return {**configuration, "data": _with_paths(configuration.get("data"))}
+    changed = {**configuration, "data": _with_paths(configuration.get("data"))}
+    has_training = changed.get("training") is not None
+    if changed.pop("recipe", None) == "low-resource":
+        changed = filled_in(changed, _LOW_RESOURCE)
+    if has_training and not own_model(changed):
+        return filled_in(changed, _GENERAL)
+    return changed
 
 
 def _model_of_format_4(document: dict[str, Any]) -> dict[str, Any]:
     record = document.get(RECORD)
     if not isinstance(record, dict):
         return document
-    return {**document, RECORD: _configuration_of_format_4(record)}
+    return {**document, RECORD: {**record, "data": _with_paths(record.get("data"))}}
 
 
 def _with_paths(value: Any) -> Any:
@@ -114,7 +134,8 @@ def _with_paths(value: Any) -> Any:
 # model folder separates `INFERENCE` from `RECORD`: `model_document`, also for run folders. Format 3
 # changes the default of `tokenizer.normalization` from nmt_nfkc to identity, and chooses
 # `training.validation.metric` by the target language. Format 4 replaces `tsv`, `csv` and `jsonl` of
-# a corpus by `path` and `format`.
+# a corpus by `path` and `format`, has no recipes, and chooses open keys by the size of the training
+# text also if the section `training` exists.
 _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
     (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,

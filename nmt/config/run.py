@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from langcodes import Language
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -23,7 +23,7 @@ from nmt.config.data import (
     tag_symbol,
     tagged_languages,
 )
-from nmt.config.filling import RECIPES, filled_in
+from nmt.config.filling import filled_in
 from nmt.config.inference import LANGUAGE_KEYS, InferenceConfig
 from nmt.config.language_codes import first_spelling, is_spelling, matching
 from nmt.config.model import DecodingConfig, ModelConfig
@@ -45,7 +45,6 @@ class RunConfig(Section):
     """One experiment, from text files to an evaluated model.
 
     Args:
-        recipe: Values to start from. ``low-resource`` suits 5,000 to 15,000 short sentence pairs.
         name: Name of the experiment, used for its folders.
         source_language: Language code of the source, for example ``de``.
         target_language: Language code of the target, for example ``en``.
@@ -56,7 +55,6 @@ class RunConfig(Section):
     # A file can omit ``training``; `load_config` fills it in.
     model_config = ConfigDict(json_schema_extra=lambda x: x["required"].remove("training"))
 
-    recipe: Free[Literal["low-resource"] | None] = None
     name: Free[str]
     source_language: Annotated[LanguageCode, Binds("data", "run")]
     target_language: Annotated[LanguageCode, Binds("data", "run")]
@@ -152,11 +150,12 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, values: Any) -> Any:
-        """Add the values of the recipe, and folders named after the experiment."""
+        """Add folders named after the experiment, and a value that follows another one."""
         if not isinstance(values, dict):
             return values
-        recipe = str(values.get("recipe"))
-        filled = filled_in(values, RECIPES.get(recipe, {}))
+        filled = dict(values)
+        if "recipe" in values and values["recipe"] is None:
+            del filled["recipe"]  # config.yaml of nmt 0.1 has this key and no format number
         name = values.get("name")
         if isinstance(name, str):
             filled.setdefault("prepared_dir", f"prepared/{name}")

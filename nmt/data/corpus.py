@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
-from nmt.config.filling import SCALES
+from nmt.config.filling import TextSize, UnknownSizeError
 from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
@@ -22,7 +23,7 @@ from nmt.data.formats.text import open_sides
 from nmt.data.hubs import huggingface_pairs, published_test_set
 from nmt.errors import ConfigError, DataError
 from nmt.files.archive import place_in_archive
-from nmt.files.encoding import open_text, standard_encoding
+from nmt.files.encoding import standard_encoding
 from nmt.files.lines import STANDARD_INPUT, is_standard, near_file
 from nmt.text.preprocessing import NUM_LINES, check_plain
 
@@ -30,8 +31,6 @@ VALID = "valid"  # name of the validation set in reports
 BLOCK_PAIRS = 10_000
 # Size of the first blocks of a corpus, so that progress is shown and all workers start early.
 _FIRST_PAIRS = 1000
-_BYTES_AT_ONCE = 1 << 20
-_LATER_BYTES = bytes(range(0x80, 0xC0))  # continuation bytes of UTF-8
 _FILE_KEYS = ("source", "target", "path")  # of `CorpusConfig`
 _LINE_ENDS = 2  # of a pair in two text files
 
@@ -349,47 +348,37 @@ def _open_pairs(
     return PairReader([], [pairs], as_read)
 
 
-def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
-    """Count the characters of both sides that one epoch reads, before filtering.
+def measure_text(
+    corpora: Sequence[CorpusConfig], languages: tuple[str, str], *, enough: float = inf
+) -> TextSize:
+    """Count the pairs and the characters of both sides that one epoch reads, before filtering.
 
-    Line ends count, but not the syntax of tables and JSON. A corpus in such a format is read up to
-    the size from which the training defaults stay the same.
+    The syntax of a format does not count, so that the same pairs have the same size in every
+    format: that of two text files, with a line end for each sentence.
+
+    Args:
+        corpora: Training corpora.
+        languages: Source and target language.
+        enough: Number of characters after which counting stops.
 
     Raises:
-        ConfigError: The size of a corpus is unknown, because it is on a hub or on standard input.
+        UnknownSizeError: A corpus is on a hub or on standard input.
         DataError: A file is unreadable.
     """
-    total = 0.0
+    num_pairs = 0.0
+    num_characters = 0.0
     for corpus in corpora:
-        is_data_set = corpus.huggingface is not None or corpus.sacrebleu is not None
-        if is_piped(corpus) or is_data_set:
+        if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
             name = corpus.huggingface or corpus.sacrebleu or "standard input"
-            problem = f"The size of {name} is unknown, so nmt cannot choose the training defaults."
-            raise ConfigError(problem, fix="Add a training section: `training: {max_minutes: 60}`.")
-        if corpus.source:
-            total += corpus.weight * _size_of_files(corpus)
-            continue
-        options = ReadOptions(*corpus.direction(languages), "skip")
-        for pair in read_corpus(corpus, options):
-            if isinstance(pair, SentencePair):
-                size = len(pair.source) + len(pair.target) + _LINE_ENDS
-                total += corpus.weight * size
-            if total > SCALES[-2].max_characters:
-                break
-    return round(total)
-
-
-def _size_of_files(corpus: CorpusConfig) -> float:
-    """Return the number of characters of the lines that are used of aligned files."""
-    num_lines = 0
-    num_characters = 0
-    for path in matching_files((*corpus.source, *corpus.target)):
-        with open_text(path, corpus.encoding) as stream:
-            while piece := stream.read(_BYTES_AT_ONCE):
-                num_lines += piece.count(b"\n")
-                # A character of UTF-8 has one first byte, so the other bytes do not count.
-                num_characters += len(piece.translate(None, _LATER_BYTES))
-    num_pairs = num_lines / 2
-    max_pairs = corpus.max_pairs or num_pairs
-    share = min(1.0, max_pairs / max(num_pairs, 1))  # of the pairs that are used
-    return num_characters * share
+            problem = f"The size of {name} is unknown until it is read."
+            fix = "Set the time of training in minutes: `set` training.max_minutes=60."
+            raise UnknownSizeError(problem, fix=fix)
+        for block in read_blocks(corpus, ReadOptions(*corpus.direction(languages), "skip")):
+            for pair in block.pairs:
+                if isinstance(pair, SentencePair):
+                    size = len(pair.source) + len(pair.target) + _LINE_ENDS
+                    num_pairs += corpus.weight
+                    num_characters += corpus.weight * size
+            if num_characters > enough:
+                return TextSize(round(num_pairs), round(num_characters), is_complete=False)
+    return TextSize(round(num_pairs), round(num_characters))

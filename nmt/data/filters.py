@@ -19,7 +19,8 @@ from nmt.text.identification import NO_PROFILES, LanguageProfiles
 
 # Actions of the reasons that the configuration cannot change.
 ALWAYS: Mapping[str, Action] = MappingProxyType({
-    "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop", "bytes": "drop",
+    "blank": "drop", "bad_utf8": "drop", "untranslated": "drop", "characters": "drop",
+    "length": "drop", "bytes": "drop",
 })  # fmt: skip
 # Reasons with a configurable action; keys of the ``filters`` section.
 REASONS = tuple(

@@ -129,15 +129,12 @@ def _reading(place: str) -> Iterator[None]:
         raise DataError(problem, fix=fix) from error
 
 
-def save_data_set(
-    place: str, subset: str | None, languages: tuple[str, str] | None, folder: Path
-) -> Path:
+def save_data_set(place: str, languages: tuple[str, str] | None, folder: Path) -> Path:
     """Write the texts of a data set as JSON lines, with a file for each part of a project.
 
     Args:
-        place: ``hub:NAME``, or ``hub:NAME/SUBSET``.
-        subset: Configuration of the data set. None for the only one, or the one whose name is the
-            language pair.
+        place: ``hub:NAME/SUBSET``; or ``hub:NAME`` for the only subset, or the one whose name is
+            the language pair.
         languages: Codes of source and target.
         folder: Where the folder of the data set is written. An older one is replaced.
 
@@ -150,10 +147,9 @@ def save_data_set(
         DataError: The data set cannot be read, or has no split for training.
     """
     name = place.removeprefix(PREFIX)
-    parent, _, last = name.rpartition("/")
-    if subset is None and "/" in parent and not Path(name).exists():
-        name = parent
-        subset = last
+    subset = ""
+    if name.count("/") > 1 and not Path(name).exists():
+        name, _, subset = name.rpartition("/")
     if not Path(name).exists():
         _connect()
     with _reading(name):

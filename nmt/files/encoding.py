@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,14 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
+_WIDE = ("utf-16", "utf-32")
+# The declaration of XML, or the header of a gettext catalogue after comments.
+_DECLARATION = re.compile(
+    rb"\s*<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]+)"
+    rb'|(?>(?:\s*#.*\n)*)\s*msgid ""\s+msgstr ""(?>(?:\s+"(?!Content-Type).*")*)'
+    rb'\s+"Content-Type:[^"]*charset=([\w.:-]+)',
+    re.IGNORECASE,
+)
 _UTF8 = "utf-8"
 _READ_BYTES = 1 << 20
 _BAD_BYTES = "nmt-bad-bytes"  # Name of the handler of bad bytes.
@@ -51,6 +60,25 @@ def marked_encoding(start: bytes) -> str | None:
         if start.startswith(mark):
             return encoding
     return None
+
+
+def declared_encoding(start: bytes) -> str | None:
+    """Return the encoding that XML or a gettext catalogue declares; None without a declaration.
+
+    A declaration that can be read as ASCII is wrong if it names UTF-16 or UTF-32.
+
+    >>> declared_encoding(b'<?xml version="1.0" encoding="ISO-8859-1"?>')
+    'iso8859-1'
+    """
+    match = _DECLARATION.match(start.removeprefix(codecs.BOM_UTF8))
+    if match is None:
+        return None
+    name = (match[1] or match[2]).decode()
+    try:
+        encoding = standard_encoding(name)
+    except ConfigError:  # `charset=CHARSET` in a template
+        return None
+    return None if encoding.startswith(_WIDE) else encoding
 
 
 def probable_encoding(start: bytes) -> str | None:

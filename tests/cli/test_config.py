@@ -12,6 +12,10 @@ from nmt.cli.app import app
 from nmt.commands.config import load_config
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
+DEMO_IS_GOOD = (
+    f"{DEMO}: good\n  no open key follows the size of the training text, because model.preset is"
+    " set: open keys have the general defaults\n"
+)
 
 
 def test_show_prints_a_configuration_that_loads_to_the_same(tmp_path: Path) -> None:
@@ -27,7 +31,7 @@ def test_check_reports_every_file(tmp_path: Path) -> None:
         path.write_text("naem: x\n", encoding="utf-8")
     result = CliRunner().invoke(app, ["config", "check", str(bad[0]), str(DEMO), str(bad[1])])
     assert result.exit_code == 2
-    assert result.stdout == f"{DEMO}: good\n"
+    assert result.stdout == DEMO_IS_GOOD
     assert result.stderr.count("unknown key naem; did you mean name?") == 2
     for override in ("training.sead=5", "training.seed=abc", "nonsense"):  # FAULTS 49
         result = CliRunner().invoke(app, ["config", "check", str(DEMO), "--set", override])
@@ -52,15 +56,47 @@ def test_check_names_missing_files_alone_and_beside_other_problems(
         + others + training, "utf-8",
     )  # fmt: skip
     result = CliRunner().invoke(app, ["config", "check", str(path), str(DEMO)])
-    for key in ("train.0.source", "train.1.source", "valid.source", "test.t.tsv"):
+    for key in ("train.0.source", "train.1.source", "valid.source", "test.t.path"):
         assert f"data.{key}: {tmp_path}" in result.stderr
     is_good = not others and bool(training)  # they may be on the machine that trains
     assert result.exit_code == (0 if is_good else 2)
-    assert result.stdout == f"{path}: good\n" * is_good + f"{DEMO}: good\n"
+    assert result.stdout.endswith(DEMO_IS_GOOD)
+    assert result.stdout.startswith(f"{path}: good\n") == is_good
+    assert (f"{path}: " in result.stdout) == is_good
     if others:
         assert "unknown key tokenizer.vocab;" in result.stderr
         assert "model.dropout is 3" in result.stderr
         assert "6 problems in the configuration" in result.stderr
+
+
+def test_check_says_what_is_chosen_for_the_text_and_why(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    (tmp_path / "a.de").write_text("ein Haus\nja\n", "utf-8")
+    (tmp_path / "a.en").write_text("a house\nyes\n", "utf-8")
+    corpus = "{source: '@config/a.de', target: '@config/a.en'}"
+    path.write_text(
+        "{name: c, source_language: de, target_language: en, training: {max_minutes: 3},"
+        f" data: {{train: [{corpus}], valid: {corpus}}}}}", "utf-8"
+    )  # fmt: skip
+    result = CliRunner().invoke(app, ["config", "check", str(path), "--set", "model.dropout=0.2"])
+    good, reason, *values = result.stdout.splitlines()
+    assert good == f"{path}: good"
+    assert "2 pairs with 24 characters (size 1 of 4: up to 1,000,000 characters)" in reason
+    assert "    model.preset: tiny" in values
+    assert "    tokenizer.vocab_size: 2000" in values
+    # The keys that the user sets are not listed.
+    assert not [line for line in values if "dropout" in line or "max_minutes" in line]
+    # Where the values are used, they are logged.
+    shown = CliRunner().invoke(app, ["config", "show", str(path)])
+    assert "24 characters (size 1 of 4" in shown.stderr
+    assert "model.preset tiny" in shown.stderr
+    config = yaml.safe_load(shown.stdout)
+    for line in values:
+        key, value = line.strip().split(": ")
+        found = config
+        for name in key.split("."):
+            found = found[name]
+        assert str(found) == value
 
 
 @pytest.mark.parametrize("command", [["config", "check"], ["prepare", "--report-only"]])

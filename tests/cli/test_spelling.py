@@ -52,8 +52,7 @@ MISTAKES = (
     ("evaluate c.yaml", 4, "c.yaml runs/mine"),
     # Values of other tools.
     ("train c.yaml --set training.device=cuda:x", 2, "training.device cuda:x mps cuda:N?"),
-    ("config check c.yaml --set model.preset=low-resource", 2,
-     "model.preset transformer-base null recipe=low-resource"),
+    ("config check c.yaml --set recipe=low-resource", 2, "recipe model.preset"),
     # Files and folders.
     ("translate M/best in.de", 4, "M/best"),
     ("translate M/config.yaml in.de", 4, "M/config.yaml"),
@@ -61,7 +60,8 @@ MISTAKES = (
     ("translate M no.de", 3, "no.de in.de?"),
     ("prepare gone.yaml --report-only", 3, "data.train.0.source gone.de in.de?"),
     # Recipes that cannot work, and beginnings.
-    ("config check c.yaml", 0, "c.yaml 2 4,000 training.schedule.warmup_ratio 0.06"),
+    ("config check c.yaml --set 'training.schedule={shape: inverse_sqrt, warmup_steps: 4000}'", 0,
+     "c.yaml 2 4,000 training.schedule.warmup_ratio 0.06"),
     ("config check c.yaml --set training.schedule.warmup_ratio=400", 2,
      "c.yaml:6 training.schedule warmup_steps warmup_ratio"),
 )  # fmt: skip

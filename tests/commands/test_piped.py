@@ -15,7 +15,7 @@ from nmt.cli.app import app
 from nmt.commands.options import PrepareOptions
 from nmt.commands.prepare import prepare as run_prepare
 from nmt.config.run import RunConfig
-from nmt.data.corpus import count_characters
+from nmt.data.corpus import measure_text
 from nmt.data.prepared import PreparedData
 from nmt.errors import ConfigError, DataError
 from tests.cli.commands import refused
@@ -59,7 +59,7 @@ def test_its_report_alone_writes_nothing_and_its_size_is_unknown(tmp_path: Path)
     assert report.counts["standard input"]["kept"] == 120
     assert not (tmp_path / "prepared").exists()
     with pytest.raises(ConfigError, match="size of standard input is unknown"):
-        count_characters(config.data.train, ("de", "en"))
+        measure_text(config.data.train, ("de", "en"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
@@ -14,7 +14,6 @@ from nmt.errors import ConfigError
 
 CORPUS = {"source": "a.de", "target": "a.en"}
 RECORDED: dict[str, Any] = {
-    "recipe": None,
     "name": "run",
     "data": {
         "train": [{**CORPUS, "weight": 2.0, "noise": {"typos": 0.1, "spacing": 0.2}}],
@@ -39,7 +38,7 @@ RECORDED: dict[str, Any] = {
     [
         ({}, RECORDED),
         ({"model": {"dropout": 0.1}}, {"model": {**RECORDED["model"], "dropout": 0.1}}),
-        # Another preset, recipe or optimizer: the recorded values belong to the old one.
+        # Another preset or optimizer: the recorded values belong to the old one.
         ({"model": {"preset": "modern"}}, {"model": {"preset": "modern"}}),
         (
             {"training": {"optimizer": {"kind": "adamw"}}},
@@ -112,11 +111,6 @@ def test_open_keys_have_the_recorded_values(given: Any, expected: Any) -> None:
     assert with_recorded(given, RECORDED) == {**RECORDED, **expected}
 
 
-def test_another_recipe_takes_nothing_from_the_run() -> None:
-    given = {"recipe": "low-resource", "name": "run"}
-    assert with_recorded(given, RECORDED) == given
-
-
 def test_a_run_is_found_by_its_folder_and_its_values_come_before_presets() -> None:
     file = Path("mine.yaml")
     file.write_text(
@@ -131,11 +125,11 @@ def test_a_run_is_found_by_its_folder_and_its_values_come_before_presets() -> No
         asked.append(run_dir)
         return recorded
 
-    def must_not_count(*_: object) -> int:
+    def must_not_measure(*_: object) -> NoReturn:
         raise AssertionError
 
     # Without a training section, the size of the corpus would be counted.
-    second = load_config(file, count_characters=must_not_count, recorded_settings=recorded_settings)
+    second = load_config(file, measure_text=must_not_measure, recorded_settings=recorded_settings)
     assert second == first
     third = load_config(
         file, ["run_dir=elsewhere", "training.seed=5"], recorded_settings=recorded_settings

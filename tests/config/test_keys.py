@@ -63,7 +63,8 @@ ALIASES = [
     ("training.start_from", "training.init_from"),
     ("training.tensorboard", "training.trackers (a list, as in [tensorboard])"),
     ("training.r_drop", "training.r_drop_weight"),
-    ("preset", "recipe"),
+    ("preset", "model.preset"),
+    ("recipe", "model.preset (without it, nmt chooses the values for a small text)"),
     ("data.train.0.augment", "data.train.0.noise"),
     ("batch.noise", "batch.length_noise"),
     ("tokenizer.unused_entries", "tokenizer.pad_vocab_by"),
@@ -134,7 +135,6 @@ def test_what_a_key_allows_is_told_in_words() -> None:
     for path, expected in {
         "name": ("text", ""),
         "run_dir": ("a path", "runs/<name>"),
-        "recipe": ("low-resource, or null", "null"),
         "training.seed": ("a whole number, at least 0, below 2147483648", "1"),
         "training.max_steps": ("a whole number, at least 1, or null", "null"),
         "training.ema_decay": ("a number, above 0, below 1, or null", "null"),

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,8 +12,14 @@ from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.config.document import MAX_BYTES, dump_document, parse_document, read_document
-from nmt.config.filling import MODEL_PRESETS, RECIPES, with_scale
-from nmt.config.loader import change_options, dump_config, load_config, load_inference
+from nmt.config.filling import MODEL_PRESETS, Choice, TextSize, UnknownSizeError
+from nmt.config.loader import (
+    change_options,
+    dump_config,
+    load_config,
+    load_inference,
+    settings_of,
+)
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
@@ -207,7 +214,7 @@ def test_a_missing_key_is_named_unless_it_may_be_missing(tmp_path: Path) -> None
     assert f"{path}:4: data.valid is missing" in refusal(path).problem
     path = written(tmp_path, "name: a\ntrain-sets: [a.de, a.en]\n")
     with pytest.raises(ConfigError) as caught:
-        load_config(path, count_characters=lambda *_: 0)
+        load_config(path, measure_text=size_of(0))
     assert "data is missing" in caught.value.problem
     assert "training is missing" not in caught.value.problem
 
@@ -227,7 +234,7 @@ def words_of(problem: str) -> set[str]:
     ("decoding: {length_penalty: .nan}", "decoding.length_penalty nan number"),
     ("run_dir: 3", "run_dir 3 path"),
     ("model:", "model null section"),
-    (f"recipe: {'x' * 99}", "recipe low-resource"),
+    (f"model: {{preset: {'x' * 99}}}", "model.preset tiny modern"),
 ])  # fmt: skip
 def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, names: str) -> None:
     """FAULTS 48."""
@@ -248,7 +255,6 @@ def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, 
     ("training.validation.command=false", "training.validation.command list"),
     ("model.preset=[]", "model.preset list transformer-base"),
     ("tokenizer.vocab_size={source: 3}", "tokenizer.vocab_size source 3 number"),
-    ("recipe={}", "recipe section low-resource"),
     ("training.optimizer.kind=[]", "training.optimizer.kind list adamw"),
     ("training.validation.metric=bleurt", "training.validation.metric loss command"),
     ("training.optimizer.kind=adamv", "muon adafactor adamw"),
@@ -261,7 +267,6 @@ def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, 
     ("training.scheduler={shape: cosine}", "training.schedule"),
     ("vocab_size={source: 9, target: 9}", "tokenizer.vocab_size"),
     ("training.optimizer=adam", "training.optimizer.kind adamw"),
-    ("model.preset=low-resource", "recipe low-resource"),
 ])  # fmt: skip
 def test_a_bad_override_is_named_in_the_same_form(small: Path, override: str, names: str) -> None:
     """FAULTS 49."""
@@ -277,8 +282,6 @@ def test_a_bad_override_is_named_in_the_same_form(small: Path, override: str, na
     ("training.optimizer=adamw", "'adamw'", "training.optimizer.kind=adamw"),
     ("training.schedul=cosine", None, "training.schedule.shape=cosine"),
     ("model=tiny", "'tiny'", "model.preset=tiny"),
-    ("recipe=tiny", "'tiny'", "model.preset=tiny"),
-    ("model.preset=low-resource", "'low-resource'", "recipe=low-resource"),
     ("training.optimizer.kind=adam", "'adam'", "adamw"),
     ("model.preset=tinny", "'tinny'", "tiny"),
     ("training.optimizer.kindd=adamw", None, "training.optimizer.kind"),
@@ -314,12 +317,16 @@ def test_overrides_of_a_section_or_of_what_it_agrees_with_carry_problems(small: 
     assert f"c.yaml:7 {shown}" in refusal(small, *changes).problem
 
 
-def test_values_for_the_size_of_the_training_text_fill_in_what_is_omitted(tmp_path: Path) -> None:
-    counted = []
+def size_of(num_characters: int) -> Callable[..., TextSize]:
+    return lambda *_: TextSize(num_characters // 80, num_characters)
 
-    def count(corpora: Sequence[CorpusConfig], codes: tuple[str, str]) -> int:
-        counted.append(([corpus.max_pairs for corpus in corpora], codes))
-        return 7_000_000
+
+def test_values_for_the_size_of_the_training_text_fill_in_what_is_omitted(tmp_path: Path) -> None:
+    measured = []
+
+    def measure(corpora: Sequence[CorpusConfig], codes: tuple[str, str]) -> TextSize:
+        measured.append(([corpus.max_pairs for corpus in corpora], codes))
+        return TextSize(90_000, 7_000_000)
 
     path = written(tmp_path, BARE)
     changes = [
@@ -328,13 +335,135 @@ def test_values_for_the_size_of_the_training_text_fill_in_what_is_omitted(tmp_pa
         "data.replay={train: [{demo: train, max_pairs: 8}]}",
         "training.seed=7", "model.dropout=0.25",
     ]  # fmt: skip
-    config = load_config(path, changes, count_characters=count)
-    assert counted == [([5, 6], ("en", "de"))]
+    choices: list[Choice] = []
+    config = load_config(path, changes, measure_text=measure, explain=choices.append)
+    assert measured == [([5, 6], ("en", "de"))]
     # More than 6.5 million characters, less than 30 million.
     assert (config.tokenizer.vocab_size, config.batch.max_tokens) == (8000, 4096)
     assert (config.training.max_minutes, config.training.seed) == (45, 7)
     assert (config.training.validate_every, config.training.save_every) == (500, 500)
     assert (config.model.preset, config.model.dropout) == ("tiny", 0.25)
+    (choice,) = choices
+    assert "90,000 pairs with 7,000,000 characters (size 3 of 4: up to 30,000,000" in choice.reason
+    assert choice.values["tokenizer.vocab_size"] == 8000
+    assert choice.values["training.schedule.peak_lr"] == 4e-3
+    assert "model.dropout" not in choice.values
+    assert "training.seed" not in choice.values
+
+
+OPEN: dict[str, list[dict[str, Any]]] = {
+    "training": [
+        {"max_minutes": 10}, {"max_steps": 9}, {"max_epochs": 3}, {"seed": 7}, {"patience": 2},
+        {"label_smoothing": 0}, {"optimizer": {"kind": "adamw"}}, {"schedule": {"peak_lr": 0.002}},
+        {"schedule": {"warmup_steps": 9}}, {"save_every": 9}, {"r_drop_weight": 1},
+    ],
+    "model": [{"preset": "modern"}, {"dropout": 0.2}, {"encoder_layers": 2}, {"model_dim": 128}],
+    "tokenizer": [{"vocab_size": 700}, {"kind": "unigram"}],
+    "batch": [{"max_tokens": 1000}],
+}  # fmt: skip
+SETTINGS = st.fixed_dictionaries(
+    {}, optional={section: st.sampled_from(values) for section, values in OPEN.items()}
+)
+
+
+@given(SETTINGS, SETTINGS, st.integers(0, 10**8))
+def test_open_keys_have_the_same_values_wherever_the_others_are_set(
+    tmp_path_factory: pytest.TempPathFactory, first: Any, second: Any, num_characters: int
+) -> None:
+    """In the file, in overrides, or some here and some there."""
+    folder = tmp_path_factory.mktemp("set")
+
+    def loaded(in_file: Any, overrides: Any) -> RunConfig:
+        lines = [f"{key}: {json.dumps(value)}\n" for key, value in in_file.items()]
+        path = written(folder, BARE + "".join(lines))
+        return load_config(path, overrides, measure_text=size_of(num_characters))
+
+    overrides = [
+        f"{section}.{key}={json.dumps(value)}"
+        for section, values in second.items()
+        for key, value in values.items()
+    ]
+    both = {key: {**first.get(key, {}), **second.get(key, {})} for key in {**first, **second}}
+    expected = loaded(both, [])
+    assert loaded(first, overrides) == expected
+    assert loaded({}, [f"{key}={json.dumps(value)}" for key, value in both.items()]) == expected
+
+
+@given(SETTINGS, st.integers(0, 10**8))
+def test_a_limit_of_training_changes_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, settings: Any, num_characters: int
+) -> None:
+    path = written(tmp_path_factory.mktemp("limit"), BARE)
+    overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+    def loaded(*limits: str) -> dict[str, Any]:
+        measure = size_of(num_characters)
+        values = settings_of(load_config(path, [*overrides, *limits], measure_text=measure))
+        for key in ("max_minutes", "max_steps", "max_epochs"):
+            del values["training"][key]
+        return values
+
+    expected = loaded()
+    for limit in ("max_minutes=3", "max_steps=100", "max_epochs=2"):
+        assert loaded(f"training.{limit}") == expected
+
+
+def test_a_limit_replaces_the_usual_time(tmp_path: Path) -> None:
+    path = written(tmp_path, BARE)
+
+    def limits(*overrides: str) -> tuple[object, ...]:
+        training = load_config(path, overrides, measure_text=size_of(0)).training
+        return training.max_minutes, training.max_steps, training.max_epochs, training.patience
+
+    assert limits() == (20, None, None, None)
+    assert limits("training.max_steps=7") == (None, 7, None, None)
+    assert limits("training.max_epochs=7") == (None, None, 7, None)
+    assert limits("training.max_steps=null") == (20, None, None, None)
+    # Patience is no limit for a schedule that needs one.
+    assert limits("training.patience=3") == (20, None, None, 3)
+    assert limits("training.patience=3", "model.preset=tiny") == (None, None, None, 3)
+    assert limits("model.preset=tiny") == (20, None, None, None)
+
+
+@pytest.mark.parametrize("keys", [
+    ["model.preset=tiny"],
+    ["training.init_from=elsewhere"],
+    [f"model.{key}=8" for key in (
+        "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads")],
+])  # fmt: skip
+def test_values_for_the_size_stay_away_from_another_model(tmp_path: Path, keys: list[str]) -> None:
+    path = written(tmp_path, SMALL)
+    choices: list[Choice] = []
+    config = load_config(path, keys, measure_text=must_not_measure, explain=choices.append)
+    assert config == load_config(path, keys)
+    assert config.training.optimizer == OptimizerConfig()
+    (choice,) = choices
+    assert not choice.depends_on_text
+    assert "general defaults" in choice.reason
+
+
+def must_not_measure(*_: object) -> NoReturn:
+    raise AssertionError("text was read, although no value follows it")
+
+
+def test_a_text_of_unknown_size_has_the_general_defaults_if_training_has_a_limit(
+    tmp_path: Path,
+) -> None:
+    def measure(*_: object) -> NoReturn:
+        raise UnknownSizeError("The size of x is unknown.", fix="Go.")
+
+    path = written(tmp_path, BARE)
+    for limit in ("max_minutes=3", "patience=3"):
+        changes = [f"training.{limit}"]
+        choices: list[Choice] = []
+        config = load_config(path, changes, measure_text=measure, explain=choices.append)
+        assert config == load_config(path, changes)
+        assert [(str(each), each.values) for each in choices] == [(
+            "The size of x is unknown. Open keys have the general defaults, for millions of pairs.",
+            {},
+        )]  # fmt: skip
+    with pytest.raises(UnknownSizeError, match="The size of x is unknown"):
+        load_config(path, ["training.seed=3"], measure_text=measure)
 
 
 def test_the_default_rate_depends_on_the_optimizer(tmp_path: Path) -> None:
@@ -347,24 +476,13 @@ def test_the_default_rate_depends_on_the_optimizer(tmp_path: Path) -> None:
         (["training.schedule.warmup_steps=9"], ("muon", 4e-3, None)),
         (["training.schedule=null"], ("muon", 4e-3, 0.06)),
     ):
-        training = load_config(path, overrides, count_characters=lambda *_: 0).training
+        training = load_config(path, overrides, measure_text=size_of(0)).training
         schedule = training.schedule
         assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup_ratio) == expected
         assert schedule.shape == "linear"
 
 
-def test_the_values_of_a_recipe_override_those_for_the_size() -> None:
-    given = {"recipe": "low-resource", "batch": {"length_noise": 0.2}, "model": {"dropout": 0.1}}
-    values = with_scale(given, 12_000_000)
-    assert values["tokenizer"] == {"vocab_size": 2000}
-    assert values["batch"] == {"max_tokens": 2048, "length_noise": 0.2}
-    weight = RECIPES["low-resource"]["training"]["r_drop_weight"]
-    assert values["training"]["r_drop_weight"] == weight > 0
-    assert values["model"] == {"preset": "tiny", "positions": "rotary", "dropout": 0.1}
-    assert values["training"]["max_minutes"] == 45
-
-
-def test_absent_files_are_told_with_other_problems_and_are_needed_only_to_count(
+def test_absent_files_are_told_with_other_problems_and_are_needed_only_for_the_time(
     tmp_path: Path,
 ) -> None:
     checked = []
@@ -373,11 +491,13 @@ def test_absent_files_are_told_with_other_problems_and_are_needed_only_to_count(
         checked.append([*corpora])
         raise DataError("data.train.0.source: a is absent.\n  data.valid: b is absent.", fix="Go.")
 
-    def count(*_: object) -> NoReturn:
-        raise AssertionError("text that is absent was counted")
-
     path = written(tmp_path, SMALL)
-    assert load_config(path, count_characters=count, check_files=check).training.max_steps == 10
+    choices: list[Choice] = []
+    config = load_config(
+        path, measure_text=must_not_measure, check_files=check, explain=choices.append
+    )
+    assert config == load_config(path)
+    assert "data.train.0.source: a is absent. Open keys have the general" in str(choices[0])
     assert checked == [["data.train.0", "data.valid"]]
     with pytest.raises(ConfigError) as caught:
         load_config(path, ["training.seed=-1"], check_files=check)
@@ -387,7 +507,7 @@ def test_absent_files_are_told_with_other_problems_and_are_needed_only_to_count(
     assert {len(line) - len(line.lstrip()) for line in problems} == {2}  # they stand in one list
     path = written(tmp_path, BARE)
     with pytest.raises(DataError, match="a is absent"):
-        load_config(path, count_characters=count, check_files=check)
+        load_config(path, measure_text=must_not_measure, check_files=check)
 
 
 def test_a_model_to_start_from_gives_its_sections_for_omitted_keys(small: Path) -> None:

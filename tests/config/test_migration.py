@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from nmt.config import loader, migration
+from nmt.config.data import BatchConfig
+from nmt.config.filling import TextSize
 from nmt.config.loader import (
     dump_config,
     dump_inference,
@@ -18,7 +20,9 @@ from nmt.config.loader import (
     settings_of,
 )
 from nmt.config.migration import FORMAT, Kind, NewerFormatError, migrate
+from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
+from nmt.config.training import OptimizerConfig
 from nmt.errors import ConfigError
 
 CORPUS = {"source": "a.de", "target": "a.en"}
@@ -125,6 +129,50 @@ def test_an_older_configuration_keeps_bleu_as_its_metric(number: int) -> None:
     assert migrate(given, "x", kind=Kind.CONFIGURATION)["training"] is None
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_an_older_configuration_with_training_has_the_general_defaults(number: int) -> None:
+    """They did not follow the size of the text. Without `training`, they did."""
+
+    def migrated(**changes: Any) -> dict[str, Any]:
+        values = {**VALUES, "recipe": None, **changes, "format": number}
+        return migrate(values, "x", kind=Kind.CONFIGURATION)
+
+    def measured(**changes: Any) -> RunConfig:
+        path = write({**VALUES, **changes, "format": number})
+        return load_config(path, measure_text=lambda *_: TextSize(9, 99))
+
+    config = measured()
+    # The architecture and all other values are the defaults of the keys.
+    assert config.model == ModelConfig(preset="transformer-base")
+    assert config.model.model_copy(update={"preset": None}) == ModelConfig()
+    assert (config.batch, config.tokenizer.vocab_size) == (BatchConfig(), 8000)
+    assert config.training.optimizer == OptimizerConfig()
+    assert config.training.max_steps == 10
+    assert measured(training=None).model.preset == "tiny"
+    for changes in (
+        {"training": None},
+        {"model": {"preset": "modern"}},
+        {"training": {"init_from": "base", "max_epochs": 3}},
+    ):
+        given = {**VALUES, **changes}
+        found = migrated(**changes)
+        assert found.get("model") == given.get("model")
+        assert "recipe" not in found
+
+
+def test_an_older_configuration_keeps_the_values_of_its_recipe() -> None:
+    given = {**VALUES, "recipe": "low-resource", "model": {"dropout": 0.25}, "format": 3}
+    config = load_config(write(given))
+    assert (config.tokenizer.vocab_size, config.batch.max_tokens) == (2000, 2048)
+    model = config.model
+    assert (model.preset, model.positions, model.dropout) == ("tiny", "rotary", 0.25)
+    training = config.training
+    assert (training.max_steps, training.r_drop_weight) == (10, 3.0)
+    assert (training.optimizer.kind, training.schedule.peak_lr) == ("muon", 0.004)
+    with pytest.raises(ConfigError, match="unknown key recipe"):
+        load_config(write({**given, "format": FORMAT}))
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_an_older_document_keeps_its_normalization(number: int) -> None:
     """So that a vocabulary that is learned again under an old run is the same."""
@@ -177,6 +225,7 @@ def test_a_record_with_unknown_keys_and_wrong_values_is_kept_and_never_validated
     config, kept = load_inference(write(run))
     run["tokenizer"] = {"normalization": "nmt_nfkc"}  # the default of its time
     run["training"] = {"validation": {"metric": "bleu"}, **run["training"]}
+    run["model"] = {"preset": "transformer-base"}
     assert (config.max_length, kept) == (77, run)
     section["decoding"]["warp"] = 9
     path = write({"format": FORMAT, "inference": section, "record": record})

@@ -373,9 +373,6 @@ def test_the_size_of_the_corpus_chooses_what_is_not_given(num_characters: int, p
     given = RunConfig.model_validate(with_scale(own, num_characters))
     assert (given.model.dropout, given.training.max_minutes) == (0.2, 7)
     assert (given.training.save_every, given.training.validate_every) == (9, training.save_every)
-    recipe = RunConfig.model_validate(with_scale({**bare, "recipe": "low-resource"}, 10**12))
-    assert (recipe.model.dropout, recipe.tokenizer.vocab_size) == (0.3, 2000)
-    assert recipe.training.max_minutes == 1440
 
 
 def test_another_optimizer_or_warm_up_takes_no_rate_that_belongs_to_the_usual_one() -> None:
@@ -542,18 +539,6 @@ def test_the_big_preset_is_the_published_one() -> None:
     assert (big.encoder_layers, big.model_dim, big.ff_dim, big.num_heads, big.dropout) == (
         6, 1024, 4096, 16, 0.3,
     )  # fmt: skip
-
-
-def test_a_recipe_fills_in_what_is_not_given() -> None:
-    plain = RunConfig.model_validate(RUN)
-    low = RunConfig.model_validate({**RUN, "recipe": "low-resource"})
-    own = RunConfig.model_validate({**RUN, "recipe": "low-resource", "model": {"dropout": 0.25}})
-    assert plain.model.dropout == 0.1
-    assert (low.model.preset, low.model.dropout, low.model.model_dim) == ("tiny", 0.3, 256)
-    assert (low.tokenizer.vocab_size, low.batch.max_tokens) == (2000, 2048)
-    assert (low.training.optimizer.kind, low.training.r_drop_weight) == ("muon", 3.0)
-    assert (own.model.preset, own.model.dropout) == ("tiny", 0.25)
-    assert RunConfig.model_validate(low.model_dump(mode="json")) == low
 
 
 def test_plain_decoding_keeps_limits_and_rules_only() -> None:

@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import json
 import re
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 import nmt
+from nmt.cli.app import app
 from nmt.commands.prepare import prepare_data
 from nmt.commands.train import fit
 from nmt.config.keys import describe_keys
@@ -106,6 +111,55 @@ def test_no_shipped_file_names_data_that_only_we_have() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_configuration_loads(path: Path) -> None:
     assert load_config(path).name
+
+
+FOLLOWING_KEYS = (
+    "tokenizer.vocab_size", "batch.max_tokens", "model.preset", "model.positions", "model.dropout",
+    "training.optimizer.kind", "training.schedule.shape", "training.schedule.peak_lr",
+    "training.r_drop_weight", "training.max_minutes", "training.validate_every",
+)  # fmt: skip
+# The values of the shipped configurations before open keys could follow the size of the text.
+FORMER_VALUES: dict[str, tuple[Any, ...]] = {
+    "base": (
+        37000, 50000, "transformer-base", "sinusoidal", 0.1, "adamw", "noam", 1.0, 0.0, None, 5000,
+    ),
+    "big-en-fr": (
+        32000, 50000, "transformer-big", "sinusoidal", 0.1, "adamw", "noam", 1.0, 0.0, None, 5000,
+    ),
+    "big": (
+        37000, 50000, "transformer-big", "sinusoidal", 0.3, "adamw", "noam", 1.0, 0.0, None, 5000,
+    ),
+    "demo": (
+        1000, 2048, "tiny", "sinusoidal", 0.1, "adamw", "linear", 0.002, 0.0, None, 350,
+    ),
+    "from-scratch": (
+        {"source": 10000, "target": 8200},
+        None, None, "learned", 0.1, "adamw", "noam", 0.5, 0.0, None, 227,
+    ),
+    "hello": (
+        {"source": 8, "target": 9},
+        None, None, "sinusoidal-halves", 0.0, "adamw", "constant", 0.015, 0.0, None, 120,
+    ),
+    "matrix-form": (
+        8000, 2048, None, "sinusoidal", 0.2, "adamw", "linear", 0.001, 0.0, None, 1000,
+    ),
+    "modern": (
+        32000, 50000, "modern", "rotary", 0.1, "adamw", "wsd", 0.001, 0.0, None, 5000,
+    ),
+    "multi30k": (
+        8000, 2048, "tiny", "rotary", 0.1, "muon", "linear", 0.004, 0.0, None, 470,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_no_value_of_a_shipped_configuration_follows_the_size_of_the_text(path: Path) -> None:
+    text = CliRunner().invoke(app, ["config", "show", str(path)]).stdout
+    values = yaml.safe_load(text)
+    found = [reduce(getitem, key.split("."), values) for key in FOLLOWING_KEYS]
+    assert tuple(found) == FORMER_VALUES[path.stem]
+    checked = CliRunner().invoke(app, ["config", "check", str(path)]).stdout
+    assert "no open key follows the size of the training text" in checked
 
 
 def test_the_names_differ_so_that_runs_do_not_mix() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,12 +16,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nmt.config.data import CorpusConfig, Direction
+from nmt.config.filling import TextSize
 from nmt.data.corpus import (
     check_files,
     check_plain_text,
     corpus_files,
     corpus_names,
-    count_characters,
+    measure_text,
     read_blocks,
     read_corpus,
 )
@@ -284,14 +287,47 @@ def test_characters_of_an_epoch_are_counted_and_not_bytes(tmp_path: Path) -> Non
         ({"tsv": path, "weight": 0.5}, 400),
         ({"tsv": path, "max_pairs": 20, "weight": 3}, 480),
         ({"tsv": path, "max_pairs": 200}, 800),
-        ({"source": path, "target": scores}, 900 + 1200),
         ({"demo": "test", "max_pairs": 150}, num_demo),
     ]
     corpora = [CorpusConfig.model_validate(place) for place, _ in places]
     for corpus, (_, expected) in zip(corpora, places, strict=True):
-        assert count_characters([corpus], ("en", "de")) == round(expected)
-    whole = sum(expected for _, expected in places)
-    assert count_characters(corpora, ("en", "de")) == round(whole)
+        assert measure_text([corpus], ("en", "de")).num_characters == expected
+    size = measure_text(corpora, ("en", "de"))
+    assert size.num_characters == sum(expected for _, expected in places)
+    assert size.num_pairs == 100 + 50 + 60 + 100 + 150
+    assert size.is_complete
+
+
+def test_the_same_pairs_have_the_same_size_in_every_format(tmp_path: Path) -> None:
+    """The escapes of JSON, the quotes of CSV and other columns are not text."""
+    pairs = [("मैं घर जाता हूँ", 'I "go" home, now'), ("a", "b"), ("犬", "")] * 7
+    source = write(tmp_path, "a.hi", "".join(f"{left}\n" for left, _ in pairs))
+    target = write(tmp_path, "a.en", "".join(f"{right}\n" for _, right in pairs))
+    objects = [{"translation": {"hi": left, "en": right}} for left, right in pairs]
+    lines = "".join(json.dumps(each) + "\n" for each in objects)
+    table = io.StringIO()
+    csv.writer(table, quoting=csv.QUOTE_ALL).writerows(pairs)
+    places: list[dict[str, Any]] = [
+        {"source": source, "target": target},
+        {"jsonl": write(tmp_path, "a.jsonl", lines)},
+        {"csv": write(tmp_path, "a.csv", table.getvalue())},
+        {"tsv": write(tmp_path, "a.tsv", "".join(f"{a}\t{b}\tx\n" for a, b in pairs))},
+    ]
+    num_characters = sum(len(left) + len(right) for left, right in pairs)
+    for place in places:
+        corpus = CorpusConfig.model_validate(place)
+        assert measure_text([corpus], ("hi", "en")) == TextSize(21, num_characters + 2 * 21)
+
+
+def test_a_text_is_counted_no_further_than_needed(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", "ab\tc\n" * 5000)
+    corpus = CorpusConfig(tsv=path)
+    size = measure_text([corpus, corpus], ("en", "de"), enough=2000)
+    assert not size.is_complete
+    assert 2000 < size.num_characters < 15_000
+    # An error in the rest is not found, because the rest is not read.
+    path.write_bytes(b"ab\tc\n" * 20_000 + b"x\n" * 5)
+    assert measure_text([corpus], ("en", "de"), enough=2000) == size
 
 
 def drawn(count: int, capacity: int, seed: int = 1, max_characters: int = 10**9) -> list[int]:

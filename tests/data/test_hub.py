@@ -338,7 +338,7 @@ def saved(folder: Path) -> dict[str, list[dict[str, str]]]:
 def test_a_data_set_becomes_a_folder_with_its_parts(tmp_path: Path) -> None:
     """Only texts are kept, and of the splits only those that are a part of a project."""
     place = data_set(tmp_path / "org", {"only": ["train", "validation", "extra", "test"]})
-    copy = save_data_set(f"hub:{place}", None, None, tmp_path / "downloads")
+    copy = save_data_set(f"hub:{place}", None, tmp_path / "downloads")
     last = {"de": "only train", "en": "x"}
     files = saved(copy)
     assert files["train.jsonl"] == [last]
@@ -347,7 +347,7 @@ def test_a_data_set_becomes_a_folder_with_its_parts(tmp_path: Path) -> None:
         {**last, "de": "only validation"},
     ]
     assert [len(texts) for _, texts in sorted(files.items())] == [4, 1, 2]
-    assert save_data_set(f"hub:{place}", None, None, tmp_path / "downloads") == copy
+    assert save_data_set(f"hub:{place}", None, tmp_path / "downloads") == copy
     assert saved(copy) == files
 
 
@@ -359,16 +359,16 @@ def test_of_several_subsets_the_named_one_or_that_of_the_languages_is_read(
         tmp_path / "org", {"de-en": ["train"], "cs-en": ["train"], "all": ["train", "test"]}
     )
 
-    def first_text(name: str, subset: str | None, codes: tuple[str, str] | None) -> str:
-        copy = save_data_set(f"hub:{name}", subset, codes, tmp_path / "downloads")
+    def first_text(name: str, codes: tuple[str, str] | None) -> str:
+        copy = save_data_set(f"hub:{name}", codes, tmp_path / "downloads")
         return saved(copy)["train.jsonl"][0]["de"]
 
-    assert first_text(str(place), None, languages) == "de-en train"
-    assert first_text(f"{place}/cs-en", None, languages) == "cs-en train"
-    assert first_text(str(place), "all", languages) == "all train"
+    assert first_text(str(place), languages) == "de-en train"
+    assert first_text(f"{place}/cs-en", languages) == "cs-en train"
+    assert first_text(f"{place}/all", None) == "all train"
     for codes in (None, ("fr", "en")):
         with pytest.raises(ConfigError, match="3 subsets") as caught:
-            first_text(str(place), None, codes)
+            first_text(str(place), codes)
         assert f"nmt init hub:{place}/cs-en" in caught.value.fix
 
 
@@ -377,10 +377,10 @@ def test_a_data_set_that_cannot_be_a_project_is_refused(
 ) -> None:
     place = data_set(tmp_path / "org", {"only": ["devtest", "test"]})
     with pytest.raises(DataError, match="no split train, but devtest, test"):
-        save_data_set(f"hub:{place}", None, None, tmp_path)
+        save_data_set(f"hub:{place}", None, tmp_path)
     monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: False)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match="cannot read org/absent"):
-        save_data_set("hub:org/absent/de-en", None, None, tmp_path)
+        save_data_set("hub:org/absent/de-en", None, tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["org"]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from nmt.errors import DataError
 from nmt.files import archive as archives
 from nmt.files.encoding import open_text
-from nmt.files.lines import open_binary, read_lines
+from nmt.files.lines import open_binary, read_chunks, read_lines
 
 SIDES = {"Corpus.en": b"one\ntwo\n", "Corpus.de": b"eins\nzwei\n"}
 
@@ -267,3 +267,28 @@ def test_zstandard_with_a_long_window_and_archives_of_it_are_read(tmp_path: Path
             subprocess.run(["zstd", "-q", "--long=30"], stdin=file, stdout=packed, check=True)
     assert read_lines(tmp_path / "x.en.zst") == ["one"] * 1000
     assert read_lines(tmp_path / "y.tar.zst" / "x.de") == ["eins"]
+
+
+@given(data=st.data(), suffix=st.sampled_from([".zip", ".tar", ".tgz"]))
+def test_a_damaged_archive_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, suffix: str
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / f"x{suffix}"
+    content = bytearray(written(path, SIDES).read_bytes())
+    place = st.integers(0, min(len(content), 1100) - 1)
+    for index, byte in data.draw(st.dictionaries(place, st.integers(0, 255), max_size=9)).items():
+        content[index] = byte
+    path.write_bytes(content)
+    for name in ("Corpus.en", "Corpus.de"):
+        try:
+            lines = read_lines(path / name)
+        except DataError:
+            continue
+        # Only .tar files do not have checksums of their members.
+        assert suffix == ".tar" or lines == SIDES[name].decode().splitlines()
+
+
+def test_an_archive_as_standard_input_is_refused(tmp_path: Path) -> None:
+    content = tarred(tmp_path / "x.tar", SIDES).read_bytes()
+    with pytest.raises(DataError, match="standard input is an archive"):
+        list(read_chunks(io.BytesIO(content)))

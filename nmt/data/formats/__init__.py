@@ -12,7 +12,7 @@ from nmt.data.formats.layout import Format, Layout, Sample, Wanted
 from nmt.data.formats.lines import shown_path
 from nmt.data.formats.pair import PairReader, ReadOptions
 from nmt.errors import DataError
-from nmt.files.encoding import START_BYTES, open_text, standard_encoding
+from nmt.files.encoding import START_BYTES, declared_encoding, open_text, standard_encoding
 from nmt.files.lines import plain_name, read_pieces
 from nmt.registry import Registry
 
@@ -26,17 +26,25 @@ def all_formats() -> list[Format]:
 
 
 def sample_of(path: Path, encoding: str | None = None) -> Sample:
-    """Read the beginning of a file.
+    """Read the beginning of a file; its encoding is the one that is given, or that it declares.
 
     Raises:
         ConfigError: The encoding is unknown.
         DataError: The file is missing, empty or damaged.
     """
-    with open_text(path, encoding) as stream:
-        start = next(read_pieces(stream, str(path), START_BYTES), b"")
+    start = _start_of(path, encoding)
+    if encoding is None:
+        encoding = declared_encoding(start)
+        if encoding is not None:
+            start = _start_of(path, encoding)
     if not start.strip():
         raise DataError(f"{shown_path(path)} is empty.", fix="Pass a file with sentence pairs.")
     return Sample(path, start, standard_encoding(encoding or "utf-8"))
+
+
+def _start_of(path: Path, encoding: str | None) -> bytes:
+    with open_text(path, encoding) as stream:
+        return next(read_pieces(stream, str(path), START_BYTES), b"")
 
 
 def layout_of(

@@ -64,32 +64,26 @@ def sides_of(name: str) -> Iterator[tuple[str, str]]:
     occurs twice is taken out of the rest once or twice.
 
     >>> list(sides_of("train.en-de.de.gz")), list(sides_of("src.txt"))
-    ([('de', 'train.en-de.*')], [('source', '*')])
+    ([('de', 'train.en2de.*')], [('source', '*')])
     >>> list(sides_of("set-src.de")), list(sides_of("set-ref.en"))
     ([('source', 'set-*.de'), ('de', 'set-.*')], [('target', 'set-*.en'), ('en', 'set-.*')])
     >>> list(sides_of("de/train.de"))
     [('de', 'de/train.*'), ('de', '*/train.*')]
     """
-    name = str(Path(name).with_name(plain_name(Path(name)))).removesuffix(".txt")
-    directions = [match.span() for match in _DIRECTION.finditer(name) if _languages_in(match)]
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for match in _WORD.finditer(name):
-        is_in_direction = any(start <= match.start() < end for start, end in directions)
-        if not is_in_direction:
-            spans.setdefault(match[0], []).append(match.span())
-    for word, places in spans.items():
-        side = language_of(word) or _SIDES.get(word.lower())
+    path = Path(name)
+    name = str(path.parent / plain_name(path)).removesuffix(".txt")
+    # A word that contains a digit is not a language.
+    name = _DIRECTION.sub(lambda match: "2".join(_languages_in(match) or [match[0]]), name)
+    for word in {match[0]: None for match in _WORD.finditer(name)}:
+        language = language_of(word)
+        side = language or _SIDES.get(word.lower())
         if side is None:
             continue
-        rest = name
-        rests = []
-        for start, end in reversed(places):
-            rest = f"{rest[:start]}*{rest[end:]}"
-            rests.append(rest)
-        for rest in dict.fromkeys((rests[0], rests[-1])):
-            is_language = side not in (SOURCE, TARGET)
+        whole_word = rf"(?<![^\W_]){word}(?![^\W_])"
+        rests = [re.sub(rf"(.*){whole_word}", r"\1*", name), re.sub(whole_word, "*", name)]
+        for rest in dict.fromkeys(rests):
             # The side is known, so that src and ref are not part of what both files share.
-            yield side, _SIDE_WORD.sub("", rest) if is_language else rest
+            yield side, _SIDE_WORD.sub("", rest) if language else rest
 
 
 def _languages_in(direction: re.Match[str]) -> tuple[str, str] | None:

@@ -32,8 +32,8 @@ class Sample:
 
     @cached_property
     def text(self) -> str:
-        """The beginning as text. Bytes that are not text are U+FFFD."""
-        return self.start.decode("utf-8", "replace")
+        """The beginning as text, without a byte order mark. Bytes that are not text are U+FFFD."""
+        return self.start.decode("utf-8-sig", "replace")
 
     @cached_property
     def lines(self) -> list[str]:

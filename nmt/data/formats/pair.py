@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 from nmt.text import without_surrogates
 
 # Why a pair could not be read. `filters.on_bad_utf8` decides about the first reason, and
-# `filters.on_bad_row` about the last three.
-BadReason = Literal["bad_utf8", "characters", "nul", "columns", "syntax"]
+# `filters.on_bad_row` about the last three. What is untranslated has no translation, or one that
+# its file marks as unfinished or obsolete.
+BadReason = Literal["bad_utf8", "characters", "untranslated", "nul", "columns", "syntax"]
 
 
 class SentencePair(NamedTuple):

@@ -6,12 +6,12 @@ Whatever is not certain is an error with the commands to choose from, never a gu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, permutations, product
 from pathlib import Path
 
 from nmt.config.language_codes import is_same_language
-from nmt.data.formats import all_formats, layout_of, sample_of
+from nmt.data.formats import all_formats, layout_of, open_file, sample_of
 from nmt.data.formats.file_names import (
     SOURCE,
     TARGET,
@@ -22,14 +22,19 @@ from nmt.data.formats.file_names import (
     without_variant,
 )
 from nmt.data.formats.layout import Layout, Wanted
+from nmt.data.formats.pair import ReadOptions, SentencePair
+from nmt.data.formats.wmt import is_set
 from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding
 from nmt.files.lines import open_binary, plain_name, read_pieces
+from nmt.text.identification import likeliest_label, similar_labels
 
-TEXT = "text"  # Format of two aligned text files, in a `Layout`.
+TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
 _NO_TEXT = (".ids", ".pdf", ".doc", ".docx", ".html", ".yaml", ".yml", ".sh", ".py", ".log")
+_SAMPLED_PAIRS = 200  # whose languages are identified
+_CLEAR_RATIO = 3  # Of the texts in the language of the other column to the other texts.
 _MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
 _ALIGNED = Layout(TEXT)
 
@@ -113,14 +118,17 @@ class _Search:
     encoding: str | None
     unused: dict[Path, str] = field(default_factory=dict)
 
-    def with_files(self, paths: Iterable[Path]) -> str:
-        """Return the command for other places."""
-        codes = self.wanted.languages
-        return shell_command("init", *paths, languages="-".join(codes) if codes else None)
-
-    def with_languages(self, languages: Iterable[str]) -> str:
-        """Return the command for other languages."""
-        return shell_command("init", *self.places, languages="-".join(languages))
+    def command(self, places: Iterable[Path], languages: Iterable[str] | None) -> str:
+        """Return the command for other places or languages."""
+        columns = ",".join(map(str, self.wanted.columns or ()))
+        return shell_command(
+            "init",
+            *places,
+            languages="-".join(languages or ()) or None,
+            columns=columns or None,
+            format=self.format_name,
+            encoding=self.encoding,
+        )
 
 
 def find_places(
@@ -171,6 +179,8 @@ def find_places(
         raise DataError(problem, fix="Pass two aligned text files, or a file with both sides.")
     is_ordered = len(files) == len(places)  # by the user
     languages = wanted.languages or _languages(search, corpora, is_ordered)
+    for corpus in corpora:
+        _check_columns(search, corpus, languages)
     return Places(languages, _parts(search, languages, corpora), search.unused)
 
 
@@ -203,7 +213,7 @@ def _texts_of(search: _Search, path: Path, name: Path, place: str) -> Iterator[_
     """
     texts = {path: (name, "")}
     if is_archive_file(path):
-        stem = name.with_name(plain_name(name)) if name.name else name
+        stem = name.parent / plain_name(name)
         members = members_of(path)
         texts = {path / each.name: (stem / each.name, each.problem) for each in members}
         if len(texts) < len(members):
@@ -220,12 +230,12 @@ def _texts_of(search: _Search, path: Path, name: Path, place: str) -> Iterator[_
 
 def _plain(file: _File) -> str:
     name = Path(file.name)
-    return str(name.with_name(plain_name(name)))
+    return str(name.parent / plain_name(name))
 
 
 def _has_suffix_of_format(file: _File) -> bool:
     suffix = Path(_plain(file)).suffix.lower()
-    return any(suffix in each.suffixes for each in all_formats())
+    return not is_set(file.path) and any(suffix in each.suffixes for each in all_formats())
 
 
 def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpus]:
@@ -239,14 +249,14 @@ def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpu
         raise DataError(problem, fix=fix)
     named = _named_languages(source.name, target.name)
     wanted = search.wanted.languages
-    if named is None:
+    if named is None and not is_set(source.path):
         samples = [sample_of(file.path, search.encoding) for file in (source, target)]
         if any(all(map(each.recognises, samples)) for each in all_formats()):
             return []
-    elif wanted is not None and _are_same(named, wanted[::-1]):
+    elif named and wanted and _are_same(named, wanted[::-1]):
         problem = f"By their names, {source.path} is {named[0]} and {target.path} is {named[1]}."
-        commands = [search.with_files([target.path, source.path]), search.with_languages(named)]
-        raise _uncertain(problem, commands)
+        swapped = search.command([target.path, source.path], wanted)
+        raise _uncertain(problem, [swapped, search.command(search.places, named)])
     return [_Corpus((source, target), named, "")]
 
 
@@ -297,26 +307,56 @@ def _file_with_both_sides(search: _Search, file: _File) -> _Corpus:
     Raises:
         DataError: The file has no format, or its columns or languages are not certain.
     """
-    wanted = search.wanted.languages
 
     def layout_for(languages: Languages | None) -> Layout:
         return layout_of(
             file.path,
-            Wanted(languages, search.wanted.columns),
+            replace(search.wanted, languages=languages),
             format_name=search.format_name,
             encoding=search.encoding,
         )
 
-    direction = wanted or direction_of(file.name)
+    wanted = search.wanted.languages
+    direction = direction_of(file.name)
     try:
-        layout = layout_for(direction)
+        layout = layout_for(wanted)
     except DataError:
-        if direction == wanted:
+        if wanted or direction is None:
             raise
-        layout = layout_for(None)  # the name may be misleading
+        layout = layout_for(direction)
     source, target = layout.languages or (None, None)
     languages = (source, target) if source and target else direction
     return _Corpus((file,), wanted or languages, _plain(file), layout=layout)
+
+
+def _check_columns(search: _Search, corpus: _Corpus, languages: Languages) -> None:
+    """Check that columns whose names are no languages are in the order of the languages.
+
+    Raises:
+        DataError: Most texts are in the language of the other column.
+    """
+    path = corpus.paths[0]
+    columns = corpus.layout.columns
+    if columns is None or search.wanted.columns or all(corpus.layout.languages or [None]):
+        return
+    reader = open_file(path, corpus.layout, ReadOptions(*languages, "skip"))
+    block = [list(islice(column, _SAMPLED_PAIRS)) for column in reader.columns]
+    num_right = 0
+    num_swapped = 0
+    labels = [similar_labels(language) for language in languages]
+    for pair in reader.parse(*block, 1):
+        if isinstance(pair, SentencePair):
+            found = likeliest_label(pair.source), likeliest_label(pair.target)
+            num_right += sum(map(frozenset.__contains__, labels, found))
+            num_swapped += sum(map(frozenset.__contains__, labels[::-1], found))
+    if num_swapped <= _CLEAR_RATIO * num_right:
+        return
+    source, target = columns
+    problem = f"{path}: column {source} seems to be {languages[1]}, and {target} {languages[0]}."
+    commands = [search.command(search.places, languages[::-1])]
+    swapped = replace(search, wanted=Wanted(columns=(target, source)))
+    commands.append(swapped.command(search.places, languages))
+    raise _uncertain(problem, commands)
 
 
 def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) -> Languages:
@@ -339,18 +379,19 @@ def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) ->
         both_orders = (corpus.languages, corpus.languages[::-1])
         choices |= dict.fromkeys(both_orders)
         direction = direction_of(corpus.files[0].name)
-        if is_ordered or len(corpus.files) == 1:
+        has_both_sides = len(corpus.files) == 1
+        if is_ordered or has_both_sides:
             orders.add(corpus.languages)
-        elif direction in both_orders:
+        if direction in both_orders and (has_both_sides or not is_ordered):
             orders.add(direction)
     if not choices:
         problem = f"{shown}: neither the names nor the content of the files tell the languages."
-        fix = f"Add their codes, for example: {search.with_languages(('en', 'de'))}"
+        fix = f"Add their codes, for example: {search.command(search.places, ('en', 'de'))}"
         raise DataError(problem, fix=fix)
     if len(orders) == 1 and len(choices) == 2:
         return orders.pop()
     problem = f"{shown}: it is not certain which languages are source and target."
-    raise _uncertain(problem, map(search.with_languages, choices))
+    raise _uncertain(problem, [search.command(search.places, choice) for choice in choices])
 
 
 def _parts(
@@ -377,7 +418,8 @@ def _parts(
         layouts = {corpus.layout for corpus in each_corpus}
         if len(set(paths)) < len(paths) or len(texts) < len(each_corpus) or len(layouts) > 1:
             problem = f"Several files can be the {part} set, and may contain the same text."
-            raise _uncertain(problem, (search.with_files(each.paths) for each in each_corpus))
+            wanted = search.wanted.languages
+            raise _uncertain(problem, [search.command(each.paths, wanted) for each in each_corpus])
         parts[part] = _part_files(search, languages, each_corpus)
     return parts
 
@@ -393,15 +435,19 @@ def _part_files(search: _Search, languages: Languages, corpora: Sequence[_Corpus
         sources.append(paths[0])
         targets += paths[1:]
     layout = corpora[0].layout
-    if layout.format == TEXT:
-        with open_binary(sources[0]) as stream:
-            start = next(read_pieces(stream, str(sources[0]), _MARK_BYTES), b"")
-        mark = marked_encoding(start)
-        layout = Layout(TEXT, mark or standard_encoding(search.encoding or "utf-8"))
+    if search.encoding is not None:
+        layout = replace(layout, encoding=standard_encoding(search.encoding))
+    marks = set()
+    for path in (*sources, *targets):
+        with open_binary(path) as stream:
+            marks.add(marked_encoding(next(read_pieces(stream, str(path), _MARK_BYTES), b"")))
+    mark = marks.pop()
+    if mark and not marks:  # else, readers find out the encoding of each file
+        layout = replace(layout, encoding=mark)
     return PartFiles(layout, tuple(sources), tuple(targets))
 
 
-def _uncertain(problem: str, commands: Iterable[str]) -> DataError:
+def _uncertain(problem: str, commands: Sequence[str]) -> DataError:
     """Return an error with the commands to choose from."""
-    shown = "".join(f"\n    {command}" for command in islice(commands, _MOST_SHOWN))
+    shown = "".join(f"\n    {command}" for command in commands[:_MOST_SHOWN])
     return DataError(problem, fix=f"Choose one of these commands:{shown}")

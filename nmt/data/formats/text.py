@@ -8,12 +8,15 @@ from pathlib import Path
 
 from nmt.data.formats.lines import decoded_lines, raw_lines
 from nmt.data.formats.pair import BadPair, Pair, PairReader, ReadOptions, SentencePair
+from nmt.data.formats.wmt import is_set, open_set
 
 
 def open_sides(
     source: Path, target: Path, encoding: str | None, options: ReadOptions
 ) -> PairReader:
-    """Open two aligned text files to read their pairs."""
+    """Open two aligned text files, or both sides of a set of WMT, to read their pairs."""
+    if is_set(source) and is_set(target):
+        return open_set(source, target, encoding, options)
     names = [str(source), str(target)]
     most = options.max_characters
     lines = [raw_lines(path, encoding, most) for path in (source, target)]

@@ -29,6 +29,7 @@ from nmt.commands.train import fit
 from nmt.config import loader
 from nmt.config.data import CorpusConfig, Direction
 from nmt.config.document import BESIDE, dump_document, read_document
+from nmt.config.filling import TextSize
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
 from nmt.config.run import name_of_folder
@@ -188,7 +189,7 @@ def _steps(
         defaults += [f"training.init_from={json.dumps(str(first_teacher))}", *_START]
     overrides = (*defaults, *options.set_)  # The user's overrides come last, so they win.
     # Reports problems before the long work; the size of the corpus is not known yet.
-    config = loader.load_config(output / _CONFIG, overrides, count_characters=lambda *_: 0)
+    config = loader.load_config(output / _CONFIG, overrides, measure_text=lambda *_: TextSize(0, 0))
     load_attribute(f"{_EXCHANGE}.ctranslate2:CTranslate2Target")().adapt(config.inference)
     corpora = dict(config.data.corpora)
     del corpora[_DISTILLED]  # does not exist yet

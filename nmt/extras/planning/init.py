@@ -19,7 +19,7 @@ from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.config.filling import scale_of
 from nmt.data.checks import CorpusCheck
-from nmt.data.corpus import check_plain_text, count_characters, read_corpus
+from nmt.data.corpus import check_plain_text, measure_text, read_corpus
 from nmt.data.formats.pair import BadPair, ReadOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.planning.options import InitOptions
@@ -140,9 +140,8 @@ def init(options: InitOptions) -> Start:
                 why = "every pair shares a sentence with validation or testing"
                 fix = "Pass a corpus without the sentences of the validation and test sets."
                 raise DataError(f"No pair is left for training: {why}.", fix=fix)
-            size = count_characters(
-                [CorpusConfig(source=tuple(files[:1]), target=tuple(files[1:]))], codes
-            )
+            corpus = CorpusConfig(source=tuple(files[:1]), target=tuple(files[1:]))
+            size = measure_text([corpus], codes).num_characters
             start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])
             vocab_size = _vocab_size(files, scale_of(size).sections["tokenizer"]["vocab_size"])
             text = _config_text(start, codes, given, vocab_size)

@@ -158,6 +158,21 @@ def test_an_archive_with_a_table_has_the_languages_of_its_name() -> None:
     assert names(places.parts["train"]) == (["en-de.tar.gz/en-de/en-de.txt"], [])
 
 
+def test_columns_in_the_other_order_are_a_question() -> None:
+    """The archive deu-eng.zip of a popular collection has English in the first column."""
+    path = write_zip("deu-eng.zip", {"deu.txt": BOTH, "_about.txt": "About these files"})
+    error = refused(path)
+    assert "column 0 seems to be eng, and 1 deu" in error.problem
+    assert "nmt init deu-eng.zip --languages eng-deu\n" in error.fix
+    assert "nmt init deu-eng.zip --languages deu-eng --columns 1,0" in error.fix
+    assert refused(path, languages="deu-eng").fix == error.fix
+    places = find(path, languages="eng-deu")
+    assert names(places.parts["train"]) == (["deu-eng.zip/deu.txt"], [])
+    places = find_places([path], Wanted(("deu", "eng"), (1, 0)))
+    assert places.parts["train"].layout.columns == (1, 0)
+    assert list(map(str, places.unused)) == ["deu-eng.zip/_about.txt"]
+
+
 def test_two_archives_with_a_side_each_are_two_files() -> None:
     write_tar("x.en.tgz", {"x.en": ENGLISH})
     write_tar("x.de.tgz", {"x.de": GERMAN})
@@ -216,6 +231,23 @@ def test_parts_may_have_both_sides_in_each_file() -> None:
     assert places.languages == ("de", "en")
     assert names(places.parts["test"]) == (["data/test.jsonl.gz"], [])
     assert places.parts["valid"].layout.format == "jsonl"
+
+
+def test_a_file_with_both_sides_may_contradict_its_name() -> None:
+    line = '{"de": "Ein Satz.", "en": "A sentence."}\n'
+    write("de-en.jsonl", "en-de.jsonl", "fr-en.jsonl", text=line * 30)
+    assert find("de-en.jsonl").languages == ("de", "en")
+    assert find("fr-en.jsonl").languages == ("de", "en")
+    assert "--languages en-de" in refused("en-de.jsonl").fix
+    assert find("en-de.jsonl", languages="en-de").parts["train"].layout.columns == ("en", "de")
+
+
+def test_commands_to_choose_from_keep_the_other_options() -> None:
+    write("x.tsv", text=BOTH)
+    with pytest.raises(DataError) as raised:
+        find_places([Path("x.tsv")], Wanted(columns=(0, 1)), format_name="tsv", encoding="utf-8")
+    command = "nmt init x.tsv --languages en-de --columns 0,1 --format tsv --encoding utf-8"
+    assert command in raised.value.fix
 
 
 def test_the_order_of_languages_in_a_folder_is_a_question_unless_a_name_tells() -> None:
@@ -301,11 +333,28 @@ def test_a_single_part_is_for_training_whatever_its_name_is() -> None:
     assert "no text for training" in refused("corpus", languages="en-de").problem
 
 
-def test_the_encoding_of_a_byte_order_mark_is_shown() -> None:
+def test_the_encoding_of_a_byte_order_mark_is_shown_if_all_files_have_it() -> None:
+    """The encoding is for files without a mark, too."""
     Path("x.en").write_text(ENGLISH, encoding="utf-16")
-    write("x.de", text=GERMAN)
+    Path("x.de").write_text(GERMAN, encoding="utf-16")
+    write("y.de", text=GERMAN)
     assert find("x.en", "x.de").parts["train"].layout.encoding == "utf-16-le"
-    assert find("x.de", "x.en").parts["train"].layout.encoding == "utf-8"
+    assert find("x.en", "y.de").parts["train"].layout.encoding == "utf-8"
+    given = find_places([Path("y.de"), Path("x.en")], Wanted(), encoding="Latin-1")
+    assert given.parts["train"].layout.encoding == "iso8859-1"
+
+
+def test_the_sides_of_a_set_of_wmt_are_two_files() -> None:
+    folder = "newstest"
+    for kind, code in (("src", "de"), ("ref", "en")):
+        start = f'<{kind}set setid="x" srclang="any"><doc docid="a"><seg id="1">'
+        end = f"</seg></doc></{kind}set>\n"
+        write(f"{folder}/newstest2014-deen-{kind}.{code}.sgm", text=f"{start}Text.{end}")
+    source = f"{folder}/newstest2014-deen-src.de.sgm"
+    target = f"{folder}/newstest2014-deen-ref.en.sgm"
+    for places in (find(source, target), find(folder, languages="de-en")):
+        assert places.languages == ("de", "en")
+        assert names(places.parts["train"]) == ([source], [target])
 
 
 def test_places_without_parallel_text_are_refused_with_what_they_contain() -> None:

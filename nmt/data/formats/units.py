@@ -1,0 +1,163 @@
+"""Formats whose units have a text in each of several languages: translation memories and the like.
+
+A format reads units; the layout and the pairs follow from the languages of the units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from nmt.config.language_codes import is_same_language, matching
+from nmt.data.formats.layout import Layout, Sample, Wanted
+from nmt.data.formats.markup import TextSource, source_of_file, source_of_sample
+from nmt.data.formats.pair import (
+    EXCERPT,
+    BadPair,
+    Pair,
+    PairReader,
+    ReadOptions,
+    as_read,
+    pair_of,
+)
+from nmt.errors import DataError
+
+SOURCE = "source"  # Stands for the code of a language that the file does not name.
+TARGET = "target"
+_UNNAMED = (SOURCE, TARGET)
+_SAMPLED_UNITS = 1000
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A text in several languages.
+
+    Args:
+        line: Where it starts in the file, from 1.
+        texts: By language code, or `SOURCE` and `TARGET`. None for a text that is missing, or that
+            the translator has not finished.
+    """
+
+    line: int
+    texts: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class UnitFormat:
+    """A format whose files contain units.
+
+    Args:
+        name: Name in configurations.
+        suffixes: Suffixes of file names.
+        is_format: Whether the content of a file certainly has this format.
+        read: Yields the units of a text, and what cannot be read.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    is_format: Callable[[Sample], bool]
+    read: Callable[[TextSource], Iterator[Unit | BadPair]]
+
+    def recognises(self, sample: Sample) -> bool:
+        """Whether the content of a file certainly has this format."""
+        return self.is_format(sample)
+
+    def layout(self, sample: Sample, wanted: Wanted) -> Layout:
+        """Find the languages of both sides in the first units."""
+        first_items = islice(self.read(source_of_sample(sample)), _SAMPLED_UNITS)
+        units = [item for item in first_items if isinstance(item, Unit)]
+        columns = choose_languages(units, wanted, str(sample.path))
+        languages = [None if code in _UNNAMED else code for code in columns]
+        return Layout(self.name, sample.encoding, columns, (languages[0], languages[1]))
+
+    def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
+        """Open a file; its units are parsed while it is read."""
+        source = source_of_file(path, layout.encoding, options.on_bad_utf8)
+        pairs = _pairs(self.read(source), layout, options)
+        return PairReader([str(path)], [pairs], as_read)
+
+
+def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> tuple[str, str]:
+    """Return the codes of source and target: the wanted ones, or the only two.
+
+    Args:
+        units: The first units of a file.
+        wanted: Languages, or codes of the file as columns, that the user has named.
+        name: Name of the file in messages.
+
+    Raises:
+        DataError: The file lacks a language, or it is not certain which languages are meant.
+    """
+    codes: list[str] = []
+    for unit in units:
+        codes += [code for code in unit.texts if code not in codes]
+    if wanted.columns is not None:
+        chosen = [str(column) for column in wanted.columns if column in codes]
+    elif wanted.languages is not None:
+        chosen = [_code_in_file(wanted.languages, side, units, codes) for side in (0, 1)]
+    else:
+        chosen = codes
+    if len(chosen) == 2 and chosen[0] != chosen[1] and all(chosen):
+        return chosen[0], chosen[1]
+    problem = f"{name}: it is not certain which languages are source and target."
+    shown_codes = ", ".join(codes) or "none"
+    problem += f" The languages of the first {len(units):,} units are {shown_codes}."
+    raise DataError(problem, fix="Name two of these codes, as in `columns` CODE,CODE.")
+
+
+def _code_in_file(
+    languages: tuple[str, str], side: int, units: Sequence[Unit], codes: Sequence[str]
+) -> str:
+    """Return the code with which the texts of a language are found; empty if it is not certain.
+
+    The code of a language finds its regions, as ``en`` does ``en-US`` and ``en-GB``, unless the
+    same unit has texts for several.
+    """
+    language = languages[side]
+    matches = matching(language, codes)
+    if not matches:  # the side whose language the file does not name
+        unnamed = [code for code in codes if code in _UNNAMED]
+        matches = unnamed if len(unnamed) == 1 else unnamed[side : side + 1]
+    if len(matches) == 1 and not is_same_language(language, matches[0]):
+        return matches[0]
+    for unit in units:
+        if len(set(matches) & set(unit.texts)) > 1:
+            return ""
+    are_same = all(is_same_language(language, code) for code in matches)
+    return language if matches and are_same else ""
+
+
+def text_in(language: str, texts: Mapping[str, str | None]) -> str | None:
+    """Return the text in a language; None if there is none.
+
+    >>> text_in("en", {"de": "Haus", "en-GB": "House"})
+    'House'
+    """
+    if language in texts:
+        return texts[language]
+    for code, text in texts.items():
+        if is_same_language(language, code):
+            return text
+    return None
+
+
+def _pairs(units: Iterable[Unit | BadPair], layout: Layout, options: ReadOptions) -> Iterator[Pair]:
+    """Yield the pair of each unit.
+
+    A unit that lacks a language, but translates between others, is not a pair of this corpus.
+    """
+    source_language, target_language = map(str, layout.columns or ())
+    for unit in units:
+        if isinstance(unit, BadPair):
+            yield unit
+            continue
+        source = text_in(source_language, unit.texts)
+        target = text_in(target_language, unit.texts)
+        texts = [text for text in unit.texts.values() if text]
+        if source is not None and target is not None:
+            yield pair_of(source, target, unit.line, options)
+        elif len(texts) < 2:
+            excerpt = " ".join(texts)[:EXCERPT]
+            yield BadPair("untranslated", unit.line, excerpt)

@@ -1,0 +1,173 @@
+"""Test sets of WMT: SGML files with one side each, and XML files with all sides (since 2021).
+
+Both contain documents of numbered segments. A set in SGML is a source file and a file for each
+reference, in which the segment with the same document and number is the translation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt.data.formats.layout import Sample
+from nmt.data.formats.markup import (
+    ElementReader,
+    TextSource,
+    root_name,
+    source_of_file,
+    text_of,
+)
+from nmt.data.formats.pair import EXCERPT, BadPair, Pair, PairReader, ReadOptions, as_read, pair_of
+from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
+from nmt.errors import DataError
+from nmt.files.encoding import START_BYTES
+from nmt.files.lines import plain_name
+
+_SGML_SUFFIXES = (".sgm", ".sgml")
+_SGML_ROOTS = ("srcset", "refset", "tstset", "mteval")
+_XML_ROOT = "dataset"
+_SIDES = {"src": SOURCE, "srcset": SOURCE, "ref": TARGET, "refset": TARGET}
+_ANY_LANGUAGE = "any"  # in the place of the code
+_MOST_CHARACTERS = 1 << 28  # of the references of a set, which are in memory
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment of one side.
+
+    Args:
+        side: `SOURCE`, `TARGET` for a reference, or empty for the output of a system.
+        language: Language code, or the side if the file does not name it.
+        key: Document and number.
+        text: The text.
+        line: Where it starts in its file, from 1.
+    """
+
+    side: str
+    language: str
+    key: tuple[str, str]
+    text: str
+    line: int
+
+
+def is_set(path: Path) -> bool:
+    """Whether the suffix of a file is that of a set in SGML, one side of which it contains."""
+    return Path(plain_name(path)).suffix.lower() in _SGML_SUFFIXES
+
+
+def open_set(
+    source: Path, reference: Path, encoding: str | None, options: ReadOptions
+) -> PairReader:
+    """Open both sides of a set in SGML to read its pairs."""
+    sides = [source_of_file(path, encoding, options.on_bad_utf8) for path in (source, reference)]
+    pairs = _pairs(sides[0], sides[1], options)
+    return PairReader([str(source), str(reference)], [pairs], as_read)
+
+
+def _pairs(source: TextSource, reference: TextSource, options: ReadOptions) -> Iterator[Pair]:
+    """Yield a pair for each segment of the source."""
+    for item in aligned_segments(source, [reference]):
+        if isinstance(item, BadPair):
+            yield item
+            continue
+        segment, references = item
+        if references:
+            yield pair_of(segment.text, references[0].text, segment.line, options)
+        else:
+            yield BadPair("untranslated", segment.line, segment.text[:EXCERPT])
+
+
+def aligned_segments(
+    source: TextSource, references: Sequence[TextSource]
+) -> Iterator[tuple[Segment, Sequence[Segment]] | BadPair]:
+    """Yield each segment of the source with its references, in the order of their files.
+
+    Args:
+        source: A set with source segments.
+        references: Sets with references; a file can be in both places.
+
+    Raises:
+        DataError: The sources or the references are missing, or are too large for a test set.
+    """
+    translations: dict[tuple[str, str], list[Segment]] = defaultdict(list)
+    num_characters = 0
+    for reference in references:
+        for segment in read_segments(reference):
+            if isinstance(segment, Segment) and segment.side == TARGET:
+                translations[segment.key].append(segment)
+                num_characters += len(segment.text)
+                if num_characters > _MOST_CHARACTERS:
+                    problem = f"{reference.name} is larger than test sets are."
+                    raise DataError(problem, fix="Convert it to two aligned text files.")
+    has_sources = False
+    for segment in read_segments(source):
+        if isinstance(segment, BadPair):
+            yield segment
+        elif segment.side == SOURCE and translations:
+            has_sources = True
+            yield segment, translations.get(segment.key, ())
+    if not has_sources:
+        names = " and ".join(dict.fromkeys(text.name for text in (source, *references)))
+        problem = f"{names}: sources or references are missing; a set in SGML is several files."
+        fix = "Pass the source and the reference, as in {source: SET-src.de.sgm, target: "
+        raise DataError(problem, fix=f"{fix}SET-ref.en.sgm}}.")
+
+
+def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
+    """Yield the segments of all sides of a set."""
+    with text.open() as stream:
+        start = stream.read(START_BYTES).decode("utf-8", "replace")
+    is_sgml = root_name(start) != _XML_ROOT
+    for item in ElementReader(text, ["seg"], is_html=is_sgml).read():
+        if isinstance(item, BadPair):
+            yield item
+            continue
+        line, element = item
+        segment = _segment_of(element, line)
+        if segment.key[1]:
+            yield segment
+        else:  # it has no number
+            yield BadPair("syntax", line, segment.text[:EXCERPT])
+
+
+def _segment_of(element: Any, line: int) -> Segment:
+    """Return a segment; the elements around it say where it belongs."""
+    side = ""
+    attributes: Mapping[str, str] = {}
+    document = ""
+    for ancestor in element.iterancestors():
+        if ancestor.tag == "doc":
+            document = ancestor.get("docid") or ancestor.get("id") or ""
+        elif ancestor.tag in _SIDES:
+            side = _SIDES[ancestor.tag]
+            attributes = ancestor.attrib
+    attribute = "srclang" if side == SOURCE else "trglang"
+    language = attributes.get("lang") or attributes.get(attribute) or _ANY_LANGUAGE
+    if language == _ANY_LANGUAGE:
+        language = side
+    key = document, element.get("id", "")
+    return Segment(side, language, key, text_of(element), line)
+
+
+def _units(source: TextSource) -> Iterator[Unit | BadPair]:
+    """Yield the segments with the first reference in each language."""
+    for item in aligned_segments(source, [source]):
+        if isinstance(item, BadPair):
+            yield item
+            continue
+        segment, references = item
+        texts: dict[str, str | None] = {segment.language: segment.text}
+        for reference in references:
+            texts.setdefault(reference.language, reference.text)
+        yield Unit(segment.line, texts)
+
+
+def _is_wmt(sample: Sample) -> bool:
+    root = root_name(sample.text)
+    return root in _SGML_ROOTS or (root == _XML_ROOT and "<seg" in sample.text)
+
+
+WMT = UnitFormat("wmt", (*_SGML_SUFFIXES, ".xml"), _is_wmt, _units)
