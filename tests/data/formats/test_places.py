@@ -316,6 +316,14 @@ def test_a_shard_without_its_other_side_is_named() -> None:
     assert Path("corpus/part2.en") in find("corpus", languages="en-de").unused
 
 
+def test_a_spreadsheet_beside_text_is_not_used() -> None:
+    write("en-de/x.en", "en-de/x.de")
+    spreadsheet = write_zip("en-de/x.xlsx", {"[Content_Types].xml": "<x/>"})
+    places = find("en-de")
+    assert list(places.unused) == [spreadsheet]
+    assert "office" in refused(spreadsheet).problem
+
+
 def test_files_with_both_sides_may_be_shards() -> None:
     write("part1.tsv", "part2.tsv", text=BOTH)
     places = find("part1.tsv", "part2.tsv", languages="en-de")
