@@ -102,7 +102,7 @@ def _plain_pairs(
     """Yield the pairs of a block of lines that are one row each."""
     most = options.max_characters * LINES_PER_SIDE
     first_line = first + layout.has_header  # in the file
-    texts = decoded_lines(lines, name, first_line, options, most)
+    texts = decoded_lines(lines, name, first_line, options, most, layout.encoding)
     for number, text in enumerate(texts, first_line):
         if isinstance(text, BadPair):
             yield text
@@ -125,7 +125,7 @@ def _quoted_pairs(path: Path, layout: Layout, options: ReadOptions) -> Iterator[
     def texts() -> Iterator[str]:
         raw = raw_lines(path, layout.encoding, most)
         for number, line in enumerate(raw, start=1):
-            [text] = decoded_lines([line], name, number, options, most)
+            [text] = decoded_lines([line], name, number, options, most, layout.encoding)
             if isinstance(text, BadPair):
                 bad_lines.append(text)
                 # The quotes of a bad line count, but not its text.
