@@ -20,6 +20,7 @@ from nmt.data.formats.layout import Wanted
 from nmt.data.formats.lines import raw_lines, shown_path
 from nmt.data.formats.pair import Pair, PairReader, ReadOptions, SentencePair, as_read, pair_of
 from nmt.data.formats.text import open_sides
+from nmt.data.formats.wmt import is_set
 from nmt.data.hubs import huggingface_pairs, published_test_set
 from nmt.errors import ConfigError, DataError
 from nmt.files.archive import place_in_archive
@@ -179,6 +180,8 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
     """
     most = ReadOptions(*languages).max_characters
     for path in matching_files((*corpus.source, *corpus.target)):
+        if is_set(path):
+            continue
         lines = islice(raw_lines(path, corpus.encoding, most), NUM_LINES)
         texts = ["" if line is None else line.decode("utf-8", "replace") for line in lines]
         check_plain(texts, str(path))

@@ -72,6 +72,32 @@ def open_set(
     return PairReader([str(source), str(reference)], [pairs], as_read)
 
 
+def texts_of_set(
+    source: Path, references: Sequence[Path], encoding: str | None
+) -> list[tuple[str, ...]]:
+    """Return the texts of each reference and, last, of the source, in the order of the source.
+
+    Raises:
+        DataError: A segment cannot be read, or does not have one translation per reference.
+    """
+    sides = [source_of_file(path, encoding, "error") for path in (*references, source)]
+    rows = []
+    for item in aligned_segments(sides[-1], sides[:-1]):
+        row: tuple[str, ...] = ()
+        if isinstance(item, BadPair):
+            line = item.line
+        else:
+            segment, translations = item
+            line = segment.line
+            row = (*(translation.text for translation in translations), segment.text)
+        if len(row) != len(sides):
+            problem = f"{source}, line {line:,}: the segment cannot be read, or does not have "
+            problem += f"{len(references)} references."
+            raise DataError(problem, fix="Pass the files of one set, each with a reference.")
+        rows.append(row)
+    return list(zip(*rows, strict=True))
+
+
 def _units_of_sides(source: TextSource, reference: TextSource) -> Iterator[Unit | BadPair]:
     """Yield a unit for each segment of the source, whatever languages the files name."""
     for item in aligned_segments(source, [reference]):
@@ -129,7 +155,7 @@ def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
             yield item
             continue
         line, element = item
-        content = text_of(element)
+        content = " ".join(text_of(element).split())
         document = next(element.iterancestors("doc"), None)
         around = next(element.iterancestors(*_SIDES), None)
         if document is None or "id" not in element.attrib:

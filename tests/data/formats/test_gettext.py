@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nmt.data.formats import FORMATS, layout_of, sample_of
 from nmt.data.formats.layout import Wanted
 from nmt.errors import DataError
+from nmt.files.encoding import declared_encoding
 from tests.data.formats.reading import outcomes, read_pairs, texts_of
 
 HEADER = 'msgid ""\nmsgstr ""\n"Language: de\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
@@ -120,3 +121,8 @@ def test_a_catalogue_does_not_open_other_files() -> None:
     write('msgid "secret"\nmsgstr "x"\n', "secret.po")
     with pytest.raises(DataError, match="languages of its first units are unknown"):
         read_pairs(write("secret.po"))
+
+
+@pytest.mark.parametrize("quotes", ['"a" ' * 50_000, '"a"\n' * 50_000])
+def test_a_header_of_many_quotes_has_no_encoding(quotes: str) -> None:
+    assert declared_encoding(f'msgid ""\nmsgstr ""\n{quotes}'.encode()) is None
