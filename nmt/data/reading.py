@@ -24,14 +24,15 @@ import numpy as np
 
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.checks import CorpusCheck, name_of_test
-from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
+from nmt.data.corpus import BLOCK_PAIRS, Block, other_references, read_blocks
 from nmt.data.diagnosis import Diagnosis
-from nmt.data.filters import FilterChain, ListedProblem, PairProblem
+from nmt.data.filters import BAD_ROWS, FilterChain, ListedProblem, PairProblem
 from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
 from nmt.data.store import IntArray, Mask, ParallelStore, Rows, Values
 from nmt.data.workers import Arrays, BlockResult, StoredResults, Workers, has_changed, map_blocks
+from nmt.errors import DataError
 from nmt.files.json_file import sha256_of_json
 from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers
@@ -39,6 +40,7 @@ from nmt.version import __version__
 
 # Another version of a library may filter or encode a block in another way.
 _LIBRARIES = ("fasttext-predict", "ftfy", "langcodes", "py3langid", "regex", "sentencepiece")
+_MOST_BAD_ROWS = 0.01  # Share of the pairs of a corpus.
 
 
 def _installed_version(library: str) -> str | None:
@@ -79,8 +81,9 @@ class _FilterPass:
         for index, pair_problems in problems.items():
             pair = block.pairs[index]
             source, target = _texts(pair)
+            file = block.shard or ""
             listed += [  # a problem is its reason, value and limit
-                ListedProblem(self.corpus, pair.line, *problem, source, target)
+                ListedProblem(self.corpus, pair.line, *problem, source, target, file)
                 for problem in pair_problems
             ]
             reason = self.filters.dropping(pair_problems)
@@ -109,7 +112,7 @@ class TextPass(_FilterPass):
         problems = {}  # by index of the pair in the block
         for index, pair in enumerate(block.pairs):
             if isinstance(pair, BadPair):
-                pair_problems = [PairProblem(pair.reason)]
+                pair_problems = [PairProblem(pair.reason, pair.excerpt)]
             else:
                 pair_problems = self.filters.text_problems(pair.source, pair.target)
             if pair_problems:
@@ -121,6 +124,43 @@ class TextPass(_FilterPass):
         if self.look is not None:
             arrays |= self.look(kept_pairs(block, is_kept))
         return BlockResult(arrays, [listed, counts])
+
+
+class BadRows:
+    """Counts the pairs of a corpus that cannot be read.
+
+    Args:
+        corpus: Name of the corpus.
+    """
+
+    def __init__(self, corpus: str) -> None:
+        self._corpus = corpus
+        self._counts = Counter[str]()
+        self._first: dict[str, ListedProblem] = {}  # the first pair of each reason
+
+    def update(self, problems: Iterable[Sequence[Any]], counts: Mapping[str, int]) -> None:
+        """Add the problems of a block, as fields of a `ListedProblem`, and the counts."""
+        self._counts.update(counts)
+        for row in problems:
+            problem = ListedProblem(*row)
+            if problem.reason in BAD_ROWS:
+                self._first.setdefault(problem.reason, problem)
+
+    def check(self) -> None:
+        """Check that few pairs cannot be read.
+
+        Raises:
+            DataError: There are too many for one of the reasons. The message shows the first.
+        """
+        num_read = self._counts[READ]
+        for reason, first in self._first.items():
+            count = self._counts[reason]
+            if count > _MOST_BAD_ROWS * num_read:
+                problem = f"{self._corpus}: {count:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
+                problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
+                fix = "Correct the rows, or format, columns and encoding of the corpus. To drop "
+                fix += "these pairs, set filters.on_bad_row: skip."
+                raise DataError(f"{problem}{first.value!r}.", fix=fix)
 
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
@@ -243,10 +283,22 @@ class CorpusReader:
 
     def blocks(self, corpus: CorpusConfig) -> Iterator[Block]:
         """Yield the blocks of a corpus."""
+        return read_blocks(corpus, self.options(corpus))
+
+    def options(self, corpus: CorpusConfig) -> ReadOptions:
+        """Return how to read a corpus."""
         filters = self.recipe.config.filters
         languages = self.recipe.config.direction(corpus)
-        options = ReadOptions(*languages, filters.on_bad_utf8, filters.max_characters)
-        return read_blocks(corpus, options)
+        return ReadOptions(*languages, filters.on_bad_utf8, filters.max_characters)
+
+    def other_references(self, name: str) -> list[list[str]]:
+        """Return the lines of every reference of a validation set but the first one.
+
+        Raises:
+            DataError: A reference has another number of lines.
+        """
+        corpus = self.corpora[name]
+        return other_references(corpus, self.options(corpus), self.num_lines[name])
 
     def map(
         self, verb: str, name: str, function: Callable[[Block], BlockResult], depends_on: Any
@@ -289,6 +341,7 @@ class CorpusReader:
             results: The blocks, and the results of `TextPass` for them.
         """
         masks: list[Mask] = []
+        bad_rows = BadRows(name)
         self.is_kept[name] = masks
         check = CorpusCheck(*direction)
         self.checks[name] = check
@@ -296,9 +349,12 @@ class CorpusReader:
             is_kept = result.arrays["is_kept"]
             pairs = kept_pairs(block, is_kept)
             masks.append(is_kept)
+            bad_rows.update(*result.values)
             check.update([pair[:2] for pair in pairs])
             yield pairs, result
         self.num_lines[name] = sum(map(len, masks))
+        if self.recipe.config.filters.on_bad_row == "error":
+            bad_rows.check()
 
     def blocks_to_filter(
         self, name: str, encoded: EncodedCorpora, diagnosis: Diagnosis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -89,8 +90,11 @@ def _not_text(
     with suppress(DataError), open_binary(path) as stream:  # standard input cannot be read again
         start = stream.read(START_BYTES)
     if b"\0" not in start:  # other lines say nothing about the encoding
-        lines = start.splitlines()
-        start = b"\n".join(line for line in lines if "\ufffd" in line.decode(UTF8, "replace"))
+        lines = [line for line in start.splitlines() if not line.isascii()]
+        bad_lines = [line for line in lines if "\ufffd" in line.decode(UTF8, "replace")]
+        start = b""
+        if 2 * len(bad_lines) >= len(lines):  # else a few lines of a text in UTF-8 are damaged
+            start = b"\n".join(bad_lines)
     probable = probable_encoding(start) if start else None
     if probable in (None, encoding):
         fix = f"Set `encoding` to the encoding of the file, or {options.skip_advice}."
@@ -98,6 +102,8 @@ def _not_text(
     name = standard_encoding(str(probable))
     ways = [f"set `encoding` to {name}", options.skip_advice]
     if plain_name(path) == path.name and path.is_file():
-        ways.insert(0, f"convert it (iconv -f {name} -t utf-8 {join_words([str(path)])} > NEW)")
+        iconv_name = re.sub("-(?=[lb]e$)", "", name)
+        file = join_words([str(path)])
+        ways.insert(0, f"convert it (iconv -f {iconv_name} -t utf-8 {file} > NEW)")
     fix = f"The file is probably {name}: {', '.join(ways[:-1])}, or {ways[-1]}."
     return DataError(problem, fix=fix)
