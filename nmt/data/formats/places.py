@@ -215,9 +215,8 @@ def _texts_of(search: _Search, path: Path, name: Path, place: str) -> Iterator[_
     """
     texts = {path: (name, "")}
     if name.suffix.lower() not in _NO_TEXT and is_archive_file(path):
-        stem = name.parent / plain_name(name)
         members = members_of(path)
-        texts = {path / each.name: (stem / each.name, each.problem) for each in members}
+        texts = {path / each.name: (name / each.name, each.problem) for each in members}
         if len(texts) < len(members):
             problem = f"{path} contains several files with the same name."
             raise DataError(problem, fix="Unpack the archive, and pass the files.")
