@@ -224,11 +224,6 @@ class _Command(TyperCommand):
             missing_names.append(name)
         command = " ".join(filter(None, [path, join_words(args), *missing_names]))
         fix = f"Type: {command} ({parameter.help.rstrip('.')}; {path} --help)"
-        if len(args) == 1 and missing_names == ["TARGET"]:  # source, but no target
-            table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0])
-            if table:
-                corpus = f"data: {{train: [{{{table[2]}: {table[1]}}}]}}"  # {tsv: FILE.tsv}
-                fix = f"For a file with two columns, write a configuration that contains {corpus}"
         return ConfigError(f"{path} needs {parameter_name(parameter)}.", fix=fix)
 
     @override

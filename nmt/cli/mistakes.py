@@ -117,9 +117,13 @@ class Spelling:
         options = [each for each in parameters if each.param_type_name == "option"]
         names = [(name, each) for each in options for name in (*each.opts, *each.secondary_opts)]
         self._num_values = {name: 0 if x.is_flag or x.count else x.nargs for name, x in names}
+        # Options that several values may follow, such as FILE...
+        self._spread = {name for name, x in names if (x.metavar or "").endswith("...")}
         self.long = {name: parameter_name(each) for name, each in names}
         arguments = [each for each in parameters if each.param_type_name == "argument"]
         self.arguments = [parameter_name(each) for each in arguments]
+        if self.arguments == ["PLACE"]:  # two files are the usual places
+            self.arguments = list(SIDES)
         self.has_many = any(each.nargs < 0 for each in arguments)
         self.trains = self.name in ("train", "prepare")
 
@@ -137,6 +141,8 @@ class Spelling:
             if name in self._num_values:
                 count = max(self._num_values[name] - bool(equals), 0)
                 values = [rest.popleft() for _ in range(min(count, len(rest)))]
+                while name in self._spread and rest and not rest[0].startswith("-"):
+                    values.append(rest.popleft())
                 if count > 1 and (len(values) < count or any(x[:1] == "-" for x in values)):
                     raise ConfigError(f"{name} needs {count} values.", fix=f"Pass {count} values.")
                 line.flags += [word, *values]

@@ -41,6 +41,7 @@ from nmt.data.corpus import (
     valid_sets,
 )
 from nmt.data.formats.pair import BadPair, ReadOptions
+from nmt.data.formats.wmt import is_set, texts_of_set
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError, ConfigError, DataError, did_you_mean, shell_command
@@ -393,7 +394,11 @@ def _read_files(
     files = list(references)
     if source:
         files.append(source)
-    texts = [read_text(path, encoding) for path in files]  # the references, then the source
+    # The references, then the source.
+    if source and all(map(is_set, files)):
+        texts = texts_of_set(source, references, encoding)
+    else:
+        texts = [read_text(path, encoding) for path in files]
     num_lines = len(texts[0])
     if not num_lines:
         raise DataError(f"{files[0]} has no lines.", fix="Pass a file with references.")

@@ -47,7 +47,14 @@ from nmt.config.section import bound_values
 from nmt.data import advice, prepare_report, prepared
 from nmt.data import filters as pair_filters
 from nmt.data.checks import Overlap, held_out_sets, learn_profiles, name_of_test
-from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources, is_piped
+from nmt.data.corpus import (
+    VALID,
+    check_files,
+    check_plain_text,
+    check_sources,
+    is_piped,
+    layout_note,
+)
 from nmt.data.diagnosis import Diagnosis, Material, make_diagnosis
 from nmt.data.filters import FilterChain
 from nmt.data.formats.pair import SentencePair
@@ -295,6 +302,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     if reasons and num_kept:
         section = advice.with_drops(config.filters, reasons)
         report = replace(report, recommended=section, kept_with_recommended=num_kept)
+    notes = [layout_note(corpus, config.direction(corpus)) for corpus in recipe.corpora.values()]
     report = replace(
         report,
         overlap=counts_of_sets,
@@ -303,7 +311,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         sides=prepare_report.report_sides(train, train_directions, tokenizers),
         joint=config.tokenizer.joint,
         skipped=filters.skipped,
-        notes=_distinct(chain.notes for chain in chains.values()),
+        notes=_distinct([filter(None, notes), *(chain.notes for chain in chains.values())]),
         warnings=warnings,
         stages=reading.stages,
     )
@@ -314,7 +322,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     return replace(report, warnings=warnings, seconds=time.perf_counter() - begin)
 
 
-def _distinct(texts: Iterable[Sequence[str]]) -> list[str]:
+def _distinct(texts: Iterable[Iterable[str]]) -> list[str]:
     """Return the texts of all sequences in order, without repetitions."""
     return list(dict.fromkeys(itertools.chain.from_iterable(texts)))
 
@@ -427,6 +435,10 @@ def _write(
     """
     folder = reading.folder / part
     corpora = reading.recipe.corpora if part == TRAIN else reading.recipe.valid_sets
+    references: dict[str, list[list[str]]] = {}  # the second ones and so on, by set
+    if part == VALID:
+        references = {name: reading.other_references(name) for name in corpora}
+    num_references = max(map(len, references.values()), default=0)
     all_lines = encoded.lines
     with StoreWriter(folder, max(encoded.tokenizers.vocab_sizes)) as writer:
         for index, (name, corpus) in enumerate(corpora.items()):
@@ -449,17 +461,35 @@ def _write(
                 line_numbers = all_lines.lines[rows]
                 writer.append(source, target, index, line_numbers)
                 if part == VALID:
-                    _append_text(folder, kept_pairs(block, is_kept))
+                    pairs = kept_pairs(block, is_kept)
+                    _append_text(folder, pairs, references[name], num_references)
     log.check_kept("training" if part == TRAIN else "validation", corpora)
     return ParallelStore.open(folder)
 
 
-def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
-    """Write the text of validation pairs, to score translations during training."""
-    for side in ("source", "target"):
-        lines = [f"{getattr(pair, side)}\n" for pair in pairs]
-        with (folder / f"{side}.txt").open("ab") as file:
-            file.write("".join(lines).encode())
+def _append_text(
+    folder: Path,
+    pairs: Sequence[SentencePair],
+    references: Sequence[Sequence[str]],
+    num_references: int,
+) -> None:
+    """Write the text of validation pairs, to score translations during training.
+
+    Args:
+        folder: Folder of the validation pairs.
+        pairs: The next pairs of a set.
+        references: Lines of the set in its references after the first one.
+        num_references: Number of these references in any set.
+    """
+    texts = {"source": [pair.source for pair in pairs], "target": [pair.target for pair in pairs]}
+    for number in range(num_references):
+        lines = [""] * len(pairs)
+        if number < len(references):
+            lines = [references[number][pair.line - 1] for pair in pairs]
+        texts[f"target.{number + 1}"] = lines
+    for name, lines in texts.items():
+        with (folder / f"{name}.txt").open("ab") as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def recipe_of(config: RunConfig) -> Recipe:

@@ -265,6 +265,7 @@ def _build_validation_sets(
                 languages=languages_of(config),
                 **_tags_of(config, corpus),
             )
+            references = [[lines[row] for row in scored_rows] for lines in data.valid_references]
             text = HeldOutText(
                 [data.valid_source[row] for row in scored_rows],
                 [data.valid_target[row] for row in scored_rows],
@@ -274,6 +275,7 @@ def _build_validation_sets(
                 metric=str(validation.metric),
                 device=str(updater.device),
                 command=validation.command,
+                other_references=list(filter(any, references)),  # a set may have fewer
             )
             if updater.processes.rank == 0:
                 # Report a missing package, model or program before training: the first access to

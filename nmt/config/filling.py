@@ -49,6 +49,8 @@ class Scale:
 _PRESETS = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text("utf-8"))
 MODEL_PRESETS: Mapping[str, Values] = _PRESETS["models"]
 SCALES = tuple(Scale(**values) for values in _PRESETS["scales"])  # From small to large.
+# Hyperparameters of `nmt init` for a corpus of the last scale, on a machine without a GPU.
+WITHOUT_GPU = Scale(**_PRESETS["without_gpu"])
 # A text with more characters is in the last scale, so its exact size makes no difference.
 ENOUGH_CHARACTERS = SCALES[-2].max_characters
 # Keys of `model` that determine its size, if all of them or a preset are set.

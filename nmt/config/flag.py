@@ -23,6 +23,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
+from nmt.config.paths import expanded
+
 # Shown as the default of a flag that is a key of the model's configuration.
 OF_THE_MODEL = "from the model"
 
@@ -91,14 +93,15 @@ def meanings_of(docstring: str | None) -> dict[str, str]:
 
 
 def file_name(text: str) -> Path:
-    """Convert a file name to a path without checking the file.
+    """Convert a file name, in which `~` and variables are expanded, to a path.
 
     Raises:
-        ValueError: The name is empty, which would mean the working directory.
+        ValueError: The name is empty, which would mean the working directory; or a variable is not
+            defined.
     """
     if not text:
         raise ValueError("the name is empty. Is a shell variable unset?")
-    return Path(text)
+    return expanded(Path(text))
 
 
 def option_name(field: str) -> str:

@@ -217,8 +217,9 @@ class LoraConfig(Section):
 class TrainingConfig(Section):
     """Training. Steps are optimizer updates.
 
-    If you omit this section, nmt chooses its values for the size of the corpus. It also chooses
-    model preset, dropout, vocabulary size and batch size, unless you set them.
+    nmt chooses time, optimizer, schedule and ``r_drop_weight`` for the size of the training text,
+    and also model preset, dropout, vocabulary size and batch size, unless you set them. If you set
+    ``model.preset``, the size of the model, or ``init_from``, other keys have the defaults below.
 
     Args:
         max_steps: Maximum number of updates.

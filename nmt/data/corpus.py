@@ -17,9 +17,18 @@ from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
 from nmt.data.formats.layout import Wanted
-from nmt.data.formats.lines import raw_lines, shown_path
-from nmt.data.formats.pair import Pair, PairReader, ReadOptions, SentencePair, as_read, pair_of
+from nmt.data.formats.lines import decoded_lines, raw_lines, shown_path
+from nmt.data.formats.pair import (
+    BadPair,
+    Pair,
+    PairReader,
+    ReadOptions,
+    SentencePair,
+    as_read,
+    pair_of,
+)
 from nmt.data.formats.text import open_sides
+from nmt.data.formats.wmt import is_set
 from nmt.data.hubs import huggingface_pairs, published_test_set
 from nmt.errors import ConfigError, DataError
 from nmt.files.archive import place_in_archive
@@ -179,6 +188,8 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
     """
     most = ReadOptions(*languages).max_characters
     for path in matching_files((*corpus.source, *corpus.target)):
+        if is_set(path):
+            continue
         lines = islice(raw_lines(path, corpus.encoding, most), NUM_LINES)
         texts = ["" if line is None else line.decode("utf-8", "replace") for line in lines]
         check_plain(texts, str(path))
@@ -222,6 +233,32 @@ def first_pairs(config: CorpusConfig, options: ReadOptions, num_pairs: int) -> l
     return [pair for pair in pairs if isinstance(pair, SentencePair)]
 
 
+def other_references(config: CorpusConfig, options: ReadOptions, num_lines: int) -> list[list[str]]:
+    """Return the lines of every reference of a held-out set but the first one.
+
+    Args:
+        config: The set. Without several references, the list is empty.
+        options: How to read it. A line that cannot be read is empty.
+        num_lines: Lines of the set that are used.
+
+    Raises:
+        DataError: A reference has another number of lines.
+    """
+    languages = options.source_language, options.target_language
+    sources, targets = text_files(config, languages)
+    references = []
+    for path in targets[1:] if len(sources) == 1 else ():
+        name = str(path)
+        most = options.max_characters
+        raw = islice(raw_lines(path, config.encoding, most), config.max_pairs)
+        lines = decoded_lines(raw, name, 1, options, most, config.encoding)
+        texts = ["" if isinstance(line, BadPair) else line for line in lines]
+        if len(texts) != num_lines:
+            raise DataError.not_parallel(str(targets[0]), name, (num_lines, len(texts)))
+        references.append(texts)
+    return references
+
+
 @dataclass(frozen=True)
 class Block:
     """Consecutive pairs of a corpus, not yet decoded.
@@ -243,7 +280,7 @@ class Block:
     @property
     def content(self) -> str:
         """The raw lines as text, to hash for the cache of results."""
-        return repr((self.first, self.columns))
+        return repr((self.shard, self.first, self.columns))
 
     @cached_property
     def pairs(self) -> list[Pair]:
@@ -334,6 +371,15 @@ def _open_path(
     """Open a file with both sides."""
     layout = layout_of(path, wanted, format_name=config.format, encoding=config.encoding)
     return open_file(path, layout, options)
+
+
+def layout_note(config: CorpusConfig, languages: tuple[str, str]) -> str | None:
+    """Return how the file of a corpus with both sides is read, as a sentence; None without one."""
+    for path in matching_files(config.path):
+        wanted = Wanted(languages, config.columns)
+        layout = layout_of(path, wanted, format_name=config.format, encoding=config.encoding)
+        return f"{shown_path(path)} is read as {layout}"
+    return None
 
 
 def _open_pairs(

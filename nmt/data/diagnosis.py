@@ -23,7 +23,7 @@ from nmt.data.filters import (
 from nmt.data.formats.pair import SentencePair
 from nmt.data.lexicon import Lexicon
 from nmt.data.prepare_report import PrepareReport
-from nmt.data.store import Mask, ParallelStore
+from nmt.data.store import Lines, Mask
 from nmt.data.workers import Arrays, Workers
 from nmt.errors import ConfigError
 from nmt.registry import Registry
@@ -88,7 +88,7 @@ class Diagnosis:
         """Finish the first pass. Called after all blocks with the number of lines by corpus."""
 
     def learn(
-        self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
+        self, lines: Lines, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
     ) -> None:
         """Process the token ids of every line of all corpora and held-out sets.
 

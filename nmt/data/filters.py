@@ -21,12 +21,20 @@ from nmt.text.identification import NO_PROFILES, LanguageProfiles
 ALWAYS: Mapping[str, Action] = MappingProxyType({
     "blank": "drop", "bad_utf8": "drop", "untranslated": "drop", "characters": "drop",
     "length": "drop", "bytes": "drop",
+    "nul": "drop", "columns": "drop", "syntax": "drop",
+})  # fmt: skip
+# Reasons of pairs that cannot be read: `filters.on_bad_row` decides about many of them.
+BAD_ROWS: Mapping[str, str] = MappingProxyType({
+    "nul": "contain NUL characters",
+    "columns": "lack a column",
+    "syntax": "cannot be parsed",
 })  # fmt: skip
 # Reasons with a configurable action; keys of the ``filters`` section.
 REASONS = tuple(
     name for name, field in FilterConfig.model_fields.items()
     if field.annotation in (Rule, LanguageRule) or "off" in get_args(field.annotation)
 )  # fmt: skip
+UNREAD = ("bad_utf8", "characters", "untranslated", *BAD_ROWS)  # Reasons of pairs without texts.
 NEAR = "near copies of held-out sentences"  # A check that is not a filter.
 _SHORT_PAIR_ALLOWANCE = 3  # Added to both lengths before their ratio is computed.
 
@@ -43,12 +51,18 @@ class ListedProblem(NamedTuple):
     """A `PairProblem` with the corpus, the line and the texts of the pair."""
 
     corpus: str
-    line: int  # in the corpus, from 1
+    line: int  # in its file, from 1
     reason: str
     value: float | str = ""
     limit: float | str = ""
     source: str = ""
     target: str = ""
+    file: str = ""  # if the corpus has several
+
+    @property
+    def place(self) -> str:
+        """The file of the pair, if the corpus has several, or the corpus."""
+        return self.file or self.corpus
 
 
 class Filter:

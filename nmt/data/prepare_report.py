@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from nmt.config.data import Direction, FilterConfig
 from nmt.config.flag import meanings_of
 from nmt.data.advice import ReasonSets
-from nmt.data.filters import NEAR, FilterChain, ListedProblem
+from nmt.data.filters import NEAR, UNREAD, FilterChain, ListedProblem
 from nmt.data.prepared import AGAIN, TOKENIZER, PreparedData, Recipe, are_unchanged
 from nmt.data.store import IntArray, ParallelStore
 from nmt.errors import DataError
@@ -43,7 +43,7 @@ REPORTED = "reported.tsv.gz"
 READ = "read"
 KEPT = "kept"
 _COLUMNS = ("corpus", "line", "reason", "value", "limit")
-_EXAMPLE = ("corpus", "line", "source", "target", "value")
+_EXAMPLE = ("corpus", "line", "source", "target", "value", "file")
 _NUM_EXAMPLES = 5
 _SIDES = ("source", "target")
 # A character without a subword becomes three bytes or more, so 5% of the subwords means that about
@@ -74,7 +74,12 @@ def open_table(path: Path, *columns: str) -> Iterator[gzip.GzipFile]:
 
 
 def _random_rank(problem: ListedProblem) -> tuple[int, str, int]:
-    """Return a sort key that chooses the same pseudo-random examples every time."""
+    """Return a sort key that chooses the same pseudo-random examples every time.
+
+    Of pairs that cannot be read, it chooses the first ones.
+    """
+    if problem.reason in UNREAD:
+        return 0, problem.corpus, problem.line
     checksum = zlib.crc32(f"{problem.corpus}:{problem.line}".encode())
     return checksum, problem.corpus, problem.line
 
@@ -127,7 +132,8 @@ class ProblemLog(ExitStack):
         for problem in problems:
             is_dropped = not is_training or self._training.drops(problem.reason)
             table = self._dropped if is_dropped else self._reported
-            cells = map(printable, problem[: len(_COLUMNS)])  # the texts are left out
+            shown = problem.place, *problem[1 : len(_COLUMNS)]  # the texts are left out
+            cells = map(printable, shown)
             line = "\t".join(cells)
             table.write(f"{line}\n".encode())
             if is_training:
@@ -468,18 +474,22 @@ class PrepareReport:
         """Return an example line of a corpus for a reason; an empty text without examples."""
         all_examples = self.reasons.get(reason, {}).get("examples", ())
         examples = [example for example in all_examples if example["corpus"] == corpus]
-        # A pair that could not be read has no text.
-        readable = [example for example in examples if example["source"] or example["target"]]
-        if not readable:
+        # The value of a pair that could not be read is the beginning of its line.
+        is_unread = reason in UNREAD
+        shown = [x for x in examples if x["source"] or x["target"] or (is_unread and x["value"])]
+        if not shown:
             return ""
-        example = min(readable, key=itemgetter("line"))
+        example = min(shown, key=itemgetter("line"))
         texts = []
-        for side in _SIDES:
-            text = printable(example[side])
+        for key in ("value",) if is_unread else _SIDES:
+            text = printable(example[key])
             if len(text) > _TEXT_WIDTH:
                 text = text[:_TEXT_WIDTH] + "…"
             texts.append(text)
-        return f"line {example['line']:,}: {' | '.join(texts)}"
+        place = ""
+        if example.get("file"):  # older reports lack the key
+            place = f"{example['file']}, "
+        return f"{place}line {example['line']:,}: {' | '.join(texts)}"
 
 
 def current_report(

@@ -158,6 +158,15 @@ class PreparedData:
         """Reference lines of all validation sets, in the order of the token store."""
         return read_lines(self.folder / VALID / "target.txt")
 
+    @property
+    def valid_references(self) -> list[list[str]]:
+        """Lines of each reference after the first one, as `valid_target`.
+
+        The lines of a set with fewer references are empty.
+        """
+        files = (self.folder / VALID).glob("target.*.txt")
+        return list(map(read_lines, sorted(files)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:

@@ -25,14 +25,15 @@ import numpy as np
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.advice import ReasonSets, reason_set
 from nmt.data.checks import CorpusCheck, name_of_test
-from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
+from nmt.data.corpus import BLOCK_PAIRS, Block, other_references, read_blocks
 from nmt.data.diagnosis import Diagnosis, Looked
-from nmt.data.filters import FilterChain, ListedProblem, PairProblem
+from nmt.data.filters import BAD_ROWS, FilterChain, ListedProblem, PairProblem
 from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
 from nmt.data.store import IntArray, Mask, ParallelStore, Rows, Values
 from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, map_blocks
+from nmt.errors import DataError
 from nmt.files.json_file import sha256_of_json
 from nmt.text.flat import FlatIds, Ids
 from nmt.text.tokenizer import Tokenizers
@@ -40,6 +41,7 @@ from nmt.version import __version__
 
 # Another version of a library may filter or encode a block in another way.
 _LIBRARIES = ("fasttext-predict", "ftfy", "langcodes", "py3langid", "regex", "sentencepiece")
+_MOST_BAD_ROWS = 0.01  # Share of the pairs of a corpus.
 
 
 def _installed_version(library: str) -> str | None:
@@ -85,8 +87,9 @@ class _FilterPass:
         for index, pair_problems in sorted(problems.items()):
             pair = block.pairs[index]
             source, target = _texts(pair)
+            file = block.shard or ""
             listed += [  # a problem is its reason, value and limit
-                ListedProblem(self.corpus, pair.line, *problem, source, target)
+                ListedProblem(self.corpus, pair.line, *problem, source, target, file)
                 for problem in pair_problems
             ]
             found[index] |= reason_set(problem.reason for problem in pair_problems)
@@ -117,7 +120,7 @@ class TextPass(_FilterPass):
         problems: dict[int, list[PairProblem]] = {}  # by index of the pair in the block
         for index, pair in enumerate(block.pairs):
             if isinstance(pair, BadPair):
-                pair_problems = [PairProblem(pair.reason)]
+                pair_problems = [PairProblem(pair.reason, pair.excerpt)]
             else:
                 pair_problems = self.filters.text_problems(pair.source, pair.target)
             if pair_problems:
@@ -145,6 +148,43 @@ class TextPass(_FilterPass):
         for row, problem in looked.problems.items():
             problems.setdefault(indices[row], []).append(problem)
         return dict(looked.arrays)
+
+
+class BadRows:
+    """Counts the pairs of a corpus that cannot be read.
+
+    Args:
+        corpus: Name of the corpus.
+    """
+
+    def __init__(self, corpus: str) -> None:
+        self._corpus = corpus
+        self._counts = Counter[str]()
+        self._first: dict[str, ListedProblem] = {}  # the first pair of each reason
+
+    def update(self, problems: Iterable[Sequence[Any]], counts: Mapping[str, int]) -> None:
+        """Add the problems of a block, as fields of a `ListedProblem`, and the counts."""
+        self._counts.update(counts)
+        for row in problems:
+            problem = ListedProblem(*row)
+            if problem.reason in BAD_ROWS:
+                self._first.setdefault(problem.reason, problem)
+
+    def check(self) -> None:
+        """Check that few pairs cannot be read.
+
+        Raises:
+            DataError: There are too many for one of the reasons. The message shows the first.
+        """
+        num_read = self._counts[READ]
+        for reason, first in self._first.items():
+            count = self._counts[reason]
+            if count > _MOST_BAD_ROWS * num_read:
+                problem = f"{self._corpus}: {count:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
+                problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
+                fix = "Correct the rows, or format, columns and encoding of the corpus. To drop "
+                fix += "these pairs, set filters.on_bad_row: skip."
+                raise DataError(f"{problem}{first.value!r}.", fix=fix)
 
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
@@ -272,10 +312,22 @@ class CorpusReader:
 
     def blocks(self, corpus: CorpusConfig) -> Iterator[Block]:
         """Yield the blocks of a corpus."""
+        return read_blocks(corpus, self.options(corpus))
+
+    def options(self, corpus: CorpusConfig) -> ReadOptions:
+        """Return how to read a corpus."""
         filters = self.recipe.config.filters
         languages = self.recipe.config.direction(corpus)
-        options = ReadOptions(*languages, filters.on_bad_utf8, filters.max_characters)
-        return read_blocks(corpus, options)
+        return ReadOptions(*languages, filters.on_bad_utf8, filters.max_characters)
+
+    def other_references(self, name: str) -> list[list[str]]:
+        """Return the lines of every reference of a validation set but the first one.
+
+        Raises:
+            DataError: A reference has another number of lines.
+        """
+        corpus = self.corpora[name]
+        return other_references(corpus, self.options(corpus), self.num_lines[name])
 
     def map(
         self, verb: str, name: str, function: Callable[[Block], BlockResult], depends_on: Any
@@ -318,6 +370,7 @@ class CorpusReader:
             results: The blocks, and the results of `TextPass` for them.
         """
         masks: list[Mask] = []
+        bad_rows = BadRows(name)
         self.is_kept[name] = masks
         self.found[name] = []
         check = CorpusCheck(*direction)
@@ -329,9 +382,12 @@ class CorpusReader:
             found = result.arrays["found"]
             lines_found = np.flatnonzero(found)
             self.found[name].append((lines_found, found[lines_found]))
+            bad_rows.update(*result.values)
             check.update([pair[:2] for pair in pairs])
             yield pairs, result
         self.num_lines[name] = sum(map(len, masks))
+        if self.recipe.config.filters.on_bad_row == "error":
+            bad_rows.check()
 
     def blocks_to_filter(
         self, name: str, encoded: EncodedCorpora, diagnosis: Diagnosis

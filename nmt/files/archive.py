@@ -24,6 +24,7 @@ from nmt.files.compression import opener_of
 
 HEADER_BYTES = tarfile.BLOCKSIZE  # Number of first bytes that identify an archive.
 _ZIP_MARKS = (b"PK\x03\x04", b"PK\x05\x06")  # of a member, and of the end
+_OFFICE_MEMBERS = frozenset(["[Content_Types].xml", "META-INF/manifest.xml"])
 _ENCRYPTED = 1  # Bit in `ZipInfo.flag_bits`.
 _MOST_HEADER_BYTES = 1 << 24  # of all headers of a .tar file, which bounds memory
 _MOST_SHOWN = 10
@@ -220,6 +221,9 @@ def _members(archive: Path, stack: ExitStack) -> Iterator[Member]:
 
 def _zip_members(file: IO[bytes], stack: ExitStack) -> Iterator[Member]:
     archive = stack.enter_context(ZipFile(file))
+    if not _OFFICE_MEMBERS.isdisjoint(archive.namelist()):
+        problem = f"{file.name} is a document of an office program, not text."
+        raise DataError(problem, fix="Save a table as .csv or .tsv in UTF-8, or a text as .txt.")
     for info in archive.infolist():
         if not info.is_dir():
             yield Member(normpath(info.filename), _zip_problem(info), partial(archive.open, info))

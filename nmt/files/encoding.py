@@ -29,7 +29,15 @@ _DECLARATION = re.compile(
     rb'\s+"Content-Type:[^"]*charset=([\w.:-]+)',
     re.IGNORECASE,
 )
-_UTF8 = "utf-8"
+UTF8 = "utf-8"
+_SIMILAR_CHAOS = 0.02  # of two encodings in which a text is about as likely
+_WESTERN_EUROPEAN = "cp1252"
+# Other encodings of Latin letters, and the only languages that need them.
+_LANGUAGES = {
+    "cp1250": ("Czech", "Slovak", "Polish", "Hungarian", "Croatian", "Slovene", "Romanian"),
+    "cp1254": ("Turkish",),
+    "cp1258": ("Vietnamese",),
+}
 _READ_BYTES = 1 << 20
 _BAD_BYTES = "nmt-bad-bytes"  # Name of the handler of bad bytes.
 _ESCAPED = 0xDC00  # The lone surrogate of a byte, minus the byte.
@@ -92,8 +100,14 @@ def probable_encoding(start: bytes) -> str | None:
         return "utf-16-le" if start[1::2].count(0) > start[::2].count(0) else "utf-16-be"
     from charset_normalizer import from_bytes  # noqa: PLC0415 - only for text that is not UTF-8
 
-    match = from_bytes(start).best()
-    return match.encoding if match is not None else None
+    matches = list(from_bytes(start))  # from little to much chaos
+    if not matches:
+        return None
+    likely = [match for match in matches if match.chaos <= matches[0].chaos + _SIMILAR_CHAOS]
+    best = max(likely, key=lambda match: match.coherence)
+    if best.language not in _LANGUAGES.get(best.encoding, (best.language,)):
+        return _WESTERN_EUROPEAN
+    return best.encoding
 
 
 def _escape_bad_bytes(error: UnicodeError) -> tuple[str, int]:
@@ -139,7 +153,7 @@ class Transcoder(io.RawIOBase):
             text = self._decoder.decode(piece, is_at_end)
             if self._ends_with_cr:
                 text = text.replace("\r", "\n")
-            self._rest = text.encode(_UTF8, "surrogateescape")
+            self._rest = text.encode(UTF8, "surrogateescape")
         size = min(len(buffer), len(self._rest))
         buffer[:size] = self._rest[:size]
         self._rest = self._rest[size:]
@@ -170,9 +184,11 @@ def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
     if path.is_file() or place_in_archive(path):  # the first bytes of a pipe cannot be read twice
         with open_binary(path) as beginning:
             start = next(read_pieces(beginning, str(path), START_BYTES), b"")
-    encoding = marked_encoding(start) or standard_encoding(encoding or _UTF8)
+    encoding = marked_encoding(start) or standard_encoding(encoding or UTF8)
+    if encoding in _WIDE:  # without a mark: as Windows writes it
+        encoding += "-le"
     text = start.decode(encoding, "replace")
     ends_with_cr = "\r" in text and "\n" not in text
-    if encoding == _UTF8 and not ends_with_cr:
+    if encoding == UTF8 and not ends_with_cr:
         return stream
     return io.BufferedReader(Transcoder(stream, encoding, ends_with_cr))

@@ -172,7 +172,7 @@ class HeldOutText:
     """The text of a validation set, and how to translate and score it."""
 
     sources: Sequence[str]
-    references: Sequence[str]
+    references: Sequence[str]  # the first ones
     tokenizers: Tokenizers
     options: TranslationOptions
     language: str  # Language code of the references.
@@ -183,6 +183,8 @@ class HeldOutText:
     # Factor and offset that limit the output length by the source length. A model that has not
     # learned to produce EOS must not delay training.
     longest: tuple[float, int] = (2.0, 5)
+    # Further references for the metrics: the lines of each.
+    other_references: Sequence[Sequence[str]] = ()
 
     def translator(self, engine: TorchEngine, progress: Callable[[int], object]) -> Translator:
         """Return a translator that calls ``progress`` with the number of translated sources."""
@@ -211,7 +213,8 @@ class HeldOutText:
         names = sorted(defaults, key=lambda name: name != self.metric)
         if self.metric not in (*defaults, *_NO_SCORER):
             names.append(self.metric)
-        scorers = [MetricScorer(name, [self.references], options) for name in names]
+        references = [self.references, *self.other_references]
+        scorers = [MetricScorer(name, references, options) for name in names]
         return {scorer.name: scorer for scorer in scorers}
 
     @cached_property
@@ -279,6 +282,7 @@ class ValidationSet:
                 self.text,
                 sources=_spread(self.text.sources, num_lines),
                 references=_spread(self.text.references, num_lines),
+                other_references=(),
                 longest=(1.0, 3),
                 command=(),  # which may need all lines, or a constant time
             )

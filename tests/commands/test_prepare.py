@@ -199,7 +199,7 @@ def test_all_missing_files_are_told_with_their_keys(tmp_path: Path) -> None:
     data["train"].append({"tsv": "nope.tsv"})
     data["test"] = {"bad": {"source": str(tmp_path / "valid.de"), "target": "nope.en"}}
     assert refused(config_for(tmp_path, data=data), "nope").problem.split("\n  ") == [
-        "data.train.1.tsv: nope.tsv does not exist.",
+        "data.train.1.path: nope.tsv does not exist.",
         "data.test.bad.target: nope.en does not exist.",
     ]
 
@@ -278,6 +278,72 @@ def test_separate_vocabularies_and_tsv_and_json_lines(tmp_path: Path) -> None:
         prepare(RunConfig.model_validate(base))
         assert decoded(tmp_path / "prepared") == pairs
         assert (tmp_path / "prepared" / "tokenizer" / "source.model").exists()
+
+
+def test_shards_are_prepared_as_one_corpus_and_their_lines_belong_to_them(tmp_path: Path) -> None:
+    source, target = corpus(120)
+    source[70] = ""
+    whole = config_for(tmp_path)
+    write_pairs(tmp_path, source, target)
+    expected = prepare(whole)
+    manifest = PreparedData.open(whole.prepared_dir).manifest
+    for part, rows in (("10", slice(60, 120)), ("2", slice(0, 60))):
+        write_pairs(tmp_path, source[rows], target[rows], f"part{part}")
+    pattern = {"source": f"{tmp_path}/part*.de", "target": f"{tmp_path}/part*.en"}
+    data = whole.data.model_dump(mode="json") | {"train": [{"name": "numbers", **pattern}]}
+    config = config_for(tmp_path, data=data)
+    report = prepare(config)
+    assert report.counts == expected.counts
+    assert decoded(config.prepared_dir) == [
+        pair for pair in zip(source, target, strict=True) if pair[0]
+    ]
+    assert PreparedData.open(config.prepared_dir).manifest.vocab_hash == manifest.vocab_hash
+    (example,) = report.reasons["blank"]["examples"]
+    assert (example["file"], example["line"]) == (f"{tmp_path}/part10.de", 11)
+    assert f"for example {tmp_path}/part10.de, line 11: " in report.as_text()
+    assert prepare(config).up_to_date
+    write_pairs(tmp_path, source[:1], target[:1], "part11")
+    assert not prepare(config).up_to_date
+
+
+def test_rows_that_cannot_be_read_are_counted_and_too_many_are_an_error(tmp_path: Path) -> None:
+    rows = [f"{s}\t{t}" for s, t in zip(*corpus(200), strict=True)]
+    rows[7] = "only the first column"
+    path = write(tmp_path, "train.tsv", rows)
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    data["train"] = [{"name": "numbers", "path": path}]
+    report = prepare(config_for(tmp_path, data=data))
+    assert report.counts["numbers"] == {"read": 200, "kept": 199, "columns": 1}
+    assert "for example line 8: only the first column" in report.as_text()
+    assert f"{path} is read as tsv, columns 0 and 1" in report.notes
+    rows[150] = "a\0b\tc"  # NUL has a count of its own: 1 of 200 is not too many
+    rows[151] = rows[152] = "another"
+    write(tmp_path, "train.tsv", rows)
+    config = config_for(tmp_path, data=data, prepared_dir=str(tmp_path / "new" / "prepared"))
+    error = refused(config, r"numbers: 3 of 200 pairs lack a column \(columns\)")
+    assert "line 8: 'only the first column'" in error.problem
+    assert "filters.on_bad_row: skip" in str(error.fix)
+    config = config_for(tmp_path, data=data, filters={"on_bad_row": "skip"})
+    counts = prepare(config).counts["numbers"]
+    assert counts == {"read": 200, "kept": 196, "columns": 3, "nul": 1}
+
+
+def test_validation_text_has_all_references(tmp_path: Path) -> None:
+    source, target = corpus(9)
+    pairs = write_pairs(tmp_path, ["", *source[1:]], target, "held")
+    second = write(tmp_path, "second.en", [line.upper() for line in target])
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    other = write_pairs(tmp_path, source[:2], target[:2], "other")
+    several = {"source": pairs["source"], "target": [pairs["target"], second]}
+    data["valid"] = [other, several]
+    config = config_for(tmp_path, data=data)
+    prepare(config)
+    prepared = PreparedData.open(config.prepared_dir)
+    assert prepared.valid_target == [*target[:2], *target[1:]]
+    assert prepared.valid_references == [["", "", *map(str.upper, target[1:])]]
+    write(tmp_path, "second.en", target[1:])
+    config = config_for(tmp_path, data=data, prepared_dir=str(tmp_path / "new" / "prepared"))
+    refused(config, r"held\.en has 9 lines but .*second\.en has 8")
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])

@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import io
 import json
+import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,87 @@ def test_a_bad_line_drops_its_pair_and_shifts_no_other_pair(
     assert found[-1] == SentencePair("last", "last", len(lines) + 1)
     for (source, target), pair in zip(lines, found, strict=False):
         assert isinstance(pair, BadPair) == (source != b"ok" or target != b"")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "place"),
+    [("cp1252", "line 2, byte 4: 0xe9 is not UTF-8"), ("cp1250", "line 2, byte 4: 0xe9")],
+)
+def test_bytes_that_are_not_text_are_named_with_the_ways_out(
+    tmp_path: Path, encoding: str, place: str
+) -> None:
+    lines = ["Guten Tag.", "Caf\u00e9 und Jos\u00e9, \u00e4 \u00f6 \u00fc \u00df"]
+    lines += ["Die Stra\u00dfe f\u00fchrt \u00fcber die sch\u00f6ne alte Br\u00fccke."] * 30
+    text = "".join(f"{line}\n" for line in lines)
+    files = aligned(tmp_path, text.encode(encoding), text.encode())
+    with pytest.raises(DataError) as caught:
+        pairs_of(ReadOptions("de", "en"), **files)
+    assert f"a.de, {place}" in caught.value.problem
+    fix = str(caught.value.fix)
+    named = re.search(r"iconv -f (\S+) -t utf-8 (\S+) > NEW\), set `encoding` to (\S+),", fix)
+    assert named is not None
+    assert named[2] == str(files["source"])
+    assert "filters.on_bad_utf8: skip" in fix
+    # The advice works: both the key and the command give the text.
+    command = ["iconv", "-f", named[1], "-t", "UTF-8", str(files["source"])]
+    assert subprocess.run(command, capture_output=True, check=True).stdout.decode() == text
+    latin = {**files, "target": files["source"]}
+    found = pairs_of(ReadOptions("de", "en"), **latin, encoding=named[3])
+    assert [pair[0] for pair in found] == lines
+
+
+def test_a_damaged_line_of_a_text_in_utf_8_is_no_other_encoding(tmp_path: Path) -> None:
+    content = "schön\n".encode() * 5 + b"sch\xf6n\n"
+    with pytest.raises(DataError) as caught:
+        pairs_of(**aligned(tmp_path, content, content))
+    assert "line 6, byte 4" in caught.value.problem
+    assert "probably" not in str(caught.value.fix)
+    with pytest.raises(DataError, match=r"a\.de, line 1, byte 1: .* is not text in cp1252"):
+        pairs_of(**aligned(tmp_path, b"\x81", b"\x81"), encoding="cp1252")
+
+
+@FEW
+@given(
+    shards=st.lists(
+        st.lists(st.sampled_from(["a\tb", "", "c", "d\te"]), max_size=5), min_size=1, max_size=12
+    )
+)
+def test_shards_give_the_pairs_of_the_whole_with_the_lines_of_their_files(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[list[str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("shards")
+    place = {"columns": [0, 1], "format": "tsv"}
+    texts = []
+    for number, rows in enumerate(shards):
+        texts.append("".join(f"{row}\n" for row in (*rows, "last\tpair")))
+        write(folder, f"part{number}", texts[-1])
+    whole = pairs_of(path=write(folder, "whole", "".join(texts)), **place)
+    found = pairs_of(path=folder / "part*", **place)
+    lines = [line for rows in shards for line in range(1, len(rows) + 2)]
+    assert [pair.line for pair in found] == lines
+    for pair, expected in zip(found, whole, strict=True):
+        assert pair == expected._replace(line=pair.line)
+    config = CorpusConfig.model_validate({"path": folder / "part*", **place})
+    blocks = list(read_blocks(config, OPTIONS))
+    ends = [block.first + len(block) for block in blocks]
+    assert [block.first for block in blocks] == [1, *ends[:-1]]
+    assert ends[-1] == len(whole) + 1
+
+
+def test_two_shards_with_different_counts_are_named(tmp_path: Path) -> None:
+    for name, content in (("1.de", "a\n"), ("1.en", "a\n"), ("2.de", "a\nb\n"), ("2.en", "a\n")):
+        write(tmp_path, name, content)
+    place = {"source": tmp_path / "?.de", "target": tmp_path / "?.en"}
+    with pytest.raises(DataError, match=r"2\.de has 2 lines but .*2\.en has 1"):
+        pairs_of(**place)
+    (tmp_path / "2.en").unlink()
+    corpus = CorpusConfig.model_validate(place)
+    with pytest.raises(DataError, match="source has 2 files, but target has 1"):
+        check_files({"data.train.0": corpus})
+    for file in tmp_path.glob("*.de"):
+        file.unlink()
+    with pytest.raises(DataError, match=r"data\.train\.0\.source: no file matches .*\?\.de"):
+        check_files({"data.train.0": corpus})
 
 
 def test_different_line_counts_are_both_named_and_so_are_empty_files(tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ def test_the_example_of_a_reason_is_the_first_readable_one_of_the_corpus() -> No
     report = PrepareReport(folder="", up_to_date=False, reasons={"control": {"examples": examples}})
     shown = rf"line 7,000: eins\u200b\t | {'x' * 40}…"
     assert report.example("b", "control") == shown
+    bad = {**examples[3], "value": "a row", "file": "part2"}
+    unread = PrepareReport(reasons={"columns": {"examples": [bad]}})
+    assert unread.example("b", "columns") == "part2, line 3: a row"
     assert report.example("c", "control") == report.example("b", "markup") == ""
 
 

@@ -237,6 +237,14 @@ def test_encrypted_and_unknown_methods_are_refused(tmp_path: Path) -> None:
         read_lines(tmp_path / "x.zip" / "x.en")
 
 
+def test_documents_of_office_programs_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    for name, member in (("x.xlsx", "[Content_Types].xml"), ("x.ods", "META-INF/manifest.xml")):
+        path = zipped(tmp_path / name, {member: b"<x/>", "xl/sheet1.xml": b"<x/>"})
+        with pytest.raises(DataError, match=rf"{name} is a document of an office") as raised:
+            read_lines(path)
+        assert "Save a table as .csv" in raised.value.fix
+
+
 @pytest.mark.parametrize("suffix", [".zip", ".tgz"])
 def test_an_archive_in_an_archive_is_refused(tmp_path: Path, suffix: str) -> None:
     inner = written(tmp_path / f"inner{suffix}", SIDES)

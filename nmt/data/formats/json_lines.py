@@ -99,7 +99,8 @@ def _pairs(
 ) -> Iterator[Pair]:
     """Yield the pairs of a block of lines; null is a blank text."""
     most = options.max_characters * LINES_PER_SIDE
-    for number, line in enumerate(decoded_lines(lines, name, first, options, most), first):
+    decoded = decoded_lines(lines, name, first, options, most, layout.encoding)
+    for number, line in enumerate(decoded, first):
         if isinstance(line, BadPair):
             yield line
             continue

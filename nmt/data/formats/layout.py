@@ -79,6 +79,22 @@ class Layout:
     is_quoted: bool = False
     has_header: bool = False
 
+    def __str__(self) -> str:
+        """Return how a file is read, in words: "csv with a header, columns 1 (en) and 2 (de)"."""
+        text = self.format
+        if self.has_header:
+            text += " with a header"
+        if self.encoding != "utf-8":
+            text += f" in {self.encoding}"
+        languages = self.languages or (None, None)
+        columns = []
+        for column, language in zip(self.columns or (), languages, strict=False):
+            is_told = language is None or language == column
+            columns.append(str(column) if is_told else f"{column} ({language})")
+        if columns:
+            text += f", columns {' and '.join(columns)}"
+        return text
+
     @property
     def numbers(self) -> tuple[int, int]:
         """The numbers of both columns of a table, from 0."""

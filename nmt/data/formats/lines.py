@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from nmt.data.formats.pair import EXCERPT, BadPair, ReadOptions
-from nmt.errors import DataError
-from nmt.files.encoding import open_text
-from nmt.files.lines import STANDARD_INPUT, decode_line, split_lines
+from nmt.errors import DataError, join_words
+from nmt.files.encoding import (
+    START_BYTES,
+    UTF8,
+    open_text,
+    probable_encoding,
+    standard_encoding,
+)
+from nmt.files.lines import STANDARD_INPUT, decode_line, open_binary, plain_name, split_lines
 
 # A line of a table or of JSON contains both sides, other fields, and escapes such as \uXXXX.
 LINES_PER_SIDE = 8
@@ -30,7 +38,12 @@ def raw_lines(path: Path, encoding: str | None, max_characters: int) -> Iterator
 
 
 def decoded_lines(
-    lines: Iterable[bytes | None], name: str, first: int, options: ReadOptions, max_characters: int
+    lines: Iterable[bytes | None],
+    name: str,
+    first: int,
+    options: ReadOptions,
+    max_characters: int,
+    encoding: str | None = None,
 ) -> Iterator[str | BadPair]:
     """Yield each line as text, or why it cannot be read.
 
@@ -40,9 +53,10 @@ def decoded_lines(
         first: Number of the first line, from 1.
         options: Whether to stop at bytes that are not UTF-8.
         max_characters: Longest line.
+        encoding: Encoding of the file, for messages.
 
     Raises:
-        DataError: A line is not UTF-8, and ``options`` do not say to skip it.
+        DataError: A line is not text in the encoding, and ``options`` do not say to skip it.
     """
     for number, line in enumerate(lines, first):
         if line is None:
@@ -50,9 +64,9 @@ def decoded_lines(
             continue
         try:
             text = decode_line(line, name, number)
-        except DataError:
+        except DataError as error:
             if options.on_bad_utf8 == "error":
-                raise
+                raise _not_text(error, Path(name), encoding, options) from error
             yield BadPair("bad_utf8", number, line[:EXCERPT].decode("utf-8", "replace"))
             continue
         if len(text) > max_characters:
@@ -61,3 +75,35 @@ def decoded_lines(
             yield BadPair("nul", number, text[:EXCERPT])
         else:
             yield text
+
+
+def _not_text(
+    error: DataError, path: Path, encoding: str | None, options: ReadOptions
+) -> DataError:
+    """Add the probable encoding of a file to the error about bytes that are not UTF-8."""
+    problem = error.problem
+    if "is not UTF-8" not in problem:  # a binary file
+        return error
+    if encoding not in (None, UTF8):
+        problem = problem.replace("is not UTF-8", f"is not text in {encoding}")
+    start = b""
+    with suppress(DataError), open_binary(path) as stream:  # standard input cannot be read again
+        start = stream.read(START_BYTES)
+    if b"\0" not in start:  # other lines say nothing about the encoding
+        lines = [line for line in start.splitlines() if not line.isascii()]
+        bad_lines = [line for line in lines if "\ufffd" in line.decode(UTF8, "replace")]
+        start = b""
+        if 2 * len(bad_lines) >= len(lines):  # else a few lines of a text in UTF-8 are damaged
+            start = b"\n".join(bad_lines)
+    probable = probable_encoding(start) if start else None
+    if probable in (None, encoding):
+        fix = f"Set `encoding` to the encoding of the file, or {options.skip_advice}."
+        return DataError(problem, fix=fix)
+    name = standard_encoding(str(probable))
+    ways = [f"set `encoding` to {name}", options.skip_advice]
+    if plain_name(path) == path.name and path.is_file():
+        iconv_name = re.sub("-(?=[lb]e$)", "", name)
+        file = join_words([str(path)])
+        ways.insert(0, f"convert it (iconv -f {iconv_name} -t utf-8 {file} > NEW)")
+    fix = f"The file is probably {name}: {', '.join(ways[:-1])}, or {ways[-1]}."
+    return DataError(problem, fix=fix)

@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -23,7 +23,6 @@ from nmt.data.formats.pair import EXCERPT, BadPair, BadReason
 from nmt.errors import DataError
 from nmt.files.encoding import open_text
 from nmt.files.lines import decode_line, read_pieces
-from nmt.text import without_surrogates
 
 XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _PIECE_BYTES = 1 << 16
@@ -37,10 +36,12 @@ _ROOT = re.compile(
 )
 # An ampersand after which the parser waits for a semicolon, however late it comes.
 _LONE_AMPERSAND = re.compile(r"&(?!#?\w+;)")
-_BAD_BYTE = re.compile("[\udc80-\udcff]")  # as `surrogateescape` decodes it
+_UNREADABLE = re.compile("[\0\udc80-\udcff]")  # NUL, and what `surrogateescape` makes of bad bytes
 # Tags with codes of the original file, such as `<bpt>&lt;b&gt;</bpt>`, in TMX and XLIFF. A text
 # inside of a code, `<sub>`, is not a part of the sentence.
 _CODES = frozenset({"bpt", "ept", "ph", "it", "ut"})
+_EVENTS = ("start", "end")
+_OPTIONS = {"remove_comments": True, "remove_pis": True, "no_network": True, "huge_tree": False}
 _PLACE = re.compile(r",? line \d+(, column \d+)?")  # in messages of libxml2
 _FIX = "Export the file again, or repair it; `xmllint --noout FILE` lists the errors of XML."
 
@@ -115,9 +116,7 @@ class _Progress:
         element: The element; None before its start.
         line: Line of its start.
         num_characters: Since the end of the previous element.
-        reason: Why it cannot be read.
-        excerpt: The text that is the reason.
-        texts: The beginning of each line.
+        bad: Why it cannot be read.
         waits_at: The text in which the parser may be waiting for a semicolon.
         is_lost: Whether the parser has stopped in it.
     """
@@ -125,23 +124,19 @@ class _Progress:
     element: Any = None
     line: int = 0
     num_characters: int = 0
-    reason: BadReason | None = None
-    excerpt: str = ""
-    texts: dict[int, str] = field(default_factory=dict)
+    bad: BadPair | None = None
     waits_at: str = ""
     is_lost: bool = False
 
     def note(self, reason: BadReason, text: str) -> None:
         """Keep the first reason why the element cannot be read."""
-        if self.reason is None:
-            self.reason = reason
-            self.excerpt = without_surrogates(text.strip()[:EXCERPT])
+        self.bad = self.bad or BadPair(reason, self.line, text.strip()[:EXCERPT])
 
     def outcome(self) -> tuple[int, Any] | BadPair:
         """Return the line and the element, or why it cannot be read."""
-        if self.reason is None:
-            return self.line, self.element
-        return BadPair(self.reason, self.line, self.excerpt)
+        if self.bad is not None:
+            return self.bad._replace(line=self.line)
+        return self.line, self.element
 
 
 class ElementReader:
@@ -173,50 +168,42 @@ class ElementReader:
                 large; or the file is damaged, is not text, or ends too early.
         """
         for chunk in _chunks(self._source, self._tags):
-            text = self._checked(chunk)
+            text = self._readable(chunk)
             if not self._now.is_lost:
                 yield from self._parse(chunk, text)
             if not chunk.ends_element or self._now.element is None:
                 continue
-            if self._now.waits_at:
+            if self._now.is_lost or self._now.waits_at:
                 self._now.note("syntax", self._now.waits_at)
-                self._now.is_lost = True
-            if self._now.is_lost:
                 yield self._now.outcome()
-                self._parser = self._new_parser(_opening_tags(self._now.element))
-                self._first_line = chunk.line
-                self._now = _Progress()
-                if error := self._first_error():
-                    raise self._error(error.message, chunk.line)
+                self._restart(chunk.line)
         if not self._source.is_cut:
             self._close()
 
-    def _checked(self, chunk: _Chunk) -> str:
+    def _readable(self, chunk: _Chunk) -> str:
         """Return a chunk as the parser can read it; note why the element cannot be read.
 
         Raises:
             DataError: The element is too long, or bytes are not text.
         """
         text = chunk.text
-        num_characters = self._now.num_characters + len(text)
-        if num_characters > _MOST_CHARACTERS:
+        now = self._now
+        if now.element is None:  # what was noted is outside of the elements
+            now.bad = None
+            now.waits_at = ""
+        now.num_characters += len(text)
+        if now.num_characters > _MOST_CHARACTERS:
             problem = f"no <{self._tags[0]}> ends within {_MOST_CHARACTERS:,} characters"
-            raise self._error(problem, self._now.line or chunk.line)
-        if self._now.element is None:  # what was noted is outside of the elements
-            self._now = _Progress()
-        self._now.num_characters = num_characters
-        self._now.texts.setdefault(chunk.line, text)
-        if _BAD_BYTE.search(text):
-            if self._source.on_bad_utf8 == "error":
+            raise self._error(problem, now.line or chunk.line)
+        if unreadable := _UNREADABLE.search(text):
+            is_nul = unreadable[0] == "\0"
+            if not is_nul and self._source.on_bad_utf8 == "error":
                 line = text.encode("utf-8", "surrogateescape")
                 decode_line(line, self._source.name, chunk.line)  # raises the error
-            self._now.note("bad_utf8", text)
-            text = without_surrogates(text)
-        if "\0" in text:
-            self._now.note("nul", text)
-            text = text.replace("\0", " ")
-        if "&" in text and not self._is_html and _LONE_AMPERSAND.search(text):
-            self._now.waits_at = text
+            text = _UNREADABLE.sub("\ufffd", text)
+            now.note("nul" if is_nul else "bad_utf8", text)
+        if _LONE_AMPERSAND.search(text):
+            now.waits_at = text
         return text
 
     def _parse(self, chunk: _Chunk, text: str) -> Iterator[tuple[int, Any] | BadPair]:
@@ -225,14 +212,9 @@ class ElementReader:
         Raises:
             DataError: The parser has found an error outside of the elements.
         """
-        is_parsed = False
-        with suppress(etree.XMLSyntaxError):  # it is in the log
+        with suppress(etree.XMLSyntaxError):  # it is in the log, as all other errors are
             self._parser.feed(text)
-            is_parsed = True
-        error = None
-        # The parser hides that an entity is unknown.
-        if chunk.ends_element or not is_parsed or "&" in text:
-            error = self._first_error()
+        error = self._first_error()
         for event, element in self._parser.read_events():
             if event == "start":
                 if self._now.element is not None:  # it has no end
@@ -249,8 +231,8 @@ class ElementReader:
         if error is not None:
             line = self._first_line + error.line - 1
             if self._is_html or self._now.element is None or line < self._now.line:
-                raise self._error(error.message, line)
-            self._now.note("syntax", self._now.texts.get(line, text))
+                self._raise(error)
+            self._now.note("syntax", text)
             self._now.is_lost = True
 
     def _first_error(self) -> Any:
@@ -266,16 +248,30 @@ class ElementReader:
         if declarations is not None and any(declarations.iterentities()):
             raise self._error("the file declares entities, which nmt does not expand", line)
 
+    def _restart(self, line: int) -> None:
+        """Continue after an element that is lost, with a parser that reads its ancestors again.
+
+        Raises:
+            DataError: The ancestors are not well-formed.
+        """
+        opening_tags = _opening_tags(self._now.element)
+        self._now = _Progress()
+        self._parser = self._new_parser()
+        self._parser.feed(opening_tags)
+        self._first_line = line
+        self._raise(self._first_error())
+
     def _close(self) -> None:
         """Raise a DataError if the file ends too early."""
         if self._now.element is not None:
             problem = f"the file ends before the end of <{local_name(self._now.element)}>"
             raise self._error(problem, self._now.line)
-        error = self._first_error()
-        if error is None:
-            with suppress(etree.XMLSyntaxError):  # it is in the log
-                self._parser.close()
-            error = self._first_error()
+        with suppress(etree.XMLSyntaxError):  # it is in the log
+            self._parser.close()
+        self._raise(self._first_error())
+
+    def _raise(self, error: Any) -> None:
+        """Raise an error of the parser, if there is one."""
         if error is not None:
             raise self._error(error.message, self._first_line + error.line - 1)
 
@@ -283,30 +279,14 @@ class ElementReader:
         problem = _PLACE.sub("", problem).strip()  # lines of the parser are not those of the file
         return DataError(f"{self._source.name}, line {line:,}: {problem}.", fix=_FIX)
 
-    def _new_parser(self, opening_tags: str = "") -> Any:
-        """Return a parser that has read the tags of the elements around the text."""
+    def _new_parser(self) -> Any:
         if self._is_html:
-            return etree.HTMLPullParser(
-                ("start", "end"),
-                tag=self._tags,
-                remove_comments=True,
-                remove_pis=True,
-                no_network=True,
-                huge_tree=False,
-            )
-        parser = etree.XMLPullParser(
-            ("start", "end"),
-            tag=[f"{{*}}{tag}" for tag in self._tags],
-            encoding="utf-8",  # whatever the file declares
-            remove_comments=True,
-            remove_pis=True,
-            resolve_entities=False,
-            no_network=True,
-            huge_tree=False,
+            return etree.HTMLPullParser(_EVENTS, tag=self._tags, **_OPTIONS)
+        tags = [f"{{*}}{tag}" for tag in self._tags]
+        # The text is UTF-8, whatever the file declares.
+        return etree.XMLPullParser(
+            _EVENTS, tag=tags, encoding="utf-8", resolve_entities=False, **_OPTIONS
         )
-        if opening_tags:
-            parser.feed(opening_tags)
-        return parser
 
 
 def _chunks(source: TextSource, tags: Sequence[str]) -> Iterator[_Chunk]:

@@ -41,6 +41,7 @@ class ReadOptions:
     target_language: str
     on_bad_utf8: Literal["error", "skip"] = "error"
     max_characters: int = 10_000
+    skip_advice: str = "set filters.on_bad_utf8: skip"  # how to leave out pairs with bad bytes
 
 
 @dataclass(frozen=True)

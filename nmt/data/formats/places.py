@@ -32,7 +32,9 @@ from nmt.text.identification import likeliest_label, similar_labels
 
 TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
-_NO_TEXT = (".ids", ".pdf", ".doc", ".docx", ".html", ".yaml", ".yml", ".sh", ".py", ".log")
+_NO_TEXT = frozenset(
+    (".ids", ".pdf", ".docx", ".xlsx", ".odt", ".ods", ".html", ".yaml", ".sh", ".py", ".log")
+)
 _SAMPLED_PAIRS = 200  # whose languages are identified
 _CLEAR_RATIO = 3  # Of the texts in the language of the other column to the other texts.
 _MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
@@ -212,10 +214,9 @@ def _texts_of(search: _Search, path: Path, name: Path, place: str) -> Iterator[_
         place: Name of the place.
     """
     texts = {path: (name, "")}
-    if is_archive_file(path):
-        stem = name.parent / plain_name(name)
+    if name.suffix.lower() not in _NO_TEXT and is_archive_file(path):
         members = members_of(path)
-        texts = {path / each.name: (stem / each.name, each.problem) for each in members}
+        texts = {path / each.name: (name / each.name, each.problem) for each in members}
         if len(texts) < len(members):
             problem = f"{path} contains several files with the same name."
             raise DataError(problem, fix="Unpack the archive, and pass the files.")

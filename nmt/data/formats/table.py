@@ -70,10 +70,11 @@ class Table:
         full_rows = [row for row in rows[1:] if len(row) == len(header)]
         named = named_columns(_names_of_texts(header, full_rows), wanted.languages)
         columns = wanted.columns or named or choose_columns(rows, name)
-        source, target = (_number_of(column, header, name) for column in columns)
+        width = max(map(len, rows))
+        source, target = (_number_of(column, header, width, name) for column in columns)
         has_header = named is not None or any(isinstance(column, str) for column in columns)
         languages = None
-        if has_header:
+        if has_header and max(source, target) < len(header):
             languages = code_of_name(header[source]), code_of_name(header[target])
         return Layout(
             self.name,
@@ -102,7 +103,7 @@ def _plain_pairs(
     """Yield the pairs of a block of lines that are one row each."""
     most = options.max_characters * LINES_PER_SIDE
     first_line = first + layout.has_header  # in the file
-    texts = decoded_lines(lines, name, first_line, options, most)
+    texts = decoded_lines(lines, name, first_line, options, most, layout.encoding)
     for number, text in enumerate(texts, first_line):
         if isinstance(text, BadPair):
             yield text
@@ -125,7 +126,7 @@ def _quoted_pairs(path: Path, layout: Layout, options: ReadOptions) -> Iterator[
     def texts() -> Iterator[str]:
         raw = raw_lines(path, layout.encoding, most)
         for number, line in enumerate(raw, start=1):
-            [text] = decoded_lines([line], name, number, options, most)
+            [text] = decoded_lines([line], name, number, options, most, layout.encoding)
             if isinstance(text, BadPair):
                 bad_lines.append(text)
                 # The quotes of a bad line count, but not its text.
@@ -158,13 +159,13 @@ def _pair_of_row(row: Sequence[str], layout: Layout, line: int, options: ReadOpt
     return pair_of(row[source], row[target], line, options)
 
 
-def _number_of(column: Column, header: Sequence[str], name: str) -> int:
-    """Return the number of a column that is named or numbered.
+def _number_of(column: Column, header: Sequence[str], width: int, name: str) -> int:
+    """Return the number of a column that is named, or a number below the width of the table.
 
     Raises:
         DataError: No column has this name or number.
     """
-    if isinstance(column, int) and column < len(header):
+    if isinstance(column, int) and column < width:
         return column
     if column in header:
         return header.index(str(column))

@@ -20,11 +20,12 @@ def open_sides(
     names = [str(source), str(target)]
     most = options.max_characters
     lines = [raw_lines(path, encoding, most) for path in (source, target)]
-    return PairReader(names, lines, partial(_aligned_pairs, names, options))
+    return PairReader(names, lines, partial(_aligned_pairs, names, encoding, options))
 
 
 def _aligned_pairs(
     names: Sequence[str],
+    encoding: str | None,
     options: ReadOptions,
     sources: Sequence[bytes | None],
     targets: Sequence[bytes | None],
@@ -32,8 +33,8 @@ def _aligned_pairs(
 ) -> Iterator[Pair]:
     """Yield the pairs of a block of two aligned files."""
     most = options.max_characters
-    source_texts = decoded_lines(sources, names[0], first, options, most)
-    target_texts = decoded_lines(targets, names[1], first, options, most)
+    source_texts = decoded_lines(sources, names[0], first, options, most, encoding)
+    target_texts = decoded_lines(targets, names[1], first, options, most, encoding)
     texts = zip(source_texts, target_texts, strict=True)
     for number, (source, target) in enumerate(texts, first):
         if isinstance(source, BadPair):

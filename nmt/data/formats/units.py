@@ -51,18 +51,14 @@ class UnitFormat:
     Args:
         name: Name in configurations.
         suffixes: Suffixes of file names.
-        is_format: Whether the content of a file certainly has this format.
+        recognises: Whether the content of a file certainly has this format.
         read: Yields the units of a text, and what cannot be read.
     """
 
     name: str
     suffixes: tuple[str, ...]
-    is_format: Callable[[Sample], bool]
+    recognises: Callable[[Sample], bool]
     read: Callable[[TextSource], Iterator[Unit | BadPair]]
-
-    def recognises(self, sample: Sample) -> bool:
-        """Whether the content of a file certainly has this format."""
-        return self.is_format(sample)
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the languages of both sides in the first units."""
@@ -75,7 +71,7 @@ class UnitFormat:
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file; its units are parsed while it is read."""
         source = source_of_file(path, layout.encoding, options.on_bad_utf8)
-        pairs = _pairs(self.read(source), layout, options)
+        pairs = pairs_of_units(self.read(source), layout, options)
         return PairReader([str(path)], [pairs], as_read)
 
 
@@ -93,40 +89,36 @@ def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> tuple[
     codes: list[str] = []
     for unit in units:
         codes += [code for code in unit.texts if code not in codes]
+    chosen = codes
     if wanted.columns is not None:
         chosen = [str(column) for column in wanted.columns if column in codes]
     elif wanted.languages is not None:
         chosen = [_code_in_file(wanted.languages, side, units, codes) for side in (0, 1)]
-    else:
-        chosen = codes
-    if len(chosen) == 2 and chosen[0] != chosen[1] and all(chosen):
+    if len(chosen) == 2 and "" not in chosen and chosen[0] != chosen[1]:
         return chosen[0], chosen[1]
     problem = f"{name}: it is not certain which languages are source and target."
-    shown_codes = ", ".join(codes) or "none"
-    problem += f" The languages of the first {len(units):,} units are {shown_codes}."
+    problem += f" The languages of its first units are {', '.join(codes) or 'unknown'}."
     raise DataError(problem, fix="Name two of these codes, as in `columns` CODE,CODE.")
 
 
 def _code_in_file(
     languages: tuple[str, str], side: int, units: Sequence[Unit], codes: Sequence[str]
 ) -> str:
-    """Return the code with which the texts of a language are found; empty if it is not certain.
+    """Return the code that finds the texts of a language; empty if it is not certain.
 
-    The code of a language finds its regions, as ``en`` does ``en-US`` and ``en-GB``, unless the
-    same unit has texts for several.
+    ``en`` finds ``en-US`` and ``en-GB``, unless the same unit has both.
     """
     language = languages[side]
     matches = matching(language, codes)
     if not matches:  # the side whose language the file does not name
         unnamed = [code for code in codes if code in _UNNAMED]
         matches = unnamed if len(unnamed) == 1 else unnamed[side : side + 1]
+    for unit in units:
+        if len(unit.texts.keys() & matches) > 1:
+            return ""
     if len(matches) == 1 and not is_same_language(language, matches[0]):
         return matches[0]
-    for unit in units:
-        if len(set(matches) & set(unit.texts)) > 1:
-            return ""
-    are_same = all(is_same_language(language, code) for code in matches)
-    return language if matches and are_same else ""
+    return language if matches else ""
 
 
 def text_in(language: str, texts: Mapping[str, str | None]) -> str | None:
@@ -143,21 +135,21 @@ def text_in(language: str, texts: Mapping[str, str | None]) -> str | None:
     return None
 
 
-def _pairs(units: Iterable[Unit | BadPair], layout: Layout, options: ReadOptions) -> Iterator[Pair]:
+def pairs_of_units(
+    units: Iterable[Unit | BadPair], layout: Layout, options: ReadOptions
+) -> Iterator[Pair]:
     """Yield the pair of each unit.
 
     A unit that lacks a language, but translates between others, is not a pair of this corpus.
     """
-    source_language, target_language = map(str, layout.columns or ())
+    columns = layout.columns or _UNNAMED
     for unit in units:
         if isinstance(unit, BadPair):
             yield unit
             continue
-        source = text_in(source_language, unit.texts)
-        target = text_in(target_language, unit.texts)
-        texts = [text for text in unit.texts.values() if text]
+        source, target = (text_in(str(column), unit.texts) for column in columns)
+        texts = list(filter(None, unit.texts.values()))
         if source is not None and target is not None:
             yield pair_of(source, target, unit.line, options)
         elif len(texts) < 2:
-            excerpt = " ".join(texts)[:EXCERPT]
-            yield BadPair("untranslated", unit.line, excerpt)
+            yield BadPair("untranslated", unit.line, " ".join(texts)[:EXCERPT])

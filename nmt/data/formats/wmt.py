@@ -7,12 +7,11 @@ reference, in which the segment with the same document and number is the transla
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from nmt.data.formats.layout import Sample
+from nmt.data.formats.layout import Layout, Sample
 from nmt.data.formats.markup import (
     ElementReader,
     TextSource,
@@ -20,8 +19,8 @@ from nmt.data.formats.markup import (
     source_of_file,
     text_of,
 )
-from nmt.data.formats.pair import EXCERPT, BadPair, Pair, PairReader, ReadOptions, as_read, pair_of
-from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
+from nmt.data.formats.pair import EXCERPT, BadPair, PairReader, ReadOptions, as_read
+from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat, pairs_of_units
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES
 from nmt.files.lines import plain_name
@@ -29,17 +28,22 @@ from nmt.files.lines import plain_name
 _SGML_SUFFIXES = (".sgm", ".sgml")
 _SGML_ROOTS = ("srcset", "refset", "tstset", "mteval")
 _XML_ROOT = "dataset"
-_SIDES = {"src": SOURCE, "srcset": SOURCE, "ref": TARGET, "refset": TARGET}
+# Side, and attribute with the language, by tag.
+_SIDES = {
+    "src": (SOURCE, "lang"),
+    "srcset": (SOURCE, "srclang"),
+    "ref": (TARGET, "lang"),
+    "refset": (TARGET, "trglang"),
+}
 _ANY_LANGUAGE = "any"  # in the place of the code
 _MOST_CHARACTERS = 1 << 28  # of the references of a set, which are in memory
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A segment of one side.
+class Segment(NamedTuple):
+    """A segment of a source or a reference.
 
     Args:
-        side: `SOURCE`, `TARGET` for a reference, or empty for the output of a system.
+        side: `SOURCE` or `TARGET`.
         language: Language code, or the side if the file does not name it.
         key: Document and number.
         text: The text.
@@ -63,21 +67,46 @@ def open_set(
 ) -> PairReader:
     """Open both sides of a set in SGML to read its pairs."""
     sides = [source_of_file(path, encoding, options.on_bad_utf8) for path in (source, reference)]
-    pairs = _pairs(sides[0], sides[1], options)
+    layout = Layout(WMT.name, columns=(SOURCE, TARGET))
+    pairs = pairs_of_units(_units_of_sides(sides[0], sides[1]), layout, options)
     return PairReader([str(source), str(reference)], [pairs], as_read)
 
 
-def _pairs(source: TextSource, reference: TextSource, options: ReadOptions) -> Iterator[Pair]:
-    """Yield a pair for each segment of the source."""
+def texts_of_set(
+    source: Path, references: Sequence[Path], encoding: str | None
+) -> list[tuple[str, ...]]:
+    """Return the texts of each reference and, last, of the source, in the order of the source.
+
+    Raises:
+        DataError: A segment cannot be read, or does not have one translation per reference.
+    """
+    sides = [source_of_file(path, encoding, "error") for path in (*references, source)]
+    rows = []
+    for item in aligned_segments(sides[-1], sides[:-1]):
+        row: tuple[str, ...] = ()
+        if isinstance(item, BadPair):
+            line = item.line
+        else:
+            segment, translations = item
+            line = segment.line
+            row = (*(translation.text for translation in translations), segment.text)
+        if len(row) != len(sides):
+            problem = f"{source}, line {line:,}: the segment cannot be read, or does not have "
+            problem += f"{len(references)} references."
+            raise DataError(problem, fix="Pass the files of one set, each with a reference.")
+        rows.append(row)
+    return list(zip(*rows, strict=True))
+
+
+def _units_of_sides(source: TextSource, reference: TextSource) -> Iterator[Unit | BadPair]:
+    """Yield a unit for each segment of the source, whatever languages the files name."""
     for item in aligned_segments(source, [reference]):
         if isinstance(item, BadPair):
             yield item
             continue
         segment, references = item
-        if references:
-            yield pair_of(segment.text, references[0].text, segment.line, options)
-        else:
-            yield BadPair("untranslated", segment.line, segment.text[:EXCERPT])
+        translation = references[0].text if references else None
+        yield Unit(segment.line, {SOURCE: segment.text, TARGET: translation})
 
 
 def aligned_segments(
@@ -96,7 +125,7 @@ def aligned_segments(
     num_characters = 0
     for reference in references:
         for segment in read_segments(reference):
-            if isinstance(segment, Segment) and segment.side == TARGET:
+            if not isinstance(segment, BadPair) and segment.side == TARGET:
                 translations[segment.key].append(segment)
                 num_characters += len(segment.text)
                 if num_characters > _MOST_CHARACTERS:
@@ -126,30 +155,18 @@ def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
             yield item
             continue
         line, element = item
-        segment = _segment_of(element, line)
-        if segment.key[1]:
-            yield segment
-        else:  # it has no number
-            yield BadPair("syntax", line, segment.text[:EXCERPT])
-
-
-def _segment_of(element: Any, line: int) -> Segment:
-    """Return a segment; the elements around it say where it belongs."""
-    side = ""
-    attributes: Mapping[str, str] = {}
-    document = ""
-    for ancestor in element.iterancestors():
-        if ancestor.tag == "doc":
-            document = ancestor.get("docid") or ancestor.get("id") or ""
-        elif ancestor.tag in _SIDES:
-            side = _SIDES[ancestor.tag]
-            attributes = ancestor.attrib
-    attribute = "srclang" if side == SOURCE else "trglang"
-    language = attributes.get("lang") or attributes.get(attribute) or _ANY_LANGUAGE
-    if language == _ANY_LANGUAGE:
-        language = side
-    key = document, element.get("id", "")
-    return Segment(side, language, key, text_of(element), line)
+        content = " ".join(text_of(element).split())
+        document = next(element.iterancestors("doc"), None)
+        around = next(element.iterancestors(*_SIDES), None)
+        if document is None or "id" not in element.attrib:
+            yield BadPair("syntax", line, content[:EXCERPT])
+        elif around is not None:  # and not the output of a system
+            side, attribute = _SIDES[around.tag]
+            language = around.get(attribute, _ANY_LANGUAGE)
+            if language == _ANY_LANGUAGE:
+                language = side
+            name = document.get("docid") or document.get("id", "")
+            yield Segment(side, language, (name, element.get("id")), content, line)
 
 
 def _units(source: TextSource) -> Iterator[Unit | BadPair]:

@@ -5,8 +5,10 @@ Source: XLIFF 1.2 and 2.0 (OASIS, 2008 and 2014).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
+
+from lxml import etree
 
 from nmt.data.formats.layout import Sample
 from nmt.data.formats.markup import ElementReader, TextSource, root_name, text_of
@@ -14,6 +16,9 @@ from nmt.data.formats.pair import BadPair
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 
 _UNIT_TAGS = ("trans-unit", "segment")  # of XLIFF 1 and 2
+# Languages of the file, in version 1, or of the document, in version 2.
+_SOURCE_LANGUAGE = etree.XPath("ancestor::*/@source-language | ancestor::*/@srcLang")
+_TARGET_LANGUAGE = etree.XPath("ancestor::*/@target-language | ancestor::*/@trgLang")
 _UNFINISHED = ("new", "needs-", "initial")  # Beginnings of states.
 
 
@@ -28,12 +33,12 @@ def _units(source: TextSource) -> Iterator[Unit | BadPair]:
             yield item
             continue
         line, element = item
-        source_language = _attribute_around(element, ("source-language", "srcLang"))
-        target_language = _attribute_around(element, ("target-language", "trgLang"))
+        [source_language] = _SOURCE_LANGUAGE(element)[-1:] or [SOURCE]
+        [target_language] = _TARGET_LANGUAGE(element)[-1:] or [TARGET]
         # Only children: alternative translations are deeper.
         source_text = _text_of_child(element, "source")
         target_text = _text_of_child(element, "target")
-        texts = {source_language or SOURCE: source_text, target_language or TARGET: target_text}
+        texts = {str(source_language): source_text, str(target_language): target_text}
         yield Unit(line, texts)
 
 
@@ -48,15 +53,6 @@ def _text_of_child(unit: Any, tag: str) -> str | None:
             return None
     text = text_of(child)
     return text if text.strip() else None
-
-
-def _attribute_around(element: Any, names: Sequence[str]) -> str | None:
-    """Return the nearest value of an attribute with one of the names."""
-    for ancestor in element.iterancestors():
-        for name in names:
-            if name in ancestor.attrib:
-                return ancestor.get(name)
-    return None
 
 
 XLIFF = UnitFormat(

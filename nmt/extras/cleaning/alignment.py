@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Lexicon, Pairs, learn_lexicon, sample_step
-from nmt.data.store import Lines, Mask, ParallelStore, Rows, StoredSide
+from nmt.data.store import Lines, LineSide, Mask, Rows
 from nmt.data.workers import HERE, Workers
 from nmt.extras.cleaning.evidence import (
     Evidence,
@@ -309,26 +309,26 @@ def _next_sample(diagnosis: _Diagnosis, learned_offsets: Offsets) -> tuple[Offse
 
 
 class CutLines:
-    """The lines of a token store, each truncated to `MOST_TOKENS` tokens.
+    """Lines, each truncated to `MOST_TOKENS` tokens.
 
     Only the lengths are held in memory, in two bytes per pair.
     """
 
-    def __init__(self, store: ParallelStore) -> None:
-        self._store = store
-        self.source = _CutSide(store.source)
-        self.target = _CutSide(store.target)
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self.source = _CutSide(lines.source)
+        self.target = _CutSide(lines.target)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CutLines, (self._store,)
+        return CutLines, (self._lines,)
 
 
 class _CutSide:
     """One side of `CutLines`."""
 
-    def __init__(self, side: StoredSide) -> None:
+    def __init__(self, side: LineSide) -> None:
         self._side = side
-        self.lengths = _CutLengths(side.lengths)
+        self.lengths = _CutLengths(side.lengths[:])
 
     def ids(self, rows: Rows) -> FlatIds:
         """Return the ids of ``rows``, of each sentence at most `MOST_TOKENS`."""

@@ -22,7 +22,7 @@ from nmt.data.diagnosis import Diagnosis, Looked, Material
 from nmt.data.filters import ListedProblem, PairProblem, filter_actions
 from nmt.data.formats.pair import SentencePair
 from nmt.data.prepare_report import PrepareReport
-from nmt.data.store import ParallelStore
+from nmt.data.store import Lines
 from nmt.data.workers import Arrays
 from nmt.extras.cleaning.alignment import FEWEST_ALIGNED, FEWEST_SCORED, CutLines, align_corpora
 from nmt.extras.cleaning.leakage import CopySearch, HeldOutSet, Leaks
@@ -153,7 +153,7 @@ class CorpusDiagnosis(Diagnosis):
         self._scores["scores"] = scores
 
     def learn(
-        self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
+        self, lines: Lines, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
     ) -> None:
         """Learn a lexicon from the lines, compute lexical scores, and find misaligned ranges."""
         material = self.material

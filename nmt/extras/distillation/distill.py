@@ -61,6 +61,14 @@ _STUDENT = {"model": {"encoder_layers": 6, "decoder_layers": 1}}
 _DECODING = {"beam_size": 1, "shortlist": True}
 # Overrides for a student that starts with the weights of the teacher.
 _START = ("training.init_differences=[layers]", "model.dropout=0.1")
+_TRAINING_KEYS = (
+    "max_minutes",
+    "r_drop_weight",
+    "optimizer",
+    "schedule",
+    "validate_every",
+    "save_every",
+)
 # Overrides of these keys would contradict the teacher.
 _OF_TEACHER = ("model.", "tokenizer.", "training.init_")
 _ONE_BY_ONE = 100  # Sentences that are translated one at a time.
@@ -185,11 +193,16 @@ def _steps(
         file.write(dump_document(student).encode())
     threads = user_values(options, "threads")  # Empty, or the option ``threads`` and its value.
     defaults = [f"training.{name}={value}" for name, value in threads.items()]
-    if not options.config and _can_start(teachers[0].config, options.set_):
-        defaults += [f"training.init_from={json.dumps(str(first_teacher))}", *_START]
-    overrides = (*defaults, *options.set_)  # The user's overrides come last, so they win.
+    starts_from_teacher = not options.config and _can_start(teachers[0].config, options.set_)
+    start: Sequence[str] = ()
+    if starts_from_teacher:
+        start = (f"training.init_from={json.dumps(str(first_teacher))}", *_START)
     # Reports problems before the long work; the size of the corpus is not known yet.
-    config = loader.load_config(output / _CONFIG, overrides, measure_text=lambda *_: TextSize(0, 0))
+    config = loader.load_config(
+        output / _CONFIG,
+        (*defaults, *start, *options.set_),  # The user's overrides come last, so they win.
+        measure_text=lambda *_: TextSize(0, 0),
+    )
     load_attribute(f"{_EXCHANGE}.ctranslate2:CTranslate2Target")().adapt(config.inference)
     corpora = dict(config.data.corpora)
     del corpora[_DISTILLED]  # does not exist yet
@@ -202,7 +215,14 @@ def _steps(
         **user_values(options, "references", "from_", "to", "beam_size", "threads"),
     )
     augment(translation)
-    config = load_config(output / _CONFIG, overrides)  # may count the characters of the corpus
+    config = load_config(output / _CONFIG, (*defaults, *options.set_))
+    if starts_from_teacher:
+        # Its new layers are trained with the values that suit a new model and this corpus.
+        usual = loader.settings_of(config)
+        training = {key: usual["training"][key] for key in _TRAINING_KEYS}
+        values = [f"training.{key}={json.dumps(value)}" for key, value in training.items()]
+        values.append(f"batch.max_tokens={json.dumps(usual['batch']['max_tokens'])}")
+        config = load_config(output / _CONFIG, (*defaults, *values, *start, *options.set_))
     fit(config)
     if not model.is_dir():
         make: Any = load_attribute(f"{_EXCHANGE}.options:ExportOptions")

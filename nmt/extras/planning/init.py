@@ -1,73 +1,188 @@
-"""``nmt init``: split two aligned files into training, validation and test sets.
+"""``nmt init``: split parallel text into training, validation and test sets.
 
-Also writes a configuration with values for the size of the corpus.
+Also writes a configuration with values for the size of the corpus. The text, in any format, is read
+once and copied as UTF-8 text; then the copy is split.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nmt.commands.config import load_config
-from nmt.config.data import CorpusConfig, TokenizerConfig
-from nmt.config.filling import scale_of
+from nmt.config.data import LANGUAGE_CODE, CorpusConfig, TokenizerConfig
+from nmt.config.filling import SCALES, WITHOUT_GPU, Scale, scale_of
+from nmt.config.paths import matching_files
+from nmt.config.run import check_languages, name_of_folder
 from nmt.data.checks import CorpusCheck
-from nmt.data.corpus import check_plain_text, measure_text, read_corpus
+from nmt.data.corpus import check_plain_text, measure_text, read_blocks
+from nmt.data.formats.layout import Column, Wanted
 from nmt.data.formats.pair import BadPair, ReadOptions
-from nmt.errors import ConfigError, DataError, shell_command
+from nmt.data.formats.places import TEXT, PartFiles, find_places
+from nmt.errors import ConfigError, DataError, join_words, shell_command
+from nmt.extras.planning.expectation import FEW_PAIRS, expected_quality
+from nmt.extras.planning.held_out import (
+    BlockSample,
+    Texts,
+    comparable,
+    count_copies,
+    draw,
+    reasons_against,
+    sentences_to_remove,
+)
 from nmt.extras.planning.options import InitOptions
+from nmt.extras.planning.remote import local_place
 from nmt.files.atomic import atomic_folder, write_errors
 from nmt.report.page import render
+from nmt.text.languages import name_of
 
 logger = logging.getLogger(__name__)
 
-Texts = tuple[str, str]
 _CONFIG_NAME = "config.yaml"
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")
+_PRETRAINED_NAME = "pretrained.yaml"
+_DOWNLOADS = Path("downloads")
+_PRETRAINED = "facebook/nllb-200-distilled-600M"
+_TRAIN = "train"
 _HELD_OUT = ("valid", "test")
+_WHOLE = "whole"  # Name of the copy of the corpus before it is split.
 _MOST_HELD_OUT = 1000
 _HELD_OUT_SHARE = 20  # At most 1 in 20 pairs is for validation, and 1 in 20 for testing.
-_TOY_PAIRS = 1000  # A model of fewer training pairs is only a toy.
+_TECHNICAL = ("nul", "columns", "syntax")  # Reasons of `BadPair` that mean a wrong format.
+_MOST_TECHNICAL = 0.01  # Largest share of the pairs with one of these reasons.
+_MISALIGNED_SHARE = 0.05  # Of the sample; a larger share is a warning.
+_SHOWN_PAIRS = 3
+_SHOWN_FILES = 3
+_SHOWN_WIDTH = 44  # Characters of a side.
+# Reasons of left-out pairs, as predicates.
+_MEANINGS = {
+    "blank": "blank on a side",
+    "characters": f"with more than {ReadOptions('', '').max_characters:,} characters",
+    "bad_utf8": "not text in the encoding of the file",
+    "nul": "with NUL characters",
+    "columns": "without a column",
+    "syntax": "that cannot be parsed",
+}
 # A vocabulary can contain every character and every word of the text: SentencePiece merges words
 # of up to 15 characters.
 _WORD = re.compile(r"[^\W\d_]{1,15}")
 _NUM_BYTES = 256  # Every vocabulary with byte fallback contains them.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
+class Account:
+    """The pairs of a part: how many were read, and how many were left out by reason."""
+
+    num_pairs: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)  # By reason: place and text of a pair.
+
+    @property
+    def num_usable(self) -> int:
+        """Number of pairs with text on both sides."""
+        return self.num_pairs - self.left_out.total()
+
+    def read(self, corpus: CorpusConfig, options: ReadOptions) -> Iterator[Texts]:
+        """Yield the pairs with text on both sides; count all pairs."""
+        for block in read_blocks(corpus, options):
+            for pair in block.pairs:
+                self.num_pairs += 1
+                place = f"line {pair.line:,}"
+                if block.shard is not None:
+                    place = f"{block.shard}, {place}"
+                if isinstance(pair, BadPair):
+                    self._leave_out(pair.reason, place, pair.excerpt)
+                    continue
+                source = pair.source.strip()
+                target = pair.target.strip()
+                if source and target:
+                    yield source, target
+                else:
+                    self._leave_out("blank", place, source or target)
+
+    def _leave_out(self, reason: str, place: str, excerpt: str) -> None:
+        self.left_out[reason] += 1
+        self.examples.setdefault(reason, f"{place}: {excerpt[:_SHOWN_WIDTH]!r}")
+
+    def check(self) -> None:
+        """Check that the format was understood.
+
+        Raises:
+            DataError: Too many pairs have the same technical problem.
+        """
+        for reason in _TECHNICAL:
+            count = self.left_out[reason]
+            if count > _MOST_TECHNICAL * self.num_pairs:
+                problem = f"{count:,} of {self.num_pairs:,} pairs are {_MEANINGS[reason]}, "
+                problem += f"first in {self.examples[reason]}."
+                fix = "Correct the text, or pass `skip_unreadable` to leave these pairs out."
+                if reason == "nul":
+                    fix = f"If the text is UTF-16, pass `encoding` utf-16. {fix}"
+                raise DataError(problem, fix=fix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What `nmt init` has written."""
+    """What `nmt init` has read and written."""
 
     config: Path  # The configuration file.
-    # Number of pairs in ``train``, ``valid`` and ``test``. ``left_out`` pairs share a sentence with
-    # ``valid`` or ``test``; ``unusable`` pairs are blank on one side, or unreadable.
+    languages: tuple[str, str]
+    layout: Mapping[str, str]  # Format, encoding and columns of the corpus, in words.
+    first_pairs: Sequence[Texts]
+    # Number of pairs: ``read`` from the corpus, and in ``train``, ``valid`` and ``test``.
+    # ``copies`` were left out because they share a sentence with ``valid`` or ``test``.
     counts: Mapping[str, int]
+    left_out: Mapping[str, int]  # Number of unusable pairs by reason.
+    examples: Mapping[str, str]  # By reason: the first unusable pair.
     num_characters: int  # Characters of the training text, in both languages together.
+    max_minutes: int  # Training time of the configuration.
+    lacks_gpu: bool  # Whether the model is smaller than usual because there is no GPU.
     seed: int
-    given: Sequence[str] = ()  # The sets among ``valid`` and ``test`` that the user passed.
+    given: Sequence[str]  # The sets among ``valid`` and ``test`` that were not drawn.
 
     @property
     def origin(self) -> str:
         """Text about the origin of the validation and test sets."""
-        given = [f"{' and '.join(self.given)} from your files"] * bool(self.given)
-        drawn = [f"drawn with seed {self.seed}"] * (len(self.given) < len(_HELD_OUT))
-        return ", ".join(given + drawn)
+        origins = []
+        if self.given:
+            origins.append(f"{' and '.join(self.given)} from your files")
+        if len(self.given) < len(_HELD_OUT):
+            origins.append(f"drawn with seed {self.seed}")
+        return ", ".join(origins)
+
+    @property
+    def suits_pretrained(self) -> bool:
+        """Whether there are so few pairs that a pretrained model is a better start."""
+        return self.counts[_TRAIN] < FEW_PAIRS
 
     def as_text(self) -> str:
         """Return a report that ends with the next commands."""
+        folder = self.config.parent
+        sides = [[_shortened(text) for text in pair] for pair in self.first_pairs]
+        width = max(len(source) for source, _ in sides)
+        text_files = _files(folder, _TRAIN, self.languages)
+        get_pretrained = [
+            *("nmt", "import", _PRETRAINED, "-o", folder / "nllb"),
+            *("--keep-vocabulary", *text_files, "--keep-language", *self.languages),
+        ]
         values = {
-            "run": f"runs/{self.config.parent.resolve().name}",
+            "names": " to ".join(map(name_of, self.languages)),
+            "pairs": [f"{source:{width}} | {target}" for source, target in sides],
+            "meanings": _MEANINGS,
+            "run": join_words([f"runs/{folder.resolve().name}"]),
             "check": shell_command("prepare", self.config, report_only=True),
-            "minutes": scale_of(self.num_characters).sections["training"]["max_minutes"],
-            "is_toy": self.counts["train"] < _TOY_PAIRS,
+            "train": shell_command("train", self.config),
+            "expected": expected_quality(self.counts[_TRAIN]),
+            "get_pretrained": join_words(map(str, get_pretrained)),
+            "train_pretrained": shell_command("train", folder / _PRETRAINED_NAME),
         }
         return str(render("start.txt.j2", start=self, **values))
 
@@ -80,137 +195,273 @@ def init(options: InitOptions) -> Start:
     """Split a corpus, and write a configuration into the same folder.
 
     Raises:
-        ConfigError: The languages are unknown, or the folder exists or cannot be created.
-        DataError: A file is missing or damaged, or the files are not parallel or too short.
+        ConfigError: A language, column or encoding is wrong, or the folder exists or cannot be
+            created.
+        DataError: A file is missing or damaged, it is not certain how to read it, or there are too
+            few pairs.
     """
-    source, target = options.source, options.target
-    codes = _codes(source, target, options.languages)
+    wanted = Wanted(_languages(options.languages), _columns(options.columns))
+    places = _local_places(options.places, wanted)
+    found = find_places(places, wanted, format_name=options.format, encoding=options.encoding)
+    codes = found.languages
+    check_languages(dict(zip(("source", "target"), codes, strict=True)))
     folder = options.output or Path("-".join(codes))
-    if folder.exists():
-        fix = "Choose another folder with `output`."
-        if (folder / _CONFIG_NAME).is_file():
-            fix = f"Continue with `nmt train {folder / _CONFIG_NAME}`, or c{fix[1:]}"
-        raise ConfigError(f"{folder} already exists; nmt does not overwrite it.", fix=fix)
-    reading = ReadOptions(*codes, "skip")
-
-    def pairs(files: tuple[Path, Path] = (source, target)) -> Iterator[Texts | None]:
-        """Yield source and target of each pair; None for a blank or unreadable pair."""
-        for pair in read_corpus(CorpusConfig(source=files[:1], target=files[1:]), reading):
-            texts = ("", "") if isinstance(pair, BadPair) else (pair[0].strip(), pair[1].strip())
-            yield texts if all(texts) else None
-
-    given = {part: files for part in _HELD_OUT if (files := getattr(options, part))}
-    for left, right in ((source, target), *given.values()):
-        check_plain_text(CorpusConfig(source=(left,), target=(right,)), codes)
-    parts = {part: list(filter(None, pairs(files))) for part, files in given.items()}
-    for part in given:
-        if not parts[part]:
-            fix = f"Pass two files with text on both sides: `{part}` SOURCE TARGET."
-            raise DataError(f"`{part}` does not contain a pair with text on both sides.", fix=fix)
-    drawn = _draw(pairs, options.seed, [*chain(*parts.values())]) if len(given) < 2 else []
-    half = len(drawn) // 2
-    parts = {"valid": drawn[:half], "test": drawn[half:]} | parts
-    sample = drawn or [*islice(filter(None, pairs()), _MOST_HELD_OUT)]
-    _warn(options, codes, sample, {part: parts[part] for part in given})
-    counts = {part: len(pairs) for part, pairs in parts.items()}
-    chosen = [part for part in _HELD_OUT if part not in given]
-    # `others` counts the held-out pairs as left out; this corrects the count.
-    counts |= {"train": 0, "unusable": 0, "left_out": -sum(counts[part] for part in chosen)}
-    held = [{pair[side] for pair in chain(*parts.values())} for side in range(2)]
-
-    def others() -> Iterator[Texts]:
-        """Yield pairs that share no sentence with a held-out pair; count all pairs."""
-        for pair in pairs():
-            if pair is None:
-                counts["unusable"] += 1
-            elif pair[0] in held[0] or pair[1] in held[1]:
-                counts["left_out"] += 1
-            else:
-                counts["train"] += 1
-                yield pair
-
-    with write_errors(folder, ConfigError, fix="Choose a writable folder with `output`."):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_folder(folder) as place:
-            for part in chosen:
-                _write([place / f"{part}.{code}" for code in codes], parts[part])
-            files = [place / f"train.{code}" for code in codes]
-            _write(files, others())
-            if not counts["train"]:
-                why = "every pair shares a sentence with validation or testing"
-                fix = "Pass a corpus without the sentences of the validation and test sets."
-                raise DataError(f"No pair is left for training: {why}.", fix=fix)
-            corpus = CorpusConfig(source=tuple(files[:1]), target=tuple(files[1:]))
-            size = measure_text([corpus], codes).num_characters
-            start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])
-            vocab_size = _vocab_size(files, scale_of(size).sections["tokenizer"]["vocab_size"])
-            text = _config_text(start, codes, given, vocab_size)
-            (place / _CONFIG_NAME).write_text(text, encoding="utf-8", newline="\n")
-            load_config(place / _CONFIG_NAME)  # the name of the folder may be invalid as ``name``
+    _check_output(folder)
+    if found.unused:
+        unused = [f"{path} {reason}" for path, reason in found.unused.items()]
+        shown = "; ".join(unused[:_SHOWN_FILES])
+        logger.info("files that are not used: %d, for example: %s", len(unused), shown)
+    parts = {str(part): files for part, files in found.parts.items()}
+    for part in _HELD_OUT:
+        if getattr(options, part):
+            places = _local_places(getattr(options, part), Wanted(codes))
+            in_places = find_places(places, Wanted(codes), encoding=options.encoding)
+            parts[part] = in_places.parts["train"]
+    corpora = {part: _corpus(files, wanted) for part, files in parts.items()}
+    for corpus in corpora.values():
+        check_plain_text(corpus, codes)
+    reading = ReadOptions(
+        *codes,
+        on_bad_utf8="skip" if options.skip_unreadable else "error",
+        skip_advice="pass `skip_unreadable`",
+    )
+    given: dict[str, list[Texts]] = {}
+    for part in _HELD_OUT:
+        if part in corpora:
+            given[part] = list(Account().read(corpora[part], reading))
+            if not given[part]:
+                fix = f"Pass text on both sides as `{part}`."
+                raise DataError(f"`{part}` has no pair with text on both sides.", fix=fix)
+    known = list(chain.from_iterable(given.values()))
+    account = Account()
+    with _new_folder(folder) as place:
+        # Copy the corpus, and look at a sample.
+        whole = _files(place, _WHOLE, codes)
+        sample = BlockSample(options.seed)
+        _write(whole, sample.seen(account.read(corpora[_TRAIN], reading)))
+        if not options.skip_unreadable:
+            account.check()
+        pairs = sample.pairs()
+        _warn(options, codes, {_TRAIN: pairs, **given})
+        # Draw the held-out sets.
+        size = min(_MOST_HELD_OUT, account.num_usable // _HELD_OUT_SHARE)
+        candidates: list[Texts] = []
+        if len(given) < len(_HELD_OUT):
+            candidates = _candidates(pairs, codes, size, place)
+        copies = count_copies(whole, [*candidates, *known])
+        drawn = draw(candidates, copies, 2 * size, options.seed, known)
+        half = len(drawn) // 2
+        held_out = {"valid": drawn[:half], "test": drawn[half : 2 * half]} | given
+        counts = {"read": account.num_pairs}
+        for part, pairs_of_part in held_out.items():
+            if not pairs_of_part:
+                problem = f"No pair of the corpus is good enough for `{part}`: each is a copy, or "
+                problem += "`nmt prepare` would report it."
+                raise DataError(problem, fix="Pass more text, or `valid` and `test`.")
+            counts[part] = _write(_files(place, part, codes), pairs_of_part)
+        # The rest is for training.
+        removed = sentences_to_remove(list(chain.from_iterable(held_out.values())), copies)
+        train = _files(place, _TRAIN, codes)
+        counts[_TRAIN] = _write(train, _without(_read_copy(whole), removed))
+        if not counts[_TRAIN]:
+            why = "every pair shares a sentence with validation or testing"
+            fix = "Pass a corpus without the sentences of the validation and test sets."
+            raise DataError(f"No pair is left for training: {why}.", fix=fix)
+        num_drawn = sum(counts[part] for part in _HELD_OUT if part not in given)
+        counts["copies"] = account.num_usable - counts[_TRAIN] - num_drawn
+        for path in whole:
+            path.unlink()
+        # Write the configuration.
+        training_text = CorpusConfig(source=(train[0],), target=(train[1],))
+        num_characters = measure_text([training_text], codes).num_characters
+        scale = scale_of(num_characters)
+        lacks_gpu = scale is SCALES[-1] and not _has_gpu()
+        if lacks_gpu:
+            scale = WITHOUT_GPU
+        start = Start(
+            config=folder / _CONFIG_NAME,
+            languages=codes,
+            layout=_described(parts[_TRAIN]),
+            first_pairs=pairs[:_SHOWN_PAIRS],
+            counts=counts,
+            left_out=account.left_out,
+            examples=account.examples,
+            num_characters=num_characters,
+            max_minutes=scale.sections["training"]["max_minutes"],
+            lacks_gpu=lacks_gpu,
+            seed=options.seed,
+            given=list(given),
+        )
+        vocab_size = _vocab_size(train, scale.sections["tokenizer"]["vocab_size"])
+        _write_configs(place, start, scale, vocab_size)
     return start
 
 
-def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]:
-    """Return the codes of both languages."""
-    if source == target:
-        fix = "Pass a text and a file of translations: `nmt init SOURCE TARGET`."
-        raise ConfigError(f"SOURCE and TARGET are the same file, {source}.", fix=fix)
-    if languages is not None:
-        codes = languages.split("-")
-        problem = f"`languages` {languages} is not a pair of language codes."
-    else:
-        plain = (x.with_suffix("") if x.suffix in _COMPRESSED else x for x in (source, target))
-        codes = [path.suffix.removeprefix(".") for path in plain]
-        problem = f"The names of {source} and {target} do not end in two language codes."
-    if len(codes) == 2 and codes[0] != codes[1] and all(map(_CODE.fullmatch, codes)):
-        return codes[0], codes[1]
-    raise ConfigError(problem, fix="Pass both codes, such as `languages` de-en.")
+def _languages(text: str | None) -> tuple[str, str] | None:
+    """Return the codes in a pair of languages; None if the files decide."""
+    if text is None:
+        return None
+    # A code may contain a hyphen, as in pt-BR-en; then the pair is not certain.
+    source, _, target = text.partition("-")
+    if source == target or not all(re.fullmatch(LANGUAGE_CODE, x) for x in (source, target)):
+        fix = "Pass both codes, such as `languages` de-en."
+        raise ConfigError(f"`languages` {text} is not a pair of language codes.", fix=fix)
+    return source, target
+
+
+def _columns(names: Sequence[str]) -> tuple[Column, Column] | None:
+    """Return the columns of source and target; None if the files decide."""
+    if not names:
+        return None
+    columns = [int(name) if name.isdecimal() else name for name in names]
+    if len(columns) != 2:
+        fix = "Pass the source and the target, such as `columns` 1,2 or `columns` english,german."
+        raise ConfigError(f"`columns` {','.join(names)}: expected two columns.", fix=fix)
+    source, target = columns
+    return source, target
+
+
+def _local_places(places: Sequence[Path], wanted: Wanted) -> list[Path]:
+    """Download the places that are elsewhere, and replace patterns by their files."""
+    files = matching_files(places)
+    return [local_place(place, wanted.languages, _DOWNLOADS) for place in files]
+
+
+def _check_output(folder: Path) -> None:
+    """Raise a ConfigError if the output folder exists."""
+    if not folder.exists():
+        return
+    fix = "Choose another folder with `output`."
+    if (folder / _CONFIG_NAME).is_file():
+        fix = f"Continue with `{shell_command('train', folder / _CONFIG_NAME)}`, or c{fix[1:]}"
+    raise ConfigError(f"{folder} already exists; nmt does not overwrite it.", fix=fix)
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes ``folder``; after an error, nothing is left.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+    """
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        fix = "Choose a writable folder with `output`."
+        with write_errors(folder, ConfigError, fix=fix), atomic_folder(folder) as place:
+            yield place
+    except BaseException:
+        for parent in missing:  # from the innermost one
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def _corpus(files: PartFiles, wanted: Wanted) -> CorpusConfig:
+    """Return the files of a part as a corpus of a configuration."""
+    encoding = files.layout.encoding
+    if files.targets:
+        if wanted.columns is not None:
+            fix = "Leave it out, or pass a file with both sides."
+            raise ConfigError("`columns` has no effect on aligned text files.", fix=fix)
+        return CorpusConfig(source=files.sources, target=files.targets, encoding=encoding)
+    return CorpusConfig(
+        path=files.sources,
+        format=files.layout.format,
+        columns=wanted.columns,
+        encoding=encoding,
+    )
+
+
+def _described(files: PartFiles) -> dict[str, str]:
+    """Return format, encoding and columns of a part in words."""
+    layout = files.layout
+    names = [path.name for path in (*files.sources[:1], *files.targets[:1])]
+    format_name = layout.format
+    if layout.format == TEXT:
+        format_name = "aligned text files"
+    if len(files.sources) > 1:
+        format_name += f" in {len(files.sources):,} shards"
+    columns = " and ".join(names)
+    if layout.columns is not None:
+        columns = " and ".join(map(str, layout.columns))
+    return {"format": format_name, "encoding": layout.encoding, "columns": columns}
+
+
+def _files(folder: Path, part: str, codes: tuple[str, str]) -> list[Path]:
+    """Return the text files of both sides of a part."""
+    return [folder / f"{part}.{code}" for code in codes]
+
+
+def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> int:
+    """Write pairs into two aligned files; return their number."""
+    num_pairs = 0
+    with paths[0].open("wb") as source_file, paths[1].open("wb") as target_file:
+        for source, target in pairs:
+            source_file.write(f"{source}\n".encode())
+            target_file.write(f"{target}\n".encode())
+            num_pairs += 1
+    return num_pairs
+
+
+def _read_copy(paths: Sequence[Path]) -> Iterator[Texts]:
+    """Yield the pairs that `_write` has written."""
+    with (
+        paths[0].open(encoding="utf-8", newline="\n") as sources,
+        paths[1].open(encoding="utf-8", newline="\n") as targets,
+    ):
+        for source, target in zip(sources, targets, strict=True):
+            yield source.removesuffix("\n"), target.removesuffix("\n")
+
+
+def _without(pairs: Iterable[Texts], removed: tuple[set[str], set[str]]) -> Iterator[Texts]:
+    """Yield the pairs without a source or target that must be removed."""
+    removed_sources, removed_targets = removed
+    for source, target in pairs:
+        if comparable(source) in removed_sources or comparable(target) in removed_targets:
+            continue
+        yield source, target
 
 
 def _warn(
-    options: InitOptions, codes: tuple[str, str], sample: Sequence[Texts], given: Mapping[str, Any]
+    options: InitOptions, codes: tuple[str, str], sets: Mapping[str, Sequence[Texts]]
 ) -> None:
     """Log warnings about suspicious pairs. If the sides look swapped, log the command to type."""
-    check = CorpusCheck(*codes, sample)
-    for warning in check.warnings():
-        logger.warning(warning)
-    if any(check.swapped()):
-        sides, pair = (options.target, options.source), "-".join(codes)
-        folder = options.output or Path(pair)
-        again = shell_command("init", *sides, languages=pair, output=folder)
-        logger.warning("if the files are swapped, delete %s and run: %s", folder, again)
-    for part, pairs in given.items():
-        for warning in CorpusCheck(*codes, pairs).warnings():
-            logger.warning("`%s`: %s", part, warning)
+    for part, pairs in sets.items():
+        check = CorpusCheck(*codes, pairs)
+        for warning in check.warnings():
+            prefix = "" if part == _TRAIN else f"`{part}`: "
+            logger.warning("%s%s", prefix, warning)
+        if part == _TRAIN and any(check.swapped()):
+            places = list(options.places)
+            pair = "-".join(codes)
+            if len(places) == 2:
+                places.reverse()
+            else:
+                pair = "-".join(reversed(codes))
+            folder = options.output or Path("-".join(codes))
+            again = shell_command("init", *places, languages=pair, output=folder)
+            logger.warning("if the sides are swapped, delete %s and run: %s", folder, again)
 
 
-def _draw(
-    pairs: Callable[[], Iterator[Texts | None]], seed: int, known: Sequence[Texts]
+def _candidates(
+    pairs: Sequence[Texts], codes: tuple[str, str], size: int, folder: Path
 ) -> list[Texts]:
-    """Draw an even number of pairs. No sentence occurs twice, or in ``known``."""
-    usable = [number for number, pair in enumerate(pairs()) if pair]
-    size = min(_MOST_HELD_OUT, len(usable) // _HELD_OUT_SHARE)
+    """Return the pairs of a sample that are good enough to be held out.
+
+    Raises:
+        DataError: The corpus is too small.
+    """
     if not size:
         fix = f"Pass at least {_HELD_OUT_SHARE} pairs. A good model needs tens of thousands."
-        raise DataError(f"Too few pairs with text on both sides: {len(usable)}.", fix=fix)
-    drawn = random.Random(seed).sample(usable, min(4 * size, len(usable)))
-    wanted = set(drawn)
-    texts = {number: pair for number, pair in enumerate(pairs()) if number in wanted}
-    found, seen = list[Texts](), tuple({pair[side] for pair in known} for side in range(2))
-    for number in drawn:
-        pair = texts[number]
-        if pair and pair[0] not in seen[0] and pair[1] not in seen[1]:
-            found.append(pair)
-            seen[0].add(pair[0])
-            seen[1].add(pair[1])
-    return found[: 2 * min(size, len(found) // 2)]
-
-
-def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> None:
-    with paths[0].open("wb") as source, paths[1].open("wb") as target:
-        for pair in pairs:
-            source.write(f"{pair[0]}\n".encode())
-            target.write(f"{pair[1]}\n".encode())
+        raise DataError(f"Too few pairs with text on both sides: {len(pairs)}.", fix=fix)
+    with TemporaryDirectory(dir=folder) as scratch:
+        reasons = reasons_against(pairs, codes, Path(scratch))
+    num_misaligned = sum("misaligned" in problems for problems in reasons)
+    if num_misaligned > _MISALIGNED_SHARE * len(pairs):
+        share = num_misaligned / len(pairs)
+        text = "%.0f%% of the pairs are misaligned: `nmt prepare` shows where the lines are shifted"
+        logger.warning(text, 100 * share)
+    return [pair for pair, problems in zip(pairs, reasons, strict=True) if not problems]
 
 
 def _vocab_size(files: Sequence[Path], usual: int) -> int:
@@ -225,21 +476,42 @@ def _vocab_size(files: Sequence[Path], usual: int) -> int:
     return min(usual, max(TokenizerConfig().min_vocab_size, _NUM_BYTES + len(subwords)))
 
 
-def _config_text(
-    start: Start, codes: tuple[str, str], given: Mapping[str, tuple[Path, Path]], vocab_size: int
-) -> str:
-    files = dict[str, list[str]]()
-    for part in _HELD_OUT:
-        # Do not resolve symbolic links to files: the target may have a name without ".gz".
-        full = [str(path.parent.resolve() / path.name) for path in given.get(part, ())]
-        names = full or [f"@config/{part}.{code}" for code in codes]
-        files[f"{part}_files"] = [json.dumps(name, ensure_ascii=False) for name in names]
-    scale = scale_of(start.num_characters).sections
-    name = start.config.parent.resolve().name
-    return str(
-        render(
-            "start.yaml.j2", name=name, source=codes[0], target=codes[1], scale=scale,
-            origin=start.origin, size=start.num_characters, vocab_size=vocab_size,
-            **files, **start.counts,
-        )
-    )  # fmt: skip
+def _has_gpu() -> bool:
+    from nmt.device.device import choose_device  # noqa: PLC0415 - loads torch
+
+    return choose_device("auto").type == "cuda"
+
+
+def _write_configs(place: Path, start: Start, scale: Scale, vocab_size: int) -> None:
+    """Write the configuration, and for a small corpus one that starts from a pretrained model.
+
+    Raises:
+        ConfigError: The configuration is not valid.
+    """
+    folder = start.config.parent.resolve()
+    name = name_of_folder(folder)
+    folders = {}  # Keys of the configuration; by default, they follow from the name.
+    if name != folder.name:
+        for key, parent in (("prepared_dir", "prepared"), ("run_dir", "runs")):
+            folders[key] = json.dumps(f"{parent}/{folder.name}", ensure_ascii=False)
+    values = {
+        "start": start,
+        "name": name,
+        "folders": folders,
+        "scale": scale.sections,
+        "vocab_size": vocab_size,
+    }
+    names = [_CONFIG_NAME]
+    if start.suits_pretrained:
+        names.append(_PRETRAINED_NAME)
+    for file_name in names:
+        text = render(f"start.{file_name}.j2", **values)
+        (place / file_name).write_text(text, encoding="utf-8", newline="\n")
+        load_config(place / file_name)
+
+
+def _shortened(text: str) -> str:
+    """Return the beginning of a text that fits into a column."""
+    if len(text) <= _SHOWN_WIDTH:
+        return text
+    return f"{text[: _SHOWN_WIDTH - 1]}\u2026"

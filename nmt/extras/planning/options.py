@@ -8,33 +8,45 @@ from typing import Annotated
 from nmt.commands.options import Json
 from nmt.config.flag import Flag, Options
 
-_Pair = Annotated[tuple[Path, Path] | None, Flag(metavar="SOURCE TARGET")]
+_Places = Annotated[tuple[Path, ...], Flag(metavar="PLACE...", shown="drawn from the corpus")]
 
 
 class InitOptions(Options):
-    """The files to split, and the output folder.
+    """The text to split, and the output folder.
 
     Args:
-        source: Source text, one sentence per line.
-        target: Translations of the source, line by line.
+        places: Parallel text: two aligned files, a file with both sides, an archive, a folder, or
+            shards of both sides.
         output: Output folder; it must not exist.
         languages: Language pair, such as de-en.
+        columns: Columns of source and target in a table: numbers from 0, or names. Keys of JSON
+            lines.
+        format: Format of the files, such as tsv.
+        encoding: Encoding of the files, such as latin-1.
         seed: Random seed for the choice of validation and test pairs.
-        valid: Validation set: a source file and a target file. By default, up to 1,000 pairs are
-            drawn from the corpus.
-        test: Test set: a source file and a target file (not a name as in `nmt evaluate`). By
-            default, up to 1,000 pairs are drawn from the corpus.
+        valid: Validation set, in the forms of PLACE. By default, the one of a folder or archive, or
+            up to 1,000 pairs of the corpus.
+        test: Test set (not a name as in `nmt evaluate`). By default, the one of a folder or
+            archive, or up to 1,000 pairs of the corpus.
+        skip_unreadable: Leave out and count pairs that cannot be read: bytes that are not text in
+            the encoding, NUL characters, missing columns, broken markup. By default, such bytes are
+            an error, and so is more than 1% of another kind.
     """
 
-    source: Annotated[Path, Flag(argument=True)]
-    target: Annotated[Path, Flag(argument=True)]
+    places: Annotated[tuple[Path, ...], Flag(argument=True, metavar="PLACE")]
     output: Annotated[Path | None, Flag(short="o", metavar="FOLDER", shown="the language pair")] = (
         None
     )
     languages: Annotated[
-        str | None, Flag(short="l", metavar="PAIR", shown="from the file extensions")
+        str | None, Flag(short="l", metavar="PAIR", shown="from the names or the content")
     ] = None
+    columns: Annotated[
+        tuple[str, ...], Flag(metavar="A,B", separator=",", shown="by their content")
+    ] = ()
+    format: Annotated[str | None, Flag(metavar="NAME", shown="by the content")] = None
+    encoding: Annotated[str | None, Flag(metavar="NAME", shown="UTF-8")] = None
     seed: Annotated[int, Flag(min=0)] = 1
-    valid: _Pair = None
-    test: _Pair = None
+    valid: _Places = ()
+    test: _Places = ()
+    skip_unreadable: bool = False
     json: Json = False

@@ -84,6 +84,7 @@ def refused(*places: str | Path, languages: str | None = None) -> DataError:
         ("a.eng", "b.deu", ("eng", "deu")),
         ("de/en.txt", "de/de.txt", ("en", "de")),
         ("german.txt", "english.txt", ("de", "en")),
+        ("en.is.txt", "de.is.txt", ("en", "de")),
     ],
 )
 def test_two_files_have_the_languages_of_their_names(
@@ -171,6 +172,9 @@ def test_columns_in_the_other_order_are_a_question() -> None:
     places = find_places([path], Wanted(("deu", "eng"), (1, 0)))
     assert places.parts["train"].layout.columns == (1, 0)
     assert list(map(str, places.unused)) == ["deu-eng.zip/_about.txt"]
+    # The user may know better.
+    places = find_places([path], Wanted(("deu", "eng"), (0, 1)))
+    assert places.languages == ("deu", "eng")
 
 
 def test_two_archives_with_a_side_each_are_two_files() -> None:
@@ -242,6 +246,21 @@ def test_a_file_with_both_sides_may_contradict_its_name() -> None:
     assert find("en-de.jsonl", languages="en-de").parts["train"].layout.columns == ("en", "de")
 
 
+def test_a_name_tells_the_languages_of_a_memory_with_several() -> None:
+    texts = "".join(f'<tuv xml:lang="{code}"><seg>A</seg></tuv>' for code in ("fr", "en", "de"))
+    text = f'<tmx version="1.4"><header srclang="fr"/><body><tu>{texts}</tu></body></tmx>'
+    write("memory.tmx", "memory.en-de.tmx", text=text)
+    assert find("memory.en-de.tmx").languages == ("en", "de")
+    assert "not certain" in refused("memory.tmx").problem
+
+
+def test_a_file_in_two_pairs_is_a_question() -> None:
+    write("corpus/en/x.en", "corpus/de/x.de", "corpus/en/x.de")
+    error = refused("corpus", languages="en-de")
+    assert "nmt init corpus/en/x.en corpus/de/x.de" in error.fix
+    assert "nmt init corpus/en/x.en corpus/en/x.de" in error.fix
+
+
 def test_commands_to_choose_from_keep_the_other_options() -> None:
     write("x.tsv", text=BOTH)
     with pytest.raises(DataError) as raised:
@@ -251,13 +270,21 @@ def test_commands_to_choose_from_keep_the_other_options() -> None:
 
 
 def test_the_order_of_languages_in_a_folder_is_a_question_unless_a_name_tells() -> None:
-    write("corpus/train.en", "corpus/train.de", "de-en/train.en", "de-en/train.de")
+    write(
+        *(
+            f"{place}/train.{code}"
+            for place in ("corpus", "de-en", "en-de")
+            for code in ("de", "en")
+        )
+    )
     error = refused("corpus")
     assert "nmt init corpus --languages en-de" in error.fix
     assert "nmt init corpus --languages de-en" in error.fix
-    places = find("de-en")
-    assert places.languages == ("de", "en")
-    assert names(places.parts["train"]) == (["de-en/train.de"], ["de-en/train.en"])
+    for place, source, target in (("de-en", "de", "en"), ("en-de", "en", "de")):
+        places = find(place)
+        assert places.languages == (source, target)
+        expected = [f"{place}/train.{source}"], [f"{place}/train.{target}"]
+        assert names(places.parts["train"]) == expected
 
 
 def test_a_third_language_is_a_question() -> None:
@@ -316,6 +343,14 @@ def test_a_shard_without_its_other_side_is_named() -> None:
     assert Path("corpus/part2.en") in find("corpus", languages="en-de").unused
 
 
+def test_a_spreadsheet_beside_text_is_not_used() -> None:
+    write("en-de/x.en", "en-de/x.de")
+    spreadsheet = write_zip("en-de/x.xlsx", {"[Content_Types].xml": "<x/>"})
+    places = find("en-de")
+    assert list(places.unused) == [spreadsheet]
+    assert "office" in refused(spreadsheet).problem
+
+
 def test_files_with_both_sides_may_be_shards() -> None:
     write("part1.tsv", "part2.tsv", text=BOTH)
     places = find("part1.tsv", "part2.tsv", languages="en-de")
@@ -355,6 +390,9 @@ def test_the_sides_of_a_set_of_wmt_are_two_files() -> None:
     for places in (find(source, target), find(folder, languages="de-en")):
         assert places.languages == ("de", "en")
         assert names(places.parts["train"]) == ([source], [target])
+    for old, new in ((source, "a.sgm"), (target, "b.sgm")):
+        Path(old).rename(new)
+    assert names(find("a.sgm", "b.sgm", languages="de-en").parts["train"]) == (["a.sgm"], ["b.sgm"])
 
 
 def test_places_without_parallel_text_are_refused_with_what_they_contain() -> None:

@@ -15,7 +15,7 @@ from nmt.data.formats.layout import Wanted
 from nmt.data.formats.markup import source_of_file
 from nmt.data.formats.pair import BadPair, Pair, ReadOptions
 from nmt.data.formats.text import open_sides
-from nmt.data.formats.wmt import aligned_segments
+from nmt.data.formats.wmt import aligned_segments, texts_of_set
 from nmt.errors import DataError
 from tests.data.formats.reading import outcomes, read_pairs, texts_of
 from tests.data.formats.test_tmx import TEXTS
@@ -28,6 +28,11 @@ def read_set(source: Path, reference: Path) -> list[Pair]:
     reader = open_sides(source, reference, None, ReadOptions("de", "en"))
     [pairs] = reader.columns
     return list(pairs)
+
+
+def one_line(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return pairs with single spaces, as they are in the sets of sacreBLEU."""
+    return [(" ".join(source.split()), " ".join(target.split())) for source, target in pairs]
 
 
 def write_side(name: str, root: str, *segments: str) -> Path:
@@ -59,7 +64,7 @@ def test_what_is_written_to_a_set_in_sgml_is_read_back(
             path = Path(folder) / f"{root}.sgm"
             path.write_text(text, encoding="utf-8")
             paths.append(path)
-        expected = [pair for segments in documents for pair in segments]
+        expected = [pair for segments in documents for pair in one_line(segments)]
         assert texts_of(read_set(paths[0], paths[1])) == expected
 
 
@@ -85,7 +90,7 @@ def test_what_lxml_writes_to_a_set_in_xml_is_read_back(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "test.xml"
         path.write_bytes(written.getvalue())
-        expected = [pair for segments in documents for pair in segments]
+        expected = [pair for segments in documents for pair in one_line(segments)]
         assert texts_of(read_pairs(path)) == expected
         assert texts_of(read_pairs(path, ("de", "en"))) == [(t, s) for s, t in expected]
 
@@ -140,10 +145,21 @@ def test_segments_are_aligned_by_document_and_number() -> None:
     assert pairs[2][1] == "Dog 3"
 
 
+def test_a_set_is_evaluated_with_each_of_its_references() -> None:
+    source = write_side("src.sgm", "srcset", "<seg id=1>Hund</seg>", "<seg id=2>Kuh</seg>")
+    dogs = write_side("a.sgm", "refset", "<seg id=2>Cow</seg>", "<seg id=1>Dog</seg>")
+    hounds = write_side("b.sgm", "refset", "<seg id=1>Hound</seg>", "<seg id=2>Neat</seg>")
+    expected = [("Dog", "Cow"), ("Hound", "Neat"), ("Hund", "Kuh")]
+    assert texts_of_set(source, [dogs, hounds], None) == expected
+    hounds = write_side("b.sgm", "refset", "<seg id=1>Hound</seg>")
+    with pytest.raises(DataError, match=r"src\.sgm, line 3: .* does not have 2 references"):
+        texts_of_set(source, [dogs, hounds], None)
+
+
 def test_text_of_sgml_may_contain_characters_of_markup() -> None:
     source = write_side("src.sgm", "srcset", "<seg id=1>A & B &lt;b&gt; &quot;c&quot; < d</seg>")
     reference = write_side("ref.sgm", "refset", "<hl><seg id='1'>\nA\nB</hl></seg>")
-    assert texts_of(read_set(source, reference)) == [('A & B <b> "c" < d', " A B")]
+    assert texts_of(read_set(source, reference)) == [('A & B <b> "c" < d', "A B")]
 
 
 def test_a_segment_without_an_end_or_a_number_is_counted() -> None:

@@ -1,4 +1,4 @@
-"""Two files in; three sets without a common sentence, and a configuration that trains, out."""
+"""Parallel text in; three sets without a common sentence, and a configuration that trains, out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from nmt.config.data import CorpusConfig
 from nmt.config.filling import SCALES, TextSize, scale_of
 from nmt.config.run import RunConfig
 from nmt.data.corpus import measure_text
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, join_words
+from nmt.extras.planning import init as init_module
 from nmt.extras.planning.init import Start, init
 from nmt.extras.planning.options import InitOptions
 from tests.commands import preparing
@@ -35,7 +36,7 @@ def corpus(count: int = 400, words: int = 90) -> tuple[Path, Path]:
 
 
 def started(files: tuple[Path, Path], **options: Any) -> Start:
-    return init(InitOptions(source=files[0], target=files[1], **options))
+    return init(InitOptions(places=files, **options))
 
 
 def bare(more: str = "") -> Path:
@@ -63,8 +64,9 @@ def test_no_set_shares_a_sentence_with_another_and_every_pair_is_accounted_for()
     for part in PARTS:
         assert set(parts[part]) <= set(whole)
         assert start.counts[part] == len(parts[part]) > 0
-    assert start.counts["unusable"] == 2
-    assert sum(start.counts.values()) == 400
+    assert start.left_out == {"blank": 2}
+    assert start.counts["read"] == 400
+    assert sum(start.counts[part] for part in (*PARTS, "copies")) == 398
     # The others stand in their order, and each as often as before.
     held = [{pair[side] for part in PARTS[1:] for pair in parts[part]} for side in range(2)]
     assert parts["train"] == [
@@ -74,39 +76,35 @@ def test_no_set_shares_a_sentence_with_another_and_every_pair_is_accounted_for()
 
 @pytest.mark.parametrize("names", [("valid",), ("test",), ("valid", "test")])
 def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[str, ...]) -> None:
+    """The sets are copied, so that a project that has moved finds them from anywhere."""
     source, target = corpus()
     given = {"valid": ("satz 3", "line 9"), "test": ("neu", "line 20")}
     command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
     for name in names:
-        # Links keep their names: what they point to may have another ending.
         for code, text in zip(("de", "en"), given[name], strict=True):
-            Path(f"{name}-{code}").write_text(f"{text}\n", "utf-8")
-            Path(f"own, {name} #1.{code}").symlink_to(f"{name}-{code}")
-        here = f"../{Path.cwd().name}"
-        command += [f"--{name}", *(f"{here}/own, {name} #1.{code}" for code in ("de", "en"))]
+            Path(f"own, {name} #1.{code}").write_text(f"{text}\n", "utf-8")
+        command += [f"--{name}", *(f"own, {name} #1.{code}" for code in ("de", "en"))]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.stderr
     assert f"({' and '.join(names)} from your files" in result.stdout
     assert ("drawn with seed 1" in result.stdout) == (len(names) < 2)
-    data = load_config("new/config.yaml").data
+    for path in Path().glob("*.*"):
+        path.unlink()
+    Path("new").rename("moved")
+    data = load_config("moved/config.yaml").data
     sets: dict[str, Any] = {"train": data.train[0], "valid": data.valid[0], **data.test}
     texts = {}
     for name, each in sets.items():
-        assert each.source.is_absolute() == (name in names)
-        assert ".." not in each.source.parts
-        expected = f"own, {name} #1.de" if name in names else f"{name}.de"
-        assert each.source.name == expected
-        sides = [path.read_text("utf-8").splitlines() for path in (each.source, each.target)]
+        sides = [path.read_text("utf-8").splitlines() for [path] in (each.source, each.target)]
         texts[name] = list(zip(*sides, strict=True))
     assert all(texts[name] == [given[name]] for name in names)
     for side in range(2):
         own = [{pair[side] for pair in texts[name]} for name in PARTS]
         assert own[0]
         assert len(set.union(*own)) == sum(map(len, own))
-    assert {path.stem for path in Path("new").glob("*.de")} == {*PARTS} - {*names}
-    # Every pair of the corpus is drawn, left out, unusable or for training.
-    left_out = int(re.findall(r"left out: (\d+)", result.stdout)[0])
-    assert sum(len(texts[name]) for name in {*PARTS} - {*names}) + left_out + 2 == 400
+    # Every pair of the corpus is drawn, a copy, blank or for training.
+    copies = int(re.findall(r"left out: (\d+) that share", result.stdout)[0])
+    assert sum(len(texts[name]) for name in {*PARTS} - {*names}) + copies + 2 == 400
 
 
 def test_no_more_pairs_are_held_out_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +113,19 @@ def test_no_more_pairs_are_held_out_than_the_limit(monkeypatch: pytest.MonkeyPat
     assert (counts["valid"], counts["test"]) == (5, 5)
 
 
-def test_a_line_that_is_not_utf8_is_left_out() -> None:
+def test_a_byte_that_is_not_text_stops_before_anything_is_written() -> None:
     source, target = corpus(60)
     text = source.read_bytes()
     assert text.count(b"satz 7\n") == 1
-    source.write_bytes(text.replace(b"satz 7\n", b"satz \xff\n"))
-    assert started((source, target)).counts["unusable"] == 3  # two lines are blank
+    source.write_bytes(text.replace(b"satz 7\n", b"satz \xfc\n"))
+    with pytest.raises(DataError, match=r"c\.de, line \d+, byte 6") as caught:
+        started((source, target), output=Path("sub/folder/new"))
+    assert "`encoding`" in caught.value.fix
+    assert not Path("sub").exists()
+    start = started((source, target), encoding="latin-1")
+    assert start.layout["encoding"] == "iso8859-1"
+    texts = [path.read_text("utf-8") for path in Path("de-en").glob("*.de")]
+    assert "satz ü" in "".join(texts)
 
 
 def test_the_same_seed_draws_the_same_pairs() -> None:
@@ -140,11 +145,11 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
     assert written.training.schedule.warmup_ratio == 0.06
 
 
-def test_a_tiny_corpus_gets_a_vocabulary_that_it_allows_and_is_called_a_toy() -> None:
+def test_a_tiny_corpus_gets_a_vocabulary_that_it_allows_and_little_hope() -> None:
     for name, lines in zip(("c.de", "c.en"), preparing.corpus(60), strict=True):
         Path(name).write_text("\n".join(lines) + "\n", "utf-8")
     start = started((Path("c.de"), Path("c.en")))
-    assert "only be a toy" in start.as_text()
+    assert "less than 4 to 17 BLEU" in start.as_text()
     assert preparing.prepare(load_config(start.config)).written
 
 
@@ -185,24 +190,141 @@ def test_size_is_text_not_lines(tmp_path: Path) -> None:
 
 def test_wrong_input_is_an_error() -> None:
     files = corpus()
-    source = files[0]
     Path("there").mkdir()
-    for given, options, message in (
-        ((source, source), {}, r"are the same file, c\.de"),
-        ((source, Path("c")), {}, "do not end in two language codes"),
-        (files, {"languages": "de"}, "`languages` de is not a pair"),
-        (files, {"output": Path("a b")}, "use letters, digits"),
-        (files, {"output": Path("there")}, "there already exists"),
+    for options, message in (
+        ({"languages": "de"}, "`languages` de is not a pair"),
+        ({"languages": "de-de"}, "`languages` de-de is not a pair"),
+        ({"languages": "cz-en"}, "cz is a country"),
+        ({"columns": ("1",)}, "`columns` 1: expected two columns"),
+        ({"columns": ("1", "2")}, "`columns` has no effect on aligned text files"),
+        ({"encoding": "latin-99"}, "no encoding 'latin-99'"),
+        ({"output": Path("there")}, "there already exists"),
     ):
         with pytest.raises(ConfigError, match=message):
-            started(given, **options)
-    assert not Path("a b").exists()
+            started(files, **options)
     Path("there/config.yaml").touch()
     with pytest.raises(ConfigError) as caught:
         started(files, output=Path("there"))
     assert "`nmt train there/config.yaml`" in caught.value.fix
     with pytest.raises(DataError, match=r"Too few pairs .*: 19"):
-        started(corpus(21), output=Path("x"))
+        started(corpus(21), output=Path("x/y"))
+    assert not Path("x").exists()
+
+
+def test_more_than_one_percent_of_wrong_rows_is_an_error_unless_they_may_be_skipped() -> None:
+    german, english = preparing.corpus(300)
+    rows = [f"{left}\t{right}" for left, right in zip(german, english, strict=True)]
+    for number in (7, 70, 170, 270):
+        rows[number] = "keine Spalte"
+    Path("rows.tsv").write_text("\n".join(rows) + "\n", "utf-8")
+    rows[7] = rows[8]
+    Path("few.tsv").write_text("\n".join(rows) + "\n", "utf-8")
+    options = {"languages": "de-en", "format": "tsv"}
+    with pytest.raises(DataError, match="4 of 300 pairs are without a column, first in line 8"):
+        started((Path("rows.tsv"),), **options)
+    assert not Path("de-en").exists()
+    skipping = started((Path("rows.tsv"),), output=Path("a"), skip_unreadable=True, **options)
+    assert (skipping.left_out, skipping.counts["read"]) == ({"columns": 4}, 300)
+    few = started((Path("few.tsv"),), output=Path("b"), **options)
+    assert few.left_out == {"columns": 3}
+    assert "left out: 3 without a column (line 71: 'keine Spalte')" in few.as_text()
+
+
+def test_it_prints_what_it_has_read_in_five_lines_and_three_pairs() -> None:
+    german, english = preparing.corpus(60)
+    rows = [f"{right};{left}" for left, right in zip(german, english, strict=True)]
+    Path("table.csv").write_bytes("\n".join(["English;German", *rows]).encode("utf-16"))
+    lines = started((Path("table.csv"),), languages="de-en").as_text().splitlines()
+    assert lines[:5] == [
+        "format:    csv",
+        "encoding:  utf-16-le",
+        "columns:   1 and 0",
+        "languages: de-en (German to English)",
+        "pairs:     60",
+    ]
+    shown = [line.strip().split(" | ") for line in lines[5:8]]
+    assert [[side.strip() for side in pair] for pair in shown] == [
+        list(pair) for pair in zip(german[:3], english[:3], strict=True)
+    ]
+
+
+def test_parts_of_a_folder_are_used_and_shards_are_joined() -> None:
+    german, english = preparing.corpus(90)
+    for part, lines in (("train1", slice(40)), ("train2", slice(40, 70)), ("dev", slice(70, 80)),
+                        ("test", slice(80, 90))):  # fmt: skip
+        for code, side in (("de", german), ("en", english)):
+            path = Path("data") / f"{part}.{code}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("\n".join(side[lines]) + "\n", "utf-8")
+    start = started((Path("data"),), languages="de-en")
+    assert start.given == ["valid", "test"]
+    assert {part: start.counts[part] for part in PARTS} == {"train": 70, "valid": 10, "test": 10}
+    assert read(Path("de-en"), "test") == list(zip(german[80:], english[80:], strict=True))
+    of_shards = started((Path("data/train*.de"), Path("data/train*.en")), output=Path("x"))
+    assert of_shards.counts["read"] == 70
+
+
+def test_a_frequent_sentence_of_a_set_stays_in_training() -> None:
+    german, english = preparing.corpus(100)
+    rows = {
+        "de": german + ["Ja."] * 20 + ["Nein."] * 3,
+        "en": english + ["Yes."] * 20 + ["No."] * 3,
+    }
+    for code, lines in rows.items():
+        Path(f"c.{code}").write_text("\n".join(lines) + "\n", "utf-8")
+        Path(f"t.{code}").write_text("\n".join(lines[-4:]) + "\n", "utf-8")
+    start = started((Path("c.de"), Path("c.en")), test=(Path("t.de"), Path("t.en")))
+    train = read(Path("de-en"), "train")
+    assert train.count(("Ja.", "Yes.")) == 20
+    assert ("Nein.", "No.") not in train
+    assert start.counts["copies"] == 3
+    assert ("Ja.", "Yes.") not in read(Path("de-en"), "valid")
+
+
+def test_both_directions_hold_out_the_same_sentences() -> None:
+    files = corpus()
+    started(files, languages="de-en", output=Path("a"))
+    started(files[::-1], languages="en-de", output=Path("b"))
+    for part in PARTS[1:]:
+        assert Path(f"a/{part}.de").read_bytes() == Path(f"b/{part}.de").read_bytes()
+        assert Path(f"a/{part}.en").read_bytes() == Path(f"b/{part}.en").read_bytes()
+
+
+@pytest.mark.parametrize("folder", ["mein Modell", "数据", "run.1", "x/_neu"])
+def test_every_folder_name_becomes_a_valid_experiment(folder: str) -> None:
+    start = started(corpus(60), output=Path(folder))
+    config = load_config(start.config)
+    assert config.run_dir == Path("runs", Path(folder).name)
+    assert f"nmt evaluate {join_words([str(config.run_dir)])}" in start.as_text()
+
+
+def test_without_a_gpu_a_large_corpus_gets_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(init_module, "scale_of", lambda _: SCALES[-1])
+    sizes = {}
+    for has_gpu in (True, False):
+        monkeypatch.setattr(init_module, "_has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        start = started(corpus(), output=Path(f"gpu-{has_gpu}"))
+        config = load_config(start.config)
+        sizes[has_gpu] = config.model.model_dim, config.training.max_minutes
+        assert start.max_minutes == config.training.max_minutes
+        assert ("has no GPU" in start.as_text()) == (not has_gpu)
+    assert sizes == {True: (512, 1440), False: (256, 480)}
+
+
+def test_a_small_corpus_gets_a_configuration_for_a_pretrained_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = started(corpus())
+    text = start.as_text()
+    assert "nmt import facebook/nllb-200-distilled-600M -o de-en/nllb --keep-vocabulary" in text
+    assert "nmt train de-en/pretrained.yaml" in text
+    config = load_config("de-en/pretrained.yaml")
+    assert config.training.init_from == Path("de-en/nllb")
+    assert config.training.lora is not None
+    monkeypatch.setattr(init_module, "FEW_PAIRS", 100)
+    enough = started(corpus(), output=Path("b"))
+    assert "pretrained" not in enough.as_text()
+    assert not Path("b/pretrained.yaml").exists()
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -239,9 +361,13 @@ def test_swapped_sides_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
             Path(f"{part}.{code}").write_text("".join(lines), "utf-8")
     train, valid, test = ((Path(f"{x}.de"), Path(f"{x}.en")) for x in PARTS)
     swapped = "the source looks like en and the target like de. Are the sides swapped?"
-    started(train[::-1], languages="de-en", output=Path("s"))
+    mixed_up = [path.rename(f"x{number}.txt") for number, path in enumerate(train)]
+    started((mixed_up[1], mixed_up[0]), languages="de-en", output=Path("s"))
     assert caplog.messages[0] == swapped
-    assert "nmt init train.de train.en --languages de-en --output s" in caplog.messages[1]
+    assert "nmt init x0.txt x1.txt --languages de-en --output s" in caplog.messages[1]
+    for old, path in zip(mixed_up, train, strict=True):
+        old.rename(path)
     caplog.clear()
-    started(train, valid=valid[::-1], test=test)
+    (source, target), valid = valid, (Path("v0.txt"), Path("v1.txt"))
+    started(train, valid=(target.rename(valid[0]), source.rename(valid[1])), test=test)
     assert caplog.messages == [f"`valid`: {swapped}"]
