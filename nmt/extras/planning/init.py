@@ -166,7 +166,7 @@ class Start:
     def as_text(self) -> str:
         """Return a report that ends with the next commands."""
         folder = self.config.parent
-        sides = [[_shortened(text) for text in pair] for pair in self.first_pairs]
+        sides = [tuple(map(_shortened, pair)) for pair in self.first_pairs]
         width = max(len(source) for source, _ in sides)
         text_files = _files(folder, _TRAIN, self.languages)
         get_pretrained = [
@@ -260,7 +260,7 @@ def init(options: InitOptions) -> Start:
                 raise DataError(problem, fix="Pass more text, or `valid` and `test`.")
             counts[part] = _write(_files(place, part, codes), pairs_of_part)
         # The rest is for training.
-        removed = sentences_to_remove(list(chain.from_iterable(held_out.values())), copies)
+        removed = sentences_to_remove(chain.from_iterable(held_out.values()), copies)
         train = _files(place, _TRAIN, codes)
         counts[_TRAIN] = _write(train, _without(_read_copy(whole), removed))
         if not counts[_TRAIN]:
