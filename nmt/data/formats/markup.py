@@ -28,6 +28,7 @@ XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _PIECE_BYTES = 1 << 16
 # Characters until the end of an element: the limit of libxml2 for texts, comments and attributes.
 _MOST_CHARACTERS = 10_000_000
+_MOST_WARNINGS = 90  # in the log of a parser. libxml2 is silent about errors after 100.
 # The tag of the root, after declarations, comments and instructions. They are an atomic group, so
 # that the time does not explode where they have no end.
 _ROOT = re.compile(
@@ -142,7 +143,7 @@ class _Progress:
 class ElementReader:
     """Reads the elements with certain tags.
 
-    After an element that is not well-formed, another parser continues.
+    After an element that is not well-formed, or many warnings, another parser continues.
 
     Args:
         source: The text.
@@ -227,20 +228,28 @@ class ElementReader:
             elif element is self._now.element and error is None:
                 yield self._now.outcome()
                 _release(element)
+                if len(self._parser.feed_error_log) > _MOST_WARNINGS // 10:
+                    self._restart(chunk.line)
                 self._now = _Progress()
         if error is not None:
             line = self._first_line + error.line - 1
-            if self._is_html or self._now.element is None or line < self._now.line:
+            if self._now.element is None or line < self._now.line:
                 self._raise(error)
             self._now.note("syntax", text)
             self._now.is_lost = True
 
     def _first_error(self) -> Any:
-        """Return the first error or warning in the log of the parser; None without one."""
+        """Return what made the parser lose text, from its log; None if it has read all text.
+
+        Warnings, such as a prefix that is not declared, do not matter unless they are many.
+        """
         log = self._parser.feed_error_log
-        if self._is_html:  # what is wrong in XML is usual in HTML
-            log = log.filter_from_fatals()
-        return next(iter(log), None)
+        for entry in log:
+            is_fatal = entry.level == etree.ErrorLevels.FATAL
+            is_entity = entry.type == etree.ErrorTypes.WAR_UNDECLARED_ENTITY
+            if is_fatal or is_entity or len(log) > _MOST_WARNINGS:
+                return entry
+        return None
 
     def _reject_entities(self, element: Any, line: int) -> None:
         """Raise a DataError if the file declares entities, which may be large or outside files."""
@@ -249,7 +258,7 @@ class ElementReader:
             raise self._error("the file declares entities, which nmt does not expand", line)
 
     def _restart(self, line: int) -> None:
-        """Continue after an element that is lost, with a parser that reads its ancestors again.
+        """Continue after the element with another parser, which reads the ancestors again.
 
         Raises:
             DataError: The ancestors are not well-formed.

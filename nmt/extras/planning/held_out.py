@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ class BlockSample:
         if self._block:
             self._end_block()
         self._blocks.sort()
-        return [pair for _, block in self._blocks for pair in block]
+        return list(chain.from_iterable(block for _, block in self._blocks))
 
 
 def comparable(text: str) -> str:
@@ -101,8 +102,8 @@ def reasons_against(
         if not all(any(map(str.isalpha, side)) for side in pair):
             problems.add("no letters")
         reasons.append(problems)
-    for number, found in _diagnosed(pairs, languages, folder).items():
-        reasons[number] |= found
+    for number, reason in _diagnosed(pairs, languages, folder):
+        reasons[number].add(reason)
     counts = Counter[str]()
     for problems in reasons:
         counts.update(problems)
@@ -112,8 +113,8 @@ def reasons_against(
 
 def _diagnosed(
     pairs: Sequence[Texts], languages: tuple[str, str], folder: Path
-) -> Mapping[int, set[str]]:
-    """Return the reasons that the diagnosis of whole corpora finds, by the number of the pair."""
+) -> Iterator[tuple[int, str]]:
+    """Yield the number of each pair in which the diagnosis of corpora finds a problem, and why."""
     name = "sample"
     config = FilterConfig()
     material = Material(
@@ -136,7 +137,9 @@ def _diagnosed(
         lines = _SampleLines(pairs, languages)
         diagnosis.learn(lines, {name: (0, len(pairs))}, lines.sizes)
     problems = diagnosis.of_block(name, 0, np.ones(len(pairs), bool))
-    return {number: {problem.reason for problem in found} for number, found in problems.items()}
+    for number, found in problems.items():
+        for problem in found:
+            yield number, problem.reason
 
 
 class _SampleSide:
@@ -177,8 +180,7 @@ def count_copies(files: Sequence[Path], pairs: Iterable[Texts]) -> tuple[Counter
         For each side, the number of lines by the comparable form of the sentence.
     """
     counts = []
-    for file, texts in zip(files, zip(*pairs, strict=True), strict=False):
-        wanted = set(map(comparable, texts))
+    for file, wanted in zip(files, _sides(pairs), strict=True):
         with file.open(encoding="utf-8", newline="\n") as lines:
             sentences = (comparable(line.rstrip("\n")) for line in lines)
             counts.append(Counter(filter(wanted.__contains__, sentences)))
@@ -207,7 +209,7 @@ def draw(
     for pair in shuffled:
         level = max(count[comparable(text)] for count, text in zip(copies, pair, strict=True))
         levels.setdefault(level, []).append(pair)
-    seen = [set(map(comparable, texts)) for texts in zip(*given, strict=True)] or [set(), set()]
+    seen = _sides(given)
     drawn: list[Texts] = []
     for level in range(1, _MOST_COPIES + 1):
         for pair in levels.get(level, ()):
@@ -222,15 +224,25 @@ def draw(
 
 
 def sentences_to_remove(
-    held_out: Sequence[Texts], copies: Sequence[Counter[str]]
+    held_out: Iterable[Texts], copies: Sequence[Counter[str]]
 ) -> tuple[set[str], set[str]]:
     """Return the sources and the targets that training must not contain, in comparable form.
 
     A frequent sentence is not among them: a model must learn it.
     """
-    sides = []
-    for texts, counts in zip(zip(*held_out, strict=True), copies, strict=True):
-        keys = set(map(comparable, texts))
-        sides.append({key for key in keys if counts[key] <= _MOST_COPIES})
-    source, target = sides
-    return source, target
+    sources, targets = _sides(held_out)
+    source_counts, target_counts = copies
+    return (
+        {key for key in sources if source_counts[key] <= _MOST_COPIES},
+        {key for key in targets if target_counts[key] <= _MOST_COPIES},
+    )
+
+
+def _sides(pairs: Iterable[Texts]) -> tuple[set[str], set[str]]:
+    """Return the comparable forms of all sources and of all targets."""
+    sources: set[str] = set()
+    targets: set[str] = set()
+    for source, target in pairs:
+        sources.add(comparable(source))
+        targets.add(comparable(target))
+    return sources, targets

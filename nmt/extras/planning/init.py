@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 _CONFIG_NAME = "config.yaml"
 _PRETRAINED_NAME = "pretrained.yaml"
-_DOWNLOADS = Path("downloads")
+_DOWNLOADS = "downloads"  # Name of the folder of downloads, next to the output folder.
 _PRETRAINED = "facebook/nllb-200-distilled-600M"
 _TRAIN = "train"
 _HELD_OUT = ("valid", "test")
@@ -166,7 +166,7 @@ class Start:
     def as_text(self) -> str:
         """Return a report that ends with the next commands."""
         folder = self.config.parent
-        sides = [[_shortened(text) for text in pair] for pair in self.first_pairs]
+        sides = [tuple(map(_shortened, pair)) for pair in self.first_pairs]
         width = max(len(source) for source, _ in sides)
         text_files = _files(folder, _TRAIN, self.languages)
         get_pretrained = [
@@ -201,7 +201,11 @@ def init(options: InitOptions) -> Start:
             few pairs.
     """
     wanted = Wanted(_languages(options.languages), _columns(options.columns))
-    places = _local_places(options.places, wanted)
+    downloads = Path(_DOWNLOADS)
+    if options.output is not None:
+        _check_output(options.output)  # before a long download
+        downloads = options.output.parent / _DOWNLOADS
+    places = _local_places(options.places, wanted, downloads)
     found = find_places(places, wanted, format_name=options.format, encoding=options.encoding)
     codes = found.languages
     check_languages(dict(zip(("source", "target"), codes, strict=True)))
@@ -214,7 +218,7 @@ def init(options: InitOptions) -> Start:
     parts = {str(part): files for part, files in found.parts.items()}
     for part in _HELD_OUT:
         if getattr(options, part):
-            places = _local_places(getattr(options, part), Wanted(codes))
+            places = _local_places(getattr(options, part), Wanted(codes), downloads)
             in_places = find_places(places, Wanted(codes), encoding=options.encoding)
             parts[part] = in_places.parts["train"]
     corpora = {part: _corpus(files, wanted) for part, files in parts.items()}
@@ -260,7 +264,7 @@ def init(options: InitOptions) -> Start:
                 raise DataError(problem, fix="Pass more text, or `valid` and `test`.")
             counts[part] = _write(_files(place, part, codes), pairs_of_part)
         # The rest is for training.
-        removed = sentences_to_remove(list(chain.from_iterable(held_out.values())), copies)
+        removed = sentences_to_remove(chain.from_iterable(held_out.values()), copies)
         train = _files(place, _TRAIN, codes)
         counts[_TRAIN] = _write(train, _without(_read_copy(whole), removed))
         if not counts[_TRAIN]:
@@ -321,10 +325,10 @@ def _columns(names: Sequence[str]) -> tuple[Column, Column] | None:
     return source, target
 
 
-def _local_places(places: Sequence[Path], wanted: Wanted) -> list[Path]:
+def _local_places(places: Sequence[Path], wanted: Wanted, downloads: Path) -> list[Path]:
     """Download the places that are elsewhere, and replace patterns by their files."""
     files = matching_files(places)
-    return [local_place(place, wanted.languages, _DOWNLOADS) for place in files]
+    return [local_place(place, wanted.languages, downloads) for place in files]
 
 
 def _check_output(folder: Path) -> None:

@@ -15,8 +15,8 @@ class InitOptions(Options):
     """The text to split, and the output folder.
 
     Args:
-        places: Parallel text: two aligned files, a file with both sides, an archive, a folder, or
-            shards of both sides.
+        places: Parallel text: two aligned files, a file with both sides, an archive, a folder,
+            shards of both sides, or a corpus to download: opus:NAME, hub:NAME.
         output: Output folder; it must not exist.
         languages: Language pair, such as de-en.
         columns: Columns of source and target in a table: numbers from 0, or names. Keys of JSON
