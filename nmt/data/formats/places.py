@@ -162,11 +162,12 @@ def find_places(
         pairs = _pairs_by_name(sides, wanted.languages)
     corpora = list(pairs)
     in_pairs = {path for pair in pairs for path in pair.paths}
+    named_sides = {file for file in sides if any(sides_of(file.name))}
     for file in files:
         if file.path in in_pairs:
             continue
         try:
-            if pairs and file in sides and any(sides_of(file.name)):
+            if pairs and file in named_sides:
                 problem = f"{file.path} is in another language, or lacks its other side."
                 raise DataError(problem, fix="Pass both sides of each file, or leave it out.")
             corpora.append(_file_with_both_sides(search, file))
@@ -242,7 +243,7 @@ def _has_suffix_of_format(file: _File) -> bool:
 def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpus]:
     """Return the corpus of two files that the user has passed as source and target.
 
-    None if each of them has both sides.
+    Empty if each of them has both sides.
     """
     if source.path == target.path:
         problem = f"SOURCE and TARGET are the same file, {source.path}."
