@@ -101,6 +101,11 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     return tuple(paths)
 
 
+def has_shards(config: CorpusConfig) -> bool:
+    """Whether a corpus has several files with pairs, so that line numbers occur again."""
+    return max(len(matching_files(config.path)), len(matching_files(config.source))) > 1
+
+
 def text_files(
     config: CorpusConfig, languages: tuple[str, str]
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

@@ -10,7 +10,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nmt.data.corpus import has_shards
 from nmt.data.diagnosis import Diagnosis, Looked, Material
 from nmt.data.filters import ListedProblem, PairProblem, filter_actions
 from nmt.data.formats.pair import SentencePair
 from nmt.data.prepare_report import PrepareReport
-from nmt.data.store import Lines
+from nmt.data.store import Lines, ParallelStore
 from nmt.data.workers import Arrays
 from nmt.extras.cleaning.alignment import FEWEST_ALIGNED, FEWEST_SCORED, CutLines, align_corpora
 from nmt.extras.cleaning.leakage import CopySearch, HeldOutSet, Leaks
@@ -76,6 +77,20 @@ def look_at(
     return Looked(problems, {_HASHES: hashes, _LEAKS: leak_rows})
 
 
+@dataclass(frozen=True)
+class _LineNumbers:
+    """The numbers of the lines of a corpus in its file. Only the path of the store is pickled."""
+
+    store: ParallelStore
+    start: int  # first row of the corpus
+    end: int  # row after its last row
+
+    def __getitem__(self, pairs: slice) -> list[int]:
+        """Return the numbers of some pairs, which are counted from 0."""
+        numbers = self.store.lines[self.start : self.end]
+        return list(map(int, numbers[pairs]))
+
+
 class CorpusDiagnosis(Diagnosis):
     """Runs all checks that compare whole corpora."""
 
@@ -109,6 +124,8 @@ class CorpusDiagnosis(Diagnosis):
         self._ranges: Mapping[str, Sequence[Range]] = {}  # misaligned ranges of each corpus
         self._num_returned = 0  # kept pairs in all blocks for which `of_block` was called
         self._num_lines: Mapping[str, int] = {}  # of each corpus
+        # Of each corpus of a single file, which may have a header and pairs of several lines.
+        self._line_numbers: dict[str, _LineNumbers] = {}
         self._writing: Future[None] | None = None  # the file of lexical scores
 
     def see(
@@ -130,7 +147,7 @@ class CorpusDiagnosis(Diagnosis):
                 languages = str(problem.limit), str(problem.value)
                 self._num_detected[languages] += 1
                 if self._num_detected[languages] <= _NUM_FIRST:
-                    line = {"corpus": problem.corpus, "line": problem.line}
+                    line = {"corpus": problem.place, "line": problem.line}
                     self._first_detected[languages].append(line)
         if self._dual is not None:
             self._dual_lines.extend(pair.line for pair in pairs)
@@ -165,8 +182,14 @@ class CorpusDiagnosis(Diagnosis):
         if "misaligned" in self._actions:
             self._ranges = alignment.ranges
         self.lexicon = alignment.lexicon
+        if isinstance(lines, ParallelStore):
+            for name, corpus in material.corpora.items():
+                if not has_shards(corpus):
+                    self._line_numbers[name] = _LineNumbers(lines, *spans[name])
         path = material.folder / LEXICAL
-        self._writing = material.workers.submit(write_scores, path, alignment.scores)
+        self._writing = material.workers.submit(
+            write_scores, path, alignment.scores, self._line_numbers
+        )
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
@@ -229,7 +252,13 @@ class CorpusDiagnosis(Diagnosis):
         unrelated = []
         for corpus, ranges in self._ranges.items():
             for misaligned in ranges:
-                entry = {"corpus": corpus, "start": misaligned.start, "end": misaligned.end}
+                start = misaligned.start
+                end = misaligned.end
+                if corpus in self._line_numbers:
+                    numbers = self._line_numbers[corpus]
+                    [start] = numbers[start - 1 : start]
+                    [end] = numbers[end - 1 : end]
+                entry = {"corpus": corpus, "start": start, "end": end}
                 if misaligned.offset is None:
                     unrelated.append(entry)
                 else:

@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -116,20 +117,19 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
 
 
 def write_scores(
-    path: Path, scores: Mapping[str, Scores], lines: Mapping[str, Sequence[int]] | None = None
+    path: Path, scores: Mapping[str, Scores], lines: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
     """Write a compressed TSV file of corpus, line and score. The same scores give the same bytes.
 
     Args:
         path: A new file.
         scores: The scores of each corpus.
-        lines: Line number of each score, by corpus; None if every line has a score.
+        lines: Line number of each score, by corpus, to be sliced. If a corpus is missing, its pairs
+            are numbered from 1.
     """
     with open_table(path, "corpus", "line", "score") as file:
         for corpus, corpus_scores in scores.items():
-            line_numbers: Sequence[int] = range(1, len(corpus_scores) + 1)
-            if lines is not None:
-                line_numbers = lines[corpus]
+            line_numbers = lines.get(corpus, range(1, len(corpus_scores) + 1))
             for start in range(0, len(corpus_scores), _WRITTEN_AT_ONCE):
                 block = slice(start, start + _WRITTEN_AT_ONCE)
                 block_scores = corpus_scores[block].tolist()

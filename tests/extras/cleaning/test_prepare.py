@@ -70,6 +70,28 @@ def test_misaligned_pairs_can_be_dropped_and_the_comparison_of_words_switched_of
         assert (tmp_path / lexical / "lexical.tsv.gz").exists() == (lexical == "report")
 
 
+def test_lists_and_ranges_have_the_line_numbers_of_the_file(tmp_path: Path) -> None:
+    """Each row of the table has two lines, and its header one: row n starts at line 2 n."""
+    source, target = corpus(400)
+    rows = zip(source, target[:200] + target[201:] + ["end"], strict=True)
+    table = write(
+        tmp_path, "train.csv", ["de,en", *(f'"{left}\n",{right}' for left, right in rows)]
+    )
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    data["train"] = [{"name": "numbers", "path": table}]
+    filters = {"misaligned": "drop"}
+    report = prepare(config_for(tmp_path, data=data, tokenizer=SIZES, filters=filters))
+    dropped = [int(row[1]) for row in rows_of(tmp_path / "prepared", "dropped")]
+    (shift,) = report.shifts
+    assert (shift["start"], shift["end"]) == (dropped[0], dropped[-1])
+    assert abs(shift["start"] - 2 * 202) <= 6
+    assert {line % 2 for line in dropped} == {0}
+    scored = [
+        int(row[1]) for row in rows_of(tmp_path / "prepared", "lexical") if row[0] == "numbers"
+    ]
+    assert scored == [*range(2, 802, 2)]
+
+
 def test_all_lines_of_misaligned_ranges_go_and_the_ten_largest_ranges_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
