@@ -72,7 +72,8 @@ class Table:
         columns = wanted.columns or named or choose_columns(rows, name)
         width = max(map(len, rows))
         source, target = (_number_of(column, header, width, name) for column in columns)
-        has_header = named is not None or any(isinstance(column, str) for column in columns)
+        are_named = named is not None or any(isinstance(column, str) for column in columns)
+        has_header = are_named or _names_numbers(header, full_rows)
         languages = None
         if has_header and max(source, target) < len(header):
             languages = code_of_name(header[source]), code_of_name(header[target])
@@ -180,6 +181,14 @@ def _names_of_texts(header: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
         if are_texts(cells):
             names.append(name)
     return names
+
+
+def _names_numbers(first_row: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row has a word above a column of numbers, so that it is a header."""
+    for name, cells in zip(first_row, zip(*rows, strict=True), strict=False):
+        if name.strip().isalpha() and all(map(str.isdecimal, cells)):
+            return True
+    return False
 
 
 def _sniffed_delimiter(lines: Sequence[str]) -> str:
