@@ -35,6 +35,13 @@ TRAIN = "train"
 TOKENIZER = "tokenizer"
 AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
 _LEARNING = 2  # Raised when vocabularies are learned in another way.
+# Keys that older versions do not have, with the default that changes nothing; and the keys that
+# older versions have instead, in every corpus.
+_LATER_KEYS = {
+    "path": None, "format": None, "columns": None, "encoding": None, "on_bad_row": "error",
+    "held_out": "report",
+}  # fmt: skip
+_FORMER_KEYS = {"tsv": None, "csv": None, "jsonl": None, "columns": [0, 1]}
 # Keys of the data section that say how often training reads each corpus.
 _WEIGHTS: Any = {
     "train": {"__all__": {"weight"}},
@@ -281,7 +288,7 @@ class Recipe:
             vocab_hash: Replaces the hash of the vocabulary of ``init_from`` if that model has been
                 deleted, because a resumed run no longer needs it.
         """
-        inputs = dict(self.bound)
+        inputs = _in_former_keys(self.bound)
         if self.drops_held_out:
             inputs["test"] = self.data.model_dump(mode="json", include={"test"})
         if self.init_from is None:  # the vocabulary is learned from text with noise
@@ -307,6 +314,25 @@ class Recipe:
         # or, with the same vocabulary, for a new run or by another version of nmt.
         hash_of_new_run = replace(self, vocabulary=None).hash()
         return manifest.config_hash in (self.hash(), hash_of_new_run, self.hash_of_run)
+
+
+def _in_former_keys(value: Any) -> Any:
+    """Return settings in the keys of older versions, as far as these say the same.
+
+    Their prepared folders of corpora in text files stay up to date. Other formats are now read in
+    another way.
+    """
+    if isinstance(value, list):
+        return list(map(_in_former_keys, value))
+    if not isinstance(value, Mapping):
+        return value
+    former = {}
+    if "huggingface" in value:  # a corpus
+        former = dict(_FORMER_KEYS)
+    for key, item in value.items():
+        if key not in _LATER_KEYS or item != _LATER_KEYS[key]:
+            former[key] = _in_former_keys(item)
+    return former
 
 
 def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:

@@ -38,6 +38,8 @@ _LANGUAGES = {
     "cp1254": ("Turkish",),
     "cp1258": ("Vietnamese",),
 }
+# Rare encodings that resemble Western European ones.
+_OLD_MACS = ["mac_iceland", "mac_latin2", "mac_roman", "mac_turkish"]
 _READ_BYTES = 1 << 20
 _BAD_BYTES = "nmt-bad-bytes"  # Name of the handler of bad bytes.
 _ESCAPED = 0xDC00  # The lone surrogate of a byte, minus the byte.
@@ -100,7 +102,8 @@ def probable_encoding(start: bytes) -> str | None:
         return "utf-16-le" if start[1::2].count(0) > start[::2].count(0) else "utf-16-be"
     from charset_normalizer import from_bytes  # noqa: PLC0415 - only for text that is not UTF-8
 
-    matches = list(from_bytes(start))  # from little to much chaos
+    # From little to much chaos.
+    matches = list(from_bytes(start, cp_exclusion=_OLD_MACS))
     if not matches:
         return None
     likely = [match for match in matches if match.chaos <= matches[0].chaos + _SIMILAR_CHAOS]

@@ -328,6 +328,30 @@ def test_rows_that_cannot_be_read_are_counted_and_too_many_are_an_error(tmp_path
     assert counts == {"read": 200, "kept": 196, "columns": 3, "nul": 1}
 
 
+def test_folders_of_older_versions_with_text_files_are_up_to_date() -> None:
+    """The hash is the one that the version before format 4 of configurations has computed."""
+    data = {
+        "train": [
+            {"source": "train.de", "target": "train.en"},
+            {"huggingface": "wmt/wmt14", "subset": "de-en", "weight": 2.0},
+        ],
+        "valid": {"source": "valid.de", "target": "valid.en"},
+        "test": {"t": {"sacrebleu": "wmt14"}},
+        "replay": {"train": [{"demo": "train"}], "valid": {"demo": "valid"}},
+    }
+    values: dict[str, Any] = {
+        "name": "numbers", "source_language": "de", "target_language": "en", "data": data,
+        "tokenizer": {"vocab_size": 300}, "training": {"max_steps": 1},
+    }  # fmt: skip
+    config = RunConfig.model_validate(values)
+    old_hash = "a65b209cb4fb38841fe739c9906c03b8a8537a76ed5e64973426b308deef71b5"
+    assert recipe_of(config).hash() == old_hash
+    data["train"] = [{"source": "train.de", "target": "train.en", "encoding": "latin-1"}]
+    assert recipe_of(RunConfig.model_validate(values)).hash() != old_hash
+    values["filters"] = {"on_bad_row": "skip"}
+    assert recipe_of(RunConfig.model_validate(values)).hash() != old_hash
+
+
 def test_validation_text_has_all_references(tmp_path: Path) -> None:
     source, target = corpus(9)
     pairs = write_pairs(tmp_path, ["", *source[1:]], target, "held")

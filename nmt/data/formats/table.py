@@ -68,11 +68,16 @@ class Table:
             raise DataError(f"{name} has no rows.", fix="Pass a file with sentence pairs.")
         header = [cell.strip() for cell in rows[0]]
         full_rows = [row for row in rows[1:] if len(row) == len(header)]
-        named = named_columns(_names_of_texts(header, full_rows), wanted.languages)
+        named = None
+        if wanted.languages is not None:
+            named = named_columns(header, wanted.languages)
+        if named is None:
+            named = named_columns(_names_of_texts(header, full_rows), wanted.languages)
         columns = wanted.columns or named or choose_columns(rows, name)
         width = max(map(len, rows))
         source, target = (_number_of(column, header, width, name) for column in columns)
-        has_header = named is not None or any(isinstance(column, str) for column in columns)
+        are_named = named is not None or any(isinstance(column, str) for column in columns)
+        has_header = are_named or _names_numbers(header, full_rows)
         languages = None
         if has_header and max(source, target) < len(header):
             languages = code_of_name(header[source]), code_of_name(header[target])
@@ -182,6 +187,14 @@ def _names_of_texts(header: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     return names
 
 
+def _names_numbers(first_row: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row has a word above a column of numbers, so that it is a header."""
+    for name, cells in zip(first_row, zip(*rows, strict=True), strict=False):
+        if name.strip().isalpha() and all(map(str.isdecimal, cells)):
+            return True
+    return False
+
+
 def _sniffed_delimiter(lines: Sequence[str]) -> str:
     """Return the delimiter that splits most lines into the same number of fields; or nothing."""
     usual_rows = {}  # number of rows with the usual number of fields, by delimiter
@@ -199,17 +212,18 @@ def _has_quotes(lines: Sequence[str], delimiter: str) -> bool:
     A spreadsheet doubles the quotes inside of a field, and quotes a field with a line break. In
     text, a field may begin with a quote that ends before the field: then quotes are text.
     """
-    is_doubled = False
+    with_quotes = [line for line in lines if f"{delimiter}{_QUOTE}" in f"{delimiter}{line}"]
+    has_doubled_quotes = any(_QUOTE * 2 in line for line in with_quotes)
+    # Without regard to quotes, fields that contain delimiters or line breaks change the numbers.
+    plain_counts = {line.count(delimiter) for line in lines if line}
     try:
-        rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
-        for row in rows:
-            is_doubled |= any(_QUOTE in cell[1:-1] or "\n" in cell for cell in row)
+        rows = list(csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True))
     except csv.Error as error:
         # The last field may be open only because the sample ends inside of it.
         is_cut = "end of data" in str(error)
-        return is_doubled and is_cut
-    has_quotes = any(f"{_QUOTE}{_QUOTE}" in line for line in lines)
-    return is_doubled and has_quotes
+        return has_doubled_quotes and is_cut
+    widths = {len(row) for row in rows if row}
+    return has_doubled_quotes or len(plain_counts) > len(widths) == 1
 
 
 def _first_rows(lines: Sequence[str], delimiter: str, is_quoted: bool) -> list[list[str]]:
