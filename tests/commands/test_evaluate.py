@@ -396,6 +396,21 @@ def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     assert any(re.match("wmt14: .*en-de", line) for line in listed)
 
 
+def test_references_of_the_configuration_count_as_those_of_the_command(model: Path) -> None:
+    source, first = model.parent / "test.lower", model.parent / "test.upper"
+    second = write(model.parent / "second", ["nothing" for _ in SENTENCES])
+    text = (model / "config.yaml").read_text()
+    several = f"{{source: {source}, target: [{second}, {first}]}}"
+    more = text.replace("  test:\n", f"  test:\n    several: {several}\n")
+    (model / "config.yaml").write_text(more)
+    of_config = scores_of(model, "-t", "several")
+    flags = ("--source", source, "--reference", second, "--reference", first)
+    of_command = scores_of(model, *flags)
+    assert of_config["num_references"] == of_command["num_references"] == 2
+    assert of_config["systems"] == of_command["systems"]
+    assert of_config["systems"][0]["scores"][0]["value"] == pytest.approx(100)
+
+
 def test_each_test_set_is_translated_in_its_direction(
     model: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,15 @@ def test_it_is_prepared_like_a_file_and_recognized_by_its_hash(tmp_path: Path) -
     assert not prepare(config, piped=Pipe(TEXT + TEXT[: TEXT.index(b"\n") + 1])).up_to_date
 
 
+def test_its_format_may_be_named(tmp_path: Path) -> None:
+    rows = [line.split("\t") for line in TEXT.decode().splitlines()]
+    objects = [json.dumps({"de": row[0], "en": row[1]}) + "\n" for row in rows]
+    named = piped_config(tmp_path, train=[{"path": "-", "format": "jsonl"}])
+    report = prepare(named, piped=Pipe("".join(objects).encode()))
+    assert report.counts["standard input"]["kept"] == 120
+    assert report.notes[0] == "standard input is read as jsonl, columns de and en"
+
+
 def test_its_report_alone_writes_nothing_and_its_size_is_unknown(tmp_path: Path) -> None:
     config = piped_config(tmp_path)
     report = prepare(config, report_only=True, piped=Pipe(TEXT))
@@ -68,6 +77,7 @@ def test_its_report_alone_writes_nothing_and_its_size_is_unknown(tmp_path: Path)
         {"train": [{"tsv": "-"}, {"tsv": "-"}]},
         {"valid": {"tsv": "-"}},
         {"train": [{"source": "-", "target": "x"}]},
+        {"train": [{"path": "-", "format": "tsv"}, {"tsv": "-"}]},
     ],
 )
 def test_it_is_one_training_corpus_and_nothing_else(tmp_path: Path, data: dict[str, Any]) -> None:

@@ -245,6 +245,19 @@ def test_samples_are_source_translation_and_reference_of_the_best_the_median_and
     }
 
 
+def test_a_translation_may_agree_with_any_reference() -> None:
+    nobody: Any = None
+    hypotheses = ["the dog runs home", "a large cat sleeps here"]
+    references = [["the dog runs home", "other words"], ["other words", hypotheses[1]]]
+    text = HeldOutText(["a", "b"], references[0], nobody, nobody, "en")
+    assert text.score(hypotheses)["text"]["bleu"] < 90
+    both = replace(text, other_references=references[1:])
+    assert both.score(hypotheses)["text"] == {
+        "bleu": pytest.approx(100),
+        "chrf": pytest.approx(100),
+    }
+
+
 @pytest.mark.parametrize(
     ("language", "metric", "order"),
     [
