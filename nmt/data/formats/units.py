@@ -27,6 +27,8 @@ from nmt.errors import DataError
 SOURCE = "source"  # Stands for the code of a language that the file does not name.
 TARGET = "target"
 _UNNAMED = (SOURCE, TARGET)
+Codes = tuple[str, str]  # of both languages
+Texts = Mapping[str, str | None]  # by language code
 _SAMPLED_UNITS = 1000
 
 
@@ -41,7 +43,7 @@ class Unit:
     """
 
     line: int
-    texts: Mapping[str, str | None]
+    texts: Texts
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class UnitFormat:
         first_items = islice(self.read(source_of_sample(sample)), _SAMPLED_UNITS)
         units = [item for item in first_items if isinstance(item, Unit)]
         columns = choose_languages(units, wanted, str(sample.path))
-        languages = [None if code in _UNNAMED else code for code in columns]
-        return Layout(self.name, sample.encoding, columns, (languages[0], languages[1]))
+        source, target = (None if code in _UNNAMED else code for code in columns)
+        return Layout(self.name, sample.encoding, columns, (source, target))
 
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file; its units are parsed while it is read."""
@@ -75,7 +77,7 @@ class UnitFormat:
         return PairReader([str(path)], [pairs], as_read)
 
 
-def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> tuple[str, str]:
+def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Codes:
     """Return the codes of source and target: the wanted ones, or the only two.
 
     Args:
@@ -93,17 +95,17 @@ def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> tuple[
     if wanted.columns is not None:
         chosen = [str(column) for column in wanted.columns if column in codes]
     elif wanted.languages is not None:
-        chosen = [_code_in_file(wanted.languages, side, units, codes) for side in (0, 1)]
-    if len(chosen) == 2 and "" not in chosen and chosen[0] != chosen[1]:
+        for_source = _code_in_file(wanted.languages, 0, units, codes)
+        for_target = _code_in_file(wanted.languages, 1, units, codes)
+        chosen = [for_source, for_target]
+    if len(chosen) == len(set(chosen)) == 2 and all(chosen):
         return chosen[0], chosen[1]
     problem = f"{name}: it is not certain which languages are source and target."
     problem += f" The languages of its first units are {', '.join(codes) or 'unknown'}."
-    raise DataError(problem, fix="Name two of these codes, as in `columns` CODE,CODE.")
+    raise DataError(problem, fix="Choose two of these codes, as in `columns` CODE,CODE.")
 
 
-def _code_in_file(
-    languages: tuple[str, str], side: int, units: Sequence[Unit], codes: Sequence[str]
-) -> str:
+def _code_in_file(languages: Codes, side: int, units: Sequence[Unit], codes: Sequence[str]) -> str:
     """Return the code that finds the texts of a language; empty if it is not certain.
 
     ``en`` finds ``en-US`` and ``en-GB``, unless the same unit has both.
@@ -121,7 +123,7 @@ def _code_in_file(
     return language if matches else ""
 
 
-def text_in(language: str, texts: Mapping[str, str | None]) -> str | None:
+def text_in(language: str, texts: Texts) -> str | None:
     """Return the text in a language; None if there is none.
 
     >>> text_in("en", {"de": "Haus", "en-GB": "House"})
@@ -142,12 +144,13 @@ def pairs_of_units(
 
     A unit that lacks a language, but translates between others, is not a pair of this corpus.
     """
-    columns = layout.columns or _UNNAMED
+    source_language, target_language = map(str, layout.columns or _UNNAMED)
     for unit in units:
         if isinstance(unit, BadPair):
             yield unit
             continue
-        source, target = (text_in(str(column), unit.texts) for column in columns)
+        source = text_in(source_language, unit.texts)
+        target = text_in(target_language, unit.texts)
         texts = list(filter(None, unit.texts.values()))
         if source is not None and target is not None:
             yield pair_of(source, target, unit.line, options)

@@ -37,6 +37,7 @@ _SIDES = {
 }
 _ANY_LANGUAGE = "any"  # in the place of the code
 _MOST_CHARACTERS = 1 << 28  # of the references of a set, which are in memory
+Key = tuple[str, str]  # Document and number of a segment.
 
 
 class Segment(NamedTuple):
@@ -52,7 +53,7 @@ class Segment(NamedTuple):
 
     side: str
     language: str
-    key: tuple[str, str]
+    key: Key
     text: str
     line: int
 
@@ -66,9 +67,11 @@ def open_set(
     source: Path, reference: Path, encoding: str | None, options: ReadOptions
 ) -> PairReader:
     """Open both sides of a set in SGML to read its pairs."""
-    sides = [source_of_file(path, encoding, options.on_bad_utf8) for path in (source, reference)]
+    source_text = source_of_file(source, encoding, options.on_bad_utf8)
+    reference_text = source_of_file(reference, encoding, options.on_bad_utf8)
+    units = _units_of_sides(source_text, reference_text)
     layout = Layout(WMT.name, columns=(SOURCE, TARGET))
-    pairs = pairs_of_units(_units_of_sides(sides[0], sides[1]), layout, options)
+    pairs = pairs_of_units(units, layout, options)
     return PairReader([str(source), str(reference)], [pairs], as_read)
 
 
@@ -121,7 +124,7 @@ def aligned_segments(
     Raises:
         DataError: The sources or the references are missing, or are too large for a test set.
     """
-    translations: dict[tuple[str, str], list[Segment]] = defaultdict(list)
+    translations: dict[Key, list[Segment]] = defaultdict(list)
     num_characters = 0
     for reference in references:
         for segment in read_segments(reference):
@@ -139,7 +142,8 @@ def aligned_segments(
             has_sources = True
             yield segment, translations.get(segment.key, ())
     if not has_sources:
-        names = " and ".join(dict.fromkeys(text.name for text in (source, *references)))
+        files = dict.fromkeys(text.name for text in (source, *references))
+        names = " and ".join(files)
         problem = f"{names}: sources or references are missing; a set in SGML is several files."
         fix = "Pass the source and the reference, as in {source: SET-src.de.sgm, target: "
         raise DataError(problem, fix=f"{fix}SET-ref.en.sgm}}.")
@@ -166,7 +170,8 @@ def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
             if language == _ANY_LANGUAGE:
                 language = side
             name = document.get("docid") or document.get("id", "")
-            yield Segment(side, language, (name, element.get("id")), content, line)
+            key = name, element.get("id")
+            yield Segment(side, language, key, content, line)
 
 
 def _units(source: TextSource) -> Iterator[Unit | BadPair]:

@@ -290,7 +290,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 def measured(*paths: Path) -> list[str]:
     """Return the number of pairs of each file, and its error; and last the growth in MiB."""
     command = [sys.executable, "-c", MEASURE, *map(str, paths)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return result.stdout.splitlines()
 
 
 @pytest.mark.long
