@@ -20,6 +20,12 @@ from tests.process import LIMIT
 GERMAN = ["haus", "baum", "hund", "katze", "wasser", "feuer", "erde", "wind", "sonne", "mond"]
 ENGLISH = ["house", "tree", "dog", "cat", "water", "fire", "earth", "wind", "sun", "moon"]
 
+# A model that is trained within seconds.
+SMALL = (
+    *("model.encoder_layers=1", "model.decoder_layers=1", "model.model_dim=64"),
+    *("model.num_heads=2", "batch.max_tokens=600"),
+    *("training.max_steps=15", "training.precision=float32"),
+)
 PARTS = ("train", "valid", "test")
 
 
@@ -39,7 +45,7 @@ def nmt(folder: Path, *words: str, **environment: str) -> str:
     """Run a command that succeeds; return what it printed."""
     result = subprocess.run(
         [sys.executable, "-m", "nmt", *words], cwd=folder, env={**os.environ, **environment},
-        capture_output=True, text=True, check=False, timeout=LIMIT,
+        capture_output=True, text=True, check=False, timeout=3 * LIMIT,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return result.stdout + result.stderr
@@ -74,13 +80,8 @@ def test_a_corpus_of_opus_is_prepared_with_two_commands(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_corpus_of_opus_becomes_a_model_with_two_commands(tmp_path: Path) -> None:
     start_from_opus(tmp_path)
-    small = ("model.encoder_layers=1", "model.decoder_layers=1", "training.max_steps=2")
-    nmt(
-        tmp_path,
-        "train",
-        "data/new/config.yaml",
-        *(word for key in small for word in ("--set", key)),
-    )
+    flags = [word for setting in SMALL for word in ("--set", setting)]
+    nmt(tmp_path, "train", "data/new/config.yaml", *flags)
     nmt(tmp_path, "translate", "runs/new", "--input", "data/new/test.en", "--output", "test.de")
     assert len((tmp_path / "test.de").read_text("utf-8").splitlines()) == 30
 
