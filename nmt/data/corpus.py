@@ -17,7 +17,7 @@ from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
 from nmt.data.formats.layout import Wanted
-from nmt.data.formats.lines import decoded_lines, raw_lines, shown_path
+from nmt.data.formats.lines import decoded_lines, raw_lines, refuse_wide_text, shown_path
 from nmt.data.formats.pair import (
     BadPair,
     Pair,
@@ -195,8 +195,9 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
     for path in matching_files((*corpus.source, *corpus.target)):
         if is_set(path):
             continue
-        lines = islice(raw_lines(path, corpus.encoding, most), NUM_LINES)
-        texts = ["" if line is None else line.decode("utf-8", "replace") for line in lines]
+        lines = [line or b"" for line in islice(raw_lines(path, corpus.encoding, most), NUM_LINES)]
+        refuse_wide_text(path, b"\n".join(lines))
+        texts = [line.decode("utf-8", "replace") for line in lines]
         check_plain(texts, str(path))
     for path in matching_files(corpus.path):
         # Item i of each list is the text of line i + 1, so that messages have the right line. Lines

@@ -158,6 +158,18 @@ def test_bytes_that_are_not_text_are_named_with_the_ways_out(
     assert [pair[0] for pair in found] == lines
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_mark_is_named_and_read_with_its_encoding(
+    tmp_path: Path, encoding: str
+) -> None:
+    content = ("eins\tone\n" * 30).encode(encoding)
+    files = aligned(tmp_path, content, content)
+    for place in (files, {"path": files["source"], "format": "tsv"}):
+        with pytest.raises(DataError, match=f"a.de .* it is probably {encoding}"):
+            check_plain_text(CorpusConfig.model_validate(place), ("de", "en"))
+        assert pairs_of(**place, encoding=encoding)[29][0].startswith("eins")
+
+
 def test_a_damaged_line_of_a_text_in_utf_8_is_no_other_encoding(tmp_path: Path) -> None:
     content = "schön\n".encode() * 5 + b"sch\xf6n\n"
     with pytest.raises(DataError) as caught:

@@ -21,6 +21,7 @@ from nmt.files.lines import STANDARD_INPUT, decode_line, open_binary, plain_name
 # A line of a table or of JSON contains both sides, other fields, and escapes such as \uXXXX.
 LINES_PER_SIDE = 8
 _MOST_CHARACTER_BYTES = 4
+_WIDE_SHARE = 0.25  # Share of NUL bytes in UTF-16, if most characters are Latin; half of the bytes.
 SPOOL = ".standard-input.tsv"  # Name of a copy of standard input.
 
 
@@ -35,6 +36,22 @@ def raw_lines(path: Path, encoding: str | None, max_characters: int) -> Iterator
         yield from split_lines(
             stream, shown_path(path), max_bytes=max_characters * _MOST_CHARACTER_BYTES
         )
+
+
+def refuse_wide_text(path: Path, start: bytes) -> None:
+    """Refuse a file that was read as UTF-8, but is UTF-16 without a byte order mark.
+
+    Args:
+        path: The file.
+        start: Its beginning.
+
+    Raises:
+        DataError: Many bytes are NUL, as in UTF-16.
+    """
+    if start.count(0) > _WIDE_SHARE * len(start):
+        encoding = probable_encoding(start)
+        problem = f"{path} has many NUL bytes: it is probably {encoding}."
+        raise DataError(problem, fix=f"Set `encoding` to {encoding}, or convert the file to UTF-8.")
 
 
 def decoded_lines(
