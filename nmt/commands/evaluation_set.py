@@ -534,8 +534,8 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
             ends = block.offsets[1:]
             # A sentence can begin with two tags, of its language and of its corpus: skip them.
             for _ in range(2):
-                first_ids = ids[np.minimum(starts, ends - 1)]
-                starts = starts + np.isin(first_ids, tag_ids)
+                are_tags = np.isin(ids[starts], tag_ids)
+                starts = np.minimum(starts + are_tags, ends - 1)  # at least one id is left
             keys = _key(ends - starts, ids[starts], ids[ends - 1])
             has_line_key = np.isin(keys, np.array(line_keys, np.int64))
             for index in np.flatnonzero(has_line_key):

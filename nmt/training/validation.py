@@ -145,7 +145,7 @@ def combine(
         """Return the mean or the worst of ``values``, the scores of the sets by ``metric``."""
         if any(map(math.isnan, values)):
             return math.nan
-        # Higher is better, also where lower scores are; `as_quality` is its own inverse.
+        # A higher quality is better, for every metric; `as_quality` is its own inverse.
         qualities = [as_quality(metric, value) for value in values]
         quality = min(qualities)
         if choose_by == "mean":
