@@ -126,15 +126,17 @@ def save_checkpoint(
     """
     folder = checkpoint_dir(run_dir, step)
     tensors_by_file = {MODEL: model, OPTIMIZER: optimizer}
-    needed = _MARGIN_BYTES
+    needed_bytes = _MARGIN_BYTES
     for tensors in tensors_by_file.values():
-        needed += sum(tensor.nbytes for tensor in tensors.values())
+        needed_bytes += sum(tensor.nbytes for tensor in tensors.values())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder.parent).free
-        if free < needed:
-            problem = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
-            raise OSError(errno.ENOSPC, problem)
+        free_bytes = shutil.disk_usage(folder.parent).free
+        if free_bytes < needed_bytes:
+            sizes = (
+                f"it needs {needed_bytes / 2**20:,.1f} MiB, {free_bytes / 2**20:,.1f} MiB are free"
+            )
+            raise OSError(errno.ENOSPC, sizes)
         with atomic.atomic_folder(folder, replace=True) as temporary:
             for name, tensors in tensors_by_file.items():
                 # safetensors needs contiguous tensors. Views of one buffer are allowed, because

@@ -79,9 +79,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     gates = {}  # metric -> minimum score
     if options.fail_under:
         gates = ANALYSES["fail_under"](options.fail_under)
-    contrastive = None
+    score_contrastive = None  # takes the models; returns a section
     if options.contrastive:
-        contrastive = ANALYSES["contrastive"](options.contrastive)
+        score_contrastive = ANALYSES["contrastive"](options.contrastive)
 
     # Models (weights are not loaded yet) and test sets with their files.
     models = [EvaluatedModel(folder, options) for folder in options.models]
@@ -127,7 +127,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     # The report: its `failure` sets the exit code after a failed gate, metric or output file.
     report = EvaluationReport(
         evaluations=tuple(evaluations),
-        sections=(contrastive(models),) if contrastive else (),
+        sections=(score_contrastive(models),) if score_contrastive else (),
         sentence_level=options.sentence_level,
     )
     for path, write in writers.items():
@@ -292,11 +292,11 @@ class EvaluatedSet:
         if options.external:
             self.metrics[_EXTERNAL] = f"{_EXTERNAL}:{options.external}"
         self.scorers = self.make_scorers(self.test.references, self.test.source)
-        count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
+        num_resamples = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
         # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
         significance = options.significance or ("ar" if options.fail_if_worse else "bs")
-        trials = options.resamples or DEFAULT_TRIALS  # not used if `resamples` is 0
-        self.resampling = Resampling(count, options.seed, significance, trials)
+        num_trials = options.resamples or DEFAULT_TRIALS  # not used if `resamples` is 0
+        self.resampling = Resampling(num_resamples, options.seed, significance, num_trials)
         self.pairs: ReportSection | None = None  # differences of all pairs of systems
         # Whether files of translations and labels belong to this test set.
         has_files = is_only or not full_set.is_named
@@ -418,7 +418,8 @@ def _translate(
     Args:
         sets: Test sets. The systems of models are put in front of the systems of files.
         models: Models in the order of the report; the baseline is last.
-        output: File for the translations of the first set.
+        output: File for the translations; None unless there is one test set and one model besides
+            the baseline.
 
     Returns:
         The errors from saving translations.

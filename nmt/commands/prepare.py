@@ -220,6 +220,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
 
     for corpus in recipe.data.corpora.values():
         check_plain_text(corpus, config.direction(corpus))
+    # The held-out sets by name, and the names of those that cannot be compared: not downloaded.
     sets, unchecked = held_out_sets(recipe)
     corpora_and_sets = {**sets, **recipe.corpora}
     directions = {name: config.direction(corpus) for name, corpus in corpora_and_sets.items()}
@@ -478,7 +479,7 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
         raise ConfigError(problem, fix=fix)
     if model is not None and config.training.keeps_vocabulary:
         tags = config.language_tags or "null"
-        old_tags = tags
+        old_tags = tags  # a model without this setting is checked by its vocabulary below
         if (model / CONFIG).is_file():
             old_tags = load_folder_config(model).language_tags or tags
         if old_tags != tags:

@@ -45,8 +45,8 @@ def score(options: ScoreOptions) -> None:
     num_scored = 0
     with open_output(options.output) as writer, file_bar("scoring", source, unit="pairs") as bar:
         for chunk in chunks:
-            for score in scorer.score(chunk, languages, progress=bar.update):
-                line = _line(score, options)
+            for pair_score in scorer.score(chunk, languages, progress=bar.update):
+                line = _line(pair_score, options)
                 writer.write(line.encode("utf-8", "replace") + b"\n")
             writer.flush()
             num_scored += len(chunk)

@@ -696,6 +696,7 @@ class TokenizerConfig(_WithModels):  # type: ignore[misc]
             fix = f"raise it to {minimum} or more, or set byte_fallback to false"
             yield f"vocab_size is {smaller}, but byte_fallback alone uses 256 subwords: {fix}"
         for size, num_unused in zip(self.vocab_sizes, self.unused, strict=True):
+            # Large enough as a whole, but too small without the padding subwords.
             if num_unused and size >= minimum > size - num_unused:
                 yield f"pad_vocab_by must be at most {size - minimum} for vocab_size {size}"
 

@@ -59,6 +59,7 @@ def load_config(
         ConfigError: The configuration is invalid. Lists all problems with line or flag.
         DataError: From ``check_files`` or ``count_characters``.
     """
+    # A user need not write the format number: without it, the file has the present format.
     document = _read_keys(Path(path), default=FORMAT)
     # Checked before the overrides, which may add keys of training.
     lacks_training = document.values.get("training") is None
@@ -78,18 +79,18 @@ def load_config(
     depends_on_size = lacks_training and not recorded
     values = _with_start(values)
     corpora = dict(_corpora("data", values.get("data")))
-    missing_files: DataError | None = None
+    file_error: DataError | None = None  # about missing files of corpora
     try:
         check_files(corpora)
     except DataError as error:
-        missing_files = error
+        file_error = error
     if depends_on_size and count_characters is not None:
         train = [corpus for key, corpus in corpora.items() if key.startswith("data.train.")]
         source = values.get("source_language")
         target = values.get("target_language")
         # If the text cannot be counted, an error is raised below, so the values of any size do.
         num_characters = 0
-        if train and source and target and not missing_files:
+        if train and source and target and not file_error:
             num_characters = count_characters(train, (str(source), str(target)))
         values = with_scale(values, num_characters)
     try:
@@ -102,11 +103,11 @@ def load_config(
     else:
         if not problems:
             # The configuration is valid, but its values may have been chosen for an unknown size.
-            if missing_files and depends_on_size:
-                raise missing_files
+            if file_error and depends_on_size:
+                raise file_error
             return config
-    if missing_files:
-        problems += missing_files.problem.split("\n  ")
+    if file_error:
+        problems += file_error.problem.split("\n  ")
     if len(problems) > 1:
         problems.insert(0, f"{len(problems)} problems in the configuration:")
     fix = "Correct the configuration. `nmt config keys` describes every key."
@@ -147,8 +148,8 @@ def load_inference(
             problem = f"{path}: {name} must be a section."
             raise ConfigError(problem, fix="Restore the file.")
     # Overrides may change the section `inference`, and ``data`` of the record.
-    changed = {**inference, "data": record.get("data")}
-    document.values = changed
+    settings = {**inference, "data": record.get("data")}
+    document.values = settings
     for text in overrides:
         try:
             document.override(text)
@@ -160,21 +161,21 @@ def load_inference(
     if unused:
         fix = f"Remove the override. Here you can set keys of {', '.join(read)}."
         raise ConfigError(f"`set` {', '.join(unused)} has no effect on a trained model.", fix=fix)
-    data = changed.pop("data")
+    data = settings.pop("data")
     if data is not None:
         record = {**record, "data": data}
     try:
-        languages = [changed.get(key) for key in LANGUAGE_KEYS]
+        languages = [settings.get(key) for key in LANGUAGE_KEYS]
         if languages != [inference.get(key) for key in LANGUAGE_KEYS]:
             # An override has changed a language of the run. The directions of corpora that leave
             # their languages open contain the languages of the run, so they change, too.
             original = InferenceConfig.model_validate(inference)
             new_codes = dict(zip(original.languages, languages, strict=True))  # old -> new
-            changed["directions"] = [
+            settings["directions"] = [
                 (new_codes.get(source, source), new_codes.get(target, target))
                 for source, target in original.directions
             ]
-        config = InferenceConfig.model_validate(changed)
+        config = InferenceConfig.model_validate(settings)
     except ValidationError as error:
         problems = [f"{document.place(key).text}: {text}" for key, text in find_problems(error)]
         fix = "Correct the file. `nmt config keys` describes every key."
@@ -188,6 +189,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read, or is not a configuration.
     """
+    # Only nmt 0.1 wrote this file without a format number.
     settings: dict[str, Any] = _read_keys(path, default=1).values
     return settings
 

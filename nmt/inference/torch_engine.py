@@ -183,9 +183,9 @@ class TorchEngine(Engine):
             weights_of_models.append(weights[..., int(model.config.source_bos) :])
         mean = torch.stack(weights_of_models).mean(0).cpu()
         matrices = []
-        for weights, source_ids, target_ids in zip(mean, sources, targets, strict=True):
+        for matrix, source_ids, target_ids in zip(mean, sources, targets, strict=True):
             # Leave out the source EOS, the row that predicts EOS, and padding.
-            matrices.append(weights[: len(target_ids), : len(source_ids)].tolist())
+            matrices.append(matrix[: len(target_ids), : len(source_ids)].tolist())
         return matrices
 
     @override

@@ -531,7 +531,7 @@ class FlashAttention:
         if is_causal:
             options |= self.causal
         if query.shape[1] != key.shape[1]:
-            options |= self.shared or {}
+            options |= self.shared or {}  # not None here: see `fits`
         mixed: Tensor = self.kernel(
             query,
             key,

@@ -427,17 +427,17 @@ class ConstrainedSelector(BeamSelector):
         """
         phrases = self._phrases[sentence]
         progress = self._progress[sentence]
-        old_costs = self._past_end[sentence].tolist()  # of each beam
+        old_past_end = self._past_end[sentence].tolist()  # of each beam
         allowed = []
         for beam, token, log_prob in candidates:
             is_complete = phrases.num_met(progress[beam]) == phrases.num_tokens
             if token == EOS_ID and not is_complete:
                 continue
-            past_end = old_costs[beam]
+            past_end = old_past_end[beam]
             if best_tokens[beam] == EOS_ID and not is_complete:
                 past_end = _PAST_END
             new_progress = phrases.advance(progress[beam], token)
-            if isfinite(log_prob):
+            if isfinite(log_prob):  # else it continues an empty beam, or its token is forbidden
                 cost = past_end - log_prob
                 allowed.append(_Continuation(cost, beam, token, new_progress, past_end))
         allowed.sort()
@@ -450,8 +450,8 @@ class ConstrainedSelector(BeamSelector):
         empty = _Continuation(inf, 0, PAD_ID, phrases.start, 0.0)
         active += [empty] * (self._beam_size - len(active))
         self._progress[sentence] = [candidate.progress for candidate in active]
-        new_costs = [candidate.past_end for candidate in active]
-        self._past_end[sentence] = torch.tensor(new_costs)
+        new_past_end = [candidate.past_end for candidate in active]
+        self._past_end[sentence] = torch.tensor(new_past_end)
         rows = ended + active
         rows += [empty] * (2 * self._beam_size - len(rows))
         # The cost is `past_end` minus the log probability.

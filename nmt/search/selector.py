@@ -212,10 +212,10 @@ class FinishedHypotheses:
         self._max_finished = max_finished(inputs.options, beam_size)
         self._penalty = length_penalty(inputs.options)
         penalties = [self._penalty(length) for length in inputs.max_lengths.tolist()]
-        by_sentence = torch.tensor(penalties, dtype=torch.float64)
+        sentence_penalties = torch.tensor(penalties, dtype=torch.float64)
         # This tensor and the next two have one value for each pool. The first is the length penalty
         # of the longest output, in float64.
-        self._largest_penalty = by_sentence.repeat_interleave(pools_per_sentence)
+        self._largest_penalty = sentence_penalties.repeat_interleave(pools_per_sentence)
         # Score of the last hypothesis of the n-best list; minus infinity if the list is not full.
         self._to_beat = torch.full_like(self._largest_penalty, -inf)
         # Number of finished hypotheses. int64.

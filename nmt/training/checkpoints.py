@@ -343,10 +343,10 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Wait until the checkpoint is written, and update `saved_step` in all processes."""
-        self.look(wait=True)
+        self.report_written(wait=True)
         self.saved_step = self._updater.processes.share(self.saved_step)
 
-    def look(self, *, wait: bool = False) -> None:
+    def report_written(self, *, wait: bool = False) -> None:
         """Report the last checkpoint once it has been written.
 
         Args:

@@ -337,7 +337,8 @@ class AdamW(Optimizer):
         beta1, beta2 = self._config.betas
         old_step_count = self.step_count.clone()
         for (weights, gradient, mean, square), weight_decay in self._groups:
-            # `adamw` increments the count in every call, unless the update is skipped.
+            # Both groups must see the same count, but `adamw` increments it in every call, unless
+            # the update is skipped.
             self.step_count.copy_(old_step_count)
             adamw(
                 [weights],

@@ -105,7 +105,7 @@ def orthogonalise(
         (n, rows, columns).
     """
     a, b, c = _NEWTON_SCHULZ
-    # The iterations converge from singular values of at most 1.
+    # The iterations converge from singular values of at most 1. A zero matrix stays zero.
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
     result = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
     for _ in range(num_iterations):  # X becomes a X + (b G + c G G) X, with G = X X^T
@@ -229,7 +229,7 @@ class TorchOptimizer(Optimizer):
         self._weights.copy_(weights)
         self._gradient.copy_(gradient)
         for name, tensor in self.state().items():
-            if name.startswith("step/"):
+            if name.startswith("step/"):  # torch's counters, which have counted this step
                 tensor.zero_()
         for group in self._optimizer.param_groups:
             group["weight_decay"] = group["decay"]

@@ -274,7 +274,8 @@ class Updater:
         if self.loss_scale is not None:
             scale_factor = self.loss_scale.factor
         # The only division by the number of tokens. Therefore accumulation, halved batches and
-        # several processes all give the gradient of one large batch.
+        # several processes all give the gradient of one large batch. The result is how often
+        # batches were halved, which the processes sum together with the loss.
         splits = self._sum_gradients(batches, scale_factor / target_tokens, self._reduction)
         parameters.sums[1].fill_(splits)
         if self._reduction is not None:
@@ -284,7 +285,7 @@ class Updater:
         # The device itself decides whether to skip: reading the numbers here would wait for it.
         skipped = 1 - numbers.isfinite().all().float()
         clip_factor: Tensor | float = 1.0
-        if self._clip_norm:
+        if self._clip_norm:  # a small constant is added, because the norm may be 0
             clip_factor = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
         self.optimizer.step(learning_rate, clip_factor / scale_factor, skipped)
         if self.loss_scale is not None:

@@ -298,8 +298,8 @@ class Validator:
     """Computes loss and scores on the validation sets; processes share the work.
 
     The loss is computed in the precision of training. On a CPU, translation uses float32 weights,
-    because oneDNN would compile a 16-bit kernel for each of the many sizes of a search. So it does
-    if frozen weights have 16 bits, because the trained weights have 32.
+    because oneDNN would compile a 16-bit kernel for each of the many sizes of a search. On any
+    device it uses float32 if frozen weights have 16 bits, because the trained weights have 32.
     """
 
     updater: Updater  # Updater of the model.
@@ -353,7 +353,8 @@ class Validator:
         processes = self.updater.processes
         optimizer = self.updater.optimizer
         sources = text.sources[processes.rank :: processes.size]
-        # Weights in float32, if those of the model are not: see the class.
+        # Weights in float32, if those of the model are not: see the class. `lend` also converts
+        # frozen weights that another file contains.
         weights: Mapping[str, torch.Tensor] = {}
         if self.updater.precision.weight_dtype != torch.float32:
             weights = optimizer.weights()
