@@ -240,6 +240,7 @@ class _ShardTranslation:
         for row, result in enumerate(self.translator.translate(lines)):
             translation = result.text
             if references:
+                # A blank line has no alternatives.
                 candidates = [item.text for item in result.alternatives] or [translation]
                 translation = max(candidates, key=partial(_similarity, references[0][row]))
             source = result.source.replace("\t", " ")

@@ -403,8 +403,8 @@ def limit_section(scored: EvaluatedSet) -> ReportSection | None:
         value = {"system": model.name, "unreachable": num_changed, "example": loss.example}
         values.append({**value, "scores": scores})
         texts = [f"{label_of(name)} {format_score(name, score)}" for name, score in scores.items()]
-        lines = f"{num_changed:,} of {len(scored.test):,}"
-        rows.append([model.name, lines, ", ".join(texts), loss.example])
+        share = f"{num_changed:,} of {len(scored.test):,}"
+        rows.append([model.name, share, ", ".join(texts), loss.example])
     if not values:
         return None
     return ReportSection("limit", "Best possible scores", rows, values, _LIMIT)

@@ -215,7 +215,8 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     recipe = reading.recipe
     config = recipe.config
     folder = reading.folder
-    # Not `folder`, which Windows could not rename while workers have files in it mapped.
+    # Not `folder`, which Windows could not rename while workers have files in it mapped. Without
+    # shards there is only a report, and `folder` is not renamed.
     scratch = reading.shards or folder
 
     for corpus in recipe.data.corpora.values():

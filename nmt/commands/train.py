@@ -141,7 +141,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             trainer = Trainer(config, setup, start.progress, start.record, reporter, stop)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
-                checkpoint = None  # its files are mapped: Windows could not delete them
+                checkpoint = None  # closes its mapped files, which Windows could not delete
             reason = trainer.run()
             if reason == "signal":
                 signal_numbers = processes.gather(stop.number)  # None: this process had no signal

@@ -350,7 +350,8 @@ def compile_model(setup: TrainingSetup) -> Compilation:
     updater = setup.updater
     loader = setup.loader
     num_parameters = sum(p.numel() for p in updater.model.parameters())
-    # Tokens of an update of this process; `fit_batches` has replaced ``auto`` by a number.
+    # Tokens of an update of this process; `fit_batches` has replaced ``auto`` by a number. 0 if
+    # only the number of sentences is limited.
     num_tokens = int(loader.config.max_tokens or 0) * loader.config.gradient_accumulation
     return compile_layers(
         setup.training.compile,

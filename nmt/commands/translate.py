@@ -201,7 +201,7 @@ def _parse(line: str, number: int, noted_fields: set[str]) -> Request | RequestE
         parsed = parse_request(line, number)
     except RequestError as error:
         return error.with_traceback(None)  # the traceback would keep all local variables
-    for name in parsed.others.keys() - noted_fields - {"source"}:
+    for name in parsed.others.keys() - noted_fields:
         similar_name = request.meant_field(name)
         if similar_name and len(noted_fields) < MAX_NOTES:
             noted_fields.add(name)

@@ -179,6 +179,7 @@ class _Step:
             tensor.zero_()
         num_sentences, _, _, source_length = state.source_mask.shape
         cross_kv[:, :, :num_sentences, :, :source_length].copy_(state.cross_kv)
+        # Rows without a sentence stay 0 at the first positions: attention over none would be NaN.
         mask[..., source_length:] = -torch.inf
         mask[:num_sentences, ..., :source_length].copy_(state.source_mask)
         self._copied_cross_kv = weakref.ref(state.cross_kv)

@@ -243,10 +243,10 @@ def alarms(
     repeated_share = num_repeated / max(num_ngrams, _MIN_NGRAMS)
     character_ratio = _length_ratio(output, source, _SMOOTH_CHARACTERS)
     subword_ratio = _length_ratio(output_tokens, source_tokens, _SMOOTH_SUBWORDS)
-    # Normal text of this length compresses to at least the first limit. The second limit is lower
-    # if the source is repetitive, because then its translation may be repetitive, too.
+    # Normal text of this length compresses to at least this share.
     num_bytes = max(1, len(output.encode("utf-8", "replace")))
     length_limit = limits.compression_scale * num_bytes**limits.compression_exponent
+    # If the source is repetitive, its translation may be repetitive, too.
     source_limit = _SOURCE_COMPRESSION * compressed_share(source)
     min_compressed_share = min(length_limit, source_limit, _MAX_COMPRESSION_LIMIT)
     min_characters, max_characters = limits.characters

@@ -249,6 +249,7 @@ def _pieces(
     piece = text[start:end].strip()
     if not piece:
         return
+    # From here on the range is that of the piece, without the white space around it.
     start = text.index(piece[0], start)
     end = start + len(piece)
     size = size_of(piece)

@@ -270,7 +270,7 @@ class ModelStepper:
         """Attention to each source token, summed over steps, averaged over models: (B, K, S)."""
         coverages = []
         for model, model_state in zip(self._models, state, strict=True):
-            if model_state.coverage is not None:
+            if model_state.coverage is not None:  # always, as the search has asked for it
                 # Leave out the column of BOS, which `source_of` adds for some models. (R, S)
                 num_added = int(model.config.source_bos)
                 coverages.append(model_state.coverage[:, num_added:])

@@ -120,6 +120,7 @@ class TorchEngine(Engine):
                 stepper = self._stepper(options=options)
                 return search(stepper, source, options, constraints, end_loops=self._end_loops)
             # The search uses positions in the shortlist as token ids: convert them there and back.
+            # `end_loops` is not needed: it is for training, which has no shortlist.
             vocabulary = self._shortlist.pick(source, constraints)
             if constraints is not None:
                 constraints = vocabulary.inside(constraints)

@@ -353,7 +353,7 @@ def draw(
     scores = log_probs / config.temperature
     # Column of each candidate in `log_probs`: (V,), or (B, n, C) after top k.
     columns = torch.arange(scores.shape[-1], device=scores.device)
-    if 0 < config.top_k < len(columns):
+    if 0 < config.top_k < len(columns):  # 0 keeps all tokens
         columns = scores.topk(config.top_k, dim=-1).indices
         scores = scores.gather(-1, columns)
     vocabulary_ids = columns

@@ -249,7 +249,7 @@ class FinishedHypotheses:
             score = log_prob / penalty + coverage_penalty
             hypotheses = self._pools[pool]
             hypothesis = Hypothesis(tuple(ids), log_prob, score)
-            insort(hypotheses, hypothesis, key=lambda hypothesis: -hypothesis.score)
+            insort(hypotheses, hypothesis, key=lambda entry: -entry.score)
             counts[pool] = len(hypotheses)
             if len(hypotheses) >= self._n_best:
                 to_beat[pool] = hypotheses[self._n_best - 1].score

@@ -279,10 +279,11 @@ class ValidationSet:
                 self.text,
                 sources=_spread(self.text.sources, num_lines),
                 references=_spread(self.text.references, num_lines),
-                longest=(1.0, 3),
+                longest=(1.0, 3),  # factor and offset
                 command=(),  # which may need all lines, or a constant time
             )
         batches = _spread(self.batches, num_batches)
+        # `combine` needs a set that chooses.
         return replace(self, batches=batches, text=text, is_choosing=True)
 
     @property
@@ -421,7 +422,7 @@ def fixed_batches(loader: Loader, processes: Processes, among: Rows) -> list[Bat
         max_tokens=max_tokens,
         max_sentences=loader.config.max_sentences,
         noise=0,
-        random=epoch_random(0, 0),
+        random=epoch_random(0, 0),  # the same in all processes and at every start
     )
     # Each batch of the plan is an array of indices in `among`.
     share = plan[processes.rank :: processes.size]
