@@ -407,9 +407,9 @@ def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
     >>> by_score([10, 20, 30, 40], {10: float("nan"), 20: 3.0, 30: 9.0})
     [30, 20]
     """
-    scored = [step for step in sorted(steps) if not math.isnan(scores.get(step, math.nan))]
+    scored_steps = [step for step in sorted(steps) if not math.isnan(scores.get(step, math.nan))]
     # The sort is stable also in reverse: steps of equal scores stay in ascending order.
-    return sorted(scored, key=scores.__getitem__, reverse=True)
+    return sorted(scored_steps, key=scores.__getitem__, reverse=True)
 
 
 def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[int]) -> list[int]:
@@ -424,13 +424,13 @@ def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[in
     >>> newest_steps([10, 20, 22, 30, 33], 3, due_every=[10])
     [20, 30, 33]
     """
-    counted = []
-    last = max(steps, default=None)
+    counted_steps = []
+    last_step = max(steps, default=None)
     for step in sorted(steps):
         is_due = any(step % interval == 0 for interval in due_every)
-        if is_due or step == last:
-            counted.append(step)
-    return counted[-count:]
+        if is_due or step == last_step:
+            counted_steps.append(step)
+    return counted_steps[-count:]
 
 
 def expired(

@@ -99,7 +99,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
     }
     fix = "Choose a writable folder on a disk with free space."
     with write_errors(output, DataError, fix=fix):
-        check_ours(output, settings, "augment")
+        check_output_folder(output, settings, "augment")
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
             write_json(output / SETTINGS, settings)
@@ -174,7 +174,7 @@ def _load_translator(options: AugmentOptions) -> Translator:
     return translator.with_options(n_best=beam_size)
 
 
-def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
+def check_output_folder(output: Path, settings: Mapping[str, Any], command: str) -> None:
     """Check that a folder is new, or was created by this command with the same settings.
 
     Raises:

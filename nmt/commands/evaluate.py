@@ -20,7 +20,7 @@ from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config
 from nmt.commands import evaluation_set
 from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_systems
-from nmt.commands.loading import loading, mbr
+from nmt.commands.loading import loading_arguments, mbr
 from nmt.commands.options import EvaluateOptions, TextResult
 from nmt.config.language_codes import primary_code
 from nmt.config.loader import load_inference
@@ -178,7 +178,7 @@ class EvaluatedModel:
         # whose code has three letters; then `languages` chooses one of them.
         is_group = options.languages and len(primary_code(self.config.target_language)) > 2
         self.has_languages = bool(self.config.language_tags or is_group)
-        self.loading = loading(options)  # arguments of `Translator.load`
+        self.loading = loading_arguments(options)  # arguments of `Translator.load`
         self._mbr: Mbr | None = None
         if is_baseline:  # always the best checkpoint, and not an ensemble
             self.loading |= {"checkpoint": "best", "ensemble": None}
@@ -382,7 +382,7 @@ class EvaluatedSet:
         )
 
 
-def limit_section(scored: EvaluatedSet) -> ReportSection | None:
+def limit_section(evaluated_set: EvaluatedSet) -> ReportSection | None:
     """Score the text that is as close to the first reference as each model can write.
 
     Returns:
@@ -390,20 +390,20 @@ def limit_section(scored: EvaluatedSet) -> ReportSection | None:
     """
     values = []
     rows = [["system", "lines", "best possible scores", "for example line"]]
-    for model in scored.models:
+    for model in evaluated_set.models:
         assert model.target_tokenizer is not None
-        loss = loss_of(scored.test.references[0], model.target_tokenizer)
+        loss = loss_of(evaluated_set.test.references[0], model.target_tokenizer)
         num_changed = len(loss.changed)
         if not num_changed:
             continue
         scores = {}  # metric -> score
-        for scorer in scored.scorers:
+        for scorer in evaluated_set.scorers:
             if scorer.name in _EXACT:
                 scores[scorer.name] = scorer.score(loss.nearest).value
         value = {"system": model.name, "unreachable": num_changed, "example": loss.example}
         values.append({**value, "scores": scores})
         texts = [f"{label_of(name)} {format_score(name, score)}" for name, score in scores.items()]
-        share = f"{num_changed:,} of {len(scored.test):,}"
+        share = f"{num_changed:,} of {len(evaluated_set.test):,}"
         rows.append([model.name, share, ", ".join(texts), loss.example])
     if not values:
         return None

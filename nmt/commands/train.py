@@ -421,15 +421,17 @@ class Trainer:
             fix += "the weights of this run."
         return DivergedError(f"{problem}\n  Last checkpoint: {last_checkpoint}.", fix=fix)
 
-    def _report_updates(self, last: UpdateStats) -> None:
-        """Report the updates since the last report; ``last`` is the last one."""
+    def _report_updates(self, last_update: UpdateStats) -> None:
+        """Report the updates since the last report; ``last_update`` is the last of them."""
         self._read_losses()
         seconds = max(self.seconds - self._reported_seconds, 1e-9)  # speeds are divided by it
         self._reported_seconds = self.seconds
         tokens_before = self._tokens_before
         self._tokens_before = (0, 0)
         self._report(
-            self.progress.report(last.learning_rate, last.gradient_norm, seconds, tokens_before)
+            self.progress.report(
+                last_update.learning_rate, last_update.gradient_norm, seconds, tokens_before
+            )
         )
 
     def _validate(self) -> Scores | None:

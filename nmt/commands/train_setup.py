@@ -526,12 +526,12 @@ def make_reporters(
     start = progress.step
     # Step of the last validation; later validations are removed from the files, because training
     # repeats them. A new run (-1) also repeats the one before the first update, at step 0.
-    last = max(progress.history, default=0 if start else -1)
+    last_validation = max(progress.history, default=0 if start else -1)
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
         return ReporterList([
-            JsonLines(run_dir / "metrics.jsonl", start, last),
-            JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
+            JsonLines(run_dir / "metrics.jsonl", start, last_validation),
+            JsonLines(run_dir / "starts.jsonl", start, last_validation, kinds=("start",)),
             log.open(run_dir / "log.txt"),
             Console(start, progress.total_steps, lambda: progress.step),
             HtmlReport(run_dir, config.name),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.commands.loading import decoding_changes, loading, mbr, warn_of_language
+from nmt.commands.loading import decoding_changes, loading_arguments, mbr, warn_of_language
 from nmt.commands.options import TranslateOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
@@ -104,7 +104,7 @@ def load_translator(options: TranslateOptions) -> Translator:
         utility = utility.loaded(target, options.device)
     translator = Translator.load(
         model,
-        **loading(options),
+        **loading_arguments(options),
         mbr=utility,
         outputs=options.outputs,
         source_language=options.from_,

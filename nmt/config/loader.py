@@ -96,10 +96,10 @@ def load_config(
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        placed = [(document.place(key), text) for key, text in find_problems(error)]
+        placed = [(document.place(key), message) for key, message in find_problems(error)]
         # First the problems of the file, in the order of its lines, then those of overrides.
         placed.sort(key=lambda problem: (problem[0].is_override, problem[0].line))
-        problems += [f"{place.text}: {text}" for place, text in placed]
+        problems += [f"{place.text}: {message}" for place, message in placed]
     else:
         if not problems:
             # The configuration is valid, but its values may have been chosen for an unknown size.
@@ -169,15 +169,17 @@ def load_inference(
         if languages != [inference.get(key) for key in LANGUAGE_KEYS]:
             # An override has changed a language of the run. The directions of corpora that leave
             # their languages open contain the languages of the run, so they change, too.
-            original = InferenceConfig.model_validate(inference)
-            new_codes = dict(zip(original.languages, languages, strict=True))  # old -> new
+            original_config = InferenceConfig.model_validate(inference)
+            new_codes = dict(zip(original_config.languages, languages, strict=True))  # old -> new
             settings["directions"] = [
                 (new_codes.get(source, source), new_codes.get(target, target))
-                for source, target in original.directions
+                for source, target in original_config.directions
             ]
         config = InferenceConfig.model_validate(settings)
     except ValidationError as error:
-        problems = [f"{document.place(key).text}: {text}" for key, text in find_problems(error)]
+        problems = [
+            f"{document.place(key).text}: {message}" for key, message in find_problems(error)
+        ]
         fix = "Correct the file. `nmt config keys` describes every key."
         raise ConfigError("\n  ".join(problems), fix=fix) from error
     return config, record

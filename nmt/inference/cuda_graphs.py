@@ -161,8 +161,8 @@ class _Step:
             self._copy_source(state)
         num_rows = state.self_kv.shape[2]
         cache = self.inputs.self_kv[:, :, :num_rows]
-        filled = slice(state.length)
-        cache[..., filled, :].copy_(state.self_kv[..., filled, :])
+        filled_positions = slice(state.length)
+        cache[..., filled_positions, :].copy_(state.self_kv[..., filled_positions, :])
         self._lent_self_kv = weakref.ref(cache)
         return replace(state, self_kv=cache)
 

@@ -82,8 +82,8 @@ def score_tokens(
     """
     pieces = tokenizer.subwords([*ids, EOS_ID])
     log_probs_of_pieces = log_probs[-len(pieces) :]  # without those of start tokens
-    scored = zip(pieces, log_probs_of_pieces, strict=True)
-    return tuple(TokenScore(piece, log_prob) for piece, log_prob in scored)
+    pairs = zip(pieces, log_probs_of_pieces, strict=True)
+    return tuple(TokenScore(piece, log_prob) for piece, log_prob in pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,16 +281,16 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     if needs.decoding.shortlist:
         shortlist = Shortlist.load(folder, tokenizers.vocab_sizes, device)
     # Models of share 0 do not translate.
-    zipped = zip(bundles, shares, strict=True)
-    mixed = [(bundle, share) for bundle, share in zipped if share]
+    pairs = zip(bundles, shares, strict=True)
+    used_pairs = [(bundle, share) for bundle, share in pairs if share]
     engine = TorchEngine(
-        *(bundle.model.to(device, getattr(torch, dtype)) for bundle, _ in mixed),
-        mixture=Mixture(tuple(share for _, share in mixed), ensemble.mean),
+        *(bundle.model.to(device, getattr(torch, dtype)) for bundle, _ in used_pairs),
+        mixture=Mixture(tuple(share for _, share in used_pairs), ensemble.mean),
         is_final=True,
         shortlist=shortlist,
         keep_special_mass=config.decoding.keep_special_mass,
     )
-    max_length = min(bundle.config.max_length for bundle, _ in mixed)
+    max_length = min(bundle.config.max_length for bundle, _ in used_pairs)
     return LoadedModel(engine, tokenizers, config.decoding, max_length, Languages.of(config))
 
 

@@ -566,7 +566,7 @@ BACKENDS: dict[str, Backend] = {"cpu": bmm_attention, "compiled": sdpa_attention
 FLASH: dict[str, FlashAttention | None] = {"cpu": None}
 
 
-def prepare(packed: Packed) -> None:
+def look_for_flash(packed: Packed) -> None:
     """Look for flash attention on the device of ``packed``. Must run outside compiled layers."""
     device = packed.ids.device
     if device.type not in FLASH:

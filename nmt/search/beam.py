@@ -303,10 +303,10 @@ class RequiredPhrases:
         tokens of each other phrase, so these overlap: only the largest number of them counts. The
         output contains all phrases if the result equals ``num_tokens``.
         """
-        missing = self._missing(progress)
-        num_missing = sum(len(phrase) for phrase, _ in missing)
-        most_matched = max((matched for _, matched in missing), default=0)
-        return self.num_tokens - num_missing + most_matched
+        missing_phrases = self._missing(progress)
+        num_missing_tokens = sum(len(phrase) for phrase, _ in missing_phrases)
+        most_matched = max((matched for _, matched in missing_phrases), default=0)
+        return self.num_tokens - num_missing_tokens + most_matched
 
     def _missing(self, progress: PhraseProgress) -> list[tuple[Ids, int]]:
         """Return each phrase that the output does not contain, and how many tokens are matched."""
@@ -403,10 +403,12 @@ class ConstrainedSelector(BeamSelector):
             next_log_probs = log_probs[row, parents, tokens].cpu()
             totals = beams.totals[row, parents] + next_log_probs
             # Both yield beam, token and log probability. The set merges equal candidates.
-            plain = zip(*(column[row].tolist() for column in candidates), strict=True)
-            added = zip(*map(Tensor.tolist, (parents, tokens, totals)), strict=True)
-            divided = self._divide(sentence, best_tokens[row], {*plain, *added})
-            columns = zip(*divided, strict=True)
+            plain_candidates = zip(*(column[row].tolist() for column in candidates), strict=True)
+            added_candidates = zip(*map(Tensor.tolist, (parents, tokens, totals)), strict=True)
+            divided_candidates = self._divide(
+                sentence, best_tokens[row], {*plain_candidates, *added_candidates}
+            )
+            columns = zip(*divided_candidates, strict=True)
             for column, values in zip(candidates, columns, strict=True):
                 column[row] = torch.tensor(values)
         return candidates

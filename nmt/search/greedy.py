@@ -395,7 +395,7 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
         count = min(8 * count, vocab_size)
     # The last token of the set is the one with which the mass reaches `top_p`. If rounding keeps
     # the mass of all tokens below it, it is the last of all.
-    last = (mass < top_p).sum(-1, keepdim=True)
-    last = last.clamp(max=count - 1)
+    last_index = (mass < top_p).sum(-1, keepdim=True)
+    last_index = last_index.clamp(max=count - 1)
     # Compare by value, so that the set does not depend on the order of equal values in `topk`.
-    return probs * (probs >= best.gather(-1, last))
+    return probs * (probs >= best.gather(-1, last_index))

@@ -123,7 +123,7 @@ class BeamState(NamedTuple):
         tokens = torch.full((count, 1), BOS_ID)
         return cls(sentences, history, tokens, totals=torch.zeros(count, 1))
 
-    def advance(self, chosen: Selection) -> tuple[BeamState, RowsAndBeams | None]:
+    def advance(self, selection: Selection) -> tuple[BeamState, RowsAndBeams | None]:
         """Append one token to each selected hypothesis.
 
         Returns:
@@ -132,7 +132,7 @@ class BeamState(NamedTuple):
             sentences, and its other tensors have no meaning.
         """
         sentences, history, _, _ = self
-        tokens, totals, parents, active = chosen
+        tokens, totals, parents, active = selection
         # Whether each sentence stays; a single entry if all do.
         stays = [True] if active is None else active.tolist()
         if not any(stays):

@@ -108,12 +108,12 @@ def orthogonalise(
     a, b, c = _NEWTON_SCHULZ
     # The iterations converge from singular values of at most 1. A zero matrix stays zero.
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    result = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
+    iterate = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
     for _ in range(num_iterations):  # X becomes a X + (b G + c G G) X, with G = X X^T
-        gram = torch.bmm(result, result.mT)
+        gram = torch.bmm(iterate, iterate.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        result = torch.baddbmm(result, polynomial, result, beta=a)
-    return result
+        iterate = torch.baddbmm(iterate, polynomial, iterate, beta=a)
+    return iterate
 
 
 class Muon(Optimizer):
@@ -139,8 +139,8 @@ class Muon(Optimizer):
         # they are orthogonalised together. `orthogonalise` needs at least as many columns as rows.
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for change in parameters.matrices(self._change):
-            wide = change if change.shape[0] <= change.shape[1] else change.mT
-            by_shape.setdefault(tuple(wide.shape), []).append(wide)
+            wide_change = change if change.shape[0] <= change.shape[1] else change.mT
+            by_shape.setdefault(tuple(wide_change.shape), []).append(wide_change)
         self._groups = list(by_shape.values())
 
     @override

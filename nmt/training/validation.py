@@ -137,9 +137,9 @@ def combine(
     20.0
     """
     choosing_scores = [sets[name] for name in choosing]
-    first = choosing_scores[0]
+    first_scores = choosing_scores[0]
     if len(choosing_scores) == 1:
-        return replace(first, sets=sets if len(sets) > 1 else {})
+        return replace(first_scores, sets=sets if len(sets) > 1 else {})
 
     def combined(metric: str, values: Sequence[float]) -> float:
         """Return the mean or the worst of ``values``, the scores of the sets by ``metric``."""
@@ -153,13 +153,13 @@ def combine(
         return as_quality(metric, quality)
 
     text = {}
-    for metric in first.text:
+    for metric in first_scores.text:
         text[metric] = combined(metric, [scores.text[metric] for scores in choosing_scores])
     tokenizers = {scores.bleu_tokenizer for scores in choosing_scores}
     return Scores(
         loss=combined("loss", [scores.loss for scores in choosing_scores]),
         text=text,
-        bleu_tokenizer=first.bleu_tokenizer if len(tokenizers) == 1 else None,
+        bleu_tokenizer=first_scores.bleu_tokenizer if len(tokenizers) == 1 else None,
         objective=combined("loss", [scores.objective for scores in choosing_scores]),
         alarms=sum(scores.alarms or 0 for scores in choosing_scores),
         sets=sets,
