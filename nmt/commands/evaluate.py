@@ -173,10 +173,10 @@ class EvaluatedModel:
         self.folder = folder
         self.is_baseline = is_baseline
         self.tag = options.tag
-        # Whether the languages of each test set are passed to the model. It has several if it has
-        # language tags. Models of OPUS-MT have none, but the target can be a group of languages,
-        # whose code has three letters; then `languages` chooses one of them.
+        # Models of OPUS-MT have no language tags, but the target can be a group of languages, whose
+        # code has three letters. Then `languages` chooses one of them.
         is_group = options.languages and len(primary_code(self.config.target_language)) > 2
+        # Whether the model has several languages, so that it needs those of each test set.
         self.has_languages = bool(self.config.language_tags or is_group)
         self.loading = loading_arguments(options)  # arguments of `Translator.load`
         self._mbr: Mbr | None = None

@@ -462,11 +462,11 @@ class Trainer:
             return
         score = scores.value(training.validation.metric_name)
         progress.history[step] = score
-        # The perplexity of a random guess is the vocabulary size, and the loss is its logarithm.
-        # During warm-up, some models are worse. With `not` and `<=`, the condition is also true for
-        # a loss that is NaN.
+        # During warm-up, some models are worse than a random guess.
         warmup_steps = training.schedule.warmup_updates(progress.total_steps)
+        # The perplexity of a random guess is the vocabulary size, and the loss is its logarithm.
         vocab_size = len(self._updater.model.output_weight)
+        # With `not` and `<=`, the condition is also true for a loss that is NaN.
         if step > warmup_steps and not scores.loss <= math.log(2 * vocab_size):
             raise self._diverged(
                 f"Training diverged: validation perplexity is {scores.perplexity:.3g} at step "

@@ -90,7 +90,8 @@ def load_config(
         target = values.get("target_language")
         # If the text cannot be counted, an error is raised below, so the values of any size do.
         num_characters = 0
-        if train and source and target and not file_error:
+        can_count = train and source and target and not file_error
+        if can_count:
             num_characters = count_characters(train, (str(source), str(target)))
         values = with_scale(values, num_characters)
     try:

@@ -210,7 +210,7 @@ def fallback_search(
     if changes or "long" in alarm_names:
         # The longest output without the alarm "long". The alarm compares
         # (output + smooth) / (source + smooth) with the ratio, so the longest output is
-        # ratio * source + (ratio - 1) * smooth.
+        # ratio * source + (ratio - 1) * smooth. The option must be at least 1.
         offset = max(1, math.floor((max_ratio - 1) * _SMOOTH_SUBWORDS))
         changes["max_length_factor"] = min(decoding.max_length_factor, max_ratio)
         changes["max_length_offset"] = min(decoding.max_length_offset, offset)

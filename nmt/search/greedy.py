@@ -112,12 +112,12 @@ class IndependentSelector(Selector):
             self._finished.add(pools, history[rows, columns], totals[rows, columns])
         self._is_open &= ~ends_now
         active = self._is_open.any(1)
-        # Move the open hypotheses of each sentence to the front, and drop columns without an open
-        # hypothesis. Tensors are rectangular: sentences with fewer open hypotheses are filled up
-        # with ended hypotheses at the end, which are not counted again.
-        num_open = self._is_open.sum(1)
+        # Move the open hypotheses of each sentence to the front.
         is_closed = (~self._is_open).int()
         order = is_closed.argsort(dim=1, stable=True)
+        # Drop columns without an open hypothesis. Tensors are rectangular: sentences with fewer
+        # open hypotheses are filled up with ended ones at the end, which are not counted again.
+        num_open = self._is_open.sum(1)
         parents = order[:, : int(num_open.max())]
         ids = ids.gather(1, parents)
         totals = totals.gather(1, parents)

@@ -274,9 +274,9 @@ class Updater:
         if self.loss_scale is not None:
             scale_factor = self.loss_scale.factor
         # The only division by the number of tokens. Therefore accumulation, halved batches and
-        # several processes all give the gradient of one large batch. The result is how often
-        # batches were halved, which the processes sum together with the loss.
+        # several processes all give the gradient of one large batch.
         splits = self._sum_gradients(batches, scale_factor / target_tokens, self._reduction)
+        # How often batches were halved: the processes sum it together with the loss.
         parameters.sums[1].fill_(splits)
         if self._reduction is not None:
             self._reduction.finish()
