@@ -6,6 +6,7 @@ the interpreter that runs the tests, so that nothing is downloaded.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import os
 import re
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 NOT_RUN = {
     r"^torchrun|--devices": "several GPUs",
     r"wmt14": "a download",
-    r"^nmt pull": "a hub",
+    r"^nmt pull|opus:": "a hub",
     r"nmt import|models/(en-|nllb)": "somebody else's model",
     r"runs/seed-": "several trainings",
     r"^curl": "a server that runs",
@@ -127,8 +128,16 @@ def write_texts() -> None:
     for name, packed in (names | {"news.en": "news.en"}).items():
         Path(f"{packed}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
     subprocess.run(
-        "paste corpus.en corpus.de | gzip > pairs.tsv.gz", shell=True, check=True, timeout=LIMIT
-    )
+        "paste corpus.en corpus.de | tee pairs.txt | gzip > pairs.tsv.gz;"
+        "cp corpus.en part1.en; cp corpus.de part1.de; cp in.en part2.en; cp in.en part2.de",
+        shell=True, check=True, timeout=LIMIT,
+    )  # fmt: skip
+    for code in ("en", "de"):
+        text = Path(f"corpus.{code}").read_text("utf-8")
+        Path(f"old-corpus.{code}").write_bytes(text.encode("latin-1"))
+    rows = [line.split("\t") for line in Path("pairs.txt").read_text("utf-8").splitlines()]
+    with Path("table.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("English", "German"), *rows])
     Path("keys.txt").write_text(f"reader {'k' * 20}\n", encoding="utf-8")
 
 
