@@ -184,12 +184,12 @@ def test_in_a_clone_the_command_for_an_extra_names_the_clone(
 
 def test_a_file_of_the_user_comes_first_and_a_wrong_name_lists_those_that_exist() -> None:
     shipped = load_config("configs/hello.yaml")
-    assert shipped.data.valid[0].source == ROOT / "configs" / "hello.fr"
+    assert shipped.data.valid[0].source == (ROOT / "configs" / "hello.fr",)
     Path("configs").mkdir()
     text = (ROOT / "configs" / "hello.yaml").read_text("utf-8").replace("name: hello", "name: own")
     Path("configs/hello.yaml").write_text(text, encoding="utf-8")
     own = load_config("configs/hello.yaml")
-    assert (own.name, own.data.valid[0].source) == ("own", Path("configs/hello.fr"))
+    assert (own.name, own.data.valid[0].source) == ("own", (Path("configs/hello.fr"),))
     with pytest.raises(ConfigError, match=r"Did you mean configs/demo\.yaml\?") as caught:
         load_config("configs/dmeo.yaml")
     for path in (ROOT / "configs").glob("*.yaml"):
