@@ -15,6 +15,7 @@ from nmt.data.formats.pair import EXCERPT, BadPair, ReadOptions
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 from nmt.files.lines import MAX_LINE_BYTES, split_lines
 
+_EMPTY_HEADER = 'msgid ""\nmsgstr ""\n'
 _MOST_CHARACTERS = 1_000_000  # of an entry
 _LINE = re.compile(r'\s*(#|"|msg(ctxt|id|id_plural|str|str\[\d+\])\s*"|$)')
 _OBSOLETE = "#~"
@@ -55,7 +56,7 @@ def _units(source: TextSource) -> Iterator[Unit | BadPair]:
         if header:
             source_language = header.get("X-Source-Language") or SOURCE
             target_language = header.get("Language") or TARGET
-        elif not catalogue and "msgid" in entry.text:
+        elif not catalogue and "msgid" in entry.text and _EMPTY_HEADER not in entry.text:
             yield BadPair("syntax", entry.line, entry.text[:EXCERPT])
         for message in catalogue:
             translation = None

@@ -123,8 +123,8 @@ class Account:
         for reason in _TECHNICAL:
             count = self.left_out[reason]
             if count > _MOST_TECHNICAL * self.num_pairs:
-                problem = f"{count:,} of {self.num_pairs:,} pairs are {_MEANINGS[reason]}, "
-                problem += f"first in {self.examples[reason]}."
+                problem = f"{count:,} of {self.num_pairs:,} pairs: {_MEANINGS[reason]}. "
+                problem += f"The first is {self.examples[reason]}."
                 fix = "Correct the text, or pass `skip_unreadable` to leave these pairs out."
                 if reason == "nul":
                     fix = f"If the text is UTF-16, pass `encoding` utf-16. {fix}"
