@@ -126,15 +126,17 @@ def save_checkpoint(
     """
     folder = checkpoint_dir(run_dir, step)
     tensors_by_file = {MODEL: model, OPTIMIZER: optimizer}
-    needed = _MARGIN_BYTES
+    needed_bytes = _MARGIN_BYTES
     for tensors in tensors_by_file.values():
-        needed += sum(tensor.nbytes for tensor in tensors.values())
+        needed_bytes += sum(tensor.nbytes for tensor in tensors.values())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder.parent).free
-        if free < needed:
-            problem = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
-            raise OSError(errno.ENOSPC, problem)
+        free_bytes = shutil.disk_usage(folder.parent).free
+        if free_bytes < needed_bytes:
+            sizes = (
+                f"it needs {needed_bytes / 2**20:,.1f} MiB, {free_bytes / 2**20:,.1f} MiB are free"
+            )
+            raise OSError(errno.ENOSPC, sizes)
         with atomic.atomic_folder(folder, replace=True) as temporary:
             for name, tensors in tensors_by_file.items():
                 # safetensors needs contiguous tensors. Views of one buffer are allowed, because
@@ -405,9 +407,9 @@ def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
     >>> by_score([10, 20, 30, 40], {10: float("nan"), 20: 3.0, 30: 9.0})
     [30, 20]
     """
-    scored = [step for step in sorted(steps) if not math.isnan(scores.get(step, math.nan))]
+    scored_steps = [step for step in sorted(steps) if not math.isnan(scores.get(step, math.nan))]
     # The sort is stable also in reverse: steps of equal scores stay in ascending order.
-    return sorted(scored, key=scores.__getitem__, reverse=True)
+    return sorted(scored_steps, key=scores.__getitem__, reverse=True)
 
 
 def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[int]) -> list[int]:
@@ -422,13 +424,13 @@ def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[in
     >>> newest_steps([10, 20, 22, 30, 33], 3, due_every=[10])
     [20, 30, 33]
     """
-    counted = []
-    last = max(steps, default=None)
+    counted_steps = []
+    last_step = max(steps, default=None)
     for step in sorted(steps):
         is_due = any(step % interval == 0 for interval in due_every)
-        if is_due or step == last:
-            counted.append(step)
-    return counted[-count:]
+        if is_due or step == last_step:
+            counted_steps.append(step)
+    return counted_steps[-count:]
 
 
 def expired(

@@ -557,7 +557,7 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
                 problem = f"{path / stored.MODEL}: {name} contains values that are not finite."
                 raise CheckpointError(problem, fix="Remove this checkpoint: its training diverged.")
         problems = stored.tensor_differences(weights, sums)
-        if sums and problems:
+        if sums and problems:  # the first checkpoint has no other to match
             fix = "Average only checkpoints of one run."
             raise CheckpointError(f"{path} does not match {paths[0]}:\n  {problems}", fix=fix)
         for name in list(weights):

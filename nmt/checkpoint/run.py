@@ -45,7 +45,8 @@ def identity(
         num_processes: Number of training processes.
     """
     budget = {}
-    # Schedules that decay until the end depend on the number of updates.
+    # Such a schedule decays until the end, or its warm-up is a share of the updates. So the
+    # learning rate depends on the number of updates.
     if config.training.schedule.needs_budget:
         budget = bound_values(config, "budget")
     filters = {}

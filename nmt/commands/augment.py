@@ -99,7 +99,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
     }
     fix = "Choose a writable folder on a disk with free space."
     with write_errors(output, DataError, fix=fix):
-        check_ours(output, settings, "augment")
+        check_output_folder(output, settings, "augment")
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
             write_json(output / SETTINGS, settings)
@@ -120,7 +120,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
                 for _, result in map_blocks(f"translating {text}", shards, stored_shards):
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
-            # What is left in `counts` are the numbers of dropped lines, by reason.
+            # From here on `counts` has only the numbers of dropped lines, by reason.
             num_read = counts.pop("read", 0)
             report = AugmentReport(
                 corpus=str(output / CORPUS),
@@ -151,6 +151,7 @@ def _load_translator(options: AugmentOptions) -> Translator:
     if options.sample:
         decoding["sampling"] = True
     decoding = decoding_changes(first_model, options.set_, decoding)
+    # One translation of each line; only references need more, see below.
     decoding["n_best"] = 1
     translator = Translator.load(
         first_model,
@@ -173,7 +174,7 @@ def _load_translator(options: AugmentOptions) -> Translator:
     return translator.with_options(n_best=beam_size)
 
 
-def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
+def check_output_folder(output: Path, settings: Mapping[str, Any], command: str) -> None:
     """Check that a folder is new, or was created by this command with the same settings.
 
     Raises:
@@ -187,7 +188,7 @@ def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
         if names:
             problem = f"{output} was created with different settings: {', '.join(names)}."
     # Hidden files, such as the lock, may be there.
-    elif output.is_dir() and any(path.name[0] != "." for path in output.iterdir()):
+    elif output.is_dir() and any(entry.name[0] != "." for entry in output.iterdir()):
         problem = f"{output} is not empty and was not created by `nmt {command}`."
     if problem:
         raise ConfigError(problem, fix="Choose a new folder, or use the same settings to resume.")
@@ -239,6 +240,7 @@ class _ShardTranslation:
         for row, result in enumerate(self.translator.translate(lines)):
             translation = result.text
             if references:
+                # A blank line has no alternatives.
                 candidates = [item.text for item in result.alternatives] or [translation]
                 translation = max(candidates, key=partial(_similarity, references[0][row]))
             source = result.source.replace("\t", " ")

@@ -38,10 +38,12 @@ def average(options: AverageOptions) -> TextResult:
     if not checkpoints:
         fix = "Pass a run folder created by `nmt train`."
         raise CheckpointError(f"{run_dir} has no checkpoints.", fix=fix)
-    missing = [str(step) for step in sorted(options.step) if step not in checkpoints]
-    if missing:
+    missing_steps = [str(step) for step in sorted(options.step) if step not in checkpoints]
+    if missing_steps:
         fix = f"Set `step` to one of: {', '.join(map(str, sorted(checkpoints)))}."
-        raise CheckpointError(f"{run_dir} has no checkpoint of step {', '.join(missing)}.", fix=fix)
+        raise CheckpointError(
+            f"{run_dir} has no checkpoint of step {', '.join(missing_steps)}.", fix=fix
+        )
     if options.best is not None:
         num_wanted = options.best
         steps = by_score(checkpoints, _scores(checkpoints))[:num_wanted]

@@ -20,7 +20,7 @@ from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config
 from nmt.commands import evaluation_set
 from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_systems
-from nmt.commands.loading import loading, mbr
+from nmt.commands.loading import loading_arguments, mbr
 from nmt.commands.options import EvaluateOptions, TextResult
 from nmt.config.language_codes import primary_code
 from nmt.config.loader import load_inference
@@ -79,9 +79,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     gates = {}  # metric -> minimum score
     if options.fail_under:
         gates = ANALYSES["fail_under"](options.fail_under)
-    contrastive = None
+    score_contrastive = None  # takes the models; returns a section
     if options.contrastive:
-        contrastive = ANALYSES["contrastive"](options.contrastive)
+        score_contrastive = ANALYSES["contrastive"](options.contrastive)
 
     # Models (weights are not loaded yet) and test sets with their files.
     models = [EvaluatedModel(folder, options) for folder in options.models]
@@ -127,7 +127,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     # The report: its `failure` sets the exit code after a failed gate, metric or output file.
     report = EvaluationReport(
         evaluations=tuple(evaluations),
-        sections=(contrastive(models),) if contrastive else (),
+        sections=(score_contrastive(models),) if score_contrastive else (),
         sentence_level=options.sentence_level,
     )
     for path, write in writers.items():
@@ -173,12 +173,12 @@ class EvaluatedModel:
         self.folder = folder
         self.is_baseline = is_baseline
         self.tag = options.tag
-        # Whether the languages of each test set are passed to the model. It has several if it has
-        # language tags. Models of OPUS-MT have none, but the target can be a group of languages,
-        # whose code has three letters; then `languages` chooses one of them.
+        # Models of OPUS-MT have no language tags, but the target can be a group of languages, whose
+        # code has three letters. Then `languages` chooses one of them.
         is_group = options.languages and len(primary_code(self.config.target_language)) > 2
+        # Whether the model has several languages, so that it needs those of each test set.
         self.has_languages = bool(self.config.language_tags or is_group)
-        self.loading = loading(options)  # arguments of `Translator.load`
+        self.loading = loading_arguments(options)  # arguments of `Translator.load`
         self._mbr: Mbr | None = None
         if is_baseline:  # always the best checkpoint, and not an ensemble
             self.loading |= {"checkpoint": "best", "ensemble": None}
@@ -292,11 +292,11 @@ class EvaluatedSet:
         if options.external:
             self.metrics[_EXTERNAL] = f"{_EXTERNAL}:{options.external}"
         self.scorers = self.make_scorers(self.test.references, self.test.source)
-        count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
+        num_resamples = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
         # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
         significance = options.significance or ("ar" if options.fail_if_worse else "bs")
-        trials = options.resamples or DEFAULT_TRIALS  # not used if `resamples` is 0
-        self.resampling = Resampling(count, options.seed, significance, trials)
+        num_trials = options.resamples or DEFAULT_TRIALS  # not used if `resamples` is 0
+        self.resampling = Resampling(num_resamples, options.seed, significance, num_trials)
         self.pairs: ReportSection | None = None  # differences of all pairs of systems
         # Whether files of translations and labels belong to this test set.
         has_files = is_only or not full_set.is_named
@@ -382,7 +382,7 @@ class EvaluatedSet:
         )
 
 
-def limit_section(scored: EvaluatedSet) -> ReportSection | None:
+def limit_section(evaluated_set: EvaluatedSet) -> ReportSection | None:
     """Score the text that is as close to the first reference as each model can write.
 
     Returns:
@@ -390,21 +390,21 @@ def limit_section(scored: EvaluatedSet) -> ReportSection | None:
     """
     values = []
     rows = [["system", "lines", "best possible scores", "for example line"]]
-    for model in scored.models:
+    for model in evaluated_set.models:
         assert model.target_tokenizer is not None
-        loss = loss_of(scored.test.references[0], model.target_tokenizer)
+        loss = loss_of(evaluated_set.test.references[0], model.target_tokenizer)
         num_changed = len(loss.changed)
         if not num_changed:
             continue
         scores = {}  # metric -> score
-        for scorer in scored.scorers:
+        for scorer in evaluated_set.scorers:
             if scorer.name in _EXACT:
                 scores[scorer.name] = scorer.score(loss.nearest).value
         value = {"system": model.name, "unreachable": num_changed, "example": loss.example}
         values.append({**value, "scores": scores})
         texts = [f"{label_of(name)} {format_score(name, score)}" for name, score in scores.items()]
-        lines = f"{num_changed:,} of {len(scored.test):,}"
-        rows.append([model.name, lines, ", ".join(texts), loss.example])
+        share = f"{num_changed:,} of {len(evaluated_set.test):,}"
+        rows.append([model.name, share, ", ".join(texts), loss.example])
     if not values:
         return None
     return ReportSection("limit", "Best possible scores", rows, values, _LIMIT)
@@ -418,7 +418,8 @@ def _translate(
     Args:
         sets: Test sets. The systems of models are put in front of the systems of files.
         models: Models in the order of the report; the baseline is last.
-        output: File for the translations of the first set.
+        output: File for the translations; None unless there is one test set and one model besides
+            the baseline.
 
     Returns:
         The errors from saving translations.

@@ -544,18 +544,18 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
         # data are among them, and other sentences can be, because keys are not unique.
         candidates = set[tuple[int, ...]]()
         for block in data.train.source.blocks():
-            ids = block.ids.astype(np.int64)
-            # A sentence is ids[start:end]. (sentences,).
+            block_ids = block.ids.astype(np.int64)
+            # A sentence is block_ids[start:end]. (sentences,).
             starts = block.offsets[:-1]
             ends = block.offsets[1:]
             # A sentence can begin with two tags, of its language and of its corpus: skip them.
             for _ in range(2):
-                first_ids = ids[np.minimum(starts, ends - 1)]
-                starts = starts + np.isin(first_ids, tag_ids)
-            keys = _key(ends - starts, ids[starts], ids[ends - 1])
+                are_tags = np.isin(block_ids[starts], tag_ids)
+                starts = np.minimum(starts + are_tags, ends - 1)  # at least one id is left
+            keys = _key(ends - starts, block_ids[starts], block_ids[ends - 1])
             has_line_key = np.isin(keys, np.array(line_keys, np.int64))
             for index in np.flatnonzero(has_line_key):
-                candidates.add(tuple(ids[starts[index] : ends[index]].tolist()))
+                candidates.add(tuple(block_ids[starts[index] : ends[index]].tolist()))
         if all_rows is None:
             all_rows = set()
         all_rows.update(row for row, ids in enumerate(ids_of_lines) if ids in candidates)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def loading(options: ModelOptions) -> dict[str, Any]:
+def loading_arguments(options: ModelOptions) -> dict[str, Any]:
     """Return the arguments of `Translator.load` and `Scorer.load` that the options determine.
 
     Not all classes of options have an engine and a type of numbers, or options of the search.

@@ -223,11 +223,13 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     recipe = reading.recipe
     config = recipe.config
     folder = reading.folder
-    # Not `folder`, which Windows could not rename while workers have files in it mapped.
+    # Not `folder`, which Windows could not rename while workers have files in it mapped. Without
+    # shards there is only a report, and `folder` is not renamed.
     scratch = reading.shards or folder
 
     for corpus in recipe.data.corpora.values():
         check_plain_text(corpus, config.direction(corpus))
+    # The held-out sets by name, and the names of those that cannot be compared: not downloaded.
     sets, unchecked = held_out_sets(recipe)
     configured = [name for name in sets if name in recipe.valid_sets or name in recipe.data.test]
     corpora_and_sets = {**sets, **recipe.corpora}
@@ -520,7 +522,7 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
         raise ConfigError(problem, fix=fix)
     if model is not None and config.training.keeps_vocabulary:
         tags = config.language_tags or "null"
-        old_tags = tags
+        old_tags = tags  # a model without this setting is checked by its vocabulary below
         if (model / CONFIG).is_file():
             old_tags = load_folder_config(model).language_tags or tags
         if old_tags != tags:

@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO
 
-from nmt.commands.loading import decoding_changes, loading
+from nmt.commands.loading import decoding_changes, loading_arguments
 from nmt.commands.options import ScoreOptions, user_values
 from nmt.errors import DataError
 from nmt.files.atomic import check_output, open_output
@@ -38,15 +38,15 @@ def score(options: ScoreOptions) -> None:
     languages = LanguageOptions(options.from_, options.to, options.tag)
     check_output(options.output, source, target, options.model)
     decoding = user_values(options, "length_penalty", "batch_tokens")
-    scorer = Scorer.load(options.model, **loading(options))
+    scorer = Scorer.load(options.model, **loading_arguments(options))
     scorer = scorer.with_options(**decoding_changes(options.model, options.set_, decoding))
     scorer.score([], languages)  # check languages and tag before reading
     chunks = _read_files(source, target) if source and target else _read_table()
     num_scored = 0
     with open_output(options.output) as writer, file_bar("scoring", source, unit="pairs") as bar:
         for chunk in chunks:
-            for score in scorer.score(chunk, languages, progress=bar.update):
-                line = _line(score, options)
+            for pair_score in scorer.score(chunk, languages, progress=bar.update):
+                line = _line(pair_score, options)
                 writer.write(line.encode("utf-8", "replace") + b"\n")
             writer.flush()
             num_scored += len(chunk)

@@ -4,8 +4,8 @@ The phases of `fit`, from top to bottom::
 
     open     prepared data, and the newest checkpoint if there is one      `_open`
     build    model, optimizer, loader, validation                          `train_setup.build`
-    restore  progress of the checkpoint, and planned updates               `_restore`
-    run      updates; report, validate and save when due                   `Trainer`
+    start    progress so far, and planned updates                          `_find_start`
+    run      weights of the checkpoint; updates; report, validate and save `Trainer`
     finish   averaged weights, and files for inference                     `_finish`
 
 A checkpoint contains everything that an update depends on: weights, optimizer state, random
@@ -128,7 +128,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             trackers = [TRACKERS[name](config) for name in training.trackers if is_first]
             data, checkpoint = _open(config, processes, strict=strict_resume)
             setup = train_setup.build(config, data, processes, stop, checkpoint)
-            start = _restore(config, setup, checkpoint, exact=exact)
+            start = _find_start(config, setup, checkpoint, exact=exact)
         reporter = ReporterList()
         if is_first:
             _open_run_folder(config, data, start, checkpoint)
@@ -141,7 +141,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             trainer = Trainer(config, setup, start.progress, start.record, reporter, stop)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
-                checkpoint = None  # its files are mapped: Windows could not delete them
+                checkpoint = None  # closes its mapped files, which Windows could not delete
             reason = trainer.run()
             if reason == "signal":
                 signal_numbers = processes.gather(stop.number)  # None: this process had no signal
@@ -187,13 +187,13 @@ class _Start:
     warnings: list[str]
 
 
-def _restore(
+def _find_start(
     config: RunConfig, setup: TrainingSetup, checkpoint: Checkpoint | None, *, exact: bool
 ) -> _Start:
     """Compile the model, find out where training starts, and plan the number of updates.
 
-    A new run also loads the weights of `training.init_from`. The weights of a checkpoint are loaded
-    later, by `Trainer.restore`.
+    A new run starts at step 0, and the weights of `training.init_from` are loaded here. A resumed
+    run starts at the progress of its checkpoint, whose weights `Trainer.restore` loads later.
     """
     compilation = train_setup.compile_model(setup)
     record = train_setup.run_record(config, setup, is_compiled=compilation.is_on)
@@ -308,6 +308,7 @@ class Trainer:
                     self._validate_and_save()
             elif self._setup.validates_first:
                 self._validate()
+            # A signal may have come already: then no process makes an update.
             self._all_stop |= any(self._processes.gather(self._stop.number is not None))
             reason = self._reason_to_end()
             outcome = "training ended"
@@ -328,7 +329,7 @@ class Trainer:
                     if progress.position.stage != stage:
                         note = f"starting stage {progress.position.stage + 1} of data.stages"
                         self._report(TrainingEvent(progress.step, note))
-            self._read()
+            self._read_losses()
             self._writer.save_the_end(progress)
         if reason == "signal":
             outcome = f"stopped at step {progress.step:,}; run the same command again to resume"
@@ -360,11 +361,11 @@ class Trainer:
         self.seconds += time.perf_counter() - begin
         self._all_stop |= stats.stop
         self._unread.append(stats)
-        self._writer.look()
+        self._writer.report_written()
         # A GPU has not finished the update yet, and reading its loss would wait for it. Therefore
         # the loss is read later, when it is needed or when many updates are queued.
         if len(self._unread) == self._updater.pace.max_inflight_updates:
-            self._read()
+            self._read_losses()
         if self._is_due(training.log_every):
             self._report_updates(stats)
         if self._reason_to_end() == "signal":
@@ -374,7 +375,7 @@ class Trainer:
         elif progress.step % training.save_every == 0:
             self._save()
 
-    def _read(self) -> None:
+    def _read_losses(self) -> None:
         """Wait for the queued updates, add their losses to the progress, and report problems.
 
         Raises:
@@ -420,15 +421,17 @@ class Trainer:
             fix += "the weights of this run."
         return DivergedError(f"{problem}\n  Last checkpoint: {last_checkpoint}.", fix=fix)
 
-    def _report_updates(self, last: UpdateStats) -> None:
-        """Report the updates since the last report; ``last`` is the last one."""
-        self._read()
+    def _report_updates(self, last_update: UpdateStats) -> None:
+        """Report the updates since the last report; ``last_update`` is the last of them."""
+        self._read_losses()
         seconds = max(self.seconds - self._reported_seconds, 1e-9)  # speeds are divided by it
         self._reported_seconds = self.seconds
         tokens_before = self._tokens_before
         self._tokens_before = (0, 0)
         self._report(
-            self.progress.report(last.learning_rate, last.gradient_norm, seconds, tokens_before)
+            self.progress.report(
+                last_update.learning_rate, last_update.gradient_norm, seconds, tokens_before
+            )
         )
 
     def _validate(self) -> Scores | None:
@@ -450,7 +453,7 @@ class Trainer:
         Raises:
             DivergedError: The model is much worse than a random guess.
         """
-        self._read()
+        self._read_losses()
         progress = self.progress
         training = self._training
         step = progress.step
@@ -459,11 +462,11 @@ class Trainer:
             return
         score = scores.value(training.validation.metric_name)
         progress.history[step] = score
-        # The perplexity of a random guess is the vocabulary size, and the loss is its logarithm.
-        # During warm-up, some models are worse. With `not` and `<=`, the condition is also true for
-        # a loss that is NaN.
+        # During warm-up, some models are worse than a random guess.
         warmup_steps = training.schedule.warmup_updates(progress.total_steps)
+        # The perplexity of a random guess is the vocabulary size, and the loss is its logarithm.
         vocab_size = len(self._updater.model.output_weight)
+        # With `not` and `<=`, the condition is also true for a loss that is NaN.
         if step > warmup_steps and not scores.loss <= math.log(2 * vocab_size):
             raise self._diverged(
                 f"Training diverged: validation perplexity is {scores.perplexity:.3g} at step "
@@ -474,7 +477,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint, with the losses of all updates."""
-        self._read()
+        self._read_losses()
         self._writer.save(self.progress)
 
 

@@ -81,7 +81,9 @@ def build(
         new_identity = identity(config, data_hash="", vocab_hash="")
         refuse_other_keys(checkpoint.state["identity"], new_identity, config.run_dir)
         recorded_adapter = checkpoint.state.get(ADAPTER)
-        if batch.max_tokens == "auto":  # use the size that the first start has measured
+        if batch.max_tokens == "auto":
+            # Use the size that the first start has measured, and share the batches of an update
+            # among the processes of this start.
             accumulation = {"gradient_accumulation": reshared(checkpoint.state, processes.size)}
             batch = BatchConfig.model_validate(checkpoint.state["batch"] | accumulation)
     try:
@@ -315,6 +317,7 @@ def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request]
     # These are the sets of `data.valid`. Their lines come before the lines of all other sets.
     tags_by_set = [_tags_of(config, corpus) for corpus in config.data.valid]
     requests = []
+    # Not strict: made-up data have rows of validation sets, but no lines.
     for line, set_index in zip(data.valid_source, data.valid.corpus.tolist(), strict=False):
         if set_index < len(tags_by_set):
             requests.append(Request(line, **tags_by_set[set_index]))
@@ -349,7 +352,8 @@ def compile_model(setup: TrainingSetup) -> Compilation:
     updater = setup.updater
     loader = setup.loader
     num_parameters = sum(p.numel() for p in updater.model.parameters())
-    # Tokens of an update of this process; `fit_batches` has replaced ``auto`` by a number.
+    # Tokens of an update of this process; `fit_batches` has replaced ``auto`` by a number. 0 if
+    # only the number of sentences is limited.
     num_tokens = int(loader.config.max_tokens or 0) * loader.config.gradient_accumulation
     return compile_layers(
         setup.training.compile,
@@ -362,9 +366,12 @@ def compile_model(setup: TrainingSetup) -> Compilation:
 
 
 def describe_start(
-    config: RunConfig, setup: TrainingSetup, note: str, progress: Progress
+    config: RunConfig, setup: TrainingSetup, compilation_remark: str, progress: Progress
 ) -> TrainingEvent:
-    """Return the event of the start: model size, data, device and schedule."""
+    """Return the event of the start: model size, data, device and schedule.
+
+    ``compilation_remark`` is the outcome of compiling the layers; empty if there is nothing to say.
+    """
     schedule = config.training.schedule
     updater = setup.updater
     num_pairs = len(setup.data.train)
@@ -395,15 +402,14 @@ def describe_start(
         "total_steps": progress.total_steps,
     }
     sizes_text = ", ".join(f"{part} {size:,}" for part, size in sizes.items())
-    device = f"{updater.precision.name} on {updater.device}, CPU threads: {threads}"
+    device_text = f"{updater.precision.name} on {updater.device}, CPU threads: {threads}"
     if updater.processes.size > 1:
-        device += f" in each of {updater.processes.size} processes"
-    if note:
-        device += f", {note}"
-    model = f"{num_parameters:,} parameters ({sizes_text}), {num_pairs:,} sentence pairs"
-    text = (
-        f"{progress.describe()}: {model}, {device}; {label_of(metric)} selects the best checkpoint"
-    )
+        device_text += f" in each of {updater.processes.size} processes"
+    if compilation_remark:
+        device_text += f", {compilation_remark}"
+    model_text = f"{num_parameters:,} parameters ({sizes_text}), {num_pairs:,} sentence pairs"
+    text = f"{progress.describe()}: {model_text}, {device_text}; "
+    text += f"{label_of(metric)} selects the best checkpoint"
     return TrainingEvent(progress.step, text, "start", facts)
 
 
@@ -433,7 +439,7 @@ def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
         return []
     initial_model = find_model(folder)
     notes = [f"starting with the weights of {folder}"]
-    if config.training.lora is not None:  # `_build_updater` has loaded them
+    if config.training.lora is not None:  # `_build_updater` has loaded the weights
         num_trained = optimizer.parameters.trained_size
         share = num_trained / sum(count_parameters(setup.updater.model).values())
         adapters = f"{num_trained:,} parameters of adapters ({share:.2%} of all)"
@@ -453,6 +459,7 @@ def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
     if model_pair != pair and not config.language_tags:
         text = f"from {model_pair}, but this run translates from {pair}"
         notes.append(f"{folder} was trained to translate {text}")
+    # Whether the user has set the tokenizer section, which has no effect on such a run.
     if config.training.keeps_vocabulary and "tokenizer" in config.model_fields_set:
         size = initial_model.tokenizers.target.vocab_size
         if config.tokenizer.vocab_sizes[1] != size:  # [1] is the target
@@ -473,18 +480,18 @@ def check_start(config: RunConfig) -> None:
     model_settings = load_folder_config(folder).model.model_dump()
     settings = config.model.model_dump()
     parts = config.training.init_differences
-    if "layers" in parts:
+    if "layers" in parts:  # the number of layers of both parts may differ
         parts = ("encoder", "decoder")
     may_differ = {*_REGULARISATION, *(f"{part}_layers" for part in parts)}
     different_keys = [key for key, value in settings.items() if model_settings[key] != value]
-    keys = [key for key in different_keys if key not in may_differ]
-    if keys:
+    refused_keys = [key for key in different_keys if key not in may_differ]
+    if refused_keys:
         problem = f"The model in {folder} (training.init_from) has different settings:"
-        for key in keys:
+        for key in refused_keys:
             problem += f"\n  model.{key}: {model_settings[key]} in that model, "
             problem += f"{settings[key]} in this configuration"
         fix = "Remove the model section, so that the settings of that model are used."
-        if all(key.endswith("_layers") for key in keys):
+        if all(key.endswith("_layers") for key in refused_keys):
             fix = "Set training.init_differences to [layers], or remove these keys."
         raise ConfigError(problem, fix=fix)
 
@@ -521,12 +528,12 @@ def make_reporters(
     start = progress.step
     # Step of the last validation; later validations are removed from the files, because training
     # repeats them. A new run (-1) also repeats the one before the first update, at step 0.
-    last = max(progress.history, default=0 if start else -1)
+    last_validation = max(progress.history, default=0 if start else -1)
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
         return ReporterList([
-            JsonLines(run_dir / "metrics.jsonl", start, last),
-            JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
+            JsonLines(run_dir / "metrics.jsonl", start, last_validation),
+            JsonLines(run_dir / "starts.jsonl", start, last_validation, kinds=("start",)),
             log.open(run_dir / "log.txt"),
             Console(start, progress.total_steps, lambda: progress.step),
             HtmlReport(run_dir, config.name),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.commands.loading import decoding_changes, loading, mbr, warn_of_language
+from nmt.commands.loading import decoding_changes, loading_arguments, mbr, warn_of_language
 from nmt.commands.options import TranslateOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
@@ -104,7 +104,7 @@ def load_translator(options: TranslateOptions) -> Translator:
         utility = utility.loaded(target, options.device)
     translator = Translator.load(
         model,
-        **loading(options),
+        **loading_arguments(options),
         mbr=utility,
         outputs=options.outputs,
         source_language=options.from_,
@@ -158,6 +158,7 @@ def _read(
     decoder = LineDecoder()
     first_number = 1  # number of the first line of the chunk
     noted_fields = set[str]()
+    # Each process translates a share of every chunk: in streaming mode, one line.
     lines_at_once = num_processes
     if not options.stream:
         lines_at_once *= MAX_CHUNK_LINES
@@ -200,7 +201,7 @@ def _parse(line: str, number: int, noted_fields: set[str]) -> Request | RequestE
         parsed = parse_request(line, number)
     except RequestError as error:
         return error.with_traceback(None)  # the traceback would keep all local variables
-    for name in parsed.others.keys() - noted_fields - {"source"}:
+    for name in parsed.others.keys() - noted_fields:
         similar_name = request.meant_field(name)
         if similar_name and len(noted_fields) < MAX_NOTES:
             noted_fields.add(name)
@@ -240,7 +241,7 @@ class _Writer:
         """
         translated_lines: dict[int, Result] = {}  # by line number
         for number, (line, result) in enumerate(zip(lines, results, strict=True), first_number):
-            # Fields to copy to the output. Errors of other lines than JSON have none.
+            # Fields to copy to the output; a `DataError` that is not a `RequestError` has none.
             others = getattr(line, "others", {})
             if isinstance(result, Result):
                 translated_lines[number] = result
@@ -271,7 +272,8 @@ class _Writer:
         options = self._options
         confidence_fields = {}
         if options.min_confidence is not None:
-            # Without an estimate, the translation is unlike the validation set.
+            # Without an estimate, the translation is unlike the validation set, so it counts as
+            # low. A blank line, which has no tokens, never does.
             confidence = result.confidence or 0.0
             is_low = result.num_tokens > 0 and confidence < options.min_confidence
             confidence_fields["low_confidence"] = is_low

@@ -761,10 +761,12 @@ class TokenizerConfig(_WithModels):  # type: ignore[misc]
         smaller = min(self.vocab_sizes)
         minimum = self.min_vocab_size
         if smaller < minimum:
+            # Only with byte_fallback: without it, every size that the field allows is enough.
             fix = f"raise it to {minimum} or more, or set byte_fallback to false"
             yield f"vocab_size is {smaller}, but byte_fallback alone uses 256 subwords: {fix}"
         for size, num_unused in zip(self.vocab_sizes, self.unused, strict=True):
-            if num_unused and size - num_unused < minimum:
+            # Large enough as a whole, but too small without the padding subwords.
+            if num_unused and size >= minimum > size - num_unused:
                 yield f"pad_vocab_by must be at most {size - minimum} for vocab_size {size}"
 
 

@@ -201,7 +201,7 @@ class YamlDocument:
         dotted, equals, value_text = text.partition("=")
         if not equals or not dotted.strip():
             raise ValueError("expected section.key=value")
-        value = None  # also of ``key=``
+        value = None  # what ``key=`` without a value sets
         if value_text:
             value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
         keys: list[str | int] = []  # Numbers may be indices of a list.

@@ -112,12 +112,13 @@ def filled_in(values: Values, defaults: Values) -> dict[str, Any]:
         defaults = {**defaults, "optimizer": {}, "schedule": schedule}
     filled = dict(values)
     for key, default in defaults.items():
+        is_replaced = key == "warmup_ratio" and "warmup_steps" in values
         section = values.get(key)
         if section is None and isinstance(default, Mapping):  # null is a section without keys
             section = {}
         if isinstance(section, Mapping) and isinstance(default, Mapping):
             filled[key] = filled_in(section, default)
-        elif key not in values and not (key == "warmup_ratio" and "warmup_steps" in values):
+        elif key not in values and not is_replaced:
             filled[key] = default
     return filled
 

@@ -78,6 +78,7 @@ def load_config(
         ConfigError: The configuration is invalid. Lists all problems with line or flag.
         DataError: From ``check_files`` or ``measure_text``.
     """
+    # A user need not write the format number: without it, the file has the present format.
     document = _read_keys(Path(path), default=FORMAT)
     problems: list[str] = []
     for text in overrides:
@@ -94,22 +95,22 @@ def load_config(
         values = with_recorded({**values, "run_dir": run_dir}, recorded)
     values = _with_start(values)
     corpora = dict(_corpora("data", values.get("data")))
-    missing_files: DataError | None = None
+    file_error: DataError | None = None  # about missing files of corpora
     choice: Choice | None = None
     try:
         check_files(corpora)
     except DataError as error:
-        missing_files = error
+        file_error = error
     if measure_text is not None and not recorded:
         train = [corpus for key, corpus in corpora.items() if key.startswith("data.train.")]
-        values, choice = _chosen(values, partial(measure_text, train), missing_files)
+        values, choice = _chosen(values, partial(measure_text, train), file_error)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        placed = [(document.place(key), text) for key, text in find_problems(error)]
+        placed = [(document.place(key), message) for key, message in find_problems(error)]
         # First the problems of the file, in the order of its lines, then those of overrides.
         placed.sort(key=lambda problem: (problem[0].is_override, problem[0].line))
-        problems += [f"{place.text}: {text}" for place, text in placed]
+        problems += [f"{place.text}: {message}" for place, message in placed]
     else:
         if not problems:
             if choice and choice.error:
@@ -117,8 +118,8 @@ def load_config(
             if choice:
                 explain(choice)
             return config
-    if missing_files:
-        problems += missing_files.problem.split("\n  ")
+    if file_error:
+        problems += file_error.problem.split("\n  ")
     if len(problems) > 1:
         problems.insert(0, f"{len(problems)} problems in the configuration:")
     fix = "Correct the configuration. `nmt config keys` describes every key."
@@ -194,8 +195,8 @@ def load_inference(
             problem = f"{path}: {name} must be a section."
             raise ConfigError(problem, fix="Restore the file.")
     # Overrides may change the section `inference`, and ``data`` of the record.
-    changed = {**inference, "data": record.get("data")}
-    document.values = changed
+    settings = {**inference, "data": record.get("data")}
+    document.values = settings
     for text in overrides:
         try:
             document.override(text)
@@ -207,23 +208,25 @@ def load_inference(
     if unused:
         fix = f"Remove the override. Here you can set keys of {', '.join(read)}."
         raise ConfigError(f"`set` {', '.join(unused)} has no effect on a trained model.", fix=fix)
-    data = changed.pop("data")
+    data = settings.pop("data")
     if data is not None:
         record = {**record, "data": data}
     try:
-        languages = [changed.get(key) for key in LANGUAGE_KEYS]
+        languages = [settings.get(key) for key in LANGUAGE_KEYS]
         if languages != [inference.get(key) for key in LANGUAGE_KEYS]:
             # An override has changed a language of the run. The directions of corpora that leave
             # their languages open contain the languages of the run, so they change, too.
-            original = InferenceConfig.model_validate(inference)
-            new_codes = dict(zip(original.languages, languages, strict=True))  # old -> new
-            changed["directions"] = [
+            original_config = InferenceConfig.model_validate(inference)
+            new_codes = dict(zip(original_config.languages, languages, strict=True))  # old -> new
+            settings["directions"] = [
                 (new_codes.get(source, source), new_codes.get(target, target))
-                for source, target in original.directions
+                for source, target in original_config.directions
             ]
-        config = InferenceConfig.model_validate(changed)
+        config = InferenceConfig.model_validate(settings)
     except ValidationError as error:
-        problems = [f"{document.place(key).text}: {text}" for key, text in find_problems(error)]
+        problems = [
+            f"{document.place(key).text}: {message}" for key, message in find_problems(error)
+        ]
         fix = "Correct the file. `nmt config keys` describes every key."
         raise ConfigError("\n  ".join(problems), fix=fix) from error
     return config, record
@@ -235,6 +238,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read, or is not a configuration.
     """
+    # Only nmt 0.1 wrote this file without a format number.
     settings: dict[str, Any] = _read_keys(path, default=1).values
     return settings
 

@@ -192,9 +192,10 @@ class RunConfig(Section):
     def _wrong_sizes(self) -> Iterator[str]:
         max_length = self.filters.max_length
         num_bos = int(self.model.source_bos)  # 0 or 1 for each pair
+        # Key of the limit to check. `max_tokens: auto` is no limit; then tokens_per_update is set.
         key = "tokens_per_update" if self.batch.tokens_per_update else "max_tokens"
         max_tokens = getattr(self.batch, key)
-        # A batch must hold one pair of the maximum length, with EOS on each side.
+        # The limit must allow one pair of the maximum length, with EOS on each side.
         pair_tokens = 2 * max_length + 2 + num_bos
         if max_tokens is not None and pair_tokens > max_tokens:
             fix = f"raise it to {pair_tokens}, or lower filters.max_length ({max_length})"

@@ -253,14 +253,15 @@ def held_out_sets(recipe: Recipe) -> tuple[dict[str, CorpusConfig], list[str]]:
             sets[name] = corpus
         else:
             not_downloaded.append(name)
-    # Sets in sacrebleu's cache are compared even if they are not configured. A configured set may
-    # be one of them, under its own name, or have the name of one of them.
+    # Sets in sacrebleu's cache are compared even if they are not configured, except those that are
+    # configured under another name, or whose name a configured set has.
     configured = (*recipe.valid_sets.values(), *data.test.values())
-    excluded = {corpus.sacrebleu for corpus in configured}.union(not_downloaded)
+    published_names = {corpus.sacrebleu for corpus in configured}
+    excluded = {*published_names, *sets, *not_downloaded}
     cached = cached_test_sets((config.source_language, config.target_language))
     for name, (source, target) in cached.items():
         if name not in excluded:
-            sets.setdefault(name, CorpusConfig(source=(source,), target=(target,)))
+            sets[name] = CorpusConfig(source=(source,), target=(target,))
     return sets, not_downloaded
 
 

@@ -170,7 +170,7 @@ def calibrate_confidence(
     statistics = scorer.statistics([result.text for result in results])
     scores = scorer.sentence_scores(statistics)
     # Normalization may drop all characters of a line. Its translation is empty and has no features.
-    scored = zip(results, scores, strict=True)
-    fitted = [(result, score) for result, score in scored if result.num_tokens]
-    model = fit_confidence(*zip(*fitted, strict=True))
+    results_and_scores = zip(results, scores, strict=True)
+    usable_pairs = [(result, score) for result, score in results_and_scores if result.num_tokens]
+    model = fit_confidence(*zip(*usable_pairs, strict=True))
     write_extra(run_dir / CONFIDENCE, model.text().encode())

@@ -161,8 +161,8 @@ class _Step:
             self._copy_source(state)
         num_rows = state.self_kv.shape[2]
         cache = self.inputs.self_kv[:, :, :num_rows]
-        filled = slice(state.length)
-        cache[..., filled, :].copy_(state.self_kv[..., filled, :])
+        filled_positions = slice(state.length)
+        cache[..., filled_positions, :].copy_(state.self_kv[..., filled_positions, :])
         self._lent_self_kv = weakref.ref(cache)
         return replace(state, self_kv=cache)
 
@@ -179,6 +179,7 @@ class _Step:
             tensor.zero_()
         num_sentences, _, _, source_length = state.source_mask.shape
         cross_kv[:, :, :num_sentences, :, :source_length].copy_(state.cross_kv)
+        # Rows without a sentence stay 0 at the first positions: attention over none would be NaN.
         mask[..., source_length:] = -torch.inf
         mask[:num_sentences, ..., :source_length].copy_(state.source_mask)
         self._copied_cross_kv = weakref.ref(state.cross_kv)

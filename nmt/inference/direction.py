@@ -92,7 +92,7 @@ class Languages:
             MissingLanguageError: A language is not set, and the model has several.
             ConfigError: A language or tag is unknown.
         """
-        source_tag_ids = []
+        source_tag_ids = []  # the tag of the language is inserted below, before the user's tag
         if options.tag is not None:
             source_tag_ids.append(tokenizers.source.tag_id(options.tag))
         tagged_sources, tagged_targets = self._tagged(tokenizers)
@@ -103,12 +103,13 @@ class Languages:
         # The languages to choose from, each once.
         sources = list(dict.fromkeys(code for code, _ in pairs))
         targets = list(dict.fromkeys(code for _, code in pairs))
-        # The target of an OPUS-MT model may be a group of languages with a code of three letters,
-        # such as ``mul``. Then the tag tells the language. The tags of a model for one language,
-        # such as those for variants of ``zh``, are optional.
+        # An OPUS-MT model reads the tag of the target language in front of the source.
         has_opus_tags = len(tokenizers.source.languages) > 1
+        # Its target may be a group of languages with a code of three letters, such as ``mul``. The
+        # tags of a model for one language, such as those for variants of ``zh``, are optional.
         is_group = has_opus_tags and len(primary_code(targets[0])) > 2
-        needs_tag = is_group and not (has_tag or source_tag_ids)
+        # In a group only a tag, in the text or set by the user, tells the language.
+        needs_tag = is_group and not has_tag and options.tag is None
         has_choice = len(targets) > 1 or needs_tag
         if target is None and has_choice:
             raise _missing_language("to", tagged_targets if is_group else targets)

@@ -156,11 +156,13 @@ class Guard:
                 continue
             seconds = (time.perf_counter() - begin) / len(indices)  # of one segment
             for index, hypotheses in zip(indices, results, strict=True):
-                first = outputs[index]
-                outputs[index] = replace(first, retry_seconds=seconds)
+                first_output = outputs[index]
+                outputs[index] = replace(first_output, retry_seconds=seconds)
                 second_alarms = self._alarms_of(segments[index], hypotheses)
-                if hypotheses and len(second_alarms) < len(first.alarms):
-                    removed = tuple(name for name in first.alarms if name not in second_alarms)
+                if hypotheses and len(second_alarms) < len(first_output.alarms):
+                    removed = tuple(
+                        name for name in first_output.alarms if name not in second_alarms
+                    )
                     outputs[index] = Output(hypotheses, second_alarms, removed, seconds)
 
     def _has_phrase_past_end(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> bool:
@@ -208,7 +210,7 @@ def fallback_search(
     if changes or "long" in alarm_names:
         # The longest output without the alarm "long". The alarm compares
         # (output + smooth) / (source + smooth) with the ratio, so the longest output is
-        # ratio * source + (ratio - 1) * smooth.
+        # ratio * source + (ratio - 1) * smooth. The option must be at least 1.
         offset = max(1, math.floor((max_ratio - 1) * _SMOOTH_SUBWORDS))
         changes["max_length_factor"] = min(decoding.max_length_factor, max_ratio)
         changes["max_length_offset"] = min(decoding.max_length_offset, offset)
@@ -241,11 +243,12 @@ def alarms(
     repeated_share = num_repeated / max(num_ngrams, _MIN_NGRAMS)
     character_ratio = _length_ratio(output, source, _SMOOTH_CHARACTERS)
     subword_ratio = _length_ratio(output_tokens, source_tokens, _SMOOTH_SUBWORDS)
-    # The compression ratio of normal text of this length; lower if the source is repetitive.
+    # Normal text of this length compresses to at least this share.
     num_bytes = max(1, len(output.encode("utf-8", "replace")))
-    normal = limits.compression_scale * num_bytes**limits.compression_exponent
-    of_source = _SOURCE_COMPRESSION * compressed_share(source)
-    min_compressed_share = min(normal, _MAX_COMPRESSION_LIMIT, of_source)
+    length_limit = limits.compression_scale * num_bytes**limits.compression_exponent
+    # If the source is repetitive, its translation may be repetitive, too.
+    source_limit = _SOURCE_COMPRESSION * compressed_share(source)
+    min_compressed_share = min(length_limit, source_limit, _MAX_COMPRESSION_LIMIT)
     min_characters, max_characters = limits.characters
     min_subwords, max_subwords = limits.subwords
     is_raised: dict[Alarm, bool] = {
@@ -297,6 +300,7 @@ def stands_past_end(source: str, translation: str, phrases: Iterable[str]) -> bo
     """
     num_source_sentences = len(_sentences(source))
     sentences = _sentences(translation)
+    # Without more sentences than the source, and with a single sentence, none is an extra one.
     if len(sentences) <= max(1, num_source_sentences):
         return False
     last_sentence = sentences[-1]

@@ -82,8 +82,8 @@ def score_tokens(
     """
     pieces = tokenizer.subwords([*ids, EOS_ID])
     log_probs_of_pieces = log_probs[-len(pieces) :]  # without those of start tokens
-    scored = zip(pieces, log_probs_of_pieces, strict=True)
-    return tuple(TokenScore(piece, log_prob) for piece, log_prob in scored)
+    pairs = zip(pieces, log_probs_of_pieces, strict=True)
+    return tuple(TokenScore(piece, log_prob) for piece, log_prob in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def parse_request(line: str, line_number: int) -> Request:
         if not is_list or not all(isinstance(string, str) for string in strings):
             raise refused(f"needs a list of strings in {name}")
         phrases[name] = tuple(map(without_surrogates, strings))
-    others.pop("source", None)  # from here on no error needs it
+    others.pop("source", None)  # only errors copy it: a result has its own field for the source
     return Request(
         # Replace line breaks, so that one request stays one line of output.
         text=re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n")),

@@ -82,6 +82,7 @@ class Scorer:
         self._loaded = loaded
         # Maximum subwords of a target, EOS not included.
         longest = int(loaded.max_length * decoding.max_length_factor) + decoding.max_length_offset
+        # The options of the search may lower this limit, but not below that of a source.
         self._longest_target = max(longest, loaded.max_length)
         limit = loaded.engine.max_positions
         if limit is not None:  # EOS needs the last position
@@ -137,11 +138,11 @@ class Scorer:
             if source and target is not None:
                 source_ids = [*tags.source_ids, *source]
                 ids_by_row[row] = (source_ids, [*tags.target_ids, *target])
-            # The score of a pair that the model cannot score: see the docstring of the class.
-            value = -math.inf
+            # See the docstring of the class. The scores of all other pairs are replaced below.
+            special_score = -math.inf
             if source == [] and target == []:
-                value = 0.0
-            results.append(PairScore(*texts[row], value, value))
+                special_score = 0.0
+            results.append(PairScore(*texts[row], special_score, special_score))
         log_probs = self.score_ids(list(ids_by_row.values()), progress)
         penalty = length_penalty(self.options)
         num_tags = len(tags.target_ids)
@@ -173,8 +174,8 @@ class Scorer:
         lengths = [len(source) + len(target) + 1 for source, target in pairs]
         # The budget counts source tokens: source and target together may have twice as many.
         max_tokens = 2 * engine.batch_tokens(self.options)
-        # The number of rows is not limited.
-        for rows in batch_by_length(lengths, max_tokens, max_rows=max(1, len(pairs))):
+        # The number of rows is not limited: no batch has more rows than there are pairs.
+        for rows in batch_by_length(lengths, max_tokens, max_rows=len(pairs)):
             sources, targets = zip(*[pairs[row] for row in rows], strict=True)
             log_probs_of_rows = engine.token_log_probs(sources, targets)
             for row, values in zip(rows, log_probs_of_rows, strict=True):

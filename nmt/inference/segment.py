@@ -161,7 +161,7 @@ def _limited(text: str, line_number: int) -> str:
         return text
     counts = (f"{line_number:,}", f"{len(text):,}", f"{LONGEST_LINE:,}")
     logger.warning("line %s has %s characters; only the first %s are translated", *counts)
-    return text.lstrip()[:LONGEST_LINE]
+    return text.lstrip()[:LONGEST_LINE]  # leading white space does not use up the limit
 
 
 def encode_fitting(
@@ -249,6 +249,7 @@ def _pieces(
     piece = text[start:end].strip()
     if not piece:
         return
+    # From here on the range is that of the piece, without the white space around it.
     start = text.index(piece[0], start)
     end = start + len(piece)
     size = size_of(piece)

@@ -98,15 +98,15 @@ class BatchVocabulary:
             return tuple(positions[token] for token in ids)
 
         converted = []
-        for original in constraints:
+        for entry in constraints:
             # The search cannot generate a phrase with a token outside of the shortlist.
-            possible = [ids for ids in original.forbidden if positions.keys() >= set(ids)]
+            possible = [ids for ids in entry.forbidden if positions.keys() >= set(ids)]
             converted.append(
                 Constraints(
-                    prefix=positions_of(original.prefix),
-                    required=tuple(map(positions_of, original.required)),
+                    prefix=positions_of(entry.prefix),
+                    required=tuple(map(positions_of, entry.required)),
                     forbidden=tuple(map(positions_of, possible)),
-                    start=positions.get(original.start),
+                    start=positions.get(entry.start),
                 )
             )
         return converted
@@ -170,8 +170,8 @@ class Shortlist:
         cells += (source.sentences * vocab_size).unsqueeze(1)
         is_included.view(-1).index_fill_(0, cells.flatten(), True)
         if constraints is not None:
-            for row, of_sentence in zip(is_included, constraints, strict=True):
-                row[list(chain(of_sentence.first_ids, *of_sentence.required))] = True
+            for row, entry in zip(is_included, constraints, strict=True):
+                row[list(chain(entry.first_ids, *entry.required))] = True
         tokens = is_included.any(0).nonzero().squeeze(1)  # of at least one sentence. (V',)
         if len(source) == 1:
             return BatchVocabulary(tokens, None)
@@ -264,13 +264,13 @@ class ModelStepper:
 
     def select(self, state: States, sentences: Tensor, beams: Tensor) -> States:
         """Select ``sentences`` and ``beams`` in the state of every model."""
-        return tuple(of_model.select(sentences, beams) for of_model in state)
+        return tuple(model_state.select(sentences, beams) for model_state in state)
 
     def coverage(self, state: States) -> Tensor:
         """Attention to each source token, summed over steps, averaged over models: (B, K, S)."""
         coverages = []
         for model, model_state in zip(self._models, state, strict=True):
-            if model_state.coverage is not None:
+            if model_state.coverage is not None:  # always, as the search has asked for it
                 # Leave out the column of BOS, which `source_of` adds for some models. (R, S)
                 num_added = int(model.config.source_bos)
                 coverages.append(model_state.coverage[:, num_added:])

@@ -120,6 +120,7 @@ class TorchEngine(Engine):
                 stepper = self._stepper(options=options)
                 return search(stepper, source, options, constraints, end_loops=self._end_loops)
             # The search uses positions in the shortlist as token ids: convert them there and back.
+            # `end_loops` is not needed: it is for training, which has no shortlist.
             vocabulary = self._shortlist.pick(source, constraints)
             if constraints is not None:
                 constraints = vocabulary.inside(constraints)
@@ -183,9 +184,9 @@ class TorchEngine(Engine):
             weights_of_models.append(weights[..., int(model.config.source_bos) :])
         mean = torch.stack(weights_of_models).mean(0).cpu()
         matrices = []
-        for weights, source_ids, target_ids in zip(mean, sources, targets, strict=True):
+        for matrix, source_ids, target_ids in zip(mean, sources, targets, strict=True):
             # Leave out the source EOS, the row that predicts EOS, and padding.
-            matrices.append(weights[: len(target_ids), : len(source_ids)].tolist())
+            matrices.append(matrix[: len(target_ids), : len(source_ids)].tolist())
         return matrices
 
     @override
@@ -280,16 +281,16 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     if needs.decoding.shortlist:
         shortlist = Shortlist.load(folder, tokenizers.vocab_sizes, device)
     # Models of share 0 do not translate.
-    zipped = zip(bundles, shares, strict=True)
-    mixed = [(bundle, share) for bundle, share in zipped if share]
+    pairs = zip(bundles, shares, strict=True)
+    used_pairs = [(bundle, share) for bundle, share in pairs if share]
     engine = TorchEngine(
-        *(bundle.model.to(device, getattr(torch, dtype)) for bundle, _ in mixed),
-        mixture=Mixture(tuple(share for _, share in mixed), ensemble.mean),
+        *(bundle.model.to(device, getattr(torch, dtype)) for bundle, _ in used_pairs),
+        mixture=Mixture(tuple(share for _, share in used_pairs), ensemble.mean),
         is_final=True,
         shortlist=shortlist,
         keep_special_mass=config.decoding.keep_special_mass,
     )
-    max_length = min(bundle.config.max_length for bundle, _ in mixed)
+    max_length = min(bundle.config.max_length for bundle, _ in used_pairs)
     return LoadedModel(engine, tokenizers, config.decoding, max_length, Languages.of(config))
 
 

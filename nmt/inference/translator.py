@@ -267,8 +267,8 @@ class Translator:
             target = options.target_language
         if tag is None and not has_tag:
             tag = options.tag
-        of_request = LanguageOptions(source, target, tag)
-        return options.languages.choose(self.tokenizers, of_request, has_tag=has_tag)
+        line_languages = LanguageOptions(source, target, tag)
+        return options.languages.choose(self.tokenizers, line_languages, has_tag=has_tag)
 
     def finish(self, lines: SegmentedLines) -> LineResults:
         """Translate lines that `segment` returned."""
@@ -300,7 +300,7 @@ class Translator:
         for rows in batches:
             task = SearchTask([segments[row].read_ids for row in rows])
             constraints = [segments[row].constraints for row in rows]
-            if any(of_segment != NONE for of_segment in constraints):
+            if any(entry != NONE for entry in constraints):
                 task = replace(task, constraints=constraints)
             tasks.append(task)
         n_best: NBestLists = [[] for _ in segments]

@@ -531,7 +531,7 @@ class FlashAttention:
         if is_causal:
             options |= self.causal
         if query.shape[1] != key.shape[1]:
-            options |= self.shared or {}
+            options |= self.shared or {}  # not None here: see `fits`
         mixed: Tensor = self.kernel(
             query,
             key,
@@ -566,7 +566,7 @@ BACKENDS: dict[str, Backend] = {"cpu": bmm_attention, "compiled": sdpa_attention
 FLASH: dict[str, FlashAttention | None] = {"cpu": None}
 
 
-def prepare(packed: Packed) -> None:
+def look_for_flash(packed: Packed) -> None:
     """Look for flash attention on the device of ``packed``. Must run outside compiled layers."""
     device = packed.ids.device
     if device.type not in FLASH:

@@ -151,16 +151,16 @@ class _SplitHeads(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         # If the gradients are adjacent parts of one tensor (N, heads, E), return that tensor. Then
         # they have its strides, and each begins in memory where the one before it ends.
-        first = gradients[0]
-        num_tokens, _, dim = first.shape
+        first_gradient = gradients[0]
+        num_tokens, _, dim = first_gradient.shape
         num_heads = sum(ctx.sizes)
         strides = (num_heads * dim, dim, 1)
-        address = first.data_ptr()
+        address = first_gradient.data_ptr()
         for gradient in gradients:
             if gradient.stride() != strides or gradient.data_ptr() != address:
                 return torch.cat(gradients, dim=1), None
             address += gradient.shape[1] * dim * gradient.element_size()
-        return first.as_strided((num_tokens, num_heads, dim), strides), None
+        return first_gradient.as_strided((num_tokens, num_heads, dim), strides), None
 
 
 def _split_heads(fused: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:

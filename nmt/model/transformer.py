@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import Padding, prepare, to_padded
+from nmt.model.attention import Padding, look_for_flash, to_padded
 from nmt.model.decoder_state import CrossCache, DecoderState, SelfCache, StepInputs
 from nmt.model.layers import (
     CrossAttention,
@@ -164,7 +164,7 @@ class Transformer(nn.Module):
             run: Calls a layer with its inputs.
         """
         # Searching for a kernel imports a compiler, which must not happen inside compiled layers.
-        prepare(source)
+        look_for_flash(source)
         table = self.source_embedding.position_table(source.max_length)
         values = self.source_embedding(source.ids, source.positions, self.source_vectors, table)
         for layer in self.encoder:

@@ -303,10 +303,10 @@ class RequiredPhrases:
         tokens of each other phrase, so these overlap: only the largest number of them counts. The
         output contains all phrases if the result equals ``num_tokens``.
         """
-        missing = self._missing(progress)
-        num_missing = sum(len(phrase) for phrase, _ in missing)
-        most_matched = max((matched for _, matched in missing), default=0)
-        return self.num_tokens - num_missing + most_matched
+        missing_phrases = self._missing(progress)
+        num_missing_tokens = sum(len(phrase) for phrase, _ in missing_phrases)
+        most_matched = max((matched for _, matched in missing_phrases), default=0)
+        return self.num_tokens - num_missing_tokens + most_matched
 
     def _missing(self, progress: PhraseProgress) -> list[tuple[Ids, int]]:
         """Return each phrase that the output does not contain, and how many tokens are matched."""
@@ -403,10 +403,12 @@ class ConstrainedSelector(BeamSelector):
             next_log_probs = log_probs[row, parents, tokens].cpu()
             totals = beams.totals[row, parents] + next_log_probs
             # Both yield beam, token and log probability. The set merges equal candidates.
-            plain = zip(*(column[row].tolist() for column in candidates), strict=True)
-            added = zip(*map(Tensor.tolist, (parents, tokens, totals)), strict=True)
-            divided = self._divide(sentence, best_tokens[row], {*plain, *added})
-            columns = zip(*divided, strict=True)
+            plain_candidates = zip(*(column[row].tolist() for column in candidates), strict=True)
+            added_candidates = zip(*map(Tensor.tolist, (parents, tokens, totals)), strict=True)
+            divided_candidates = self._divide(
+                sentence, best_tokens[row], {*plain_candidates, *added_candidates}
+            )
+            columns = zip(*divided_candidates, strict=True)
             for column, values in zip(candidates, columns, strict=True):
                 column[row] = torch.tensor(values)
         return candidates
@@ -427,17 +429,17 @@ class ConstrainedSelector(BeamSelector):
         """
         phrases = self._phrases[sentence]
         progress = self._progress[sentence]
-        old_costs = self._past_end[sentence].tolist()  # of each beam
+        old_past_end = self._past_end[sentence].tolist()  # of each beam
         allowed = []
         for beam, token, log_prob in candidates:
             is_complete = phrases.num_met(progress[beam]) == phrases.num_tokens
             if token == EOS_ID and not is_complete:
                 continue
-            past_end = old_costs[beam]
+            past_end = old_past_end[beam]
             if best_tokens[beam] == EOS_ID and not is_complete:
                 past_end = _PAST_END
             new_progress = phrases.advance(progress[beam], token)
-            if isfinite(log_prob):
+            if isfinite(log_prob):  # else it continues an empty beam, or its token is forbidden
                 cost = past_end - log_prob
                 allowed.append(_Continuation(cost, beam, token, new_progress, past_end))
         allowed.sort()
@@ -450,8 +452,8 @@ class ConstrainedSelector(BeamSelector):
         empty = _Continuation(inf, 0, PAD_ID, phrases.start, 0.0)
         active += [empty] * (self._beam_size - len(active))
         self._progress[sentence] = [candidate.progress for candidate in active]
-        new_costs = [candidate.past_end for candidate in active]
-        self._past_end[sentence] = torch.tensor(new_costs)
+        new_past_end = [candidate.past_end for candidate in active]
+        self._past_end[sentence] = torch.tensor(new_past_end)
         rows = ended + active
         rows += [empty] * (2 * self._beam_size - len(rows))
         # The cost is `past_end` minus the log probability.

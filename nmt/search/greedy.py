@@ -112,12 +112,12 @@ class IndependentSelector(Selector):
             self._finished.add(pools, history[rows, columns], totals[rows, columns])
         self._is_open &= ~ends_now
         active = self._is_open.any(1)
-        # Move the open hypotheses of each sentence to the front, and drop columns without an open
-        # hypothesis. Tensors are rectangular: sentences with fewer open hypotheses are filled up
-        # with ended hypotheses at the end, which are not counted again.
-        num_open = self._is_open.sum(1)
+        # Move the open hypotheses of each sentence to the front.
         is_closed = (~self._is_open).int()
         order = is_closed.argsort(dim=1, stable=True)
+        # Drop columns without an open hypothesis. Tensors are rectangular: sentences with fewer
+        # open hypotheses are filled up with ended ones at the end, which are not counted again.
+        num_open = self._is_open.sum(1)
         parents = order[:, : int(num_open.max())]
         ids = ids.gather(1, parents)
         totals = totals.gather(1, parents)
@@ -353,7 +353,7 @@ def draw(
     scores = log_probs / config.temperature
     # Column of each candidate in `log_probs`: (V,), or (B, n, C) after top k.
     columns = torch.arange(scores.shape[-1], device=scores.device)
-    if 0 < config.top_k < len(columns):
+    if 0 < config.top_k < len(columns):  # 0 keeps all tokens
         columns = scores.topk(config.top_k, dim=-1).indices
         scores = scores.gather(-1, columns)
     vocabulary_ids = columns
@@ -395,7 +395,7 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
         count = min(8 * count, vocab_size)
     # The last token of the set is the one with which the mass reaches `top_p`. If rounding keeps
     # the mass of all tokens below it, it is the last of all.
-    last = (mass < top_p).sum(-1, keepdim=True)
-    last = last.clamp(max=count - 1)
+    last_index = (mass < top_p).sum(-1, keepdim=True)
+    last_index = last_index.clamp(max=count - 1)
     # Compare by value, so that the set does not depend on the order of equal values in `topk`.
-    return probs * (probs >= best.gather(-1, last))
+    return probs * (probs >= best.gather(-1, last_index))

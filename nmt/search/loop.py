@@ -74,8 +74,8 @@ def search(
     if starts:
         # The decoder reads BOS, and each hypothesis continues with its start token.
         _, state = stepper.step(state, beams.tokens.to(device))
-        first = Selection(torch.tensor(starts).unsqueeze(1), beams.totals)
-        beams, _ = beams.advance(first)
+        start_selection = Selection(torch.tensor(starts).unsqueeze(1), beams.totals)
+        beams, _ = beams.advance(start_selection)
     # On a CPU there is nothing to wait for.
     if name == "greedy" and device.type != "cpu" and rules.only_limit_length:
         beams = BeamState(*(tensor.to(device) for tensor in beams))

@@ -62,9 +62,9 @@ class Rules:
         self.limits = length_limits(source_lengths, config, max_positions)
         if constraints:
             # Required tokens and EOS must fit.
-            needed = torch.tensor([entry.num_tokens + 1 for entry in constraints])
-            needed.clamp_(max=max_positions or sys.maxsize)
-            self.limits[1] = self.limits[1].maximum(needed)
+            needed_lengths = torch.tensor([entry.num_tokens + 1 for entry in constraints])
+            needed_lengths.clamp_(max=max_positions or sys.maxsize)
+            self.limits[1] = self.limits[1].maximum(needed_lengths)
         min_lengths, max_lengths = self.limits.tolist()
         # Lengths at which no sentence is at a limit.
         self._free_lengths = range(max(min_lengths, default=0), min(max_lengths, default=0))
@@ -242,7 +242,9 @@ def end_loops(log_probs: Tensor, history: Tensor) -> None:
     """
     is_loop = torch.zeros(history.shape[:2], dtype=torch.bool)
     last_ids = history[..., -_LOOP_LENGTH:]
-    start = history.shape[-1] - _LOOP_LENGTH  # position of the first of them
+    # Position of the first of them. At most 0 if the history is too short for any loop, and then no
+    # period is tried.
+    start = history.shape[-1] - _LOOP_LENGTH
     for period in range(1, min(_LONGEST_PERIOD, start) + 1):
         earlier_ids = history[..., start - period :][..., :_LOOP_LENGTH]
         is_loop |= (last_ids == earlier_ids).all(-1)

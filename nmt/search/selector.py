@@ -123,7 +123,7 @@ class BeamState(NamedTuple):
         tokens = torch.full((count, 1), BOS_ID)
         return cls(sentences, history, tokens, totals=torch.zeros(count, 1))
 
-    def advance(self, chosen: Selection) -> tuple[BeamState, RowsAndBeams | None]:
+    def advance(self, selection: Selection) -> tuple[BeamState, RowsAndBeams | None]:
         """Append one token to each selected hypothesis.
 
         Returns:
@@ -132,7 +132,7 @@ class BeamState(NamedTuple):
             sentences, and its other tensors have no meaning.
         """
         sentences, history, _, _ = self
-        tokens, totals, parents, active = chosen
+        tokens, totals, parents, active = selection
         # Whether each sentence stays; a single entry if all do.
         stays = [True] if active is None else active.tolist()
         if not any(stays):
@@ -212,10 +212,10 @@ class FinishedHypotheses:
         self._max_finished = max_finished(inputs.options, beam_size)
         self._penalty = length_penalty(inputs.options)
         penalties = [self._penalty(length) for length in inputs.max_lengths.tolist()]
-        by_sentence = torch.tensor(penalties, dtype=torch.float64)
+        sentence_penalties = torch.tensor(penalties, dtype=torch.float64)
         # This tensor and the next two have one value for each pool. The first is the length penalty
         # of the longest output, in float64.
-        self._largest_penalty = by_sentence.repeat_interleave(pools_per_sentence)
+        self._largest_penalty = sentence_penalties.repeat_interleave(pools_per_sentence)
         # Score of the last hypothesis of the n-best list; minus infinity if the list is not full.
         self._to_beat = torch.full_like(self._largest_penalty, -inf)
         # Number of finished hypotheses. int64.
@@ -249,7 +249,7 @@ class FinishedHypotheses:
             score = log_prob / penalty + coverage_penalty
             hypotheses = self._pools[pool]
             hypothesis = Hypothesis(tuple(ids), log_prob, score)
-            insort(hypotheses, hypothesis, key=lambda hypothesis: -hypothesis.score)
+            insort(hypotheses, hypothesis, key=lambda entry: -entry.score)
             counts[pool] = len(hypotheses)
             if len(hypotheses) >= self._n_best:
                 to_beat[pool] = hypotheses[self._n_best - 1].score

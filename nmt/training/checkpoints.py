@@ -343,10 +343,10 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Wait until the checkpoint is written, and update `saved_step` in all processes."""
-        self.look(wait=True)
+        self.report_written(wait=True)
         self.saved_step = self._updater.processes.share(self.saved_step)
 
-    def look(self, *, wait: bool = False) -> None:
+    def report_written(self, *, wait: bool = False) -> None:
         """Report the last checkpoint once it has been written.
 
         Args:
@@ -478,10 +478,10 @@ def average_at_end(
     with_average = _best_of(summary, score)
     is_best = with_average.best == files.AVERAGE
     if updater.processes.rank == 0:
-        # `best` may name an earlier average. That is replaced now, so `best` is written then, too.
-        # `best` is written first. If this process is killed before the average is written, `best`
-        # names a missing folder, and readers fall back to the newest checkpoint.
+        # `best` may also name an earlier average, which is replaced now.
         if is_best or files.read_best(run_dir) == run_dir / files.AVERAGE:
+            # Written before the average: if this process is killed in between, `best` names a
+            # missing folder, and readers fall back to the newest checkpoint.
             files.write_best(run_dir, with_average.best)
         shutil.rmtree(run_dir / files.AVERAGE, ignore_errors=True)
         write_average(run_dir / files.AVERAGE, run_dir, paths, score=score)

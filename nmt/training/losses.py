@@ -326,11 +326,10 @@ class _ChunkSums:
         # Gradients; None if not needed. Float32, (V, D) and (V,).
         self.weight_grad: Tensor | None = None
         self.bias_grad: Tensor | None = None
-        # A 16-bit sum of the weight gradient of a few chunks, and how many it contains. Adding a
-        # product to it takes half the time of adding it in float32, but a long 16-bit sum loses
-        # small addends. None in float32.
+        # A 16-bit sum of the weight gradient of a few chunks; None in float32. Adding a product to
+        # it takes half the time of adding it in float32, but a long 16-bit sum loses small addends.
         self._short_sum: Tensor | None = None
-        self._num_summed = 0
+        self._num_summed = 0  # chunks in this sum
         if needs_weight:
             self.weight_grad = torch.zeros_like(weight, dtype=torch.float32)
             if weight.dtype != torch.float32:

@@ -197,7 +197,7 @@ class FlatParameters:
         """
         by_name = self._trained | self._frozen
         parameters = [*self._outside, *by_name.values()]
-        saved = [parameter.data for parameter in parameters]
+        saved_data = [parameter.data for parameter in parameters]
         try:
             for name, parameter in by_name.items():
                 parameter.data = weights.get(name, parameter.data)
@@ -205,7 +205,7 @@ class FlatParameters:
                 parameter.data = parameter.data.float()
             yield
         finally:
-            for parameter, data in zip(parameters, saved, strict=True):
+            for parameter, data in zip(parameters, saved_data, strict=True):
                 parameter.data = data
 
     def views(self, flat: Tensor, begin: int = 0) -> dict[str, Tensor]:
@@ -337,7 +337,8 @@ class AdamW(Optimizer):
         beta1, beta2 = self._config.betas
         old_step_count = self.step_count.clone()
         for (weights, gradient, mean, square), weight_decay in self._groups:
-            # `adamw` increments the count in every call, unless the update is skipped.
+            # Both groups must see the same count, but `adamw` increments it in every call, unless
+            # the update is skipped.
             self.step_count.copy_(old_step_count)
             adamw(
                 [weights],
@@ -424,8 +425,8 @@ class ModelOptimizer:
         self.parameters.gradient.mul_(gradient_scale * not_skipped)
         self._optimizer.step(learning_rate, skipped)
         if self._ema is not None:
-            count = self._optimizer.step_count
-            decay = (1 + count) / (_AVERAGE_WARMUP + count)
+            num_updates = self._optimizer.step_count
+            decay = (1 + num_updates) / (_AVERAGE_WARMUP + num_updates)
             share = (1 - decay.clamp(max=self._ema_decay)) * not_skipped  # of the new weights
             self._ema.lerp_(self.parameters.weights, share)
         self.parameters.clear()

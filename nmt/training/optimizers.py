@@ -44,10 +44,11 @@ class ScheduleFreeAdamW(Optimizer):
         dtype = self._weights.dtype
         not_skipped = 1 - skipped.to(precise_dtype(skipped.device))
         self.step_count += not_skipped
-        # Share of the new z in the mean x. 0 / 0 while the learning rate is zero.
-        weight = not_skipped * learning_rate**2
-        self._weight_sum += weight
-        share = (weight / self._weight_sum).nan_to_num_()
+        # Weight of this update in the mean x.
+        mean_weight = not_skipped * learning_rate**2
+        self._weight_sum += mean_weight
+        # Share of the new z in the mean x. 0 / 0, which becomes 0, while the learning rate is zero.
+        share = (mean_weight / self._weight_sum).nan_to_num_()
         # In a skipped update, the gradient has only zeros and NaN, the decay is 1, and all rates
         # are 0. So nothing changes.
         gradient = self._gradient.nan_to_num_(0, 0, 0)
@@ -105,14 +106,14 @@ def orthogonalise(
         (n, rows, columns).
     """
     a, b, c = _NEWTON_SCHULZ
-    # The iterations converge from singular values of at most 1.
+    # The iterations converge from singular values of at most 1. A zero matrix stays zero.
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    result = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
+    iterate = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
     for _ in range(num_iterations):  # X becomes a X + (b G + c G G) X, with G = X X^T
-        gram = torch.bmm(result, result.mT)
+        gram = torch.bmm(iterate, iterate.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        result = torch.baddbmm(result, polynomial, result, beta=a)
-    return result
+        iterate = torch.baddbmm(iterate, polynomial, iterate, beta=a)
+    return iterate
 
 
 class Muon(Optimizer):
@@ -131,15 +132,15 @@ class Muon(Optimizer):
         self.step_count = self._adamw.step_count
         # Step of all matrices at learning rate 1; memory that each update reuses.
         self._change = torch.empty_like(self._weights)
-        self._iteration_dtype = None
+        self._iteration_dtype = None  # None keeps float32
         if self._weights.is_cuda or parameters.working_dtype == torch.bfloat16:
             self._iteration_dtype = torch.bfloat16
         # Views of `_change`, one for each matrix. Matrices of equal shape are one group, because
         # they are orthogonalised together. `orthogonalise` needs at least as many columns as rows.
         by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for change in parameters.matrices(self._change):
-            wide = change if change.shape[0] <= change.shape[1] else change.mT
-            by_shape.setdefault(tuple(wide.shape), []).append(wide)
+            wide_change = change if change.shape[0] <= change.shape[1] else change.mT
+            by_shape.setdefault(tuple(wide_change.shape), []).append(wide_change)
         self._groups = list(by_shape.values())
 
     @override
@@ -154,8 +155,9 @@ class Muon(Optimizer):
         num_iterations = config.newton_schulz_steps
         for group in self._groups:
             orthogonal = orthogonalise(torch.stack(group), num_iterations, self._iteration_dtype)
-            # An orthogonal matrix has a root mean square of 1 / sqrt(number of columns).
-            scale = _RMS_OF_ADAMW * max(orthogonal.shape[1:]) ** 0.5
+            # An orthogonal matrix with at least as many columns as rows has a root mean square of
+            # 1 / sqrt(number of columns).
+            scale = _RMS_OF_ADAMW * orthogonal.shape[-1] ** 0.5
             for change, matrix in zip(group, orthogonal.unbind(), strict=True):
                 torch.mul(matrix, scale, out=change)
         decay = not_skipped * (learning_rate * config.weight_decay)
@@ -229,7 +231,7 @@ class TorchOptimizer(Optimizer):
         self._weights.copy_(weights)
         self._gradient.copy_(gradient)
         for name, tensor in self.state().items():
-            if name.startswith("step/"):
+            if name.startswith("step/"):  # torch's counters, which have counted this step
                 tensor.zero_()
         for group in self._optimizer.param_groups:
             group["weight_decay"] = group["decay"]

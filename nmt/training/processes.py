@@ -83,7 +83,7 @@ class StopSignal:
         # Outside `at_once`: a process that raised inside this call would leave the others waiting.
         gathered = processes.gather((self.number, results))
         for number, process_results in gathered:
-            if not process_results:
+            if not process_results:  # interrupted, so `number` is set: SIGTERM is never used
                 raise StoppedBySignal(number or signal.SIGTERM)
         return [process_results[0] for _, process_results in gathered]
 

@@ -230,6 +230,7 @@ def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
             for curve in chart.curves:
                 templates[chart.title, curve.label] = chart
                 curves[chart.title, curve.label, name] = replace(curve, label=name)
+    # All charts of a run have the same end.
     end = max(charts_of_run[0].end for charts_of_run in charts.values())
     comparing_charts = []
     for (title, label), chart in templates.items():

@@ -87,9 +87,11 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
 
         def learning_rate(step: int) -> float:
             # Completed fraction of the decay; outside of [0, 1] before its begin and after its end.
+            # 0 if no update is left for the decay, as in a run of one update.
             completed = 0.0
             if total_steps > decay_begin:
                 completed = (step - decay_begin) / (total_steps - decay_begin)
+            # By which fraction the decay has lowered the rate: at the end min_lr_ratio is left.
             lost = (1 - config.min_lr_ratio) * fallen(min(max(completed, 0.0), 1.0))
             rate = constant(step, peak_lr=config.peak_lr, warmup_steps=warmup_steps)
             return rate * (1 - lost)

@@ -112,21 +112,21 @@ class GradientReduction:
         # The matrices of the layers come first. Backward reaches them roughly in reverse order, so
         # the slices are built from the end to the start.
         num_early = parameters.matrix_size if in_slices else 0
-        early = parameters.views(parameters.shared[:num_early])
+        early_views = parameters.views(parameters.shared[:num_early])
         stop = begin = num_early  # of the slice, in the flat buffer
-        count = 0
-        for name, view in reversed(early.items()):
+        num_parameters = 0
+        for name, view in reversed(early_views.items()):
             assert view.storage_offset() + view.numel() == begin, "parameters must be adjacent"
             begin = int(view.storage_offset())
-            count += 1
+            num_parameters += 1
             arrived = partial(self._arrived, len(self._slices))
             model.get_parameter(name).register_post_accumulate_grad_hook(arrived)
             # A slice is large enough, or contains the parameter at the start of the buffer.
             if stop - begin >= size or begin == 0:
                 self._slices.append(parameters.shared[begin:stop])
-                self._counts.append(count)
+                self._counts.append(num_parameters)
                 stop = begin
-                count = 0
+                num_parameters = 0
         # Embeddings, biases, norms and sums are complete only at the end.
         self._slices.append(parameters.shared[num_early:])
 
@@ -276,6 +276,7 @@ class Updater:
         # The only division by the number of tokens. Therefore accumulation, halved batches and
         # several processes all give the gradient of one large batch.
         splits = self._sum_gradients(batches, scale_factor / target_tokens, self._reduction)
+        # How often batches were halved: the processes sum it together with the loss.
         parameters.sums[1].fill_(splits)
         if self._reduction is not None:
             self._reduction.finish()
@@ -284,7 +285,7 @@ class Updater:
         # The device itself decides whether to skip: reading the numbers here would wait for it.
         skipped = 1 - numbers.isfinite().all().float()
         clip_factor: Tensor | float = 1.0
-        if self._clip_norm:
+        if self._clip_norm:  # a small constant is added, because the norm may be 0
             clip_factor = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
         self.optimizer.step(learning_rate, clip_factor / scale_factor, skipped)
         if self.loss_scale is not None:

@@ -137,15 +137,15 @@ def combine(
     20.0
     """
     choosing_scores = [sets[name] for name in choosing]
-    first = choosing_scores[0]
+    first_scores = choosing_scores[0]
     if len(choosing_scores) == 1:
-        return replace(first, sets=sets if len(sets) > 1 else {})
+        return replace(first_scores, sets=sets if len(sets) > 1 else {})
 
     def combined(metric: str, values: Sequence[float]) -> float:
         """Return the mean or the worst of ``values``, the scores of the sets by ``metric``."""
         if any(map(math.isnan, values)):
             return math.nan
-        # Higher is better, also where lower scores are; `as_quality` is its own inverse.
+        # A higher quality is better, for every metric; `as_quality` is its own inverse.
         qualities = [as_quality(metric, value) for value in values]
         quality = min(qualities)
         if choose_by == "mean":
@@ -153,13 +153,13 @@ def combine(
         return as_quality(metric, quality)
 
     text = {}
-    for metric in first.text:
+    for metric in first_scores.text:
         text[metric] = combined(metric, [scores.text[metric] for scores in choosing_scores])
     tokenizers = {scores.bleu_tokenizer for scores in choosing_scores}
     return Scores(
         loss=combined("loss", [scores.loss for scores in choosing_scores]),
         text=text,
-        bleu_tokenizer=first.bleu_tokenizer if len(tokenizers) == 1 else None,
+        bleu_tokenizer=first_scores.bleu_tokenizer if len(tokenizers) == 1 else None,
         objective=combined("loss", [scores.objective for scores in choosing_scores]),
         alarms=sum(scores.alarms or 0 for scores in choosing_scores),
         sets=sets,
@@ -283,10 +283,11 @@ class ValidationSet:
                 sources=_spread(self.text.sources, num_lines),
                 references=_spread(self.text.references, num_lines),
                 other_references=(),
-                longest=(1.0, 3),
+                longest=(1.0, 3),  # factor and offset
                 command=(),  # which may need all lines, or a constant time
             )
         batches = _spread(self.batches, num_batches)
+        # `combine` needs a set that chooses.
         return replace(self, batches=batches, text=text, is_choosing=True)
 
     @property
@@ -302,8 +303,8 @@ class Validator:
     """Computes loss and scores on the validation sets; processes share the work.
 
     The loss is computed in the precision of training. On a CPU, translation uses float32 weights,
-    because oneDNN would compile a 16-bit kernel for each of the many sizes of a search. So it does
-    if frozen weights have 16 bits, because the trained weights have 32.
+    because oneDNN would compile a 16-bit kernel for each of the many sizes of a search. On any
+    device it uses float32 if frozen weights have 16 bits, because the trained weights have 32.
     """
 
     updater: Updater  # Updater of the model.
@@ -357,7 +358,8 @@ class Validator:
         processes = self.updater.processes
         optimizer = self.updater.optimizer
         sources = text.sources[processes.rank :: processes.size]
-        # Weights in float32, if those of the model are not: see the class.
+        # Weights in float32, if those of the model are not: see the class. `lend` also converts
+        # frozen weights that another file contains.
         weights: Mapping[str, torch.Tensor] = {}
         if self.updater.precision.weight_dtype != torch.float32:
             weights = optimizer.weights()
@@ -424,7 +426,7 @@ def fixed_batches(loader: Loader, processes: Processes, among: Rows) -> list[Bat
         max_tokens=max_tokens,
         max_sentences=loader.config.max_sentences,
         noise=0,
-        random=epoch_random(0, 0),
+        random=epoch_random(0, 0),  # the same in all processes and at every start
     )
     # Each batch of the plan is an array of indices in `among`.
     share = plan[processes.rank :: processes.size]

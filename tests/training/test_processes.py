@@ -156,9 +156,10 @@ def test_processes_make_the_same_updates_as_one_process_that_accumulates(server:
         # After the processes have told each other whether they wish to stop.
         ("update.Updater._sum_gradients", 7, [5, 8], 1),
         # The other has done its part. Once more, in the validation that makes up for it.
-        pytest.param("validation.Validator._sum_losses", 1, [5, 10], 2, marks=pytest.mark.long),
+        ("validation.Validator._sum_losses", 1, [5, 10], 2),
     ],
 )
+@pytest.mark.long
 def test_a_signal_to_one_process_interrupts_the_work_of_all(
     server: Server,
     whole_of_two: Run,

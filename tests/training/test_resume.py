@@ -157,7 +157,8 @@ def test_a_signal_while_saving_completes_the_checkpoint_and_a_second_interrupt_d
     assert_equal(run, whole)
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [4, 100])
 def test_kills_at_random_moments_do_not_change_the_result(run: Run, whole: Run, kills: int) -> None:
     """FAULT 7."""
     seconds = whole.train("--json").seconds  # what a start and an end take
@@ -309,7 +310,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "recomputed": {"training.activation_checkpointing": True},
 }
-QUICK = ("muon, bpe-dropout and r-drop", "stages")
+QUICK = ("muon, bpe-dropout and r-drop",)
 AVERAGED: dict[str, Any] = {"keep_last": 3, "average_last": 3, "max_steps": 15}
 
 
@@ -353,6 +354,7 @@ def test_the_average_of_checkpoints_is_best_if_it_scores_better(run: Run, is_bet
     assert read_best(run.folder) == load_model(run.folder).folder == best
 
 
+@pytest.mark.long
 def test_a_stop_does_not_change_the_average(run: Run, server: Server) -> None:
     """FAULT 18: the window of the mean, and an end that comes while it is validated."""
     unstopped = Run(server, f"{run.folder.name}-unstopped")

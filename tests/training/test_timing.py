@@ -240,6 +240,7 @@ def test_a_resumed_run_keeps_its_measured_batch_size_with_less_memory(
 
 
 @pytest.mark.usefixtures("stopped_once")
+@pytest.mark.long
 def test_the_epochs_of_a_budget_are_planned_once_for_all_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,10 @@ def test_validation_reports_plain_cross_entropy_and_the_training_loss(
     assert line["loss"] == pytest.approx(scores.loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.5}], ids=str)
+AVERAGES = [{}, pytest.param({"ema_decay": 0.5}, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("options", AVERAGES, ids=str)
 def test_the_validated_average_has_the_written_weights(options: dict[str, Any]) -> None:
     """By the weights that are in its folder, loaded by somebody else."""
     validation = {"metric": "loss", "max_sentences": 8}
@@ -166,6 +169,7 @@ def test_a_set_is_translated_and_scored_in_its_direction_with_the_tags_of_its_pa
     assert references == data.valid_target
 
 
+@pytest.mark.long
 def test_the_scale_of_a_float16_loss_survives_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     """FAULT 18: it has grown, and half of the way to the next growth is gone."""
     monkeypatch.setattr("nmt.device.precision._GROWTH_INTERVAL", 3)
@@ -199,6 +203,7 @@ def test_the_seed_of_the_run_reaches_bpe_dropout() -> None:
 
 
 @pytest.mark.usefixtures("stopped_once")
+@pytest.mark.long
 def test_a_completed_run_contains_the_shortlist_of_its_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -308,10 +308,10 @@ class CorpusDiagnosis(Diagnosis):
             skipped["scores"] = "filters.scores.limit is not set."
         if self._dual is None:
             skipped["dual_cross_entropy"] = "To score pairs with two models, use `score_with`."
-        for reason, fewest in {"lexical": FEWEST_SCORED, "misaligned": FEWEST_ALIGNED}.items():
+        for check, fewest in {"lexical": FEWEST_SCORED, "misaligned": FEWEST_ALIGNED}.items():
             small_corpora = [name for name, num in self._num_lines.items() if num < fewest]
             if small_corpora:
-                skipped[reason] = f"{', '.join(small_corpora)}: fewer than {fewest} lines."
+                skipped[check] = f"{', '.join(small_corpora)}: fewer than {fewest} lines."
         # Only checks that the configuration asks for.
         return {check: why for check, why in skipped.items() if check in self._actions}
 

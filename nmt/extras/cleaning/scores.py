@@ -101,7 +101,7 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
     with open_binary(path) as stream:
         lines = split_lines(stream, str(path))
         for line_number, line in enumerate(lines, start=1):
-            content = line or b""  # There is no None, because lines of any length are read.
+            content = line or b""  # never None: `split_lines` has no limit of the length here
             try:
                 values.append(float(content))
             except ValueError as error:

@@ -22,7 +22,7 @@ from typing import Any
 
 from nmt.checkpoint.files import MODEL, adapter_record
 from nmt.checkpoint.model_folder import ModelFiles, find_model, recorded_data
-from nmt.commands.augment import CORPUS, SETTINGS, augment, check_ours
+from nmt.commands.augment import CORPUS, SETTINGS, augment, check_output_folder
 from nmt.commands.config import load_config
 from nmt.commands.options import AugmentOptions, user_values
 from nmt.commands.train import fit
@@ -149,7 +149,7 @@ def distill(options: DistillOptions) -> DistillReport:
         fixed_settings = {}
         if (output / _CORPUS).exists():  # until the teachers translate, all settings may change
             fixed_settings = teacher_settings
-        check_ours(output, fixed_settings, "distill")
+        check_output_folder(output, fixed_settings, "distill")
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
             report = output / _REPORT

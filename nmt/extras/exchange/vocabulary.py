@@ -179,7 +179,8 @@ def learned_pieces(
     join letters, digits and punctuation.
 
     Args:
-        models: SentencePiece models that will get these pieces. The last one segments the words.
+        models: SentencePiece models with the same entries, which will get these pieces. The last
+            one segments the words of both sides.
         words: Words and their frequencies, as `count_words` counts them.
         max_pieces: Maximum number of pieces.
 
@@ -522,7 +523,8 @@ def _grow(
         options: Languages and text to add.
         texts: For each model, the files of its side.
     """
-    last_model = models[-1]  # segments new text: see `learned_pieces`
+    # One model segments the new text of both sides, so that a new piece has one initial embedding.
+    last_model = models[-1]
     tags = language_tags(last_model)
     related_tag = language_symbol(options.like or "", tags)
     tag_format = ">>{}<<" if any(map(is_tag, tags)) else "<2{}>"

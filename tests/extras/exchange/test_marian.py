@@ -83,7 +83,10 @@ def imported(
     return marian_models / request.param, ours
 
 
-@pytest.mark.parametrize(("mode", "beams"), [("greedy", 1), ("beam4", 4)])
+MODES = [pytest.param("greedy", 1, marks=pytest.mark.long), ("beam4", 4)]
+
+
+@pytest.mark.parametrize(("mode", "beams"), MODES)
 def test_outputs_and_word_scores_equal_those_of_marian(
     imported: tuple[Path, Path], mode: str, beams: int
 ) -> None:
@@ -112,6 +115,7 @@ def test_outputs_and_word_scores_equal_those_of_marian(
     assert worst < 2e-3
 
 
+@pytest.mark.long
 def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path: Path) -> None:
     """Fault 52: no file is written outside the folder."""
     theirs, archive = marian_models / "opus", tmp_path / "opus.zip"

@@ -227,6 +227,7 @@ def test_heads_are_measured_by_leaving_them_out() -> None:
     assert all(bool(((shares >= 0) & (shares <= 1)).all()) for shares in looks.values())
 
 
+@pytest.mark.long
 def test_the_trace_ends_in_the_translation_with_second_searches(folders: dict[str, Path]) -> None:
     translator = Translator.load(folders["post"], engine="torch")
     lines, retried = sentences(12, seed=5, longest=4), 0
