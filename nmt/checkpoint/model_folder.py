@@ -58,6 +58,7 @@ _EXPORTED = "model.bin"
 _MERGED_MODEL = "nmt.extras.adaptation.lora:merged_model"
 _RESTORE = "Restore the config.yaml and the tokenizer that `nmt train` wrote with these weights."
 _MAX_LISTED_MODELS = 5
+_PASS_A_RUN = "Pass a run folder created by `nmt train`"
 _MAX_DEPTH = 2  # Depth of a checkpoint in its run folder.
 _MAX_DIGITS = 15  # Maximum digits of a step.
 _MAX_SHOWN = 40  # Maximum characters of a wrong value in an error message.
@@ -129,7 +130,7 @@ def _models_in(*folders: Path) -> str:
 
 
 def _no_model(folder: Path) -> CheckpointError:
-    """Return the error for a path without config.yaml; its fix has the path to pass instead."""
+    """Return the error for a path without config.yaml; its fix says what to do instead."""
     # A part of a model, such as a checkpoint?
     for parent in list(folder.parents)[:_MAX_DEPTH]:
         if not _is_model(parent):
@@ -140,8 +141,8 @@ def _no_model(folder: Path) -> CheckpointError:
             fix = f"Pass {parent} with `checkpoint` {folder.name}."
             return CheckpointError(problem, fix=fix)
         return CheckpointError(f"{folder} is a part of the model {parent}.", fix=f"Pass {parent}.")
-    fix = "Pass a run folder created by `nmt train`"
     if folder.is_dir():
+        fix = _PASS_A_RUN
         models = _models_in(folder)
         if models:
             fix += f", such as {models}"
@@ -149,18 +150,18 @@ def _no_model(folder: Path) -> CheckpointError:
         return CheckpointError(problem, fix=f"{fix}.")
     if folder.is_file() and folder.suffix in (".yaml", ".yml"):
         return _config_as_model(folder, f"{folder} is a configuration, not a model")
-    # Two words with a slash may be a model of the Hub: surely so after ``hub:``, and probably so
-    # if there is no folder with the first name.
+    # Two words with a slash may be a model of the Hub: surely so after ``hub:``; and probably so if
+    # the first one is neither a usual folder of nmt nor another folder here.
     hub = re.fullmatch(r"(hub:|(?!runs/|models/))([\w.-]+/[\w.-]+)", str(folder))
     if hub is not None:
         prefix, model = hub.groups()
         if prefix or not folder.parent.exists():
             pull = shell_command("pull", model, output=f"models/{folder.name}")
-            fix = f"To download it from the Hugging Face Hub, run: {pull}"
-            return CheckpointError(f"{folder} does not exist here.", fix=fix)
+            download = f"To download it from the Hugging Face Hub, run: {pull}"
+            return CheckpointError(f"{folder} does not exist here.", fix=download)
     models = _models_in(folder.parent, Path("runs"))
     if models:
-        fix += f", such as {models}"
+        fix = f"{_PASS_A_RUN}, such as {models}"
     else:
         fix = "Train a model first: `nmt train CONFIG`"
     if not folder.is_absolute():

@@ -131,23 +131,20 @@ def _explain_keys(section: str) -> str:
 
     ``section`` is a section or a key; empty for all keys.
     """
-    from rich.console import Console  # noqa: PLC0415 - slow to load
-    from rich.padding import Padding  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich import console, padding, text  # noqa: PLC0415 - slow to load
 
-    console = Console(highlight=False)
-    with console.capture() as capture:
+    terminal = console.Console(highlight=False)
+    with terminal.capture() as capture:
         for name, about, described_keys in described_sections(section):
-            console.print(Text(name, "bold"))
-            console.print(Text(f"{about}\n".replace("``", "`")))
+            terminal.print(text.Text(name, "bold"))
+            terminal.print(text.Text(f"{about}\n".replace("``", "`")))
             for key in described_keys:
                 default = f"default: {key.default}" if key.default else "required"
-                heading = Text.assemble("  ", (key.path[-1], "bold cyan"), f"  [{default}]")
+                heading = text.Text.assemble("  ", (key.path[-1], "bold cyan"), f"  [{default}]")
                 meaning = f"{key.description} Allowed: {key.allowed}."
-                text = Text(meaning.replace("``", "`"))
-                # The text is indented by six characters.
-                console.print(heading, Padding(text, (0, 0, 0, 6), expand=False))
-            console.print()
+                indented = padding.Padding(meaning.replace("``", "`"), (0, 0, 0, 6), expand=False)
+                terminal.print(heading, indented)
+            terminal.print()
     return capture.get()
 
 

@@ -68,8 +68,8 @@ def load_config(
             whose value follows the size. Raises `UnknownSizeError` about corpora that must be read
             to know their size. None: all open keys have the general defaults.
         check_files: Raises a `DataError` about missing corpus files, by key. It is reported with
-            other problems. Without other problems, it is raised only if no limit of training is
-            set, because the usual time follows the size of the text.
+            other problems. Without other problems, it is raised only if training text is
+            missing and no limit of training is set, because the usual time follows its size.
         recorded_settings: Run folder -> the whole configuration of the run that training would
             resume there; empty if there is none.
         explain: Called with the values that follow the size of the text, unless a run is resumed.
@@ -95,15 +95,20 @@ def load_config(
         values = with_recorded({**values, "run_dir": run_dir}, recorded)
     values = _with_start(values)
     corpora = dict(_corpora("data", values.get("data")))
-    file_error: DataError | None = None  # about missing files of corpora
+    file_error: DataError | None = None
     choice: Choice | None = None
     try:
         check_files(corpora)
     except DataError as error:
         file_error = error
     if measure_text is not None and not recorded:
-        train = [corpus for key, corpus in corpora.items() if key.startswith("data.train.")]
-        values, choice = _chosen(values, partial(measure_text, train), file_error)
+        train = {key: corpus for key, corpus in corpora.items() if key.startswith("data.train.")}
+        missing_text: DataError | None = None
+        try:
+            check_files(train)
+        except DataError:
+            missing_text = file_error  # with the other files
+        values, choice = _chosen(values, partial(measure_text, [*train.values()]), missing_text)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -131,14 +136,14 @@ def load_config(
 def _chosen(
     values: dict[str, Any],
     measure: Callable[[tuple[str, str]], TextSize],
-    missing_files: DataError | None,
+    missing_text: DataError | None,
 ) -> tuple[dict[str, Any], Choice]:
     """Return the values with those that follow the size of the text, and the reason for them.
 
     Args:
         values: The configuration of the user.
         measure: Both language codes -> size of the training text.
-        missing_files: The text cannot be measured, because files are missing.
+        missing_text: The text cannot be measured, because files are missing.
     """
     if not follows_text(values):
         reason = "no open key follows the size of the training text"
@@ -147,9 +152,9 @@ def _chosen(
             reason += f", because {own_keys} is set: open keys have the general defaults"
         return values, Choice(reason, {}, depends_on_text=False)
     size = TextSize(0, 0)
-    unknown: ConfigError | DataError | None = missing_files
+    unknown: ConfigError | DataError | None = missing_text
     source, target = (values.get(key) for key in LANGUAGE_KEYS)
-    if source and target and not missing_files:  # a missing code is reported later
+    if source and target and not missing_text:  # a missing code is reported later
         try:
             size = measure((str(source), str(target)))
         except UnknownSizeError as error:

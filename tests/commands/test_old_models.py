@@ -99,7 +99,7 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
     before["training"]["max_steps"] = 402
     before["tokenizer"]["from"] = None  # new keys of format 3
     before["filters"]["language"]["model"] = None
-    before["filters"]["on_bad_row"] = "error"  # new keys of format 4
+    before["filters"] |= {"on_bad_row": "error", "held_out": "report"}  # new keys of format 4
     sets = before["data"]
     for corpus in (*sets["train"], *sets["valid"], *sets["test"].values()):
         for key in ("tsv", "csv", "jsonl"):

@@ -498,7 +498,7 @@ def test_absent_files_are_told_with_other_problems_and_are_needed_only_for_the_t
     )
     assert config == load_config(path)
     assert "data.train.0.source: a is absent. Open keys have the general" in str(choices[0])
-    assert checked == [["data.train.0", "data.valid"]]
+    assert checked == [["data.train.0", "data.valid"], ["data.train.0"]]
     with pytest.raises(ConfigError) as caught:
         load_config(path, ["training.seed=-1"], check_files=check)
     first, *problems = caught.value.problem.splitlines()
@@ -508,6 +508,15 @@ def test_absent_files_are_told_with_other_problems_and_are_needed_only_for_the_t
     path = written(tmp_path, BARE)
     with pytest.raises(DataError, match="a is absent"):
         load_config(path, measure_text=must_not_measure, check_files=check)
+
+
+def test_a_missing_validation_set_does_not_hide_the_size_of_the_text(tmp_path: Path) -> None:
+    def check(corpora: Mapping[str, CorpusConfig]) -> None:
+        if "data.valid" in corpora:
+            raise DataError("data.valid: b is absent.", fix="Go.")
+
+    config = load_config(written(tmp_path, BARE), measure_text=size_of(0), check_files=check)
+    assert config.model.preset == "tiny"
 
 
 def test_a_model_to_start_from_gives_its_sections_for_omitted_keys(small: Path) -> None:

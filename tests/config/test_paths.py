@@ -13,7 +13,7 @@ from nmt.config.paths import expanded, matching_files, shard_problem
 
 def test_home_and_variables_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORPORA", "/data")
-    corpus = CorpusConfig(source=Path("~/x.en"), target=Path("${CORPORA}/$CORPORA.de"))
+    corpus = CorpusConfig(source=(Path("~/x.en"),), target=(Path("${CORPORA}/$CORPORA.de"),))
     assert corpus.source == (Path.home() / "x.en",)
     assert corpus.target == (Path("/data//data.de"),)
     # Expanding again changes nothing, so a recorded configuration is read back as it is.
@@ -26,7 +26,7 @@ def test_a_variable_that_is_not_set_is_an_error_unless_a_file_has_this_name(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NOWHERE", raising=False)
     with pytest.raises(ValidationError, match="variable NOWHERE is not set"):
-        CorpusConfig(path=Path("$NOWHERE/x.tsv"))
+        CorpusConfig(path=(Path("$NOWHERE/x.tsv"),))
     assert expanded(Path("5$ and $")) == Path("5$ and $")
     Path("$NOWHERE").touch()
     assert expanded(Path("$NOWHERE")) == Path("$NOWHERE")
@@ -67,7 +67,7 @@ def test_several_references_belong_to_held_out_sets_only() -> None:
     held_out = {"train": [{"demo": "train"}], "valid": values, "test": {"t": values}}
     data = DataConfig.model_validate(held_out)
     assert data.valid[0].has_references
-    assert not CorpusConfig(source=Path("a"), target=Path("b")).has_references
+    assert not CorpusConfig(source=(Path("a"),), target=(Path("b"),)).has_references
     example = "train.0 has 2 targets for one source.*{source: a.en, target: a.de}"
     with pytest.raises(ValidationError, match=example):
         DataConfig.model_validate({**held_out, "train": [values]})

@@ -6,6 +6,7 @@ the interpreter that runs the tests, so that nothing is downloaded.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import os
 import re
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 NOT_RUN = {
     r"^torchrun|--devices": "several GPUs",
     r"wmt14": "a download",
-    r"^nmt pull": "a hub",
+    r"^nmt pull|opus:": "a hub",
     r"nmt import|models/(en-|nllb)": "somebody else's model",
     r"runs/seed-": "several trainings",
     r"^curl": "a server that runs",
@@ -127,8 +128,16 @@ def write_texts() -> None:
     for name, packed in (names | {"news.en": "news.en"}).items():
         Path(f"{packed}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
     subprocess.run(
-        "paste corpus.en corpus.de | gzip > pairs.tsv.gz", shell=True, check=True, timeout=LIMIT
-    )
+        "paste corpus.en corpus.de | tee pairs.txt | gzip > pairs.tsv.gz;"
+        "cp corpus.en part1.en; cp corpus.de part1.de; cp in.en part2.en; cp in.en part2.de",
+        shell=True, check=True, timeout=LIMIT,
+    )  # fmt: skip
+    for code in ("en", "de"):
+        text = Path(f"corpus.{code}").read_text("utf-8")
+        Path(f"old-corpus.{code}").write_bytes(text.encode("latin-1"))
+    rows = [line.split("\t") for line in Path("pairs.txt").read_text("utf-8").splitlines()]
+    with Path("table.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("English", "German"), *rows])
     Path("keys.txt").write_text(f"reader {'k' * 20}\n", encoding="utf-8")
 
 
@@ -175,12 +184,12 @@ def test_in_a_clone_the_command_for_an_extra_names_the_clone(
 
 def test_a_file_of_the_user_comes_first_and_a_wrong_name_lists_those_that_exist() -> None:
     shipped = load_config("configs/hello.yaml")
-    assert shipped.data.valid[0].source == ROOT / "configs" / "hello.fr"
+    assert shipped.data.valid[0].source == (ROOT / "configs" / "hello.fr",)
     Path("configs").mkdir()
     text = (ROOT / "configs" / "hello.yaml").read_text("utf-8").replace("name: hello", "name: own")
     Path("configs/hello.yaml").write_text(text, encoding="utf-8")
     own = load_config("configs/hello.yaml")
-    assert (own.name, own.data.valid[0].source) == ("own", Path("configs/hello.fr"))
+    assert (own.name, own.data.valid[0].source) == ("own", (Path("configs/hello.fr"),))
     with pytest.raises(ConfigError, match=r"Did you mean configs/demo\.yaml\?") as caught:
         load_config("configs/dmeo.yaml")
     for path in (ROOT / "configs").glob("*.yaml"):

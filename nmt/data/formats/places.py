@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, permutations, product
+from itertools import chain, islice, permutations, product
 from pathlib import Path
 
 from nmt.config.language_codes import is_same_language
@@ -161,7 +161,7 @@ def find_places(
     else:
         pairs = _pairs_by_name(sides, wanted.languages)
     corpora = list(pairs)
-    in_pairs = {path for pair in pairs for path in pair.paths}
+    in_pairs = set(chain.from_iterable(pair.paths for pair in pairs))
     named_sides = {file for file in sides if any(sides_of(file.name))}
     for file in files:
         if file.path in in_pairs:
@@ -415,7 +415,7 @@ def _parts(
         raise DataError(problem, fix=f"Its files are for {' and '.join(by_part)}; add others.")
     parts: dict[Part, PartFiles] = {}
     for part, each_corpus in by_part.items():
-        paths = [path for corpus in each_corpus for path in corpus.paths]
+        paths = list(chain.from_iterable(corpus.paths for corpus in each_corpus))
         texts = {without_variant(corpus.name) for corpus in each_corpus}
         layouts = {corpus.layout for corpus in each_corpus}
         if len(set(paths)) < len(paths) or len(texts) < len(each_corpus) or len(layouts) > 1:

@@ -476,7 +476,7 @@ def language(
     for code in (source, target):
         find_language: _FindLanguage
         if config.language.model is not None:
-            find_language = _load_model(config.language.model, code)
+            find_language = _model_finder(config.language.model, code)
         elif label_of(code) is not None:
             find_language = other_label
         elif profiles.cover([code]):
@@ -510,7 +510,7 @@ def _find_none(*_: object) -> None:
     """Return None: the language cannot be identified."""
 
 
-def _load_model(path: Path, code: str) -> _FindLanguage:
+def _model_finder(path: Path, code: str) -> _FindLanguage:
     """Return a function that finds texts in a language other than ``code`` by a fastText model.
 
     Raises:
@@ -518,7 +518,8 @@ def _load_model(path: Path, code: str) -> _FindLanguage:
             does not identify the language.
     """
     _require("fasttext", "language.model", package="fasttext-predict")
-    # A damaged file can end the process that loads it, so another process loads it first.
+    # A damaged file can end the process that loads it, so another process tries it first. Here,
+    # only the languages are read: the processes that check texts load the model.
     command = [sys.executable, "-c", _LOAD, str(path)]
     loaded = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if loaded.returncode:

@@ -42,6 +42,8 @@ from nmt.extras.planning.held_out import (
 from nmt.extras.planning.options import InitOptions
 from nmt.extras.planning.remote import local_place
 from nmt.files.atomic import atomic_folder, write_errors
+from nmt.files.encoding import START_BYTES
+from nmt.files.lines import open_binary, read_pieces
 from nmt.report.page import render
 from nmt.text.languages import name_of
 
@@ -222,7 +224,8 @@ def init(options: InitOptions) -> Start:
             in_places = find_places(places, Wanted(codes), encoding=options.encoding)
             parts[part] = in_places.parts["train"]
     corpora = {part: _corpus(files, wanted) for part, files in parts.items()}
-    for corpus in corpora.values():
+    for part, corpus in corpora.items():
+        _check_encoding(parts[part], options.encoding)
         check_plain_text(corpus, codes)
     reading = ReadOptions(
         *codes,
@@ -374,6 +377,25 @@ def _corpus(files: PartFiles, wanted: Wanted) -> CorpusConfig:
         columns=wanted.columns,
         encoding=encoding,
     )
+
+
+def _check_encoding(files: PartFiles, wanted: str | None) -> None:
+    """Check that no file is UTF-8 although the user has named another encoding.
+
+    Raises:
+        DataError: A file has letters in UTF-8, which are very unlikely in another encoding.
+    """
+    encoding = files.layout.encoding
+    if wanted is None or encoding.startswith("utf-"):
+        return
+    for path in (*files.sources, *files.targets):
+        with open_binary(path) as stream:
+            start = next(read_pieces(stream, str(path), START_BYTES), b"")
+        start, _, _ = start.rpartition(b"\n")  # a letter may be cut
+        with suppress(UnicodeDecodeError):
+            if not start.decode("utf-8").isascii():
+                fix = "Leave out `encoding`, or convert the other files to UTF-8."
+                raise DataError(f"{path} is UTF-8, and not {encoding}.", fix=fix)
 
 
 def _described(files: PartFiles) -> dict[str, str]:

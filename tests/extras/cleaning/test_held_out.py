@@ -57,6 +57,7 @@ def test_exact_and_near_copies_are_dropped_by_any_number_of_workers(tmp_path: Pa
     assert reported.findings["numbers"]["held_out"] == 5
     config = with_test(tmp_path, news, filters={"held_out": "drop"})
     contents = []
+    report = reported
     for workers in (1, 2):
         folder = tmp_path / f"report{workers}"
         report = prepare(config, force=True, workers=workers, report_dir=folder)

@@ -126,6 +126,9 @@ def test_a_byte_that_is_not_text_stops_before_anything_is_written() -> None:
     assert start.layout["encoding"] == "iso8859-1"
     texts = [path.read_text("utf-8") for path in Path("de-en").glob("*.de")]
     assert "satz ü" in "".join(texts)
+    source.write_bytes(text.replace(b"satz 7\n", "satz ü\n".encode()))
+    with pytest.raises(DataError, match=r"c\.de is UTF-8, and not iso8859-1"):
+        started((source, target), encoding="latin-1", output=Path("new"))
 
 
 def test_the_same_seed_draws_the_same_pairs() -> None:
