@@ -72,6 +72,7 @@ _MEANINGS = {
     "nul": "with NUL characters",
     "columns": "without a column",
     "syntax": "that cannot be parsed",
+    "untranslated": "without a finished translation",
 }
 # A vocabulary can contain every character and every word of the text: SentencePiece merges words
 # of up to 15 characters.

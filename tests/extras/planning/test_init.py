@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import polib
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from nmt.config.data import CorpusConfig
 from nmt.config.filling import SCALES, TextSize, scale_of
 from nmt.config.run import RunConfig
 from nmt.data.corpus import measure_text
+from nmt.data.formats.pair import BadReason
 from nmt.errors import ConfigError, DataError, join_words
 from nmt.extras.planning import init as init_module
 from nmt.extras.planning.init import Start, init
@@ -374,3 +376,17 @@ def test_swapped_sides_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     (source, target), valid = valid, (Path("v0.txt"), Path("v1.txt"))
     started(train, valid=(target.rename(valid[0]), source.rename(valid[1])), test=test)
     assert caplog.messages == [f"`valid`: {swapped}"]
+
+
+def test_every_reason_for_leaving_out_a_pair_has_words() -> None:
+    assert {*get_args(BadReason), "blank"} == set(init_module._MEANINGS)
+
+
+def test_entries_without_a_translation_are_counted_with_an_example() -> None:
+    catalogue = polib.POFile()
+    for number in range(60):
+        translation = f"Haus Nummer {number}." if number % 10 else ""
+        catalogue.append(polib.POEntry(msgid=f"House number {number}.", msgstr=translation))
+    catalogue.save("x.po")
+    report = init(InitOptions(places=(Path("x.po"),), languages="en-de")).as_text()
+    assert re.search(r"left out: 6 without a finished translation \(.*House number 0", report)
