@@ -23,7 +23,7 @@ from nmt.config.data import LANGUAGE_CODE, CorpusConfig, TokenizerConfig
 from nmt.config.filling import SCALES, WITHOUT_GPU, Scale, scale_of
 from nmt.config.paths import matching_files
 from nmt.config.run import check_languages, name_of_folder
-from nmt.data.checks import CorpusCheck
+from nmt.data.checks import CorpusCheck, other_language
 from nmt.data.corpus import check_plain_text, measure_text, read_blocks
 from nmt.data.formats.layout import Column, Wanted
 from nmt.data.formats.pair import BadPair, ReadOptions
@@ -455,10 +455,16 @@ def _warn(
     """Log warnings about suspicious pairs. If the sides look swapped, log the command to type."""
     for part, pairs in sets.items():
         check = CorpusCheck(*codes, pairs)
+        prefix = "" if part == _TRAIN else f"`{part}`: "
         for warning in check.warnings():
-            prefix = "" if part == _TRAIN else f"`{part}`: "
             logger.warning("%s%s", prefix, warning)
-        if part == _TRAIN and any(check.swapped()):
+        is_swapped = any(check.swapped())
+        for code, lines in zip(codes, zip(*pairs, strict=True), strict=False):
+            detected = other_language(lines, code, codes)
+            if detected is not None and not is_swapped:
+                text = "%sthe text in %s looks like %s: are `languages` right?"
+                logger.warning(text, prefix, code, detected)
+        if part == _TRAIN and is_swapped:
             places = list(options.places)
             pair = "-".join(codes)
             if len(places) == 2:

@@ -225,7 +225,7 @@ def test_more_than_one_percent_of_wrong_rows_is_an_error_unless_they_may_be_skip
     rows[7] = rows[8]
     Path("few.tsv").write_text("\n".join(rows) + "\n", "utf-8")
     options = {"languages": "de-en", "format": "tsv"}
-    with pytest.raises(DataError, match="4 of 300 pairs are without a column, first in line 8"):
+    with pytest.raises(DataError, match="4 of 300 pairs: without a column. The first is line 8"):
         started((Path("rows.tsv"),), **options)
     assert not Path("de-en").exists()
     skipping = started((Path("rows.tsv"),), output=Path("a"), skip_unreadable=True, **options)
@@ -390,3 +390,13 @@ def test_entries_without_a_translation_are_counted_with_an_example() -> None:
     catalogue.save("x.po")
     report = init(InitOptions(places=(Path("x.po"),), languages="en-de")).as_text()
     assert re.search(r"left out: 6 without a finished translation \(.*House number 0", report)
+
+
+def test_a_language_that_the_text_does_not_have_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for code, text in (("fr", "Das ist der Hund und die Katze {}."), ("en", "This is the dog {}.")):
+        lines = (text.format(number) + "\n" for number in range(100))
+        Path(f"x.{code}").write_text("".join(lines), "utf-8")
+    started((Path("x.fr"), Path("x.en")))
+    assert "the text in fr looks like de: are `languages` right?" in caplog.messages
