@@ -225,7 +225,7 @@ def test_more_than_one_percent_of_wrong_rows_is_an_error_unless_they_may_be_skip
     rows[7] = rows[8]
     Path("few.tsv").write_text("\n".join(rows) + "\n", "utf-8")
     options = {"languages": "de-en", "format": "tsv"}
-    with pytest.raises(DataError, match="4 of 300 pairs: without a column. The first is line 8"):
+    with pytest.raises(DataError, match=r"4 of 300 pairs: without a column\. The first is line 8"):
         started((Path("rows.tsv"),), **options)
     assert not Path("de-en").exists()
     skipping = started((Path("rows.tsv"),), output=Path("a"), skip_unreadable=True, **options)
