@@ -518,8 +518,8 @@ def _model_finder(path: Path, code: str) -> _FindLanguage:
             does not identify the language.
     """
     _require("fasttext", "language.model", package="fasttext-predict")
-    # A damaged file can end the process that loads it, so another process tries it first. Here, only
-    # the languages are read: the processes that check texts load the model.
+    # A damaged file can end the process that loads it, so another process tries it first. Here,
+    # only the languages are read: the processes that check texts load the model.
     command = [sys.executable, "-c", _LOAD, str(path)]
     loaded = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if loaded.returncode:
