@@ -28,6 +28,7 @@ _OFFICE_MEMBERS = frozenset(["[Content_Types].xml", "META-INF/manifest.xml"])
 _ENCRYPTED = 1  # Bit in `ZipInfo.flag_bits`.
 _MOST_HEADER_BYTES = 1 << 24  # of all headers of a .tar file, which bounds memory
 _MOST_SHOWN = 10
+_REST_BYTES = 1 << 20
 _DOCUMENTS = ("readme", "license", "licence", "copying", "notice", "changelog", "citation")
 
 
@@ -39,11 +40,13 @@ class Member:
         name: Path in the archive.
         problem: Why it cannot be read; empty if it can.
         open: Opens it; the archive must still be open.
+        rest: What is read to its end after the file, because a checksum is there.
     """
 
     name: str
     problem: str
     open: Callable[[], Any]
+    rest: IO[bytes] | None = None
 
 
 class _Headers:
@@ -67,9 +70,10 @@ class _Headers:
 class _Stream(io.RawIOBase):
     """A stream that closes its archive, too."""
 
-    def __init__(self, stream: IO[bytes], archive: ExitStack) -> None:
+    def __init__(self, stream: IO[bytes], rest: IO[bytes] | None, archive: ExitStack) -> None:
         super().__init__()
         self._stream = stream
+        self._rest = rest
         self._archive = archive
 
     def readable(self) -> bool:
@@ -80,6 +84,8 @@ class _Stream(io.RawIOBase):
         """Fill a buffer with the next bytes; return their number, 0 at the end."""
         piece = self._stream.read(len(buffer))
         buffer[: len(piece)] = piece
+        while not piece and self._rest is not None and self._rest.read(_REST_BYTES):
+            pass  # the checksum of a compressed archive is at its end
         return len(piece)
 
     def close(self) -> None:
@@ -254,7 +260,8 @@ def _tar_members(file: io.BufferedReader, stack: ExitStack) -> Iterator[Member]:
     for info in archive:
         if not info.isdir():
             problem = "" if info.isfile() else "a link or a device"
-            yield Member(normpath(info.name), problem, partial(opened, info))
+            rest = None if opener is None else stream
+            yield Member(normpath(info.name), problem, partial(opened, info), rest)
 
 
 def _opened(member: Member, shown: Path, stack: ExitStack) -> IO[bytes]:
@@ -265,4 +272,4 @@ def _opened(member: Member, shown: Path, stack: ExitStack) -> IO[bytes]:
         stream = stack.enter_context(opener(stream))
     if is_archive(stream.peek(HEADER_BYTES)):
         raise DataError(f"{shown} is an archive in an archive.", fix="Unpack the outer archive.")
-    return io.BufferedReader(_Stream(stream, stack.pop_all()))
+    return io.BufferedReader(_Stream(stream, member.rest, stack.pop_all()))
