@@ -159,6 +159,8 @@ def _chosen(
             size = measure((str(source), str(target)))
         except UnknownSizeError as error:
             unknown = error
+        except DataError as error:  # a damaged file: reported after other problems
+            return values, Choice(error.problem, {}, error=error)
     if unknown and has_limit(values):
         first_problem = unknown.problem.splitlines()[0]
         reason = f"{first_problem} Open keys have the general defaults, for millions of pairs."

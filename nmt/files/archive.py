@@ -39,13 +39,13 @@ class Member:
     Args:
         name: Path in the archive.
         problem: Why it cannot be read; empty if it can.
-        open: Opens it; the archive must still be open.
+        open_stream: Opens it; the archive must still be open.
         rest: What is read to its end after the file, because a checksum is there.
     """
 
     name: str
     problem: str
-    open: Callable[[], Any]
+    open_stream: Callable[[], Any]
     rest: IO[bytes] | None = None
 
 
@@ -251,7 +251,7 @@ def _tar_members(file: io.BufferedReader, stack: ExitStack) -> Iterator[Member]:
     opener = opener_of(file.peek())
     stream = file if opener is None else stack.enter_context(opener(file))
     headers: Any = _Headers(stream)
-    archive = tarfile.open(fileobj=headers, mode="r:")  # noqa: SIM115 - the stack closes the file
+    archive = tarfile.open(fileobj=headers, mode="r:", encoding="utf-8")  # noqa: SIM115 - the stack closes the file
 
     def opened(info: tarfile.TarInfo) -> Any:
         headers.num_left = sys.maxsize  # from here on, bytes of a member are read
@@ -266,7 +266,7 @@ def _tar_members(file: io.BufferedReader, stack: ExitStack) -> Iterator[Member]:
 
 def _opened(member: Member, shown: Path, stack: ExitStack) -> IO[bytes]:
     """Open a member; the stream takes over the stack."""
-    stream = stack.enter_context(member.open())
+    stream = stack.enter_context(member.open_stream())
     opener = opener_of(stream.peek(HEADER_BYTES))
     if opener is not None:
         stream = stack.enter_context(opener(stream))

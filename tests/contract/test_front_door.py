@@ -166,7 +166,7 @@ def test_the_command_of_a_row_starts_a_project(
         monkeypatch.setenv("NMT_OPUS", f"{server.address}{API}")
         result = CliRunner().invoke(app, [*expanded, "--output", "project"])
     assert result.exit_code == 0, result.output
-    found = set()
+    found = set[tuple[str, str]]()
     for part in ("train", "valid", "test"):
         sides = []
         for code in ("de", "en"):

@@ -71,7 +71,7 @@ def _entries(source: TextSource) -> Iterator[_Entry]:
     options = ReadOptions("", "", source.on_bad_utf8)
     entry = _Entry(line=1)
     has_translation = False
-    with source.open() as stream:
+    with source.open_stream() as stream:
         lines = split_lines(stream, source.name, max_bytes=MAX_LINE_BYTES)
         texts = decoded_lines(lines, source.name, 1, options, MAX_LINE_BYTES)
         for number, item in enumerate(texts, start=1):

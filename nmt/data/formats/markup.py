@@ -53,13 +53,13 @@ class TextSource:
 
     Args:
         name: Name of the file in messages.
-        open: Opens the text in UTF-8.
+        open_stream: Opens the text in UTF-8.
         on_bad_utf8: Whether to stop at bytes that are not text.
         is_cut: Whether the text may end anywhere.
     """
 
     name: str
-    open: Callable[[], IO[bytes]]
+    open_stream: Callable[[], IO[bytes]]
     on_bad_utf8: Literal["error", "skip"] = "skip"
     is_cut: bool = False
 
@@ -305,7 +305,7 @@ def _chunks(source: TextSource, tags: Sequence[str]) -> Iterator[_Chunk]:
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     line = 1
     rest = ""
-    with source.open() as stream:
+    with source.open_stream() as stream:
         for piece in chain(read_pieces(stream, source.name, _PIECE_BYTES), [b""]):
             text = rest + decoder.decode(piece, final=not piece)
             start = 0

@@ -197,13 +197,17 @@ def _names_numbers(first_row: Sequence[str], rows: Sequence[Sequence[str]]) -> b
 
 def _sniffed_delimiter(lines: Sequence[str]) -> str:
     """Return the delimiter that splits most lines into the same number of fields; or nothing."""
-    usual_rows = {}  # number of rows with the usual number of fields, by delimiter
+    # By delimiter: whether all rows have the same number of fields, and how many rows have the
+    # usual one.
+    usual_rows: dict[str, tuple[bool, int]] = {}
     for delimiter in _DELIMITERS:
         widths = Counter(map(len, _first_rows(lines, delimiter, is_quoted=True)))
+        is_regular = len(widths) == 1 and 1 not in widths
         widths.pop(1, None)  # not separated
-        usual_rows[delimiter] = max(widths.values(), default=0)
+        usual_rows[delimiter] = is_regular, max(widths.values(), default=0)
     best = max(usual_rows, key=lambda delimiter: usual_rows[delimiter])
-    return best if usual_rows[best] else ""
+    _, num_rows = usual_rows[best]
+    return best if num_rows else ""
 
 
 def _has_quotes(lines: Sequence[str], delimiter: str) -> bool:

@@ -151,7 +151,7 @@ def aligned_segments(
 
 def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
     """Yield the segments of all sides of a set."""
-    with text.open() as stream:
+    with text.open_stream() as stream:
         start = stream.read(START_BYTES).decode("utf-8", "replace")
     is_sgml = root_name(start) != _XML_ROOT
     for item in ElementReader(text, ["seg"], is_html=is_sgml).read():

@@ -172,10 +172,13 @@ class Start:
         sides = [tuple(map(_shortened, pair)) for pair in self.first_pairs]
         width = max(len(source) for source, _ in sides)
         text_files = _files(folder, _TRAIN, self.languages)
-        get_pretrained = [
-            *("nmt", "import", _PRETRAINED, "-o", folder / "nllb"),
-            *("--keep-vocabulary", *text_files, "--keep-language", *self.languages),
-        ]
+        get_pretrained = shell_command(
+            "import",
+            _PRETRAINED,
+            output=folder / "nllb",
+            keep_vocabulary=text_files,
+            keep_language=self.languages,
+        )
         values = {
             "names": " to ".join(map(name_of, self.languages)),
             "pairs": [f"{source:{width}} | {target}" for source, target in sides],
@@ -184,7 +187,7 @@ class Start:
             "check": shell_command("prepare", self.config, report_only=True),
             "train": shell_command("train", self.config),
             "expected": expected_quality(self.counts[_TRAIN]),
-            "get_pretrained": join_words(map(str, get_pretrained)),
+            "get_pretrained": get_pretrained,
             "train_pretrained": shell_command("train", folder / _PRETRAINED_NAME),
         }
         return str(render("start.txt.j2", start=self, **values))

@@ -37,7 +37,7 @@ def corpus(count: int = 400, words: int = 90) -> tuple[Path, Path]:
     return Path("c.de"), Path("c.en.gz")
 
 
-def started(files: tuple[Path, Path], **options: Any) -> Start:
+def started(files: tuple[Path, ...], **options: Any) -> Start:
     return init(InitOptions(places=files, **options))
 
 
@@ -182,7 +182,7 @@ def test_size_is_text_not_lines(tmp_path: Path) -> None:
     source.write_text("für\nab\n", "utf-8")
     target.write_bytes(gzip.compress("سلام\n\n".encode()))
     (tmp_path / "x.tsv").write_text("a\tb\nc\td\n")
-    files = CorpusConfig(source=source, target=target)
+    files = CorpusConfig(source=(source,), target=(target,))
     some = files.model_copy(update={"max_pairs": 1, "weight": 3.0})
     columns = CorpusConfig(tsv=tmp_path / "x.tsv")
     sizes = [measure_text([each], ("de", "ar")) for each in (files, some, columns)]
@@ -321,7 +321,9 @@ def test_a_small_corpus_gets_a_configuration_for_a_pretrained_model(
 ) -> None:
     start = started(corpus())
     text = start.as_text()
-    assert "nmt import facebook/nllb-200-distilled-600M -o de-en/nllb --keep-vocabulary" in text
+    assert (
+        "nmt import facebook/nllb-200-distilled-600M --output de-en/nllb --keep-vocabulary" in text
+    )
     assert "nmt train de-en/pretrained.yaml" in text
     config = load_config("de-en/pretrained.yaml")
     assert config.training.init_from == Path("de-en/nllb")
