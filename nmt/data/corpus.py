@@ -124,7 +124,7 @@ def text_files(
         return sources, targets
     problem = shard_problem(sources, targets)
     if problem:
-        fix = "Give the files of both sides in the same order, or list them as several corpora."
+        fix = "Pass the files of both sides in the same order, or list them as several corpora."
         raise DataError(f"{problem}.", fix=fix)
     return sources, targets
 

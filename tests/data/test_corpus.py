@@ -33,6 +33,7 @@ from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
 from nmt.data.vocabulary import TextSample
 from nmt.errors import ConfigError, DataError
 from tests.examples import FEW
+from tests.process import LIMIT
 
 OPTIONS = ReadOptions("de", "en", max_characters=40)
 PAIRS = [("eins\u2028zwei", "one two"), ("", "blank"), ("drei", "three")]
@@ -152,7 +153,8 @@ def test_bytes_that_are_not_text_are_named_with_the_ways_out(
     assert "filters.on_bad_utf8: skip" in fix
     # The advice works: both the key and the command give the text.
     command = ["iconv", "-f", named[1], "-t", "UTF-8", str(files["source"])]
-    assert subprocess.run(command, capture_output=True, check=True).stdout.decode() == text
+    converted = subprocess.run(command, capture_output=True, check=True, timeout=LIMIT)
+    assert converted.stdout.decode() == text
     latin = {**files, "target": files["source"]}
     found = pairs_of(ReadOptions("de", "en"), **latin, encoding=named[3])
     assert [pair[0] for pair in found] == lines

@@ -24,6 +24,7 @@ from nmt.errors import DataError
 from nmt.files import archive as archives
 from nmt.files.encoding import open_text
 from nmt.files.lines import open_binary, read_chunks, read_lines
+from tests.process import LIMIT
 
 SIDES = {"Corpus.en": b"one\ntwo\n", "Corpus.de": b"eins\nzwei\n"}
 
@@ -86,7 +87,7 @@ def test_the_output_of_programs_is_read(tmp_path: Path, command: list[str]) -> N
         pytest.skip(f"{command[0]} is not installed")
     (tmp_path / "en-de").mkdir()
     (tmp_path / "en-de" / "x.en").write_text("one\n", encoding="utf-8")
-    subprocess.run([*command, "packed", "./en-de"], cwd=tmp_path, check=True)
+    subprocess.run([*command, "packed", "./en-de"], cwd=tmp_path, check=True, timeout=LIMIT)
     [path] = [path for path in tmp_path.iterdir() if path.is_file()]
     assert read_lines(path / "en-de" / "x.en") == ["one"]
     assert read_lines(path) == ["one"]  # its only text
@@ -232,7 +233,9 @@ def test_encrypted_and_unknown_methods_are_refused(tmp_path: Path) -> None:
     if shutil.which("zip") is None:
         pytest.skip("zip is not installed")
     (tmp_path / "x.en").write_text("one\n")
-    subprocess.run(["zip", "-q", "-P", "secret", "x.zip", "x.en"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["zip", "-q", "-P", "secret", "x.zip", "x.en"], cwd=tmp_path, check=True, timeout=LIMIT
+    )
     with pytest.raises(DataError, match=r"x\.en is encrypted"):
         read_lines(tmp_path / "x.zip" / "x.en")
 
@@ -272,7 +275,9 @@ def test_zstandard_with_a_long_window_and_archives_of_it_are_read(tmp_path: Path
     # From standard input, the size is unknown, so the window is not reduced to it.
     for name in ("x.en", "y.tar"):
         with (tmp_path / name).open("rb") as file, (tmp_path / f"{name}.zst").open("wb") as packed:
-            subprocess.run(["zstd", "-q", "--long=30"], stdin=file, stdout=packed, check=True)
+            subprocess.run(
+                ["zstd", "-q", "--long=30"], stdin=file, stdout=packed, check=True, timeout=LIMIT
+            )
     assert read_lines(tmp_path / "x.en.zst") == ["one"] * 1000
     assert read_lines(tmp_path / "y.tar.zst" / "x.de") == ["eins"]
 

@@ -95,7 +95,7 @@ def choose_columns(rows: Sequence[Sequence[str]], name: str) -> tuple[Column, Co
     cells = [f"{number}: {cell[:_SHOWN]}" for number, cell in enumerate(usual_rows[0])]
     problem = f"{name}: it is not certain which columns are source and target."
     problem += f" The first row is {', '.join(cells)}."
-    raise DataError(problem, fix="Name both, counted from 0, as in `columns` 0,1.")
+    raise DataError(problem, fix="Choose both, counted from 0, as in `columns` 0,1.")
 
 
 def are_texts(cells: Sequence[str]) -> bool:

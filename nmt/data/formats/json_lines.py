@@ -81,7 +81,7 @@ def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> t
     if not set(columns) <= set(keys):
         problem = f"{name}: it is not certain which texts are source and target."
         problem += f" The keys of the first record are {', '.join(keys)}."
-        raise DataError(problem, fix="Name both, as in `columns` KEY,KEY, or set both languages.")
+        raise DataError(problem, fix="Choose both, as in `columns` KEY,KEY, or set both languages.")
     return columns
 
 

@@ -332,7 +332,7 @@ def _file_with_both_sides(search: _Search, file: _File) -> _Corpus:
 
 
 def _check_columns(search: _Search, corpus: _Corpus, languages: Languages) -> None:
-    """Check that columns whose names are no languages are in the order of the languages.
+    """Check that columns without names of languages are in the order of the languages.
 
     Raises:
         DataError: Most texts are in the language of the other column.
