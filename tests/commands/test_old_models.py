@@ -120,6 +120,8 @@ def test_data_with_one_validation_set_are_prepared_with_the_vocabulary_of_the_ru
     (folder / "config.yaml").write_text(json.dumps(values), "utf-8")
     config = load_config(folder / "config.yaml", ())
     assert has_data_settings(config)
+    more = config.data.model_copy(update={"train": 2 * config.data.train})
+    assert not has_data_settings(config.model_copy(update={"data": more}))
     changed = config.tokenizer.model_copy(update={"kind": "char"})
     assert not has_data_settings(config.model_copy(update={"tokenizer": changed}))
 

@@ -621,8 +621,8 @@ BOMB += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("training:\n  seed: 1\n  max_steps: 3\n  seed: 2\n",
-         "a.yaml:4: the key training.seed repeats line 2"),
+        ("training:\n  max_steps: 3\n  seed: 1\n  seed: 2\n",
+         "a.yaml:4: the key training.seed repeats line 3"),
         ("x: 1\nseed: !!python/object/apply:os.mkdir ['made']\n",
          "a.yaml:2: the tag !!python/object/apply:os.mkdir is not allowed"),
         ("key: !!set {a}", "is not allowed"),

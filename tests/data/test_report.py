@@ -19,6 +19,7 @@ from nmt.data.prepare_report import (
     REPORTED,
     PrepareReport,
     ProblemLog,
+    lost_pairs,
     report_sides,
     sample_lengths,
 )
@@ -167,3 +168,9 @@ def test_findings_are_counted_by_corpus_and_reason_and_listed_as_dropped_or_repo
         findings.check_kept("training", ["a", "b"])
     with pytest.raises(DataError, match="empty contains no training pairs"):
         findings.check_kept("training", ["a", "empty"])
+
+
+def test_the_warning_about_lost_pairs_names_the_most_frequent_reason() -> None:
+    counts = {"c": {"read": 60, "kept": 10, "blank": 5, "ratio": 40, "length": 5}, "d": {}}
+    [warning] = lost_pairs(counts, ["c"])
+    assert "reason ratio dropped 40" in warning

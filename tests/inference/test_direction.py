@@ -214,6 +214,17 @@ def test_the_tag_of_the_target_is_in_no_output(
         scorer.score([("Hund", "Hund")])
 
 
+def test_attention_and_alignment_leave_out_the_tag_of_a_source(tagged: Tokenizers) -> None:
+    engine = TorchEngine(small_model(tagged, "learned"))
+    languages = Languages(TWO, "source")
+    options: Any = {"outputs": {"alignments", "attention"}, "guard": False, "max_length": 12}
+    translator = translator_of(engine, tagged, languages=languages, **options)
+    for result in translator.with_options(target_language="de").translate(LINES):
+        num_words = len(result.source.split())
+        assert {len(row) for row in result.attention or []} == {num_words}
+        assert all(source < num_words for source, _ in result.alignment or [])
+
+
 @pytest.mark.parametrize(
     ("mode", "before", "start"),
     [(None, [], []), ("source", [7], []), ("target", [], [7]), ("both", [6], [7])],

@@ -150,6 +150,14 @@ def test_scores_leave_out_the_counts_of_the_pair_itself() -> None:
     np.testing.assert_allclose(own.mean(), other.mean(), atol=1.0)
 
 
+@pytest.mark.parametrize("offset", [100, -100])
+def test_lengths_suggest_the_largest_offsets(offset: int) -> None:
+    lengths = np.random.default_rng(1).integers(1, 60, 1000)
+    source, target = lengths[200:800], lengths[200 - offset : 800 - offset]
+    offsets, _ = likely_offsets(source, target)
+    assert (offsets[250:350] == offset).all()
+
+
 def test_lengths_alone_suggest_an_offset() -> None:
     lengths = np.random.default_rng(1).integers(1, 60, 400)
     offsets, agreement = likely_offsets(lengths, np.concatenate((lengths[:200], lengths[195:395])))
