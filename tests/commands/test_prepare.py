@@ -157,7 +157,7 @@ def test_what_is_dropped_or_overlaps_is_counted_and_listed(tmp_path: Path) -> No
     near = {"near_sources_in_train": 0}
     assert {**report.overlap["valid"], **near} == {**found, **near}
     text = report.as_text()
-    assert text.startswith("numbers: 120 sentence pairs read, 118 kept, 10 of them with findings\n")
+    assert text.startswith("numbers: 120 sentence pairs read, 118 kept")
     assert "\n  dropped 1 pair: blank\n" in text
     assert "overlap: valid: the training data contains 4 of 5 source sentences (4 with" in text
     assert "vocabulary: 60 subwords, shared by both languages" in text

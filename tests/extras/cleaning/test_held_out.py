@@ -55,6 +55,8 @@ def test_exact_and_near_copies_are_dropped_by_any_number_of_workers(tmp_path: Pa
     write_pairs(tmp_path, [*source, source[20]], [*target, target[20]])
     reported = prepare(with_test(tmp_path, news), report_only=True)
     assert reported.findings["numbers"]["held_out"] == 5
+    num_found = reported.with_findings["numbers"]
+    assert f"121 kept, {num_found} of them with findings" in reported.as_text()
     config = with_test(tmp_path, news, filters={"held_out": "drop"})
     contents = []
     report = reported
