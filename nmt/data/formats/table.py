@@ -112,7 +112,7 @@ def _plain_pairs(
     for number, text in enumerate(texts, first_line):
         if isinstance(text, BadPair):
             yield text
-        elif not text.strip():
+        elif not text.strip() and layout.delimiter not in text:
             yield SentencePair("", "", number)
         else:
             yield _pair_of_row(text.split(layout.delimiter), layout, number, options)

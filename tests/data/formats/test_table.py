@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nmt.data.formats import layout_of
@@ -33,6 +33,7 @@ def write(
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @given(pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=5))
+@example(pairs=[(" ", " ")])
 def test_what_a_writer_of_csv_has_written_is_read_back(
     delimiter: str, pairs: list[tuple[str, str]]
 ) -> None:
