@@ -10,8 +10,8 @@ from typing import Any
 
 from nmt.config.language_codes import is_same_language
 from nmt.data.formats.layout import Sample
-from nmt.data.formats.markup import XML_LANGUAGE, ElementReader, TextSource, root_name, text_of
-from nmt.data.formats.pair import BadPair
+from nmt.data.formats.markup import XML_LANGUAGE, read_elements, root_name, text_of
+from nmt.data.formats.pair import BadPair, TextFile
 from nmt.data.formats.units import Unit, UnitFormat
 
 
@@ -19,10 +19,10 @@ def _is_tmx(sample: Sample) -> bool:
     return root_name(sample.text) == "tmx"
 
 
-def _units(source: TextSource) -> Iterator[Unit | BadPair]:
+def _units(file: TextFile) -> Iterator[Unit | BadPair]:
     """Yield the units; the text in the source language is the first one."""
     source_language = ""  # of the memory; units may have another one
-    for item in ElementReader(source, ["tu"]).read():
+    for item in read_elements(file, ["tu"]):
         if isinstance(item, BadPair):
             yield item
             continue

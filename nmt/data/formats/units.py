@@ -12,13 +12,13 @@ from pathlib import Path
 
 from nmt.config.language_codes import is_same_language, matching
 from nmt.data.formats.layout import Layout, Sample, Wanted
-from nmt.data.formats.markup import TextSource, source_of_file, source_of_sample
 from nmt.data.formats.pair import (
     EXCERPT,
     BadPair,
     Pair,
     PairReader,
     ReadOptions,
+    TextFile,
     as_read,
     pair_of,
 )
@@ -54,26 +54,27 @@ class UnitFormat:
         name: Name in configurations.
         suffixes: Suffixes of file names.
         recognises: Whether the content of a file certainly has this format.
-        read: Yields the units of a text, and what cannot be read.
+        read: Yields the units of a file, and what cannot be read.
     """
 
     name: str
     suffixes: tuple[str, ...]
     recognises: Callable[[Sample], bool]
-    read: Callable[[TextSource], Iterator[Unit | BadPair]]
+    read: Callable[[TextFile], Iterator[Unit | BadPair]]
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the languages of both sides in the first units."""
-        first_items = islice(self.read(source_of_sample(sample)), _SAMPLED_UNITS)
-        units = [item for item in first_items if isinstance(item, Unit)]
+        file = TextFile(sample.path, sample.encoding, ReadOptions("", "", "skip"))
+        items = islice(self.read(file), _SAMPLED_UNITS)
+        units = [item for item in items if isinstance(item, Unit)]
         columns = choose_languages(units, wanted, str(sample.path))
         source, target = (None if code in _UNNAMED else code for code in columns)
         return Layout(self.name, sample.encoding, columns, (source, target))
 
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file; its units are parsed while it is read."""
-        source = source_of_file(path, layout.encoding, options.on_bad_utf8)
-        pairs = pairs_of_units(self.read(source), layout, options)
+        units = self.read(TextFile(path, layout.encoding, options))
+        pairs = pairs_of_units(units, layout, options)
         return PairReader([str(path)], [pairs], as_read)
 
 

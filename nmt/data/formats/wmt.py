@@ -12,17 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nmt.data.formats.layout import Layout, Sample
-from nmt.data.formats.markup import (
-    ElementReader,
-    TextSource,
-    root_name,
-    source_of_file,
-    text_of,
-)
-from nmt.data.formats.pair import EXCERPT, BadPair, PairReader, ReadOptions, as_read
+from nmt.data.formats.markup import read_elements, root_name, text_of
+from nmt.data.formats.pair import EXCERPT, BadPair, PairReader, ReadOptions, TextFile, as_read
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat, pairs_of_units
 from nmt.errors import DataError
-from nmt.files.encoding import START_BYTES
+from nmt.files.encoding import START_BYTES, open_text
 from nmt.files.lines import plain_name
 
 _SGML_SUFFIXES = (".sgm", ".sgml")
@@ -67,9 +61,7 @@ def open_set(
     source: Path, reference: Path, encoding: str | None, options: ReadOptions
 ) -> PairReader:
     """Open both sides of a set in SGML to read its pairs."""
-    source_text = source_of_file(source, encoding, options.on_bad_utf8)
-    reference_text = source_of_file(reference, encoding, options.on_bad_utf8)
-    units = _units_of_sides(source_text, reference_text)
+    units = _units(TextFile(source, encoding, options), TextFile(reference, encoding, options))
     layout = Layout(WMT.name, columns=(SOURCE, TARGET))
     pairs = pairs_of_units(units, layout, options)
     return PairReader([str(source), str(reference)], [pairs], as_read)
@@ -83,38 +75,21 @@ def texts_of_set(
     Raises:
         DataError: A segment cannot be read, or does not have one translation per reference.
     """
-    sides = [source_of_file(path, encoding, "error") for path in (*references, source)]
+    options = ReadOptions("", "")
+    *files, source_file = [TextFile(path, encoding, options) for path in (*references, source)]
     rows = []
-    for item in aligned_segments(sides[-1], sides[:-1]):
-        row: tuple[str, ...] = ()
-        if isinstance(item, BadPair):
-            line = item.line
-        else:
-            segment, translations = item
-            line = segment.line
-            row = (*(translation.text for translation in translations), segment.text)
-        if len(row) != len(sides):
-            problem = f"{source}, line {line:,}: the segment cannot be read, or does not have "
-            problem += f"{len(references)} references."
+    for segment, translations in aligned_segments(source_file, files):
+        if isinstance(segment, BadPair) or len(translations) != len(references):
+            problem = f"{source}, line {segment.line:,}: the segment cannot be read, or does not "
+            problem += f"have {len(references)} references."
             raise DataError(problem, fix="Pass the files of one set, each with a reference.")
-        rows.append(row)
+        rows.append((*(translation.text for translation in translations), segment.text))
     return list(zip(*rows, strict=True))
 
 
-def _units_of_sides(source: TextSource, reference: TextSource) -> Iterator[Unit | BadPair]:
-    """Yield a unit for each segment of the source, whatever languages the files name."""
-    for item in aligned_segments(source, [reference]):
-        if isinstance(item, BadPair):
-            yield item
-            continue
-        segment, references = item
-        translation = references[0].text if references else None
-        yield Unit(segment.line, {SOURCE: segment.text, TARGET: translation})
-
-
 def aligned_segments(
-    source: TextSource, references: Sequence[TextSource]
-) -> Iterator[tuple[Segment, Sequence[Segment]] | BadPair]:
+    source: TextFile, references: Sequence[TextFile]
+) -> Iterator[tuple[Segment | BadPair, Sequence[Segment]]]:
     """Yield each segment of the source with its references, in the order of their files.
 
     Args:
@@ -132,29 +107,29 @@ def aligned_segments(
                 translations[segment.key].append(segment)
                 num_characters += len(segment.text)
                 if num_characters > _MOST_CHARACTERS:
-                    problem = f"{reference.name} is larger than test sets are."
+                    problem = f"{reference.path} is larger than test sets are."
                     raise DataError(problem, fix="Convert it to two aligned text files.")
     has_sources = False
     for segment in read_segments(source):
         if isinstance(segment, BadPair):
-            yield segment
+            yield segment, ()
         elif segment.side == SOURCE and translations:
             has_sources = True
             yield segment, translations.get(segment.key, ())
     if not has_sources:
-        files = dict.fromkeys(text.name for text in (source, *references))
+        files = dict.fromkeys(str(file.path) for file in (source, *references))
         names = " and ".join(files)
         problem = f"{names}: sources or references are missing; a set in SGML is several files."
         fix = "Pass the source and the reference, as in {source: SET-src.de.sgm, target: "
         raise DataError(problem, fix=f"{fix}SET-ref.en.sgm}}.")
 
 
-def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
+def read_segments(file: TextFile) -> Iterator[Segment | BadPair]:
     """Yield the segments of all sides of a set."""
-    with text.open_stream() as stream:
+    with open_text(file.path, file.encoding) as stream:
         start = stream.read(START_BYTES).decode("utf-8", "replace")
     is_sgml = root_name(start) != _XML_ROOT
-    for item in ElementReader(text, ["seg"], is_html=is_sgml).read():
+    for item in read_elements(file, ["seg"], is_html=is_sgml):
         if isinstance(item, BadPair):
             yield item
             continue
@@ -174,16 +149,19 @@ def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
             yield Segment(side, language, key, content, line)
 
 
-def _units(source: TextSource) -> Iterator[Unit | BadPair]:
-    """Yield the segments with the first reference in each language."""
-    for item in aligned_segments(source, [source]):
-        if isinstance(item, BadPair):
-            yield item
+def _units(source: TextFile, reference: TextFile | None = None) -> Iterator[Unit | BadPair]:
+    """Yield the segments with the first reference in each language.
+
+    If the references are in another file, the files decide about the sides, whatever languages
+    they name.
+    """
+    for segment, references in aligned_segments(source, [reference or source]):
+        if isinstance(segment, BadPair):
+            yield segment
             continue
-        segment, references = item
-        texts: dict[str, str | None] = {segment.language: segment.text}
-        for reference in references:
-            texts.setdefault(reference.language, reference.text)
+        texts: dict[str, str | None] = {}
+        for each in (segment, *references):
+            texts.setdefault(each.language if reference is None else each.side, each.text)
         yield Unit(segment.line, texts)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from lxml import etree
 
 from nmt.data.formats.layout import Sample
-from nmt.data.formats.markup import ElementReader, TextSource, root_name, text_of
-from nmt.data.formats.pair import BadPair
+from nmt.data.formats.markup import read_elements, root_name, text_of
+from nmt.data.formats.pair import BadPair, TextFile
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 
 _UNIT_TAGS = ("trans-unit", "segment")  # of XLIFF 1 and 2
@@ -26,9 +26,9 @@ def _is_xliff(sample: Sample) -> bool:
     return root_name(sample.text) == "xliff"
 
 
-def _units(source: TextSource) -> Iterator[Unit | BadPair]:
+def _units(file: TextFile) -> Iterator[Unit | BadPair]:
     """Yield the units. A target that is empty or not finished is None."""
-    for item in ElementReader(source, _UNIT_TAGS).read():
+    for item in read_elements(file, _UNIT_TAGS):
         if isinstance(item, BadPair):
             yield item
             continue

@@ -12,8 +12,7 @@ from lxml import etree
 
 from nmt.data.formats import FORMATS, layout_of, sample_of
 from nmt.data.formats.layout import Wanted
-from nmt.data.formats.markup import source_of_file
-from nmt.data.formats.pair import BadPair, Pair, ReadOptions
+from nmt.data.formats.pair import BadPair, Pair, ReadOptions, TextFile
 from nmt.data.formats.text import open_sides
 from nmt.data.formats.wmt import aligned_segments, texts_of_set
 from nmt.errors import DataError
@@ -113,11 +112,10 @@ def test_a_set_in_xml_has_several_references_in_several_languages() -> None:
     assert texts_of(pairs[:2]) == [("Dog", "Hund"), ("Cat", "Katze")]
     assert outcomes(pairs) == [(2, "Dog"), (3, "Cat"), (7, "untranslated")]
     assert texts_of(read_pairs(path, ("en", "fr"))[:1]) == [("Dog", "chien")]
-    text = source_of_file(path, None, "error")
+    file = TextFile(path, None, ReadOptions("en", "de"))
     references = []
-    for item in aligned_segments(text, [text]):
-        assert not isinstance(item, BadPair)
-        _, translations = item
+    for segment, translations in aligned_segments(file, [file]):
+        assert not isinstance(segment, BadPair)
         references.append([translation.text for translation in translations])
     assert references == [["Hund", "Köter", "chien"], ["Katze"], []]
 
