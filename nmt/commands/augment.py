@@ -81,8 +81,10 @@ def augment(options: AugmentOptions) -> AugmentReport:
     references = options.references
     translator = _load_translator(options)
     if references and _count_lines(text) != _count_lines(references):
-        problem = f"{text} and {references} have different numbers of lines."
-        raise DataError(problem, fix="Pass one reference for each line of the text.")
+        raise DataError(
+            f"{text} and {references} have different numbers of lines.",
+            fix="Pass one reference for each line of the text.",
+        )
     models = [find_model(folder, options.checkpoint).sha256 for folder in options.model]
     _ = translator.direction  # raises an error before the work begins if a language is missing
     warn_of_language(str(text), _read_lines(text), translator)
@@ -144,8 +146,10 @@ def _load_translator(options: AugmentOptions) -> Translator:
         CheckpointError: A model is missing or damaged.
     """
     if options.references and (options.sample or not options.forward):
-        problem = "`references` needs `forward`, and cannot be combined with `sample`."
-        raise ConfigError(problem, fix="Add `forward` and remove `sample`, or drop `references`.")
+        raise ConfigError(
+            "`references` needs `forward`, and cannot be combined with `sample`.",
+            fix="Add `forward` and remove `sample`, or drop `references`.",
+        )
     first_model, *other_models = options.model
     decoding = user_values(options, "seed", "beam_size")
     if options.sample:
@@ -169,8 +173,10 @@ def _load_translator(options: AugmentOptions) -> Translator:
         return translator
     beam_size = translator.options.decoding.beam_size
     if beam_size == 1:
-        problem = "`references` choose a translation of the beam, but the beam size is 1."
-        raise ConfigError(problem, fix="Set `beam_size` 5.")
+        raise ConfigError(
+            "`references` choose a translation of the beam, but the beam size is 1.",
+            fix="Set `beam_size` 5.",
+        )
     return translator.with_options(n_best=beam_size)
 
 

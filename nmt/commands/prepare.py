@@ -102,9 +102,10 @@ def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
     if sys.stdin is not None and not sys.stdin.isatty():
         piped = sys.stdin.buffer
         if any(map(is_piped, config.data.train)) and _is_device(piped):
-            problem = "The training corpus is standard input, which is not connected (/dev/null)."
-            fix = "Run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(
+                "The training corpus is standard input, which is not connected (/dev/null).",
+                fix="Run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command.",
+            )
     return prepare_data(config, options, piped=piped)
 
 
@@ -513,21 +514,26 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
     check_languages(config.language_codes)
     if options.score_with and len(config.directions) > 1:
         listed = ", ".join(map(str, config.directions))
-        problem = f"`score_with` scores a single direction, but data.train has {listed}."
-        raise ConfigError(problem, fix="Score each direction with its own configuration.")
+        raise ConfigError(
+            f"`score_with` scores a single direction, but data.train has {listed}.",
+            fix="Score each direction with its own configuration.",
+        )
     model = config.training.init_from
     if model is not None and not (model / TOKENIZER).is_dir():
-        problem = f"training.init_from {model} is not a model: it has no {TOKENIZER} folder."
-        fix = "Use a run folder, or a folder created by `nmt average` or `nmt import`."
-        raise ConfigError(problem, fix=fix)
+        raise ConfigError(
+            f"training.init_from {model} is not a model: it has no {TOKENIZER} folder.",
+            fix="Use a run folder, or a folder created by `nmt average` or `nmt import`.",
+        )
     if model is not None and config.training.keeps_vocabulary:
         tags = config.language_tags or "null"
         old_tags = tags  # a model without this setting is checked by its vocabulary below
         if (model / CONFIG).is_file():
             old_tags = load_folder_config(model).language_tags or tags
         if old_tags != tags:
-            problem = f"data.language_tags is {tags}, but {old_tags} in training.init_from {model}."
-            raise ConfigError(problem, fix=f"Set data.language_tags to {old_tags}.")
+            raise ConfigError(
+                f"data.language_tags is {tags}, but {old_tags} in training.init_from {model}.",
+                fix=f"Set data.language_tags to {old_tags}.",
+            )
         tokenizers = load_tokenizers(model / TOKENIZER)
         recipe = recipe_of(config)
         for corpus in config.data.corpora.values():
@@ -536,9 +542,11 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
     for path, symbols in zip(config.tokenizer.models or (), config.tag_symbols, strict=False):
         unknown = [symbol for symbol in symbols if symbol not in Tokenizer.load(path).symbols]
         if unknown:
-            problem = f"tokenizer.from: {path} splits {', '.join(unknown)}."
-            fix = "Learn it again with these symbols as --user_defined_symbols, or leave them out."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(
+                f"tokenizer.from: {path} splits {', '.join(unknown)}.",
+                fix="Learn it again with these symbols as --user_defined_symbols, or leave "
+                "them out.",
+            )
     check_files(config.data.corpora)
     check_hub(config.data)
 
@@ -558,5 +566,7 @@ def _check_replaceable(folder: Path, *, is_requested: bool) -> None:
             why = "was prepared from other corpora or settings, or is damaged"
             logger.info("%s %s; preparing it again", folder, why)
     elif folder.exists() and any(folder.iterdir()):
-        fix = "Set prepared_dir to a new folder, or remove this folder."
-        raise DataError(f"{folder} exists, but was not created by `nmt prepare`.", fix=fix)
+        raise DataError(
+            f"{folder} exists, but was not created by `nmt prepare`.",
+            fix="Set prepared_dir to a new folder, or remove this folder.",
+        )

@@ -93,8 +93,9 @@ def build(
             raise
         fix = "Choose a smaller model.preset or tokenizer.vocab_size, set training.optimizer.kind "
         fix += "to adafactor, or use a device with more memory."
-        problem = "Out of memory while building the model and its optimizer."
-        raise DeviceError(problem, fix=fix) from error
+        raise DeviceError(
+            "Out of memory while building the model and its optimizer.", fix=fix
+        ) from error
     loader = _build_loader(config, batch, data, updater)
     seed_rank(config.training.seed, processes.rank)  # processes draw different dropout masks
     # The filters do not count BOS, which makes sources longer by one token.
@@ -231,8 +232,10 @@ def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
     # In BPE, the n-th merge has the score -n. Other kinds of vocabulary have log probabilities,
     # which are not whole numbers.
     if any(score % 1 for score in scores):
-        problem = "batch.bpe_dropout needs a BPE vocabulary, but this vocabulary is not BPE."
-        raise ConfigError(problem, fix="Set batch.bpe_dropout to 0, or tokenizer.kind to bpe.")
+        raise ConfigError(
+            "batch.bpe_dropout needs a BPE vocabulary, but this vocabulary is not BPE.",
+            fix="Set batch.bpe_dropout to 0, or tokenizer.kind to bpe.",
+        )
     return SubwordDropout(pieces, scores, is_normal, rate)
 
 
@@ -506,8 +509,10 @@ def check_tools(config: RunConfig) -> None:
     if validation.metric not in (None, "loss", COMMAND):
         split_argument(validation.metric)
     if validation.command and shutil.which(validation.command[0]) is None:
-        problem = f"training.validation.command: there is no program {validation.command[0]}."
-        raise ConfigError(problem, fix="Install the program, or correct the command.")
+        raise ConfigError(
+            f"training.validation.command: there is no program {validation.command[0]}.",
+            fix="Install the program, or correct the command.",
+        )
     if config.training.lora is not None:
         load_attribute(_ADAPT)  # raises an error if the extra is missing
     for name in config.training.trackers:

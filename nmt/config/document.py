@@ -88,13 +88,16 @@ def read_document(path: Path) -> YamlDocument:
         problem, fix = _unreadable(path, str(error.strerror or error))
         raise ConfigError(problem, fix=fix) from error
     if len(data) > MAX_BYTES:
-        fix = "Pass a YAML configuration, not a corpus."
-        raise ConfigError(f"{path} is larger than {MAX_BYTES:,} bytes.", fix=fix)
+        raise ConfigError(
+            f"{path} is larger than {MAX_BYTES:,} bytes.",
+            fix="Pass a YAML configuration, not a corpus.",
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        problem = f"{path}: byte {error.start:,} is not UTF-8."
-        raise ConfigError(problem, fix="Save the file as UTF-8.") from error
+        raise ConfigError(
+            f"{path}: byte {error.start:,} is not UTF-8.", fix="Save the file as UTF-8."
+        ) from error
     return parse_document(text, name=str(path), folder=file_path.parent)
 
 

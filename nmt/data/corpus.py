@@ -124,8 +124,10 @@ def text_files(
         return sources, targets
     problem = shard_problem(sources, targets)
     if problem:
-        fix = "Pass the files of both sides in the same order, or list them as several corpora."
-        raise DataError(f"{problem}.", fix=fix)
+        raise DataError(
+            f"{problem}.",
+            fix="Pass the files of both sides in the same order, or list them as several corpora.",
+        )
     return sources, targets
 
 
@@ -140,12 +142,16 @@ def check_sources(data: DataConfig) -> bool:
     num_piped = sum(map(is_piped, data.train))
     num_standard = sum(map(is_standard, files))  # more, if another key or another section has "-"
     if num_piped > 1 or num_standard > num_piped:
-        problem = "Standard input (-) can only be the path of a single training corpus."
-        raise ConfigError(problem, fix="Write the other corpora to files, and use their paths.")
+        raise ConfigError(
+            "Standard input (-) can only be the path of a single training corpus.",
+            fix="Write the other corpora to files, and use their paths.",
+        )
     for path in files:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            problem = f"{path} is a pipe or a device, but nmt reads a corpus twice."
-            raise DataError(problem, fix="Write the text to a file first.")
+            raise DataError(
+                f"{path} is a pipe or a device, but nmt reads a corpus twice.",
+                fix="Write the text to a file first.",
+            )
     return num_piped > 0
 
 
@@ -329,8 +335,10 @@ def read_blocks(
     if not num_read:
         # A corpus without files is a data set of a hub.
         origin = " and ".join(names) or f"{config.huggingface} (split {config.split})"
-        fix = "Pass files with one sentence (or pair) per line, or set a split that has rows."
-        raise DataError(f"{origin}: no sentence pairs.", fix=fix)
+        raise DataError(
+            f"{origin}: no sentence pairs.",
+            fix="Pass files with one sentence (or pair) per line, or set a split that has rows.",
+        )
 
 
 def _next_columns(reader: PairReader, num_wanted: int, num_read: int) -> tuple[Sequence[Any], ...]:
@@ -422,9 +430,10 @@ def measure_text(
     for corpus in corpora:
         if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
             name = corpus.huggingface or corpus.sacrebleu or "standard input"
-            problem = f"The size of {name} is unknown until it is read."
-            fix = "Set the time of training in minutes: `set` training.max_minutes=60."
-            raise UnknownSizeError(problem, fix=fix)
+            raise UnknownSizeError(
+                f"The size of {name} is unknown until it is read.",
+                fix="Set the time of training in minutes: `set` training.max_minutes=60.",
+            )
         for block in read_blocks(corpus, ReadOptions(*corpus.direction(languages), "skip")):
             for pair in block.pairs:
                 if isinstance(pair, SentencePair):

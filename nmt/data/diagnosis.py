@@ -140,8 +140,10 @@ def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
         if filters.actions.get(reason) == "drop"
     ]
     if settings:
-        problem = f"{' and '.join(settings)} needs nmt/extras/cleaning, which is missing."
-        raise ConfigError(problem, fix="Reinstall nmt with all folders, or remove these settings.")
+        raise ConfigError(
+            f"{' and '.join(settings)} needs nmt/extras/cleaning, which is missing.",
+            fix="Reinstall nmt with all folders, or remove these settings.",
+        )
     filters.skipped |= dict.fromkeys(
         (*of_diagnosis, NEAR), "The folder nmt/extras/cleaning is missing."
     )

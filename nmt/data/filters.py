@@ -287,8 +287,10 @@ def training_filters(
             text_filter = REASON_FILTERS[reason](config, source, target, profiles)
         except ConfigError as error:
             if actions[reason] == "drop":
-                problem = f"filters.{reason} is set to `drop`, but cannot run. {error.problem}"
-                raise ConfigError(problem, fix=error.fix) from error
+                raise ConfigError(
+                    f"filters.{reason} is set to `drop`, but cannot run. {error.problem}",
+                    fix=error.fix,
+                ) from error
             if reason == "language" and config.language.model is not None:
                 raise  # the user has chosen this model
             skipped[reason] = f"{error.problem} Fix: {error.fix}"
@@ -304,8 +306,9 @@ def training_filters(
         try:
             filters.append(FILTERS[name](**parameters))
         except (TypeError, ValueError) as error:
-            problem = f"filters.extra.{name}: {error}."
-            raise ConfigError(problem, fix="Correct the parameters of this filter.") from error
+            raise ConfigError(
+                f"filters.extra.{name}: {error}.", fix="Correct the parameters of this filter."
+            ) from error
     return FilterChain(filters, actions, skipped, warnings)
 
 

@@ -204,8 +204,10 @@ class Loader:
         source_lengths, target_lengths = self.lengths(selected)
         if not len(source_lengths):
             shown = ", ".join(map(str, weights))
-            fix = "Raise data.train.*.weight, the number of times that an epoch reads a corpus."
-            raise DataError(f"The weights ({shown}) select none of {len(store):,} pairs.", fix=fix)
+            raise DataError(
+                f"The weights ({shown}) select none of {len(store):,} pairs.",
+                fix="Raise data.train.*.weight, the number of times that an epoch reads a corpus.",
+            )
         batches = plan_batches(  # of indices into the rows of the epoch
             source_lengths,
             target_lengths,

@@ -111,12 +111,15 @@ class PreparedManifest(SealedManifest):
             if version == FORMAT_VERSION:  # for another version see the end
                 return TypeAdapter(cls).validate_python(values)
         except FileNotFoundError as error:
-            problem = f"{folder} is not a prepared folder: {MANIFEST} is missing."
-            raise DataError(problem, fix="Run `nmt prepare CONFIG`.") from error
+            raise DataError(
+                f"{folder} is not a prepared folder: {MANIFEST} is missing.",
+                fix="Run `nmt prepare CONFIG`.",
+            ) from error
         except (OSError, ValueError) as error:
             raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
-        problem = f"{path} has format version {version}; this release reads {FORMAT_VERSION}."
-        raise DataError(problem, fix=AGAIN)
+        raise DataError(
+            f"{path} has format version {version}; this release reads {FORMAT_VERSION}.", fix=AGAIN
+        )
 
 
 def verify_prepared(folder: Path) -> Mapping[str, FileRecord]:

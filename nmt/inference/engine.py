@@ -103,8 +103,10 @@ class Ensemble:
         total = sum(weights)
         is_usable = 0 < total < math.inf  # false if a weight is NaN
         if min(weights) < 0 or not is_usable:
-            fix = "Pass non-negative weights, and at least one above 0."
-            raise ConfigError(f"`weights` {shown}: a weight is negative, or all are 0.", fix=fix)
+            raise ConfigError(
+                f"`weights` {shown}: a weight is negative, or all are 0.",
+                fix="Pass non-negative weights, and at least one above 0.",
+            )
         return tuple(weight / total for weight in weights)
 
 
@@ -164,8 +166,10 @@ class EngineLacksError(ConfigError):
 
 def damaged_weights() -> CheckpointError:
     """Return the error for a model that computes NaN."""
-    problem = "The model's probabilities are NaN: its weights are damaged."
-    return CheckpointError(problem, fix="Set `checkpoint` to step-N, or train again.")
+    return CheckpointError(
+        "The model's probabilities are NaN: its weights are damaged.",
+        fix="Set `checkpoint` to step-N, or train again.",
+    )
 
 
 class Engine(ABC):
@@ -348,8 +352,9 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         if common.min(initial=0) < 0 or candidates.min() < -1:  # -1 pads the candidates
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        fix = f"Delete it, then run {_REWRITE}."
-        raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
+        raise CheckpointError(
+            f"{path} is damaged: {error}.", fix=f"Delete it, then run {_REWRITE}."
+        ) from error
     return shortlist
 
 
@@ -362,8 +367,10 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
     """
     shortlist = read_shortlist(folder, vocab_sizes)
     if shortlist is None:
-        problem = f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist."
-        raise ConfigError(problem, fix=f"Run {_REWRITE}, or set decoding.shortlist to false.")
+        raise ConfigError(
+            f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist.",
+            fix=f"Run {_REWRITE}, or set decoding.shortlist to false.",
+        )
     return shortlist
 
 

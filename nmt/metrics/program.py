@@ -86,8 +86,9 @@ def score_by_program(command: Sequence[str], texts: Mapping[str, Sequence[str]])
             problem = "\n    ".join([f"failed with status {error.returncode}:", *last_lines])
         except (IndexError, ValueError):  # no words, or the last one is not a number
             problem = "did not print a number as its last word"
-    fix = "Correct training.validation.command."
-    raise DataError(f"The program `{shown_command}` {problem}.", fix=fix)
+    raise DataError(
+        f"The program `{shown_command}` {problem}.", fix="Correct training.validation.command."
+    )
 
 
 class ExternalMetric(Metric):
@@ -153,5 +154,7 @@ class ExternalMetric(Metric):
         return score
 
     def _error(self, problem: str) -> DataError:
-        fix = "For each line of JSON, the command must write one line with a number."
-        return DataError(f"The external metric `{self._command}` {problem}.", fix=fix)
+        return DataError(
+            f"The external metric `{self._command}` {problem}.",
+            fix="For each line of JSON, the command must write one line with a number.",
+        )

@@ -192,8 +192,10 @@ class EvaluationReport:
         if not missed:
             return None
         listed = "\n  ".join(missed)
-        fix = "Improve the system, lower `fail_under`, or remove `fail_if_worse`."
-        return GateError(f"A quality gate was not met.\n  {listed}", fix=fix)
+        return GateError(
+            f"A quality gate was not met.\n  {listed}",
+            fix="Improve the system, lower `fail_under`, or remove `fail_if_worse`.",
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON.

@@ -320,8 +320,11 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
     fits = min(processes.gather(fits))
     if fits < smallest:
         pair = f"but a pair can have {max_length} tokens (filters.max_length) on each side"
-        fix = "Lower filters.max_length, or use training.activation_checkpointing or another model."
-        raise DeviceError(f"Memory fits batches of about {fits:,} tokens, {pair}.", fix=fix)
+        raise DeviceError(
+            f"Memory fits batches of about {fits:,} tokens, {pair}.",
+            fix="Lower filters.max_length, or use training.activation_checkpointing or "
+            "another model.",
+        )
     count = -(-own // fits)
     found = {"max_tokens": max(smallest, -(-own // count)), "tokens_per_update": None}
     found["gradient_accumulation"] = count

@@ -112,8 +112,9 @@ def read_baseline_report(
     try:
         evaluations = read_report(path)
     except (OSError, ValueError) as error:
-        problem = f"{path} is not a JSON report of nmt evaluate: {what_is_wrong(error)}."
-        raise ConfigError(problem, fix=_AGAIN) from error
+        raise ConfigError(
+            f"{path} is not a JSON report of nmt evaluate: {what_is_wrong(error)}.", fix=_AGAIN
+        ) from error
     # A report may have several test sets. The references identify the set, not its name.
     references_hash = hash_references(references)
     same_set = [
@@ -122,18 +123,21 @@ def read_baseline_report(
     if not same_set:
         names = ", ".join(evaluation.test for evaluation in evaluations)
         problem = f"the references of {names} and {test} differ"
-        fix = "Evaluate the baseline on the same sentences and references."
-        raise ConfigError(f"{path} is a report of a different test set: {problem}.", fix=fix)
+        raise ConfigError(
+            f"{path} is a report of a different test set: {problem}.",
+            fix="Evaluate the baseline on the same sentences and references.",
+        )
     system, *more_systems = same_set[0].systems
     if more_systems:
-        problem = (
-            f"{path} contains {len(more_systems) + 1} systems, but a baseline must be one system."
+        raise ConfigError(
+            f"{path} contains {len(more_systems) + 1} systems, but a baseline must be one system.",
+            fix="Create the report again with one system.",
         )
-        raise ConfigError(problem, fix="Create the report again with one system.")
     _check_signatures(path, system, scorers)
     if len(system.lines) != len(references[0]):  # a report may leave the translations out
-        problem = f"{path} does not contain the translations (hypotheses) of {test}."
-        raise ConfigError(problem, fix=_AGAIN)
+        raise ConfigError(
+            f"{path} does not contain the translations (hypotheses) of {test}.", fix=_AGAIN
+        )
     return System(f"{system.name} ({path.name})", system.lines)
 
 
@@ -147,6 +151,7 @@ def _check_signatures(path: Path, system: SystemRecord, scorers: Sequence[Metric
         new = scorer.metric.signature
         old = signatures.get(scorer.name, new)
         if _VERSION.sub("", old) != _VERSION.sub("", new):
-            problem = f"{path} was scored with {scorer.name} {old}; the options now give {new}."
-            fix = "Use the same `tokenize`, `lowercase`, model and references for both."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(
+                f"{path} was scored with {scorer.name} {old}; the options now give {new}.",
+                fix="Use the same `tokenize`, `lowercase`, model and references for both.",
+            )

@@ -135,13 +135,17 @@ def export(options: ExportOptions) -> ExportSummary:
     to = options.to
     check_new_folder(output, source)
     if is_ctranslate2(source):
-        problem = f"{source} is already an export, and cannot be exported again."
-        raise ConfigError(problem, fix="Pass the run or model folder that was exported.")
+        raise ConfigError(
+            f"{source} is already an export, and cannot be exported again.",
+            fix="Pass the run or model folder that was exported.",
+        )
     target = EXPORT_TARGETS[to]()
     dtype = options.quantization or target.dtypes[0]
     if dtype not in target.dtypes:
-        fix = f"Remove `quantization`, or use {' or '.join(target.dtypes)}."
-        raise ConfigError(f"`to` {to} does not support `quantization` {dtype}.", fix=fix)
+        raise ConfigError(
+            f"`to` {to} does not support `quantization` {dtype}.",
+            fix=f"Remove `quantization`, or use {' or '.join(target.dtypes)}.",
+        )
     files = find_model(source, options.checkpoint)
     merged_config = files.config.model_copy(update={"base_model": None})  # adapters are merged
     config = target.adapt(merged_config)

@@ -95,8 +95,10 @@ def push(options: PushOptions) -> PushResult:
     model = find_model(folder)
     model.manifest.verify(folder)
     if adapter_record(folder / MODEL):
-        problem = f"{folder} contains adapters only, which need the base model."
-        raise ConfigError(problem, fix=f"Export the merged model first: {export}")
+        raise ConfigError(
+            f"{folder} contains adapters only, which need the base model.",
+            fix=f"Export the merged model first: {export}",
+        )
     results = list[dict[str, Any]]()  # entries of the model-index
     for path in options.scores:
         results += _model_index_results(path)
@@ -152,9 +154,11 @@ def _model_index_results(path: Path) -> Iterator[dict[str, Any]]:
     try:
         evaluations = read_report(path)
     except (OSError, ValueError) as error:
-        problem = f"{path} is not a JSON report of `nmt evaluate`."
-        fix = f"Create the report again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
-        raise DataError(problem, fix=fix) from error
+        raise DataError(
+            f"{path} is not a JSON report of `nmt evaluate`.",
+            fix=f"Create the report again: {shell_command('evaluate', 'MODEL', json=True)} > "
+            f"{path}",
+        ) from error
     for evaluation in evaluations:
         metrics = [
             _model_index_field(score.metric, value=score.value, args={"signature": score.signature})
@@ -267,8 +271,11 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
         elif not any(name.endswith(".npz") for name in names):
             kinds = "an nmt model folder nor a Marian, M2M-100 or NLLB model"
             problem = f"{repository} is neither {kinds}"
-            fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
-            raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
+            raise CheckpointError(
+                f"{problem}: {MANIFEST} is missing.",
+                fix="Use a model that `nmt push` uploaded, or an OPUS-MT model, such as "
+                f"{EXAMPLE}.",
+            )
         source = Path(download(allow_patterns=needed_names))
         terms = getattr(info.card_data, "license", None) or "unknown"
         page = f"{hub_address()}/{repository}"
@@ -280,8 +287,9 @@ def parse_name(text: str) -> tuple[str, str | None]:
     """Split ``ORG/NAME`` or ``ORG/NAME@REVISION`` into repository and revision."""
     match = _NAME.fullmatch(text)
     if match is None:
-        fix = f"Write ORG/NAME, such as {EXAMPLE}."
-        raise ConfigError(f"{text!r} is not a valid Hub name.", fix=fix)
+        raise ConfigError(
+            f"{text!r} is not a valid Hub name.", fix=f"Write ORG/NAME, such as {EXAMPLE}."
+        )
     return match[1], match[2]
 
 
@@ -293,8 +301,11 @@ def check_names(repository: str, names: set[str]) -> None:
     foreign_names = sorted(name for name in names if not _MODEL_FILE.fullmatch(name))
     if foreign_names:
         problem = f"{repository} contains files that nmt never writes into a model folder"
-        fix = "Pull an earlier version (ORG/NAME@COMMIT), or check who can write to the repository."
-        raise CheckpointError(f"{problem}: {', '.join(foreign_names[:5])}.", fix=fix)
+        raise CheckpointError(
+            f"{problem}: {', '.join(foreign_names[:5])}.",
+            fix="Pull an earlier version (ORG/NAME@COMMIT), or check who can write to the "
+            "repository.",
+        )
 
 
 @contextmanager
@@ -306,8 +317,10 @@ def _connection(repository: str, action: str) -> Iterator[Any]:
         action: What the caller does with the repository: ``pushed`` or ``pulled``.
     """
     if not reaches(hub_address()):
-        problem = f"{repository} was not {action}: {hub_address()} cannot be reached."
-        raise CheckpointError(problem, fix="Check the network, and HF_ENDPOINT if it is set.")
+        raise CheckpointError(
+            f"{repository} was not {action}: {hub_address()} cannot be reached.",
+            fix="Check the network, and HF_ENDPOINT if it is set.",
+        )
     try:
         yield import_module("huggingface_hub")  # slow to load
     except NmtError:
@@ -315,5 +328,7 @@ def _connection(repository: str, action: str) -> Iterator[Any]:
     except Exception as error:  # huggingface_hub passes on errors of its dependencies
         first_line = str(error).strip().split("\n")[0]
         reason = first_line.rstrip(".") or type(error).__name__
-        fix = "Check the name, the network and the permissions of the token in HF_TOKEN."
-        raise CheckpointError(f"{repository} was not {action}: {reason[:300]}.", fix=fix) from error
+        raise CheckpointError(
+            f"{repository} was not {action}: {reason[:300]}.",
+            fix="Check the name, the network and the permissions of the token in HF_TOKEN.",
+        ) from error

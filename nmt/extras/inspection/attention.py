@@ -341,7 +341,8 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
         if max(map(len, pair)) <= max_tokens:
             pairs.append(pair)
     if not pairs:
-        problem = f"{name} does not contain a sentence pair of at most {max_tokens} tokens."
-        fix = "Choose another test set with `test`, or raise filters.max_length."
-        raise DataError(problem, fix=fix)
+        raise DataError(
+            f"{name} does not contain a sentence pair of at most {max_tokens} tokens.",
+            fix="Choose another test set with `test`, or raise filters.max_length.",
+        )
     return name, pairs[: inspected.choice.limit]

@@ -141,17 +141,18 @@ def _check_view(options: InspectOptions) -> None:
     view.
     """
     if options.model is None and not options.worked_examples:
-        fix = "Pass a run folder or a configuration."
-        raise ConfigError("MODEL is missing.", fix=fix)
+        raise ConfigError("MODEL is missing.", fix="Pass a run folder or a configuration.")
     if options.model is not None and options.worked_examples:
-        fix = "Remove MODEL or `worked_examples`."
-        problem = "`worked_examples` and MODEL cannot be combined."
-        raise ConfigError(problem, fix=fix)
+        raise ConfigError(
+            "`worked_examples` and MODEL cannot be combined.",
+            fix="Remove MODEL or `worked_examples`.",
+        )
     is_unknown = options.view not in (None, *VIEWS)
     if is_unknown and str(options.model) in VIEWS:
         right_command = shell_command("inspect", options.view, options.model)
-        problem = f"Write the view {options.model} after MODEL."
-        raise ConfigError(problem, fix=f"Type: {right_command}")
+        raise ConfigError(
+            f"Write the view {options.model} after MODEL.", fix=f"Type: {right_command}"
+        )
     if options.view is not None:
         chosen(VIEWS, options.view, "view")
 
@@ -169,8 +170,7 @@ def _refuse_ineffective(options: InspectOptions, effective: Collection[str], whe
     refused = changed(options, *without_effect)
     if refused:
         names = ", ".join(f"`{name}`" for name in sorted(refused))
-        problem = f"{names} has no effect {where}."
-        raise ConfigError(problem, fix=f"Remove {names}.")
+        raise ConfigError(f"{names} has no effect {where}.", fix=f"Remove {names}.")
 
 
 def _output_format(options: InspectOptions) -> OutputFormat:
@@ -190,8 +190,10 @@ def _output_format(options: InspectOptions) -> OutputFormat:
     output_format = options.format_ or _FORMATS.get(ending, default)
     if ending and _FORMATS.get(ending) != output_format:
         mismatch = f"the ending {ending} does not match the format {output_format}"
-        fix = f"Use one of the endings {', '.join(_FORMATS)}, and remove `format`."
-        raise ConfigError(f"`output` {options.output}: {mismatch}.", fix=fix)
+        raise ConfigError(
+            f"`output` {options.output}: {mismatch}.",
+            fix=f"Use one of the endings {', '.join(_FORMATS)}, and remove `format`.",
+        )
     return output_format
 
 

@@ -265,9 +265,10 @@ def check_options(options: DecodingConfig) -> None:
     )
     if is_unsupported:
         why = "the decoding section of this model selects a different search"
-        fix = "Override the key that selects it, for example: `set` decoding.sampling=false."
-        problem = f"The view `trace` supports greedy and beam search; {why}."
-        raise ConfigError(problem, fix=fix)
+        raise ConfigError(
+            f"The view `trace` supports greedy and beam search; {why}.",
+            fix="Override the key that selects it, for example: `set` decoding.sampling=false.",
+        )
 
 
 def _step(moment: Moment, tokenizer: Tokenizer) -> Step:

@@ -80,8 +80,10 @@ class DoctorReport:
         count = sum(bool(finding.fix) for finding in self.findings)
         if not count:
             return None
-        problem = f"{count} problem{'s' if count > 1 else ''} found."
-        return NmtError(problem, fix="See the fix below each line with !!.")
+        return NmtError(
+            f"{count} problem{'s' if count > 1 else ''} found.",
+            fix="See the fix below each line with !!.",
+        )
 
     def as_text(self) -> str:
         """Return a line for each finding. The fix of a problem is on the next line."""

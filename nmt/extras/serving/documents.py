@@ -99,8 +99,9 @@ def read_cues(text: str) -> Iterator[str | list[Event]]:
     except (srt.SRTParseError, ValueError, OverflowError):
         cues = []
     if text.strip() and not cues:
-        fix = "Send .srt subtitles, or another format."
-        raise DataError("The document is not valid SubRip.", fix=fix)
+        raise DataError(
+            "The document is not valid SubRip.", fix="Send .srt subtitles, or another format."
+        )
     place = 0
     for cue in cues:
         lines = r"\r?\n".join(map(re.escape, cue.content.split("\n")))

@@ -176,9 +176,10 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
         super().__post_init__()
         may_start = self.api_keys or self.no_auth or is_loopback(self.host)
         if not may_start:
-            problem = f"`host` {self.host} is open to other machines without a key."
-            fix = "Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(
+                f"`host` {self.host} is open to other machines without a key.",
+                fix="Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server.",
+            )
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -74,8 +74,7 @@ class Tracker:
             if getattr(self._library, "__file__", None) is None:
                 raise ModuleNotFoundError(name=library)
         except Exception as error:
-            setting = "training.trackers"
-            raise ConfigError.of_import(error, setting, name) from error
+            raise ConfigError.of_import(error, "training.trackers", name) from error
         self._name = name
         self._open = opener
         self._config = config
