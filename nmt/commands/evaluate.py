@@ -383,7 +383,9 @@ class EvaluatedSet:
 
 
 def limit_section(evaluated_set: EvaluatedSet) -> ReportSection | None:
-    """Score the text that is as close to the first reference as each model can write.
+    """Score the text that is as close to a reference as each model can write.
+
+    Of several references, the one is used of which the model can write the most lines.
 
     Returns:
         The best possible scores of the models; None if all models can write the whole reference.
@@ -392,7 +394,9 @@ def limit_section(evaluated_set: EvaluatedSet) -> ReportSection | None:
     rows = [["system", "lines", "best possible scores", "for example line"]]
     for model in evaluated_set.models:
         assert model.target_tokenizer is not None
-        loss = loss_of(evaluated_set.test.references[0], model.target_tokenizer)
+        references = evaluated_set.test.references
+        losses = [loss_of(reference, model.target_tokenizer) for reference in references]
+        loss = min(losses, key=lambda loss: len(loss.changed))
         num_changed = len(loss.changed)
         if not num_changed:
             continue

@@ -40,8 +40,9 @@ from nmt.data.corpus import (
     text_files,
     valid_sets,
 )
-from nmt.data.formats.pair import BadPair, ReadOptions
-from nmt.data.formats.wmt import is_set, texts_of_set
+from nmt.data.formats.file_names import is_set
+from nmt.data.formats.pair import BadPair, Pair, ReadOptions, place_of
+from nmt.data.formats.text import open_sides
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError, ConfigError, DataError, did_you_mean, shell_command
@@ -373,25 +374,17 @@ def _configured_set(name: str, corpus: CorpusConfig, configured: ConfiguredSets)
     configured.check_files(corpus)
     direction = corpus.direction(configured.languages)
     check_plain_text(corpus, direction)
-    sources, references = text_files(corpus, direction)
+    sources, targets = text_files(corpus, direction)
     if len(sources) == 1:
-        test = _read_files(sources[0], references, direction, corpus.encoding)
+        test = _read_files(sources[0], targets, direction, corpus.encoding)
         return test.first(corpus.max_pairs)
     # Source and target are in the same file or data set, or in shards.
     options = ReadOptions(*direction, max_characters=_UNBOUNDED_CHARACTERS)
-    source_lines = []
-    target_lines = []
-    for pair in read_corpus(corpus, options):
-        if isinstance(pair, BadPair):
-            raise DataError(
-                f"Test set {name}, line {pair.line:,}: {pair.reason}.", fix="Correct the line."
-            )
-        source_lines.append(pair.source)
-        target_lines.append(pair.target)
+    source_lines, *references = _texts_of(read_corpus(corpus, options), name)
     return EvaluationSet(
         name=name,
-        source=tuple(source_lines),
-        references=(tuple(target_lines),),
+        source=source_lines,
+        references=tuple(references),
         source_language=direction.source,
         target_language=direction.target,
         files=corpus_files(corpus),
@@ -420,7 +413,10 @@ def _read_files(
         files.append(source)
     # The references, then the source.
     if source and all(map(is_set, files)):
-        texts = texts_of_set(source, references, encoding)
+        options = ReadOptions("", "", max_characters=_UNBOUNDED_CHARACTERS)
+        [pairs] = open_sides([source, *references], encoding, options).columns
+        source_lines, *texts = _texts_of(pairs, str(source))
+        texts.append(source_lines)
     else:
         texts = [read_text(path, encoding) for path in files]
     num_lines = len(texts[0])
@@ -438,6 +434,25 @@ def _read_files(
         target_language=direction and direction.target,
         files=tuple(files),
     )
+
+
+def _texts_of(pairs: Iterable[Pair], name: str) -> list[tuple[str, ...]]:
+    """Return the sources, and the lines of each reference. References of a part are left out.
+
+    Args:
+        pairs: The pairs of a test set.
+        name: Its name in messages.
+
+    Raises:
+        DataError: A pair cannot be read, or has no reference.
+    """
+    rows = []
+    for pair in pairs:
+        if isinstance(pair, BadPair):
+            fix = "Correct the line; each sentence needs a translation in each reference."
+            raise DataError(f"Test set {place_of(pair, name)}: {pair.reason}.", fix=fix)
+        rows.append((pair.source, pair.target, *pair.other_targets))
+    return list(zip(*rows, strict=False))
 
 
 def read_text(path: Path, encoding: str | None = None) -> tuple[str, ...]:

@@ -249,7 +249,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         material = Material(
             filters=config.filters, languages=train_directions[0], directions=directions,
             corpora=recipe.corpora, held_out=held_out, configured=configured, folder=folder,
-            score_with=score_with, scratch=scratch, workers=reading.workers,
+            score_with=score_with, scratch=scratch, workers=reading.workers, files=reading.files,
         )  # fmt: skip
         diagnosis = make_diagnosis(material, filters)
 
@@ -438,10 +438,7 @@ def _write(
     """
     folder = reading.folder / part
     corpora = reading.recipe.corpora if part == TRAIN else reading.recipe.valid_sets
-    references: dict[str, list[list[str]]] = {}  # the second ones and so on, by set
-    if part == VALID:
-        references = {name: reading.other_references(name) for name in corpora}
-    num_references = max(map(len, references.values()), default=0)
+    valid_pairs: list[SentencePair] = []
     all_lines = encoded.lines
     with StoreWriter(folder, max(encoded.tokenizers.vocab_sizes)) as writer:
         for index, (name, corpus) in enumerate(corpora.items()):
@@ -464,35 +461,24 @@ def _write(
                 line_numbers = all_lines.lines[rows]
                 writer.append(source, target, index, line_numbers)
                 if part == VALID:
-                    pairs = kept_pairs(block, is_kept)
-                    _append_text(folder, pairs, references[name], num_references)
+                    valid_pairs += kept_pairs(block, is_kept)
     log.check_kept("training" if part == TRAIN else "validation", corpora)
+    _write_text(folder, valid_pairs)
     return ParallelStore.open(folder)
 
 
-def _append_text(
-    folder: Path,
-    pairs: Sequence[SentencePair],
-    references: Sequence[Sequence[str]],
-    num_references: int,
-) -> None:
-    """Write the text of validation pairs, to score translations during training.
+def _write_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
+    """Write the text of all validation pairs, to score translations during training.
 
-    Args:
-        folder: Folder of the validation pairs.
-        pairs: The next pairs of a set.
-        references: Lines of the set in its references after the first one.
-        num_references: Number of these references in any set.
+    The lines of a reference that a pair does not have are empty.
     """
-    texts = {"source": [pair.source for pair in pairs], "target": [pair.target for pair in pairs]}
-    for number in range(num_references):
-        lines = [""] * len(pairs)
-        if number < len(references):
-            lines = [references[number][pair.line - 1] for pair in pairs]
-        texts[f"target.{number + 1}"] = lines
-    for name, lines in texts.items():
-        with (folder / f"{name}.txt").open("ab") as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
+    rows = [(pair.source, pair.target, *pair.other_targets) for pair in pairs]
+    texts = itertools.zip_longest(*rows, fillvalue="")
+    further_names = (f"target.{number}" for number in itertools.count(1))
+    names = itertools.chain(("source", "target"), further_names)
+    for name, lines in zip(names, texts, strict=False):
+        content = "".join(f"{line}\n" for line in lines)
+        (folder / f"{name}.txt").write_bytes(content.encode())
 
 
 def recipe_of(config: RunConfig) -> Recipe:

@@ -273,21 +273,20 @@ def _build_validation_sets(
             references = [[lines[row] for row in scored_rows] for lines in data.valid_references]
             text = HeldOutText(
                 [data.valid_source[row] for row in scored_rows],
-                [data.valid_target[row] for row in scored_rows],
+                list(filter(any, references)),  # a set may have fewer
                 load_tokenizers(data.tokenizer_dir),
                 options,
                 language=direction.target,
                 metric=str(validation.metric),
                 device=str(updater.device),
                 command=validation.command,
-                other_references=list(filter(any, references)),  # a set may have fewer
             )
             if updater.processes.rank == 0:
                 # Report a missing package, model or program before training: the first access to
                 # the scorers loads them.
                 text.scorers  # noqa: B018
                 if text.metric == COMMAND:
-                    text.run_command(text.references, is_trial=True)
+                    text.run_command(text.references[0], is_trial=True)
         validation_set = ValidationSet(
             name=name,
             direction=direction,
@@ -315,8 +314,8 @@ def _tags_of(config: RunConfig, corpus: CorpusConfig) -> dict[str, Any]:
     return {"source_language": source, "target_language": target, "tag": corpus.tag}
 
 
-def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[str]]:
-    """Return source and reference lines of the validation sets that choose the best checkpoint."""
+def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[list[str]]]:
+    """Return the sources and the references of the sets that choose the best checkpoint."""
     # These are the sets of `data.valid`. Their lines come before the lines of all other sets.
     tags_by_set = [_tags_of(config, corpus) for corpus in config.data.valid]
     requests = []
@@ -324,7 +323,7 @@ def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request]
     for line, set_index in zip(data.valid_source, data.valid.corpus.tolist(), strict=False):
         if set_index < len(tags_by_set):
             requests.append(Request(line, **tags_by_set[set_index]))
-    return requests, data.valid_target[: len(requests)]
+    return requests, [lines[: len(requests)] for lines in data.valid_references]
 
 
 def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from nmt.config.filling import TextSize, UnknownSizeError
 from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
+from nmt.data.formats.file_names import is_set
 from nmt.data.formats.layout import Wanted
-from nmt.data.formats.lines import decoded_lines, raw_lines, refuse_wide_text, shown_path
+from nmt.data.formats.lines import raw_lines, refuse_wide_text, shown_path
 from nmt.data.formats.pair import (
-    BadPair,
     Pair,
     PairReader,
     ReadOptions,
@@ -28,7 +28,6 @@ from nmt.data.formats.pair import (
     pair_of,
 )
 from nmt.data.formats.text import open_sides
-from nmt.data.formats.wmt import is_set
 from nmt.data.hubs import huggingface_pairs, published_test_set
 from nmt.errors import ConfigError, DataError
 from nmt.files.archive import place_in_archive
@@ -99,11 +98,6 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
         local = Path(config.huggingface)
         paths += filter(Path.is_file, (local, *sorted(local.rglob("*"))))
     return tuple(paths)
-
-
-def has_shards(config: CorpusConfig) -> bool:
-    """Whether a corpus has several files with pairs, so that line numbers occur again."""
-    return max(len(matching_files(config.path)), len(matching_files(config.source))) > 1
 
 
 def text_files(
@@ -245,32 +239,6 @@ def first_pairs(config: CorpusConfig, options: ReadOptions, num_pairs: int) -> l
     return [pair for pair in pairs if isinstance(pair, SentencePair)]
 
 
-def other_references(config: CorpusConfig, options: ReadOptions, num_lines: int) -> list[list[str]]:
-    """Return the lines of every reference of a held-out set but the first one.
-
-    Args:
-        config: The set. Without several references, the list is empty.
-        options: How to read it. A line that cannot be read is empty.
-        num_lines: Lines of the set that are used.
-
-    Raises:
-        DataError: A reference has another number of lines.
-    """
-    languages = options.source_language, options.target_language
-    sources, targets = text_files(config, languages)
-    references = []
-    for path in targets[1:] if len(sources) == 1 else ():
-        name = str(path)
-        most = options.max_characters
-        raw = islice(raw_lines(path, config.encoding, most), config.max_pairs)
-        lines = decoded_lines(raw, name, 1, options, most, config.encoding)
-        texts = ["" if isinstance(line, BadPair) else line for line in lines]
-        if len(texts) != num_lines:
-            raise DataError.not_parallel(str(targets[0]), name, (num_lines, len(texts)))
-        references.append(texts)
-    return references
-
-
 @dataclass(frozen=True)
 class Block:
     """Consecutive pairs of a corpus, not yet decoded.
@@ -301,7 +269,10 @@ class Block:
         Raises:
             DataError: See `read_corpus`.
         """
-        return list(self.parse(*self.columns, self.first - self.num_before))
+        pairs = list(self.parse(*self.columns, self.first - self.num_before))
+        if self.shard is not None:
+            pairs = [pair._replace(file=self.shard) for pair in pairs]
+        return pairs
 
 
 def read_blocks(
@@ -345,7 +316,7 @@ def _next_columns(reader: PairReader, num_wanted: int, num_read: int) -> tuple[S
     """Return the items of the next pairs in each column of a reader.
 
     Raises:
-        DataError: There are two files, of which one is shorter.
+        DataError: There are several files, of which one is shorter.
     """
     columns = tuple(list(islice(column, num_wanted)) for column in reader.columns)
     counts = [len(column) for column in columns]
@@ -353,15 +324,15 @@ def _next_columns(reader: PairReader, num_wanted: int, num_read: int) -> tuple[S
         # Count the lines before this block, and the lines after it, for the message.
         for side, column in enumerate(reader.columns):
             counts[side] += num_read + sum(1 for _ in column)
-        source, target = counts
-        raise DataError.not_parallel(reader.names[0], reader.names[1], (source, target))
+        files = zip(counts, reader.names, strict=True)
+        source, *others = files
+        other = next(file for file in others if file[0] != source[0])
+        raise DataError.not_parallel(source[1], other[1], (source[0], other[0]))
     return columns
 
 
 def _openers(config: CorpusConfig, options: ReadOptions) -> list[Callable[[], PairReader]]:
     """Return a function for each shard of a corpus that opens it.
-
-    Of several references, the first one is read.
 
     Raises:
         ConfigError: The sacrebleu test set does not exist.
@@ -375,8 +346,10 @@ def _openers(config: CorpusConfig, options: ReadOptions) -> list[Callable[[], Pa
     sources, targets = text_files(config, languages)
     if not sources:
         return [partial(_open_pairs, config, languages, options)]
-    sides = zip(sources, targets, strict=False)  # there may be more references
-    return [partial(open_sides, *files, config.encoding, options) for files in sides]
+    shards: Iterable[tuple[Path, ...]] = zip(sources, targets, strict=False)
+    if len(sources) == 1:  # which may have several references
+        shards = [(*sources, *targets)]
+    return [partial(open_sides, files, config.encoding, options) for files in shards]
 
 
 def _open_path(

@@ -39,6 +39,8 @@ class Material:
     languages: tuple[str, str]  # of the first training corpus
     directions: Mapping[str, Direction] = field(default_factory=dict)  # by corpus and set
     corpora: Mapping[str, CorpusConfig]  # training corpora, by their names in reports
+    # See `nmt.data.reading.CorpusReader`; complete when the corpora have been read.
+    files: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     held_out: Mapping[str, Sequence[SentencePair]]  # usable pairs of each held-out set
     configured: Collection[str] = ()  # names of the held-out sets of the configuration
     score_with: Sequence[Path] = ()  # models that score the pairs

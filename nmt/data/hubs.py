@@ -202,7 +202,7 @@ def _sacrebleu() -> Any:
     return sacrebleu
 
 
-def cached_test_sets(languages: tuple[str, str]) -> dict[str, tuple[Path, Path]]:
+def cached_test_sets(languages: tuple[str, str]) -> dict[str, tuple[Path, list[Path]]]:
     """Return the source and reference files of sacrebleu's downloaded test sets, by name.
 
     Args:
@@ -213,7 +213,7 @@ def cached_test_sets(languages: tuple[str, str]) -> dict[str, tuple[Path, Path]]
         pair = _languages_of(source.stem.rpartition(".")[2])
         references = sorted(source.parent.glob(f"{source.stem}.ref*"))
         if references and all(map(is_same_language, languages, pair)):
-            found[source.parent.relative_to(folder).as_posix()] = source, references[0]
+            found[source.parent.relative_to(folder).as_posix()] = source, references
     return found
 
 

@@ -170,12 +170,12 @@ class PreparedData:
 
     @property
     def valid_references(self) -> list[list[str]]:
-        """Lines of each reference after the first one, as `valid_target`.
+        """Lines of each reference; the first ones are `valid_target`.
 
         The lines of a set with fewer references are empty.
         """
         files = (self.folder / VALID).glob("target.*.txt")
-        return list(map(read_lines, sorted(files)))
+        return [self.valid_target, *map(read_lines, sorted(files))]
 
 
 @dataclass(frozen=True, kw_only=True)

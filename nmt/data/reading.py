@@ -25,7 +25,7 @@ import numpy as np
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.advice import ReasonSets, reason_set
 from nmt.data.checks import CorpusCheck, name_of_test
-from nmt.data.corpus import BLOCK_PAIRS, Block, other_references, read_blocks
+from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
 from nmt.data.diagnosis import Diagnosis, Looked
 from nmt.data.filters import BAD_ROWS, FilterChain, ListedProblem, PairProblem
 from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
@@ -87,9 +87,8 @@ class _FilterPass:
         for index, pair_problems in sorted(problems.items()):
             pair = block.pairs[index]
             source, target = _texts(pair)
-            file = block.shard or ""
             listed += [  # a problem is its reason, value and limit
-                ListedProblem(self.corpus, pair.line, *problem, source, target, file)
+                ListedProblem(self.corpus, pair.line, *problem, source, target, pair.file)
                 for problem in pair_problems
             ]
             found[index] |= reason_set(problem.reason for problem in pair_problems)
@@ -289,6 +288,8 @@ class CorpusReader:
     stages: dict[str, float] = field(default_factory=dict)  # seconds of each stage
     # By the names of corpora and held-out sets in reports:
     num_lines: dict[str, int] = field(default_factory=dict)
+    # The files by the number of pairs before each; without a name if there is only one.
+    files: dict[str, dict[int, str]] = field(default_factory=dict)
     is_kept: dict[str, list[Mask]] = field(default_factory=dict)  # of each block
     # Of each block: the lines that have reasons, and these. Few lines have some.
     found: dict[str, list[tuple[Rows, ReasonSets]]] = field(default_factory=dict)
@@ -319,15 +320,6 @@ class CorpusReader:
         filters = self.recipe.config.filters
         languages = self.recipe.config.direction(corpus)
         return ReadOptions(*languages, filters.on_bad_utf8, filters.max_characters)
-
-    def other_references(self, name: str) -> list[list[str]]:
-        """Return the lines of every reference of a validation set but the first one.
-
-        Raises:
-            DataError: A reference has another number of lines.
-        """
-        corpus = self.corpora[name]
-        return other_references(corpus, self.options(corpus), self.num_lines[name])
 
     def map(
         self, verb: str, name: str, function: Callable[[Block], BlockResult], depends_on: Any
@@ -373,10 +365,13 @@ class CorpusReader:
         bad_rows = BadRows(name)
         self.is_kept[name] = masks
         self.found[name] = []
+        files: dict[int, str] = {}
+        self.files[name] = files
         check = CorpusCheck(*direction)
         self.checks[name] = check
         for block, result in results:
             is_kept = result.arrays["is_kept"]
+            files[block.num_before] = block.shard or ""
             pairs = kept_pairs(block, is_kept)
             masks.append(is_kept)
             found = result.arrays["found"]

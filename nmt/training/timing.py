@@ -183,7 +183,7 @@ def _validation_seconds(validator: Validator, most_seconds: float) -> float:
             seconds += of_item * count
         if text and text.command and not processes.rank:
             begin = time.perf_counter()
-            text.run_command(text.references)
+            text.run_command(text.references[0])
             seconds += time.perf_counter() - begin
     return processes.share(seconds)
 

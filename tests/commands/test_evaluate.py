@@ -354,6 +354,10 @@ def test_the_scores_of_a_model_that_makes_no_mistake_are_told_if_its_tokenizer_d
     text = invoke(*flags).stdout
     assert f"chrF {expected:.2f}" in text
     assert "becomes" in text
+    other = write(model.parent / "other", ["without this letter" for _ in SENTENCES])
+    references = ("--reference", model.parent / "test.upper", "--reference", other)
+    of_files = (model, "--source", model.parent / "test.lower", *references, "--metric", "chrf")
+    assert "limit" not in scores_of(*of_files, "--resamples", 0)  # the second one can be written
 
 
 def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None:
@@ -394,6 +398,17 @@ def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     listed = invoke(model, "--list").stdout.splitlines()
     assert listed[:5] == ["3", "4", "one", "two", "valid"]
     assert any(re.match("wmt14: .*en-de", line) for line in listed)
+
+
+def test_a_bad_line_of_a_set_of_several_files_has_the_name_of_its_file(model: Path) -> None:
+    for number in (1, 2):
+        for code in ("en", "de"):
+            write(model.parent / f"part{number}.{code}", ["a", "b\0" if number == 2 else "b"])
+    place = f"{{source: {model.parent}/part*.en, target: {model.parent}/part*.de}}"
+    text = (model / "config.yaml").read_text()
+    (model / "config.yaml").write_text(text.replace("  test:\n", f"  test:\n    parts: {place}\n"))
+    said = " ".join(refused(model, "-t", "parts", code=3).split())
+    assert f"Test set {model.parent}/part2.en, line 2: nul" in said
 
 
 def test_references_of_the_configuration_count_as_those_of_the_command(model: Path) -> None:

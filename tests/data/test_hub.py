@@ -20,7 +20,14 @@ from nmt.commands.prepare import recipe_of
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.corpus import corpus_files, read_corpus
 from nmt.data.formats.pair import ReadOptions
-from nmt.data.hubs import check_hub, hub_address, published_test_set, reaches, save_data_set
+from nmt.data.hubs import (
+    cached_test_sets,
+    check_hub,
+    hub_address,
+    published_test_set,
+    reaches,
+    save_data_set,
+)
 from nmt.data.prepare_report import current_report
 from nmt.errors import ConfigError, DataError
 from tests.commands.preparing import config_for, corpus, prepare
@@ -292,6 +299,19 @@ def test_a_download_that_fails_names_the_test_set(
     # What to type on another machine, and the folder to fill on this one.
     assert "`sacrebleu --download wmt14 -l en-de`" in caught.value.fix
     assert f"~/.sacrebleu/wmt14 to {tmp_path / 'wmt14'} here" in caught.value.fix
+
+
+def test_downloaded_sets_are_found_with_all_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sacrebleu.utils.SACREBLEU_DIR", str(tmp_path))
+    (tmp_path / "wmt21").mkdir()
+    names = [f"wmt21.en-de.{field}" for field in ("src", "refA", "refB", "docid")]
+    source, *references, _ = [tmp_path / "wmt21" / name for name in names]
+    for name in names:
+        (tmp_path / "wmt21" / name).touch()
+    assert cached_test_sets(("en", "de")) == {"wmt21": (source, references)}
+    assert cached_test_sets(("de", "en")) == {}
 
 
 def test_a_copied_folder_of_sacrebleu_is_a_test_set(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_set_is_translated_and_scored_in_its_direction_with_the_tags_of_its_pa
     assert line["bleu_tokenizer"] is None
     requests, references = choosing_lines(config, data)  # for the confidence of translations
     assert [request.tag for request in requests] == [None] * 12 + ["<x>"] * 12
-    assert references == data.valid_target
+    assert references == [data.valid_target]
 
 
 @pytest.mark.long

@@ -33,6 +33,12 @@ _PARTS: dict[str, Part] = {
     **dict.fromkeys(("test", "testing", "tst", "devtest", "newstest", "eval"), "test"),
 }  # fmt: skip
 _SHORTEST_NAME = 5  # Letters of the name of a language, such as Greek.
+SGML_SUFFIXES = (".sgm", ".sgml")
+
+
+def is_set(path: Path) -> bool:
+    """Whether the suffix of a file is that of a set in SGML, one side of which it contains."""
+    return Path(plain_name(path)).suffix.lower() in SGML_SUFFIXES
 
 
 @lru_cache(4096)

@@ -20,18 +20,28 @@ class SentencePair(NamedTuple):
 
     source: str
     target: str
-    line: int  # number in the corpus, from 1
+    line: int  # number in its file, from 1
+    other_targets: tuple[str, ...] = ()  # further references, in a validation or test set
+    file: str = ""  # if the corpus has several
 
 
 class BadPair(NamedTuple):
     """A pair that cannot be read."""
 
     reason: BadReason
-    line: int  # number in the corpus, from 1
+    line: int  # number in its file, from 1
     excerpt: str = ""  # the beginning of the line, if it can be shown
+    file: str = ""  # if the corpus has several
 
 
 Pair = SentencePair | BadPair
+
+
+def place_of(pair: Pair, corpus: str = "") -> str:
+    """Return the file of a pair, or the corpus if it has only one, and the line."""
+    file = pair.file or corpus
+    line = f"line {pair.line:,}"
+    return f"{file}, {line}" if file else line
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from nmt.data.formats.file_names import (
     TARGET,
     Part,
     direction_of,
+    is_set,
     part_of,
     sides_of,
     without_variant,
 )
 from nmt.data.formats.layout import Layout, Wanted
 from nmt.data.formats.pair import ReadOptions, SentencePair
-from nmt.data.formats.wmt import is_set
 from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding

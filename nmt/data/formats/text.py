@@ -1,25 +1,32 @@
-"""Two text files, aligned line by line: the only format whose sides are in different files."""
+"""Text files, aligned line by line: the only format whose sides are in different files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from nmt.data.formats.file_names import is_set
 from nmt.data.formats.lines import decoded_lines, raw_lines
 from nmt.data.formats.pair import BadPair, Pair, PairReader, ReadOptions, SentencePair
-from nmt.data.formats.wmt import is_set, open_set
+from nmt.registry import load_attribute
 
 
-def open_sides(
-    source: Path, target: Path, encoding: str | None, options: ReadOptions
-) -> PairReader:
-    """Open two aligned text files, or both sides of a set of WMT, to read their pairs."""
-    if is_set(source) and is_set(target):
-        return open_set(source, target, encoding, options)
-    names = [str(source), str(target)]
-    most = options.max_characters
-    lines = [raw_lines(path, encoding, most) for path in (source, target)]
+def open_sides(files: Sequence[Path], encoding: str | None, options: ReadOptions) -> PairReader:
+    """Open aligned text files, or the sides of a set of WMT, to read their pairs.
+
+    Args:
+        files: The source and one or more references.
+        encoding: Encoding of the files.
+        options: How to read them.
+    """
+    if all(map(is_set, files)):
+        open_set = load_attribute("nmt.data.formats.wmt:open_set")  # which loads lxml
+        reader: PairReader = open_set(files, encoding, options)
+        return reader
+    names = list(map(str, files))
+    lines = [raw_lines(path, encoding, options.max_characters) for path in files]
     return PairReader(names, lines, partial(_aligned_pairs, names, encoding, options))
 
 
@@ -27,19 +34,19 @@ def _aligned_pairs(
     names: Sequence[str],
     encoding: str | None,
     options: ReadOptions,
-    sources: Sequence[bytes | None],
-    targets: Sequence[bytes | None],
-    first: int,
+    *block: Any,
 ) -> Iterator[Pair]:
-    """Yield the pairs of a block of two aligned files."""
+    """Yield the pairs of a block: the lines of each file, and the number of the first line."""
+    *columns, first = block
     most = options.max_characters
-    source_texts = decoded_lines(sources, names[0], first, options, most, encoding)
-    target_texts = decoded_lines(targets, names[1], first, options, most, encoding)
-    texts = zip(source_texts, target_texts, strict=True)
-    for number, (source, target) in enumerate(texts, first):
-        if isinstance(source, BadPair):
-            yield source
-        elif isinstance(target, BadPair):
-            yield target
+    texts = [
+        decoded_lines(lines, name, first, options, most, encoding)
+        for name, lines in zip(names, columns, strict=True)
+    ]
+    for number, sides in enumerate(zip(*texts, strict=True), first):
+        bad_pairs = [side for side in sides if isinstance(side, BadPair)]
+        if bad_pairs:
+            yield bad_pairs[0]
         else:
-            yield SentencePair(source, target, number)
+            source, target, *others = map(str, sides)
+            yield SentencePair(source, target, number, tuple(others))

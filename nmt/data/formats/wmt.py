@@ -11,15 +11,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nmt.data.formats.layout import Layout, Sample
+from nmt.data.formats.file_names import SGML_SUFFIXES
+from nmt.data.formats.layout import Sample
 from nmt.data.formats.markup import read_elements, root_name, text_of
-from nmt.data.formats.pair import EXCERPT, BadPair, PairReader, ReadOptions, TextFile, as_read
-from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat, pairs_of_units
+from nmt.data.formats.pair import (
+    EXCERPT,
+    BadPair,
+    Pair,
+    PairReader,
+    ReadOptions,
+    SentencePair,
+    TextFile,
+    as_read,
+    pair_of,
+)
+from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, open_text
-from nmt.files.lines import plain_name
 
-_SGML_SUFFIXES = (".sgm", ".sgml")
 _SGML_ROOTS = ("srcset", "refset", "tstset", "mteval")
 _XML_ROOT = "dataset"
 # Side, and attribute with the language, by tag.
@@ -52,39 +61,26 @@ class Segment(NamedTuple):
     line: int
 
 
-def is_set(path: Path) -> bool:
-    """Whether the suffix of a file is that of a set in SGML, one side of which it contains."""
-    return Path(plain_name(path)).suffix.lower() in _SGML_SUFFIXES
+def open_set(files: Sequence[Path], encoding: str | None, options: ReadOptions) -> PairReader:
+    """Open the source and the references of a set in SGML to read its pairs."""
+    texts = [TextFile(path, encoding, options) for path in files]
+    return PairReader(list(map(str, files)), [_pairs(texts, options)], as_read)
 
 
-def open_set(
-    source: Path, reference: Path, encoding: str | None, options: ReadOptions
-) -> PairReader:
-    """Open both sides of a set in SGML to read its pairs."""
-    units = _units(TextFile(source, encoding, options), TextFile(reference, encoding, options))
-    layout = Layout(WMT.name, columns=(SOURCE, TARGET))
-    pairs = pairs_of_units(units, layout, options)
-    return PairReader([str(source), str(reference)], [pairs], as_read)
-
-
-def texts_of_set(
-    source: Path, references: Sequence[Path], encoding: str | None
-) -> list[tuple[str, ...]]:
-    """Return the texts of each reference and, last, of the source, in the order of the source.
-
-    Raises:
-        DataError: A segment cannot be read, or does not have one translation per reference.
-    """
-    options = ReadOptions("", "")
-    *files, source_file = [TextFile(path, encoding, options) for path in (*references, source)]
-    rows = []
-    for segment, translations in aligned_segments(source_file, files):
-        if isinstance(segment, BadPair) or len(translations) != len(references):
-            problem = f"{source}, line {segment.line:,}: the segment cannot be read, or does not "
-            problem += f"have {len(references)} references."
-            raise DataError(problem, fix="Pass the files of one set, each with a reference.")
-        rows.append((*(translation.text for translation in translations), segment.text))
-    return list(zip(*rows, strict=True))
+def _pairs(texts: Sequence[TextFile], options: ReadOptions) -> Iterator[Pair]:
+    """Yield a pair for each segment of the first text, whatever languages the files name."""
+    for segment, translations in aligned_segments(texts[0], texts[1:]):
+        if isinstance(segment, BadPair):
+            yield segment
+            continue
+        references = tuple(translation.text for translation in translations)
+        if len(references) < len(texts) - 1:
+            yield BadPair("untranslated", segment.line, segment.text[:EXCERPT])
+            continue
+        pair = pair_of(segment.text, references[0], segment.line, options)
+        if isinstance(pair, SentencePair):
+            pair = pair._replace(other_targets=references[1:])
+        yield pair
 
 
 def aligned_segments(
@@ -149,19 +145,15 @@ def read_segments(file: TextFile) -> Iterator[Segment | BadPair]:
             yield Segment(side, language, key, content, line)
 
 
-def _units(source: TextFile, reference: TextFile | None = None) -> Iterator[Unit | BadPair]:
-    """Yield the segments with the first reference in each language.
-
-    If the references are in another file, the files decide about the sides, whatever languages
-    they name.
-    """
-    for segment, references in aligned_segments(source, [reference or source]):
+def _units(file: TextFile) -> Iterator[Unit | BadPair]:
+    """Yield the segments with the first reference in each language."""
+    for segment, references in aligned_segments(file, [file]):
         if isinstance(segment, BadPair):
             yield segment
             continue
         texts: dict[str, str | None] = {}
         for each in (segment, *references):
-            texts.setdefault(each.language if reference is None else each.side, each.text)
+            texts.setdefault(each.language, each.text)
         yield Unit(segment.line, texts)
 
 
@@ -170,4 +162,4 @@ def _is_wmt(sample: Sample) -> bool:
     return root in _SGML_ROOTS or (root == _XML_ROOT and "<seg" in sample.text)
 
 
-WMT = UnitFormat("wmt", (*_SGML_SUFFIXES, ".xml"), _is_wmt, _units)
+WMT = UnitFormat("wmt", (*SGML_SUFFIXES, ".xml"), _is_wmt, _units)

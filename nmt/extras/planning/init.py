@@ -26,7 +26,7 @@ from nmt.config.run import check_languages, name_of_folder
 from nmt.data.checks import CorpusCheck, other_language
 from nmt.data.corpus import check_plain_text, measure_text, read_blocks
 from nmt.data.formats.layout import Column, Wanted
-from nmt.data.formats.pair import BadPair, ReadOptions
+from nmt.data.formats.pair import BadPair, ReadOptions, place_of
 from nmt.data.formats.places import TEXT, PartFiles, find_places
 from nmt.errors import ConfigError, DataError, join_words, shell_command
 from nmt.extras.planning.expectation import FEW_PAIRS, expected_quality
@@ -98,9 +98,7 @@ class Account:
         for block in read_blocks(corpus, options):
             for pair in block.pairs:
                 self.num_pairs += 1
-                place = f"line {pair.line:,}"
-                if block.shard is not None:
-                    place = f"{block.shard}, {place}"
+                place = place_of(pair)
                 if isinstance(pair, BadPair):
                     self._leave_out(pair.reason, place, pair.excerpt)
                     continue
