@@ -16,7 +16,7 @@ import sacrebleu
 
 from nmt.checkpoint.model_folder import find_model
 from nmt.commands.loading import decoding_changes, warn_of_language
-from nmt.commands.options import AugmentOptions, user_values
+from nmt.commands.options import AugmentOptions, CommandResult, user_values
 from nmt.data.corpus import Block
 from nmt.data.workers import BlockResult, StoredResults, map_blocks
 from nmt.errors import ConfigError, DataError
@@ -34,7 +34,7 @@ _EMPTY = "empty"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentReport:
+class AugmentReport(CommandResult):
     """Counts of lines read, written and dropped."""
 
     corpus: str  # The new corpus: source, tab, target.
@@ -55,10 +55,6 @@ class AugmentReport:
         name = self.tag[1:-1]  # without the angle brackets
         lines.append(f"    - {{name: {name}, tsv: {self.corpus}, tag: {self.tag}}}")
         return "\n".join(lines)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self)
 
 
 def augment(options: AugmentOptions) -> AugmentReport:

@@ -257,7 +257,20 @@ def load_test_sets(
         if not names:
             raise ConfigError(problem, fix=fix)
     if len(names) + has_files > 1:  # the files are one test set
-        _check_several(options)
+        baseline = options.baseline
+        if baseline is not None and (baseline.is_dir() or baseline.suffix == ".json"):
+            baseline = None  # a model or a report, which can have all test sets
+        # With `reference`, hypotheses and labels belong to the test set of the files.
+        are_ambiguous = (options.hypothesis or options.slice_) and not options.reference
+        if baseline or are_ambiguous or not options.models:
+            raise ConfigError(
+                "Files of translations or labels cannot be combined with several test sets.",
+                fix="Choose one test set with `test` NAME or `reference` FILE.",
+            )
+        if options.save_hypotheses:
+            raise ConfigError(
+                "`save_hypotheses` cannot be combined with several test sets.", fix=_KEEPS_ALL
+            )
     sets = [_named_set(name, options.languages, direction, configured) for name in names]
     if options.reference:
         if configured and direction is None:
@@ -275,24 +288,6 @@ def load_test_sets(
     elif options.source:
         raise ConfigError("`source` needs `reference`.", fix="Add `reference` FILE.")
     return sets
-
-
-def _check_several(options: EvaluateOptions) -> None:
-    """Refuse files if there are several test sets, because each file belongs to one."""
-    baseline = options.baseline
-    if baseline is not None and (baseline.is_dir() or baseline.suffix == ".json"):
-        baseline = None  # a model or a report, which can have all test sets
-    # With `reference`, hypotheses and labels belong to the test set of the files.
-    are_ambiguous = (options.hypothesis or options.slice_) and not options.reference
-    if baseline or are_ambiguous or not options.models:
-        raise ConfigError(
-            "Files of translations or labels cannot be combined with several test sets.",
-            fix="Choose one test set with `test` NAME or `reference` FILE.",
-        )
-    if options.save_hypotheses:
-        raise ConfigError(
-            "`save_hypotheses` cannot be combined with several test sets.", fix=_KEEPS_ALL
-        )
 
 
 def _direction(options: EvaluateOptions, configured: ConfiguredSets | None) -> Direction | None:

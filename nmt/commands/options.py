@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, get_args
 
@@ -688,8 +688,12 @@ class CommandResult(Protocol):
         ...
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        ...
+        """Return plain data for JSON: by default, the fields of a dataclass."""
+        fields: Any = self
+        values = asdict(fields)
+        return {
+            name: str(item) if isinstance(item, Path) else item for name, item in values.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -197,22 +197,17 @@ class CorpusCheck:
             warning = tokenized_text(lines, language)
             if warning is not None:
                 yield warning
-        correlation = self._length_correlation()
-        if self._num_pairs >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
-            text = f"source and target lengths hardly correlate ({correlation:.2f})"
-            yield f"{text}. Are the files aligned line by line?"
-
-    def _length_correlation(self) -> float:
-        """Return the correlation of the log lengths of both sides: high for translations.
-
-        1 if a side has lines of one length only, which has no correlation.
-        """
+        # The correlation of the log lengths of both sides is high for translations. It is 1 if a
+        # side has lines of one length only, which has no correlation.
         means = self._sums / max(self._num_pairs, 1)  # of the products of each two values
         mean_logs = means[0, 1:]  # products with 1
         covariance = means[1:, 1:] - np.outer(mean_logs, mean_logs)  # (2, 2)
         variances = np.diag(covariance).clip(0)  # rounding may make them negative
         spread = np.sqrt(variances.prod())
-        return float(covariance[0, 1] / spread) if spread > 1e-9 else 1.0
+        correlation = float(covariance[0, 1] / spread) if spread > 1e-9 else 1.0
+        if self._num_pairs >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
+            text = f"source and target lengths hardly correlate ({correlation:.2f})"
+            yield f"{text}. Are the files aligned line by line?"
 
     def swapped(self) -> Iterator[str]:
         """Yield a warning if each side looks like the language of the other side."""

@@ -17,7 +17,6 @@ from nmt.metrics.result import (
     Evaluation,
     EvaluationReport,
     System,
-    SystemRecord,
     hash_references,
     paired_tests,
     prefixed,
@@ -133,19 +132,7 @@ def read_baseline_report(
             f"{path} contains {len(more_systems) + 1} systems, but a baseline must be one system.",
             fix="Create the report again with one system.",
         )
-    _check_signatures(path, system, scorers)
-    if len(system.lines) != len(references[0]):  # a report may leave the translations out
-        raise ConfigError(
-            f"{path} does not contain the translations (hypotheses) of {test}.", fix=_AGAIN
-        )
-    return System(f"{system.name} ({path.name})", system.lines)
-
-
-def _check_signatures(path: Path, system: SystemRecord, scorers: Sequence[MetricScorer]) -> None:
-    """Raise an error if a metric has other settings than in a report; versions may differ.
-
-    Metrics that the report does not have are not checked.
-    """
+    # Settings must be equal; versions may differ. Metrics that the report lacks are not checked.
     signatures = {score.metric: score.signature for score in system.scores}
     for scorer in scorers:
         new = scorer.metric.signature
@@ -155,3 +142,8 @@ def _check_signatures(path: Path, system: SystemRecord, scorers: Sequence[Metric
                 f"{path} was scored with {scorer.name} {old}; the options now give {new}.",
                 fix="Use the same `tokenize`, `lowercase`, model and references for both.",
             )
+    if len(system.lines) != len(references[0]):  # a report may leave the translations out
+        raise ConfigError(
+            f"{path} does not contain the translations (hypotheses) of {test}.", fix=_AGAIN
+        )
+    return System(f"{system.name} ({path.name})", system.lines)

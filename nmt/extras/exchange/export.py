@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from nmt.checkpoint.model_folder import (
     write_folder_config,
 )
 from nmt.checkpoint.run import trained_on
+from nmt.commands.options import CommandResult
 from nmt.config.document import dump_document
 from nmt.config.inference import InferenceConfig
 from nmt.data.corpus import corpus_names
@@ -89,7 +90,7 @@ EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry("export target")
 
 
 @dataclass(frozen=True)
-class WrittenFolder:
+class WrittenFolder(CommandResult):
     """The output of a command that writes a model folder: text or JSON."""
 
     output: Path  # The model folder.
@@ -97,10 +98,6 @@ class WrittenFolder:
     def as_text(self) -> str:
         """Return only the path of the folder, for use in scripts."""
         return str(self.output)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data for JSON."""
-        return asdict(self) | {"output": str(self.output)}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from nmt.checkpoint.files import MODEL, adapter_record
 from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model, log_next_commands
+from nmt.commands.options import CommandResult
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
 from nmt.extras.exchange.export import (
@@ -56,7 +57,7 @@ _IMPORT_FILE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class PushResult:
+class PushResult(CommandResult):
     """What `nmt push` has uploaded or, in a dry run, would upload."""
 
     repository: str
@@ -68,10 +69,6 @@ class PushResult:
         """Return the URL of the commit; after a dry run, the model card and the list of files."""
         files = [f"{size:>12,}  {name}" for name, size in self.files.items()]
         return self.address or "\n".join([self.card, *files])
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data for JSON."""
-        return asdict(self)
 
 
 def push(options: PushOptions) -> PushResult:

@@ -249,7 +249,15 @@ class Edge:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 has_begun.set()
-                self._add_headers(scope, message)
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+                headers.setdefault("Cache-Control", "no-store")
+                if self._service.is_stopping:
+                    headers["Connection"] = "close"
+                # The path as declared, so that labels never contain text from a client.
+                path = getattr(scope.get("route"), "path", "other")
+                self._metrics.responses.labels(path, message["status"]).inc()
             await send(message)
 
         try:
@@ -372,15 +380,3 @@ class Edge:
             if len(values) == 1:
                 (fields[name],) = values
         return json.dumps(fields).encode()
-
-    def _add_headers(self, scope: Scope, message: Message) -> None:
-        """Add headers to the start of an answer, and count the answer."""
-        headers = MutableHeaders(scope=message)
-        headers["X-Content-Type-Options"] = "nosniff"
-        headers["Referrer-Policy"] = "no-referrer"
-        headers.setdefault("Cache-Control", "no-store")
-        if self._service.is_stopping:
-            headers["Connection"] = "close"
-        # The path as declared, so that labels never contain text from a client.
-        path = getattr(scope.get("route"), "path", "other")
-        self._metrics.responses.labels(path, message["status"]).inc()

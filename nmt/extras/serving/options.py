@@ -6,12 +6,12 @@ import ipaddress
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from nmt.commands.options import Json, Texts
+from nmt.commands.options import CommandResult, Json, Texts
 from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
 from nmt.registry import load_attribute
@@ -195,7 +195,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class CheckedModels:
+class CheckedModels(CommandResult):
     """The report of a dry start (``check``): one description per model."""
 
     models: list[dict[str, Any]]  # See `nmt.extras.serving.models.ServedModel.describe`.
@@ -207,10 +207,6 @@ class CheckedModels:
             f"{model['sha256'][:12]}"
             for model in self.models
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same descriptions as in GET /v1/models."""
-        return asdict(self)
 
 
 def serve(options: ServeOptions) -> CheckedModels | None:
