@@ -239,9 +239,8 @@ def requested_metrics(texts: Sequence[str]) -> dict[str, str]:
         fix += "JSON object per line (source, hypothesis, references), and writes one number each."
         raise ConfigError(f"Unknown metrics: {', '.join(unknown)}.", fix=fix)
     if len(metrics) < len(requested):  # one name with two arguments
-        raise ConfigError(
-            f"{', '.join(requested)}: a metric occurs twice.", fix="Use two commands."
-        )
+        problem = f"{', '.join(requested)}: a metric occurs twice."
+        raise ConfigError(problem, fix="Use two commands.")
     return metrics
 
 

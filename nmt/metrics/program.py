@@ -93,9 +93,8 @@ def score_by_program(command: Sequence[str], texts: Mapping[str, References]) ->
             problem = "\n    ".join([f"failed with status {error.returncode}:", *last_lines])
         except (IndexError, ValueError):  # no words, or the last one is not a number
             problem = "did not print a number as its last word"
-    raise DataError(
-        f"The program `{shown_command}` {problem}.", fix="Correct training.validation.command."
-    )
+    fix = "Correct training.validation.command."
+    raise DataError(f"The program `{shown_command}` {problem}.", fix=fix)
 
 
 class ExternalMetric(Metric):
@@ -161,7 +160,5 @@ class ExternalMetric(Metric):
         return score
 
     def _error(self, problem: str) -> DataError:
-        return DataError(
-            f"The external metric `{self._command}` {problem}.",
-            fix="For each line of JSON, the command must write one line with a number.",
-        )
+        fix = "For each line of JSON, the command must write one line with a number."
+        return DataError(f"The external metric `{self._command}` {problem}.", fix=fix)

@@ -192,10 +192,8 @@ class EvaluationReport:
         if not missed:
             return None
         listed = "\n  ".join(missed)
-        return GateError(
-            f"A quality gate was not met.\n  {listed}",
-            fix="Improve the system, lower `fail_under`, or remove `fail_if_worse`.",
-        )
+        fix = "Improve the system, lower `fail_under`, or remove `fail_if_worse`."
+        return GateError(f"A quality gate was not met.\n  {listed}", fix=fix)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON.

@@ -60,10 +60,9 @@ class Bleu(Metric):
                 extra = tokenizer.partition("-")[0]
                 remedy = f"Run `pip install 'sacrebleu[{extra}]'`, or set `tokenize` to char"
             reason = str(error).strip().partition("\n")[0]
-            raise ConfigError(
-                f"BLEU's tokenizer {tokenizer} cannot be used here: {reason}",
-                fix=f"{remedy}. Or use chrf, which needs no tokenizer.",
-            ) from error
+            problem = f"BLEU's tokenizer {tokenizer} cannot be used here: {reason}"
+            fix = f"{remedy}. Or use chrf, which needs no tokenizer."
+            raise ConfigError(problem, fix=fix) from error
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 10)."""

@@ -108,10 +108,8 @@ def add_adapters(model: Transformer, config: LoraConfig) -> None:
     for layer_name, adapted in adapters.items():
         model.set_submodule(layer_name, adapted)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(
-            "training.lora.layers and training.freeze leave no parameter to train.",
-            fix="Remove one or more parts from training.freeze.",
-        )
+        problem = "training.lora.layers and training.freeze leave no parameter to train."
+        raise ConfigError(problem, fix="Remove one or more parts from training.freeze.")
 
 
 def merge(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> None:
@@ -200,10 +198,8 @@ def find_base(start: Path, run_dir: Path, sha256: str) -> ModelFiles:
         problem = f"The weights of {folders[0]} have changed since adapters were trained for them"
         problem += f" (expected sha256 {sha256[:12]}...): {run_dir} cannot be used."
         raise CheckpointError(problem, fix=f"Restore the weights, {alternative}.")
-    raise CheckpointError(
-        f"{run_dir} contains adapters of the base model {start}, which does not exist.",
-        fix=f"Restore the folder {start}, {alternative}.",
-    )
+    problem = f"{run_dir} contains adapters of the base model {start}, which does not exist."
+    raise CheckpointError(problem, fix=f"Restore the folder {start}, {alternative}.")
 
 
 def merged_model(files: ModelFiles, adapter: AdapterRecord) -> Transformer:
@@ -223,8 +219,6 @@ def merged_model(files: ModelFiles, adapter: AdapterRecord) -> Transformer:
     try:
         merge(model.state_dict(), load_tensors(path), adapter["scale"])
     except (KeyError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path} contains adapters that do not match {base.folder}: {error}.",
-            fix="Use another checkpoint of the run.",
-        ) from error
+        problem = f"{path} contains adapters that do not match {base.folder}: {error}."
+        raise CheckpointError(problem, fix="Use another checkpoint of the run.") from error
     return model

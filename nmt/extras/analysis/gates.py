@@ -122,10 +122,8 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
             problems.append(f"{number!r} in {part.strip()!r} is not a number between 0 and 100")
         gates[name] = value  # after a problem as well, to find names that occur twice
     if problems:
-        raise ConfigError(
-            "`fail_under` is invalid: " + "; ".join(problems) + ".",
-            fix="Write metric=score, separated by commas, for example bleu=27,chrf=55.",
-        )
+        fix = "Write metric=score, separated by commas, for example bleu=27,chrf=55."
+        raise ConfigError("`fail_under` is invalid: " + "; ".join(problems) + ".", fix=fix)
     return gates
 
 

@@ -17,6 +17,7 @@ from nmt.metrics.result import (
     Evaluation,
     EvaluationReport,
     System,
+    SystemRecord,
     hash_references,
     paired_tests,
     prefixed,
@@ -111,9 +112,8 @@ def read_baseline_report(
     try:
         evaluations = read_report(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} is not a JSON report of nmt evaluate: {what_is_wrong(error)}.", fix=_AGAIN
-        ) from error
+        problem = f"{path} is not a JSON report of nmt evaluate: {what_is_wrong(error)}."
+        raise ConfigError(problem, fix=_AGAIN) from error
     # A report may have several test sets. The references identify the set, not its name.
     references_hash = hash_references(references)
     same_set = [
@@ -122,28 +122,31 @@ def read_baseline_report(
     if not same_set:
         names = ", ".join(evaluation.test for evaluation in evaluations)
         problem = f"the references of {names} and {test} differ"
-        raise ConfigError(
-            f"{path} is a report of a different test set: {problem}.",
-            fix="Evaluate the baseline on the same sentences and references.",
-        )
+        fix = "Evaluate the baseline on the same sentences and references."
+        raise ConfigError(f"{path} is a report of a different test set: {problem}.", fix=fix)
     system, *more_systems = same_set[0].systems
     if more_systems:
-        raise ConfigError(
-            f"{path} contains {len(more_systems) + 1} systems, but a baseline must be one system.",
-            fix="Create the report again with one system.",
+        problem = (
+            f"{path} contains {len(more_systems) + 1} systems, but a baseline must be one system."
         )
-    # Settings must be equal; versions may differ. Metrics that the report lacks are not checked.
+        raise ConfigError(problem, fix="Create the report again with one system.")
+    _check_signatures(path, system, scorers)
+    if len(system.lines) != len(references[0]):  # a report may leave the translations out
+        problem = f"{path} does not contain the translations (hypotheses) of {test}."
+        raise ConfigError(problem, fix=_AGAIN)
+    return System(f"{system.name} ({path.name})", system.lines)
+
+
+def _check_signatures(path: Path, system: SystemRecord, scorers: Sequence[MetricScorer]) -> None:
+    """Raise an error if a metric has other settings than in a report; versions may differ.
+
+    Metrics that the report does not have are not checked.
+    """
     signatures = {score.metric: score.signature for score in system.scores}
     for scorer in scorers:
         new = scorer.metric.signature
         old = signatures.get(scorer.name, new)
         if _VERSION.sub("", old) != _VERSION.sub("", new):
-            raise ConfigError(
-                f"{path} was scored with {scorer.name} {old}; the options now give {new}.",
-                fix="Use the same `tokenize`, `lowercase`, model and references for both.",
-            )
-    if len(system.lines) != len(references[0]):  # a report may leave the translations out
-        raise ConfigError(
-            f"{path} does not contain the translations (hypotheses) of {test}.", fix=_AGAIN
-        )
-    return System(f"{system.name} ({path.name})", system.lines)
+            problem = f"{path} was scored with {scorer.name} {old}; the options now give {new}."
+            fix = "Use the same `tokenize`, `lowercase`, model and references for both."
+            raise ConfigError(problem, fix=fix)

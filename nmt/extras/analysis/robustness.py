@@ -246,9 +246,8 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
         if len(cells) not in (3, 4) or not has_texts:
             problem = f"expected 3 or 4 non-empty columns, found {len(cells)}"
             columns = "source, right translation, wrong translation and optionally a category"
-            raise DataError(
-                f"{path}, line {number:,}: {problem}.", fix=f"Write {columns}, separated by tabs."
-            )
+            fix = f"Write {columns}, separated by tabs."
+            raise DataError(f"{path}, line {number:,}: {problem}.", fix=fix)
         pairs.append(ContrastivePair(*cells))
     if not pairs:
         raise DataError(f"{path} is empty.", fix="Pass a file with contrastive pairs.")

@@ -40,10 +40,8 @@ def report(options: ReportOptions) -> TextResult:
     settings = []  # of each run: dotted key -> value as text
     for run in options.runs:
         if not (run / "metrics.jsonl").is_file():
-            raise CheckpointError(
-                f"{run} is not a run folder: metrics.jsonl is missing.",
-                fix="Pass the folder that `nmt train` printed, for example runs/demo.",
-            )
+            fix = "Pass the folder that `nmt train` printed, for example runs/demo."
+            raise CheckpointError(f"{run} is not a run folder: metrics.jsonl is missing.", fix=fix)
         config = (run / "config.yaml").read_text("utf-8")
         settings.append(dict(_flat(yaml.safe_load(config))))
     if path is None and len(options.runs) == 1:

@@ -99,15 +99,7 @@ class CorpusDiagnosis(Diagnosis):
         self._leaks = Leaks(material.held_out, material.directions)
         self._repeat_finder = RepeatFinder(material.scratch)
         self._repeats: Future[Repeats] | None = None
-        # If the search for copies of held-out sentences is off, no pair has a problem.
-        action = material.filters.held_out
-        searched = () if action == "off" else material.configured
-        directions = material.directions
-        sets = []
-        for name, pairs in material.held_out.items():
-            sets.append(HeldOutSet(name, directions[name], tuple(pairs), name in searched))
-        corpora = tuple((name, directions[name]) for name in material.corpora)
-        search = CopySearch(tuple(sets), corpora, is_dropping=action == "drop")
+        search = _copy_search(material)
         sketches = "near_duplicate" in self._actions
         self.look = partial(look_at, search=search, sketches=sketches)
         self.depends_on = search.sets
@@ -323,6 +315,18 @@ class CorpusDiagnosis(Diagnosis):
                 skipped[check] = f"{', '.join(small_corpora)}: fewer than {fewest} lines."
         # Only checks that the configuration asks for.
         return {check: why for check, why in skipped.items() if check in self._actions}
+
+
+def _copy_search(material: Material) -> CopySearch:
+    """Return the search for sentences of all held-out sets. If it is off, no pair has a problem."""
+    action = material.filters.held_out
+    searched = () if action == "off" else material.configured
+    directions = material.directions
+    sets = []
+    for name, pairs in material.held_out.items():
+        sets.append(HeldOutSet(name, directions[name], tuple(pairs), name in searched))
+    corpora = tuple((name, directions[name]) for name in material.corpora)
+    return CopySearch(tuple(sets), corpora, is_dropping=action == "drop")
 
 
 def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -525,20 +525,18 @@ def _model_finder(path: Path, code: str) -> _FindLanguage:
     if loaded.returncode:
         # The last line of the error says why; a process that was ended by a signal has no error.
         *_, why = ["it is damaged", *loaded.stderr.strip().splitlines()]
-        raise ConfigError(
-            f"filters.language.model: {path} is not a fastText model: {why}.",
-            fix="Download the model again, or remove filters.language.model to use py3langid.",
-        )
+        problem = f"filters.language.model: {path} is not a fastText model: {why}."
+        fix = "Download the model again, or remove filters.language.model to use py3langid."
+        raise ConfigError(problem, fix=fix)
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         labels = _LABEL.findall(content)
     codes = tuple(map(bytes.decode, labels))
     # Also codes of languages that a single sentence does not distinguish from this one.
     expected = similar_codes(code, codes)
     if not expected:
-        raise ConfigError(
-            f"filters.language.model: {path} does not identify {code}.",
-            fix="Choose a model that does, or remove filters.language.model to use py3langid.",
-        )
+        problem = f"filters.language.model: {path} does not identify {code}."
+        fix = "Choose a model that does, or remove filters.language.model to use py3langid."
+        raise ConfigError(problem, fix=fix)
     return partial(_find_by_model, path, expected)
 
 

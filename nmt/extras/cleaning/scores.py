@@ -105,16 +105,13 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
                 values.append(float(content))
             except ValueError as error:
                 shown = content.decode("utf-8", "replace")
-                raise DataError(
-                    f"{path}, line {line_number:,}: {shown[:40]!r} is not a number.",
-                    fix="Write one number per line, higher for better pairs, or nan for no score.",
-                ) from error
+                problem = f"{path}, line {line_number:,}: {shown[:40]!r} is not a number."
+                fix = "Write one number per line, higher for better pairs, or nan for no score."
+                raise DataError(problem, fix=fix) from error
     is_too_long = len(values) > num_lines and not is_part
     if len(values) < num_lines or is_too_long:
-        raise DataError(
-            f"{path} has {len(values):,} scores, but the corpus has {num_lines:,} lines.",
-            fix="Score the corpus again, with one number for every line.",
-        )
+        problem = f"{path} has {len(values):,} scores, but the corpus has {num_lines:,} lines."
+        raise DataError(problem, fix="Score the corpus again, with one number for every line.")
     return np.array(values[:num_lines], np.float32)
 
 
@@ -179,10 +176,8 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     if len(forward_pairs) != 1 or len(backward_pairs) != 1:
         directions = ", ".join(map("-".join, scorers))
         both = f"{source}-{target} and {target}-{source}"
-        raise ConfigError(
-            f"`score_with` needs two models, {both}, but got {directions or 'no model'}.",
-            fix="Pass two run or model folders, separated by a comma.",
-        )
+        problem = f"`score_with` needs two models, {both}, but got {directions or 'no model'}."
+        raise ConfigError(problem, fix="Pass two run or model folders, separated by a comma.")
     forward = scorers[forward_pairs[0]]
     backward = scorers[backward_pairs[0]]
 

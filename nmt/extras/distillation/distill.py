@@ -283,10 +283,8 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     if options.test:
         data["test"] = {"test": _corpus(options.test)}
     if not data["valid"]:
-        raise ConfigError(
-            f"{options.teachers[0]} has no validation set for {direction}.",
-            fix="Pass two files: `valid` SOURCE TARGET.",
-        )
+        problem = f"{options.teachers[0]} has no validation set for {direction}."
+        raise ConfigError(problem, fix="Pass two files: `valid` SOURCE TARGET.")
     distilled = {"name": "distilled", "tsv": f"{BESIDE}{_CORPUS}/{CORPUS}"}
     # The first corpus has the key `_DISTILLED`.
     data["train"] = [distilled, *(data.get("train") or ())]

@@ -341,8 +341,7 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
         if max(map(len, pair)) <= max_tokens:
             pairs.append(pair)
     if not pairs:
-        raise DataError(
-            f"{name} does not contain a sentence pair of at most {max_tokens} tokens.",
-            fix="Choose another test set with `test`, or raise filters.max_length.",
-        )
+        problem = f"{name} does not contain a sentence pair of at most {max_tokens} tokens."
+        fix = "Choose another test set with `test`, or raise filters.max_length."
+        raise DataError(problem, fix=fix)
     return name, pairs[: inspected.choice.limit]

@@ -141,18 +141,17 @@ def _check_view(options: InspectOptions) -> None:
     view.
     """
     if options.model is None and not options.worked_examples:
-        raise ConfigError("MODEL is missing.", fix="Pass a run folder or a configuration.")
+        fix = "Pass a run folder or a configuration."
+        raise ConfigError("MODEL is missing.", fix=fix)
     if options.model is not None and options.worked_examples:
-        raise ConfigError(
-            "`worked_examples` and MODEL cannot be combined.",
-            fix="Remove MODEL or `worked_examples`.",
-        )
+        fix = "Remove MODEL or `worked_examples`."
+        problem = "`worked_examples` and MODEL cannot be combined."
+        raise ConfigError(problem, fix=fix)
     is_unknown = options.view not in (None, *VIEWS)
     if is_unknown and str(options.model) in VIEWS:
         right_command = shell_command("inspect", options.view, options.model)
-        raise ConfigError(
-            f"Write the view {options.model} after MODEL.", fix=f"Type: {right_command}"
-        )
+        problem = f"Write the view {options.model} after MODEL."
+        raise ConfigError(problem, fix=f"Type: {right_command}")
     if options.view is not None:
         chosen(VIEWS, options.view, "view")
 
@@ -170,7 +169,8 @@ def _refuse_ineffective(options: InspectOptions, effective: Collection[str], whe
     refused = changed(options, *without_effect)
     if refused:
         names = ", ".join(f"`{name}`" for name in sorted(refused))
-        raise ConfigError(f"{names} has no effect {where}.", fix=f"Remove {names}.")
+        problem = f"{names} has no effect {where}."
+        raise ConfigError(problem, fix=f"Remove {names}.")
 
 
 def _output_format(options: InspectOptions) -> OutputFormat:
@@ -190,10 +190,8 @@ def _output_format(options: InspectOptions) -> OutputFormat:
     output_format = options.format_ or _FORMATS.get(ending, default)
     if ending and _FORMATS.get(ending) != output_format:
         mismatch = f"the ending {ending} does not match the format {output_format}"
-        raise ConfigError(
-            f"`output` {options.output}: {mismatch}.",
-            fix=f"Use one of the endings {', '.join(_FORMATS)}, and remove `format`.",
-        )
+        fix = f"Use one of the endings {', '.join(_FORMATS)}, and remove `format`."
+        raise ConfigError(f"`output` {options.output}: {mismatch}.", fix=fix)
     return output_format
 
 

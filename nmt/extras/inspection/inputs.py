@@ -220,10 +220,9 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
             if is_short and (source, target) not in pairs:
                 pairs.append((source, target))
     if not pairs:
-        raise ConfigError(
-            "shift needs a sentence pair, and the data is not prepared.",
-            fix="Pass `source` and `target`.",
-        )
+        problem = "shift needs a sentence pair, and the data is not prepared."
+        fix = "Pass `source` and `target`."
+        raise ConfigError(problem, fix=fix)
     if len(pairs) == 1:  # a shorter second pair makes padding visible
         ((source, target),) = pairs
         pairs.append((source[:1], target[:1]))

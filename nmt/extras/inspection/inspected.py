@@ -299,10 +299,9 @@ class Inspected:
         chosen += [("head", head, model.num_heads) for head in self.choice.head]
         for option, number, count in chosen:
             if not 1 <= number <= count:
-                raise ConfigError(
-                    f"{option.capitalize()} {number} does not exist.",
-                    fix=f"Set `{option}` to a number from 1 to {count}, or remove `{option}`.",
-                )
+                fix = f"Set `{option}` to a number from 1 to {count}, or remove `{option}`."
+                problem = f"{option.capitalize()} {number} does not exist."
+                raise ConfigError(problem, fix=fix)
         _ = self.tag_ids  # raises an error for an unknown tag
 
     def missing(self, need: Need, name: str) -> NmtError | None:
@@ -323,28 +322,26 @@ class Inspected:
             if need != "pass":  # for a pass, a configuration gets random weights
                 return ConfigError(f"{problem} a configuration.", fix=fix)
         if need == "vocabulary" and not self.has_tokenizers:
-            return ConfigError(
-                f"{name} needs a vocabulary, but the data of {self.place} is not prepared.",
-                fix=f"Run `nmt prepare {self.place}` first, or pass a trained model.",
-            )
+            problem = f"{name} needs a vocabulary, but the data of {self.place} is not prepared."
+            fix = f"Run `nmt prepare {self.place}` first, or pass a trained model."
+            return ConfigError(problem, fix=fix)
         if needs_weights:
             tags = self.config.language_tags
             if tags in ("target", "both"):
-                return ConfigError(
-                    f"{name} cannot draw models whose targets begin with a language tag.",
-                    fix="Choose another view, such as vocabulary.",
-                )
+                problem = f"{name} cannot draw models whose targets begin with a language tag."
+                fix = "Choose another view, such as vocabulary."
+                return ConfigError(problem, fix=fix)
             if tags == "source" and self.choice.tag is None:
                 problem = f"{name} needs the tag of the target language."
                 # Each tag once: several directions can have the same target.
                 symbols = dict.fromkeys(f"<2{pair.target}>" for pair in self.config.directions)
-                return ConfigError(problem, fix=f"Set `tag` to {', '.join(symbols)}.")
+                fix = f"Set `tag` to {', '.join(symbols)}."
+                return ConfigError(problem, fix=fix)
         source = self.choice.source or ""
         if need in ("sentence", "pass", "vocabulary") and not source.strip():
-            return ConfigError(
-                f"{name} needs a source sentence.",
-                fix='Pass a sentence, such as `source` "Guten Morgen!"',
-            )
+            problem = f"{name} needs a source sentence."
+            fix = 'Pass a sentence, such as `source` "Guten Morgen!"'
+            return ConfigError(problem, fix=fix)
         return None
 
     def _encode(self, text: str, tokenizer: Tokenizer, option: str) -> list[int]:
@@ -352,12 +349,11 @@ class Inspected:
         ids = tokenizer.encode(text)
         max_tokens = min(MAX_TOKENS, self.config.max_length)
         if not ids:
-            raise ConfigError(f"`{option}` has no tokens.", fix="Pass a longer sentence.")
+            problem = f"`{option}` has no tokens."
+            raise ConfigError(problem, fix="Pass a longer sentence.")
         if len(ids) > max_tokens:
-            raise ConfigError(
-                f"`{option}` has {len(ids):,} tokens; at most {max_tokens} can be shown.",
-                fix="Pass a shorter sentence.",
-            )
+            problem = f"`{option}` has {len(ids):,} tokens; at most {max_tokens} can be shown."
+            raise ConfigError(problem, fix="Pass a shorter sentence.")
         return ids
 
 

@@ -265,10 +265,9 @@ def check_options(options: DecodingConfig) -> None:
     )
     if is_unsupported:
         why = "the decoding section of this model selects a different search"
-        raise ConfigError(
-            f"The view `trace` supports greedy and beam search; {why}.",
-            fix="Override the key that selects it, for example: `set` decoding.sampling=false.",
-        )
+        fix = "Override the key that selects it, for example: `set` decoding.sampling=false."
+        problem = f"The view `trace` supports greedy and beam search; {why}."
+        raise ConfigError(problem, fix=fix)
 
 
 def _step(moment: Moment, tokenizer: Tokenizer) -> Step:
