@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 import io
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any
 
 from nmt.errors import ConfigError
-from nmt.files.archive import place_in_archive
+from nmt.files.archive import PieceStream, place_in_archive
 from nmt.files.lines import open_binary, read_pieces
 
 START_BYTES = 1 << 20  # of a file, from which its encoding and its format are found out
@@ -40,7 +41,6 @@ _LANGUAGES = {
 }
 # Rare encodings that resemble Western European ones.
 _OLD_MACS = ["mac_iceland", "mac_latin2", "mac_roman", "mac_turkish"]
-_READ_BYTES = 1 << 20
 _BAD_BYTES = "nmt-bad-bytes"  # Name of the handler of bad bytes.
 _ESCAPED = 0xDC00  # The lone surrogate of a byte, minus the byte.
 
@@ -113,59 +113,34 @@ def probable_encoding(start: bytes) -> str | None:
     return best.encoding
 
 
-def _escape_bad_bytes(error: UnicodeError) -> tuple[str, int]:
+def _escape_bad_byte(error: Any) -> tuple[str, int]:
     """Decode one bad byte as a lone surrogate, which `surrogateescape` encodes as a bad byte."""
-    if not isinstance(error, UnicodeDecodeError):
-        raise error
     bad_byte = max(error.object[error.start], 0x80)  # smaller ones are good in UTF-8
     return chr(_ESCAPED + bad_byte), error.start + 1
 
 
-codecs.register_error(_BAD_BYTES, _escape_bad_bytes)
+codecs.register_error(_BAD_BYTES, _escape_bad_byte)
 
 
-class Transcoder(io.RawIOBase):
-    """A stream that reads text in any encoding as UTF-8, with LF at the end of each line.
+def _in_utf8(
+    stream: IO[bytes], name: str, encoding: str, *, ends_with_cr: bool
+) -> Generator[bytes, None, None]:
+    """Yield text in any encoding in pieces of UTF-8, with LF at the end of each line.
 
     Bytes that are not text in the encoding become bytes that are not UTF-8, so that
     `nmt.files.lines.decode_line` finds them.
 
     Args:
-        stream: The bytes of the file; closed with this stream.
+        stream: The bytes of the file; closed at the end.
+        name: Name of the file in messages.
         encoding: Encoding of the text, by its standard name.
         ends_with_cr: Whether lines end with CR alone, as in files of old Macs.
     """
-
-    def __init__(self, stream: IO[bytes], encoding: str, ends_with_cr: bool) -> None:
-        super().__init__()
-        self._stream = stream
-        self._decoder: Any = codecs.getincrementaldecoder(encoding)(_BAD_BYTES)
-        self._ends_with_cr = ends_with_cr
-        self._rest = b""  # UTF-8 that has not been read yet
-
-    def readable(self) -> bool:
-        """Return True: the stream can be read."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; return their number, 0 at the end."""
-        is_at_end = False
-        while not self._rest and not is_at_end:
-            piece = self._stream.read(_READ_BYTES)
-            is_at_end = not piece
-            text = self._decoder.decode(piece, is_at_end)
-            if self._ends_with_cr:
-                text = text.replace("\r", "\n")
-            self._rest = text.encode(UTF8, "surrogateescape")
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
-
-    def close(self) -> None:
-        """Close both streams."""
-        self._stream.close()
-        super().close()
+    with stream:
+        pieces = read_pieces(stream, name, START_BYTES)
+        for text in codecs.iterdecode(pieces, encoding, _BAD_BYTES):
+            ended = text.replace("\r", "\n") if ends_with_cr else text
+            yield ended.encode(UTF8, "surrogateescape")
 
 
 def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
@@ -194,4 +169,5 @@ def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
     ends_with_cr = "\r" in text and "\n" not in text
     if encoding == UTF8 and not ends_with_cr:
         return stream
-    return io.BufferedReader(Transcoder(stream, encoding, ends_with_cr))
+    pieces = _in_utf8(stream, str(path), encoding, ends_with_cr=ends_with_cr)
+    return io.BufferedReader(PieceStream(pieces))

@@ -172,6 +172,8 @@ def read_pieces(
     try:
         while piece := read(size):
             yield piece
+    except DataError:
+        raise
     except Exception as error:  # each compression library raises its own errors
         problem = f"{name} is damaged or truncated: {error}"
         raise DataError(problem, fix="Download or compress it again.") from error
