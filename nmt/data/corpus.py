@@ -18,7 +18,7 @@ from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
 from nmt.data.formats.file_names import is_set
 from nmt.data.formats.layout import Wanted
-from nmt.data.formats.lines import raw_lines, refuse_wide_text, shown_path
+from nmt.data.formats.lines import TextFile, refuse_wide_text, shown_path
 from nmt.data.formats.pair import (
     Pair,
     PairReader,
@@ -191,11 +191,12 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
     Raises:
         DataError: See `nmt.text.preprocessing`; or a file is unreadable.
     """
-    most = ReadOptions(*languages).max_characters
+    options = ReadOptions(*languages, "skip")
     for path in matching_files((*corpus.source, *corpus.target)):
         if is_set(path):
             continue
-        lines = [line or b"" for line in islice(raw_lines(path, corpus.encoding, most), NUM_LINES)]
+        raw_lines = TextFile(path, corpus.encoding, options).raw_lines()
+        lines = [line or b"" for line in islice(raw_lines, NUM_LINES)]
         refuse_wide_text(path, b"\n".join(lines))
         texts = [line.decode("utf-8", "replace") for line in lines]
         check_plain(texts, str(path))
@@ -205,7 +206,7 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
         sources: list[str] = []
         targets: list[str] = []
         shard = corpus.model_copy(update={"path": (path,)})
-        for pair in first_pairs(shard, ReadOptions(*languages, "skip"), NUM_LINES):
+        for pair in first_pairs(shard, options, NUM_LINES):
             empty_lines = [""] * (pair.line - 1 - len(sources))
             sources += [*empty_lines, pair.source]
             targets += [*empty_lines, pair.target]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import polib
 
 from nmt.data.formats.layout import Sample
-from nmt.data.formats.lines import decoded_lines, raw_lines
-from nmt.data.formats.pair import EXCERPT, BadPair, TextFile
+from nmt.data.formats.lines import TextFile
+from nmt.data.formats.pair import EXCERPT, BadPair
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 
 _EMPTY_HEADER = 'msgid ""\nmsgstr ""\n'
@@ -68,10 +68,7 @@ def _entries(file: TextFile) -> Iterator[_Entry]:
     """Yield the entries. The first comment or message after a translation starts the next one."""
     entry = _Entry(line=1)
     has_translation = False
-    lines = raw_lines(file.path, file.encoding, _MOST_CHARACTERS)
-    name = str(file.path)
-    texts = decoded_lines(lines, name, 1, file.options, _MOST_CHARACTERS, file.encoding)
-    for number, item in enumerate(texts, start=1):
+    for number, item in enumerate(file.texts(file.raw_lines(), 1), start=1):
         text = item.excerpt if isinstance(item, BadPair) else item
         content = text.lstrip().removeprefix(_OBSOLETE).lstrip()
         if has_translation and content.startswith(_STARTS):

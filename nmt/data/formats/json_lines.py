@@ -10,7 +10,7 @@ from typing import Any
 
 from nmt.data.formats.columns import code_of_name, named_columns
 from nmt.data.formats.layout import Layout, Sample, Wanted
-from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines, shown_path
+from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
     EXCERPT,
     BadPair,
@@ -50,9 +50,8 @@ class JsonLines:
 
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file; any process can parse its lines."""
-        lines = raw_lines(path, layout.encoding, options.max_characters * LINES_PER_SIDE)
-        name = shown_path(path)
-        return PairReader([name], [lines], partial(_pairs, name, layout, options))
+        file = TextFile(path, layout.encoding, options)
+        return PairReader([file.name], [file.raw_lines()], partial(_pairs, file, layout))
 
 
 def texts_of_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,12 +94,10 @@ def _object_of(line: str) -> dict[str, Any] | None:
 
 
 def _pairs(
-    name: str, layout: Layout, options: ReadOptions, lines: Sequence[bytes | None], first: int
+    file: TextFile, layout: Layout, lines: Sequence[bytes | None], first: int
 ) -> Iterator[Pair]:
     """Yield the pairs of a block of lines; null is a blank text."""
-    most = options.max_characters * LINES_PER_SIDE
-    decoded = decoded_lines(lines, name, first, options, most, layout.encoding)
-    for number, line in enumerate(decoded, first):
+    for number, line in enumerate(file.texts(lines, first), first):
         if isinstance(line, BadPair):
             yield line
             continue
@@ -115,7 +112,7 @@ def _pairs(
         sides = [texts.get(str(column), False) for column in layout.columns or ()]
         if all(isinstance(side, str | None) for side in sides):
             source, target = (side or "" for side in sides)
-            yield pair_of(source, target, number, options)
+            yield pair_of(source, target, number, file.options)
         else:
             yield BadPair("columns", number, line[:EXCERPT])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.data.formats.pair import EXCERPT, BadPair, ReadOptions
@@ -18,9 +19,9 @@ from nmt.files.encoding import (
 )
 from nmt.files.lines import STANDARD_INPUT, decode_line, open_binary, plain_name, split_lines
 
-# A line of a table or of JSON contains both sides, other fields, and escapes such as \uXXXX.
-LINES_PER_SIDE = 8
-_MOST_CHARACTER_BYTES = 4
+# Of a line, and of a side. A line of a table or of JSON contains both sides, other fields, and
+# escapes such as \uXXXX.
+_BYTES_PER_CHARACTER = 32
 _WIDE_SHARE = 0.25  # Share of NUL bytes in UTF-16, if most characters are Latin; half of the bytes.
 SPOOL = ".standard-input.tsv"  # Name of a copy of standard input.
 
@@ -30,12 +31,86 @@ def shown_path(path: Path) -> str:
     return STANDARD_INPUT if path.name == SPOOL else str(path)
 
 
-def raw_lines(path: Path, encoding: str | None, max_characters: int) -> Iterator[bytes | None]:
-    """Yield the lines of a file in UTF-8; None for a line with too many bytes."""
-    with open_text(path, encoding) as stream:
-        yield from split_lines(
-            stream, shown_path(path), max_bytes=max_characters * _MOST_CHARACTER_BYTES
-        )
+@dataclass(frozen=True)
+class TextFile:
+    """A file of a corpus, as the user says that it is read.
+
+    Args:
+        path: The file.
+        encoding: Encoding; None for UTF-8, or that of the byte order mark.
+        options: Longest side, and whether to stop at bytes that are not text.
+    """
+
+    path: Path
+    encoding: str | None
+    options: ReadOptions
+
+    @property
+    def name(self) -> str:
+        """Name of the file in messages."""
+        return shown_path(self.path)
+
+    def raw_lines(self) -> Iterator[bytes | None]:
+        """Yield the lines in UTF-8; None for a line with too many bytes."""
+        max_bytes = self.options.max_characters * _BYTES_PER_CHARACTER
+        with open_text(self.path, self.encoding) as stream:
+            yield from split_lines(stream, self.name, max_bytes=max_bytes)
+
+    def texts(self, lines: Iterable[bytes | None], first: int) -> Iterator[str | BadPair]:
+        """Yield each line as text, or why it cannot be read.
+
+        Args:
+            lines: Raw lines, as `raw_lines` yields them.
+            first: Number of the first line, from 1.
+
+        Raises:
+            DataError: A line is not text in the encoding, and ``options`` do not say to skip it.
+        """
+        for number, line in enumerate(lines, first):
+            if line is None:
+                yield BadPair("characters", number)
+                continue
+            try:
+                text = decode_line(line, self.name, number)
+            except DataError as error:
+                if self.options.on_bad_utf8 == "error":
+                    raise self._not_text(error) from error
+                yield BadPair("bad_utf8", number, line[:EXCERPT].decode("utf-8", "replace"))
+                continue
+            if "\0" in text:
+                yield BadPair("nul", number, text[:EXCERPT])
+            else:
+                yield text
+
+    def _not_text(self, error: DataError) -> DataError:
+        """Add the probable encoding of the file to the error about bytes that are not UTF-8."""
+        problem = error.problem
+        if "is not UTF-8" not in problem:  # a binary file
+            return error
+        if self.encoding not in (None, UTF8):
+            problem = problem.replace("is not UTF-8", f"is not text in {self.encoding}")
+        start = b""
+        # Standard input cannot be read again.
+        with suppress(DataError), open_binary(self.path) as stream:
+            start = stream.read(START_BYTES)
+        if b"\0" not in start:  # other lines say nothing about the encoding
+            lines = [line for line in start.splitlines() if not line.isascii()]
+            bad_lines = [line for line in lines if "\ufffd" in line.decode(UTF8, "replace")]
+            start = b""
+            if 2 * len(bad_lines) >= len(lines):  # else a few lines of a text in UTF-8 are damaged
+                start = b"\n".join(bad_lines)
+        probable = probable_encoding(start) if start else None
+        if probable in (None, self.encoding):
+            fix = f"Set `encoding` to the encoding of the file, or {self.options.skip_advice}."
+            return DataError(problem, fix=fix)
+        name = standard_encoding(str(probable))
+        ways = [f"set `encoding` to {name}", self.options.skip_advice]
+        if plain_name(self.path) == self.path.name and self.path.is_file():
+            iconv_name = re.sub("-(?=[lb]e$)", "", name)
+            file = join_words([str(self.path)])
+            ways.insert(0, f"convert it (iconv -f {iconv_name} -t utf-8 {file} > NEW)")
+        fix = f"The file is probably {name}: {', '.join(ways[:-1])}, or {ways[-1]}."
+        return DataError(problem, fix=fix)
 
 
 def refuse_wide_text(path: Path, start: bytes) -> None:
@@ -52,75 +127,3 @@ def refuse_wide_text(path: Path, start: bytes) -> None:
         encoding = probable_encoding(start)
         problem = f"{path} has many NUL bytes: it is probably {encoding}."
         raise DataError(problem, fix=f"Set `encoding` to {encoding}, or convert the file to UTF-8.")
-
-
-def decoded_lines(
-    lines: Iterable[bytes | None],
-    name: str,
-    first: int,
-    options: ReadOptions,
-    max_characters: int,
-    encoding: str | None = None,
-) -> Iterator[str | BadPair]:
-    """Yield each line as text, or why it cannot be read.
-
-    Args:
-        lines: Lines in UTF-8; None for a line that is too long.
-        name: Name of the file in messages.
-        first: Number of the first line, from 1.
-        options: Whether to stop at bytes that are not UTF-8.
-        max_characters: Longest line.
-        encoding: Encoding of the file, for messages.
-
-    Raises:
-        DataError: A line is not text in the encoding, and ``options`` do not say to skip it.
-    """
-    for number, line in enumerate(lines, first):
-        if line is None:
-            yield BadPair("characters", number)
-            continue
-        try:
-            text = decode_line(line, name, number)
-        except DataError as error:
-            if options.on_bad_utf8 == "error":
-                raise _not_text(error, Path(name), encoding, options) from error
-            yield BadPair("bad_utf8", number, line[:EXCERPT].decode("utf-8", "replace"))
-            continue
-        if len(text) > max_characters:
-            yield BadPair("characters", number, text[:EXCERPT])
-        elif "\0" in text:
-            yield BadPair("nul", number, text[:EXCERPT])
-        else:
-            yield text
-
-
-def _not_text(
-    error: DataError, path: Path, encoding: str | None, options: ReadOptions
-) -> DataError:
-    """Add the probable encoding of a file to the error about bytes that are not UTF-8."""
-    problem = error.problem
-    if "is not UTF-8" not in problem:  # a binary file
-        return error
-    if encoding not in (None, UTF8):
-        problem = problem.replace("is not UTF-8", f"is not text in {encoding}")
-    start = b""
-    with suppress(DataError), open_binary(path) as stream:  # standard input cannot be read again
-        start = stream.read(START_BYTES)
-    if b"\0" not in start:  # other lines say nothing about the encoding
-        lines = [line for line in start.splitlines() if not line.isascii()]
-        bad_lines = [line for line in lines if "\ufffd" in line.decode(UTF8, "replace")]
-        start = b""
-        if 2 * len(bad_lines) >= len(lines):  # else a few lines of a text in UTF-8 are damaged
-            start = b"\n".join(bad_lines)
-    probable = probable_encoding(start) if start else None
-    if probable in (None, encoding):
-        fix = f"Set `encoding` to the encoding of the file, or {options.skip_advice}."
-        return DataError(problem, fix=fix)
-    name = standard_encoding(str(probable))
-    ways = [f"set `encoding` to {name}", options.skip_advice]
-    if plain_name(path) == path.name and path.is_file():
-        iconv_name = re.sub("-(?=[lb]e$)", "", name)
-        file = join_words([str(path)])
-        ways.insert(0, f"convert it (iconv -f {iconv_name} -t utf-8 {file} > NEW)")
-    fix = f"The file is probably {name}: {', '.join(ways[:-1])}, or {ways[-1]}."
-    return DataError(problem, fix=fix)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import codecs
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -20,8 +19,8 @@ from typing import Any, NamedTuple
 
 from lxml import etree
 
-from nmt.data.formats.lines import decoded_lines
-from nmt.data.formats.pair import EXCERPT, BadPair, TextFile
+from nmt.data.formats.lines import TextFile
+from nmt.data.formats.pair import EXCERPT, BadPair
 from nmt.errors import DataError
 from nmt.files.encoding import UTF8, open_text
 from nmt.files.lines import read_pieces
@@ -159,7 +158,7 @@ def _chunks(file: TextFile, tags: Sequence[str]) -> Iterator[_Chunk]:
     position = 0  # of the first token that has not been read
     start: int | None = None  # of the element
     with open_text(file.path, file.encoding) as stream:
-        pieces = read_pieces(stream, str(file.path), _PIECE_BYTES)
+        pieces = read_pieces(stream, file.name, _PIECE_BYTES)
         for piece in chain(codecs.iterdecode(pieces, UTF8, "surrogateescape"), [""]):
             text += piece
             chunk_start = 0
@@ -200,8 +199,7 @@ def _bad_characters(file: TextFile, text: str, line: int) -> BadPair | None:
     if not _UNREADABLE.search(text):
         return None
     lines = text.encode(UTF8, "surrogateescape").split(b"\n")
-    items = decoded_lines(lines, str(file.path), line, file.options, sys.maxsize, file.encoding)
-    return next((item for item in items if isinstance(item, BadPair)), None)
+    return next((item for item in file.texts(lines, line) if isinstance(item, BadPair)), None)
 
 
 def _fatal_errors(log: Any) -> Iterator[Any]:
@@ -211,7 +209,7 @@ def _fatal_errors(log: Any) -> Iterator[Any]:
 
 def _error(file: TextFile, line: int, problem: str) -> DataError:
     problem = _PLACE.sub("", problem).strip()  # for some problems, it is that of another tag
-    return DataError(f"{file.path}, line {line:,}: {problem}.", fix=_FIX)
+    return DataError(f"{file.name}, line {line:,}: {problem}.", fix=_FIX)
 
 
 def _release(element: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nmt.text import without_surrogates
@@ -53,14 +52,6 @@ class ReadOptions:
     on_bad_utf8: Literal["error", "skip"] = "error"
     max_characters: int = 10_000
     skip_advice: str = "set filters.on_bad_utf8: skip"  # how to leave out pairs with bad bytes
-
-
-class TextFile(NamedTuple):
-    """A file with pairs in a text that is parsed while it is read."""
-
-    path: Path
-    encoding: str | None
-    options: ReadOptions
 
 
 @dataclass(frozen=True)

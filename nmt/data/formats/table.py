@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nmt.data.formats.columns import are_texts, choose_columns, code_of_name, named_columns
 from nmt.data.formats.layout import Column, Layout, Sample, Wanted
-from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines, shown_path
+from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
     EXCERPT,
     BadPair,
@@ -93,45 +93,38 @@ class Table:
 
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a table; a table with quotes is parsed here, others in any process."""
-        most = options.max_characters * LINES_PER_SIDE
-        names = [shown_path(path)]
+        file = TextFile(path, layout.encoding, options)
         if layout.is_quoted:
-            return PairReader(names, [_quoted_pairs(path, layout, options)], as_read)
-        # Without the header.
-        lines = islice(raw_lines(path, layout.encoding, most), int(layout.has_header), None)
-        return PairReader(names, [lines], partial(_plain_pairs, names[0], layout, options))
+            return PairReader([file.name], [_quoted_pairs(file, layout)], as_read)
+        lines = islice(file.raw_lines(), int(layout.has_header), None)  # without the header
+        return PairReader([file.name], [lines], partial(_plain_pairs, file, layout))
 
 
 def _plain_pairs(
-    name: str, layout: Layout, options: ReadOptions, lines: Sequence[bytes | None], first: int
+    file: TextFile, layout: Layout, lines: Sequence[bytes | None], first: int
 ) -> Iterator[Pair]:
     """Yield the pairs of a block of lines that are one row each."""
-    most = options.max_characters * LINES_PER_SIDE
     first_line = first + layout.has_header  # in the file
-    texts = decoded_lines(lines, name, first_line, options, most, layout.encoding)
-    for number, text in enumerate(texts, first_line):
+    for number, text in enumerate(file.texts(lines, first_line), first_line):
         if isinstance(text, BadPair):
             yield text
         elif not text.strip() and layout.delimiter not in text:
             yield SentencePair("", "", number)
         else:
-            yield _pair_of_row(text.split(layout.delimiter), layout, number, options)
+            yield _pair_of_row(text.split(layout.delimiter), layout, number, file.options)
 
 
-def _quoted_pairs(path: Path, layout: Layout, options: ReadOptions) -> Iterator[Pair]:
+def _quoted_pairs(file: TextFile, layout: Layout) -> Iterator[Pair]:
     """Yield the pairs of a table whose fields may contain line breaks.
 
     Raises:
         DataError: The quotes do not match.
     """
-    name = shown_path(path)
-    most = options.max_characters * LINES_PER_SIDE
     bad_lines: list[BadPair] = []  # of the row that is being read
 
     def texts() -> Iterator[str]:
-        raw = raw_lines(path, layout.encoding, most)
-        for number, line in enumerate(raw, start=1):
-            [text] = decoded_lines([line], name, number, options, most, layout.encoding)
+        for number, line in enumerate(file.raw_lines(), start=1):
+            [text] = file.texts([line], number)
             if isinstance(text, BadPair):
                 bad_lines.append(text)
                 # The quotes of a bad line count, but not its text.
@@ -148,10 +141,10 @@ def _quoted_pairs(path: Path, layout: Layout, options: ReadOptions) -> Iterator[
             elif not row:
                 yield SentencePair("", "", first_line)
             elif index > 0 or not layout.has_header:
-                yield _pair_of_row(row, layout, first_line, options)
+                yield _pair_of_row(row, layout, first_line, file.options)
             first_line = rows.line_num + 1
     except csv.Error as error:
-        problem = f"{name}, line {rows.line_num:,}: the quotes do not match ({error})."
+        problem = f"{file.name}, line {rows.line_num:,}: the quotes do not match ({error})."
         fix = "Quote fields that contain separators, quotes or line breaks, and double the quotes."
         raise DataError(problem, fix=fix) from error
 

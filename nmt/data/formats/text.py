@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.data.formats.file_names import is_set
-from nmt.data.formats.lines import decoded_lines, raw_lines
-from nmt.data.formats.pair import BadPair, Pair, PairReader, ReadOptions, SentencePair
+from nmt.data.formats.lines import TextFile
+from nmt.data.formats.pair import EXCERPT, BadPair, Pair, PairReader, ReadOptions, SentencePair
 from nmt.registry import load_attribute
 
 
@@ -25,28 +25,22 @@ def open_sides(files: Sequence[Path], encoding: str | None, options: ReadOptions
         open_set = load_attribute("nmt.data.formats.wmt:open_set")  # which loads lxml
         reader: PairReader = open_set(files, encoding, options)
         return reader
-    names = list(map(str, files))
-    lines = [raw_lines(path, encoding, options.max_characters) for path in files]
-    return PairReader(names, lines, partial(_aligned_pairs, names, encoding, options))
+    texts = [TextFile(path, encoding, options) for path in files]
+    lines = [text.raw_lines() for text in texts]
+    return PairReader([text.name for text in texts], lines, partial(_aligned_pairs, texts))
 
 
-def _aligned_pairs(
-    names: Sequence[str],
-    encoding: str | None,
-    options: ReadOptions,
-    *block: Any,
-) -> Iterator[Pair]:
+def _aligned_pairs(files: Sequence[TextFile], *block: Any) -> Iterator[Pair]:
     """Yield the pairs of a block: the lines of each file, and the number of the first line."""
     *columns, first = block
-    most = options.max_characters
-    texts = [
-        decoded_lines(lines, name, first, options, most, encoding)
-        for name, lines in zip(names, columns, strict=True)
-    ]
+    most = files[0].options.max_characters
+    texts = [file.texts(lines, first) for file, lines in zip(files, columns, strict=True)]
     for number, sides in enumerate(zip(*texts, strict=True), first):
         bad_pairs = [side for side in sides if isinstance(side, BadPair)]
         if bad_pairs:
             yield bad_pairs[0]
+        elif max(map(len, sides)) > most:
+            yield BadPair("characters", number, str(max(sides, key=len))[:EXCERPT])
         else:
             source, target, *others = map(str, sides)
             yield SentencePair(source, target, number, tuple(others))

@@ -10,8 +10,9 @@ from typing import Any
 
 from nmt.config.language_codes import is_same_language
 from nmt.data.formats.layout import Sample
+from nmt.data.formats.lines import TextFile
 from nmt.data.formats.markup import XML_LANGUAGE, read_elements, root_name, text_of
-from nmt.data.formats.pair import BadPair, TextFile
+from nmt.data.formats.pair import BadPair
 from nmt.data.formats.units import Unit, UnitFormat
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from nmt.config.language_codes import is_same_language, matching
 from nmt.data.formats.layout import Layout, Sample, Wanted
+from nmt.data.formats.lines import TextFile
 from nmt.data.formats.pair import (
     EXCERPT,
     BadPair,
     Pair,
     PairReader,
     ReadOptions,
-    TextFile,
     as_read,
     pair_of,
 )
@@ -73,9 +73,9 @@ class UnitFormat:
 
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file; its units are parsed while it is read."""
-        units = self.read(TextFile(path, layout.encoding, options))
-        pairs = pairs_of_units(units, layout, options)
-        return PairReader([str(path)], [pairs], as_read)
+        file = TextFile(path, layout.encoding, options)
+        pairs = pairs_of_units(self.read(file), layout, options)
+        return PairReader([file.name], [pairs], as_read)
 
 
 def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Codes:

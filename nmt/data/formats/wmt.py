@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from nmt.data.formats.file_names import SGML_SUFFIXES
 from nmt.data.formats.layout import Sample
+from nmt.data.formats.lines import TextFile
 from nmt.data.formats.markup import read_elements, root_name, text_of
 from nmt.data.formats.pair import (
     EXCERPT,
@@ -21,7 +22,6 @@ from nmt.data.formats.pair import (
     PairReader,
     ReadOptions,
     SentencePair,
-    TextFile,
     as_read,
     pair_of,
 )
@@ -103,7 +103,7 @@ def aligned_segments(
                 translations[segment.key].append(segment)
                 num_characters += len(segment.text)
                 if num_characters > _MOST_CHARACTERS:
-                    problem = f"{reference.path} is larger than test sets are."
+                    problem = f"{reference.name} is larger than test sets are."
                     raise DataError(problem, fix="Convert it to two aligned text files.")
     has_sources = False
     for segment in read_segments(source):
@@ -113,7 +113,7 @@ def aligned_segments(
             has_sources = True
             yield segment, translations.get(segment.key, ())
     if not has_sources:
-        files = dict.fromkeys(str(file.path) for file in (source, *references))
+        files = dict.fromkeys(file.name for file in (source, *references))
         names = " and ".join(files)
         problem = f"{names}: sources or references are missing; a set in SGML is several files."
         fix = "Pass the source and the reference, as in {source: SET-src.de.sgm, target: "
