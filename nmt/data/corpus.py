@@ -17,7 +17,7 @@ from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
 from nmt.data.formats.file_names import is_set
-from nmt.data.formats.layout import Wanted
+from nmt.data.formats.layout import Layout, Wanted
 from nmt.data.formats.lines import TextFile, refuse_wide_text, shown_path
 from nmt.data.formats.pair import (
     Pair,
@@ -339,11 +339,10 @@ def _openers(config: CorpusConfig, options: ReadOptions) -> list[Callable[[], Pa
         ConfigError: The sacrebleu test set does not exist.
         DataError: The test set cannot be downloaded, or the shards of both sides do not match.
     """
-    languages = options.source_language, options.target_language
     if config.path:
-        wanted = Wanted(languages, config.columns)
         paths = matching_files(config.path)
-        return [partial(_open_path, path, config, wanted, options) for path in paths]
+        return [partial(_open_path, path, config, options) for path in paths]
+    languages = options.source_language, options.target_language
     sources, targets = text_files(config, languages)
     if not sources:
         return [partial(_open_pairs, config, languages, options)]
@@ -353,20 +352,20 @@ def _openers(config: CorpusConfig, options: ReadOptions) -> list[Callable[[], Pa
     return [partial(open_sides, files, config.encoding, options) for files in shards]
 
 
-def _open_path(
-    path: Path, config: CorpusConfig, wanted: Wanted, options: ReadOptions
-) -> PairReader:
+def _open_path(path: Path, config: CorpusConfig, options: ReadOptions) -> PairReader:
     """Open a file with both sides."""
-    layout = layout_of(path, wanted, format_name=config.format, encoding=config.encoding)
-    return open_file(path, layout, options)
+    languages = options.source_language, options.target_language
+    return open_file(path, _layout(path, config, languages), options)
+
+
+def _layout(path: Path, config: CorpusConfig, languages: tuple[str, str]) -> Layout:
+    return layout_of(path, Wanted(languages, config.columns, config.format, config.encoding))
 
 
 def layout_note(config: CorpusConfig, languages: tuple[str, str]) -> str | None:
     """Return how the file of a corpus with both sides is read, as a sentence; None without one."""
     for path in matching_files(config.path):
-        wanted = Wanted(languages, config.columns)
-        layout = layout_of(path, wanted, format_name=config.format, encoding=config.encoding)
-        return f"{shown_path(path)} is read as {layout}"
+        return f"{shown_path(path)} is read as {_layout(path, config, languages)}"
     return None
 
 

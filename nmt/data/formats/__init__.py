@@ -48,9 +48,7 @@ def _start_of(path: Path, encoding: str | None) -> bytes:
         return next(read_pieces(stream, str(path), START_BYTES), b"")
 
 
-def layout_of(
-    path: Path, wanted: Wanted, *, format_name: str | None = None, encoding: str | None = None
-) -> Layout:
+def layout_of(path: Path, wanted: Wanted) -> Layout:
     """Find out how the pairs of a file are stored.
 
     The format is the one that the user names, or that recognises the content, or that the suffix of
@@ -58,17 +56,15 @@ def layout_of(
 
     Args:
         path: A file with both sides.
-        wanted: Languages and columns that the user has named.
-        format_name: Name of the format; None if the file decides.
-        encoding: Encoding; None for UTF-8, or that of the byte order mark.
+        wanted: What the user has said about the file.
 
     Raises:
         ConfigError: The format or the encoding is unknown.
         DataError: The file has no format of `FORMATS`, is damaged, or is ambiguous.
     """
-    sample = sample_of(path, encoding)
-    if format_name is not None:
-        return FORMATS[format_name].layout(sample, wanted)
+    sample = sample_of(path, wanted.encoding)
+    if wanted.format is not None:
+        return FORMATS[wanted.format].layout(sample, wanted)
     suffix = Path(plain_name(path)).suffix.lower()
     by_name = [each for each in all_formats() if suffix in each.suffixes]
     by_content = [each for each in all_formats() if each.recognises(sample)]

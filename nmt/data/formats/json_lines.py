@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.data.formats.columns import code_of_name, named_columns
-from nmt.data.formats.layout import Layout, Sample, Wanted
+from nmt.data.formats.layout import Format, Layout, Sample, Wanted
 from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
     EXCERPT,
@@ -25,11 +25,8 @@ from nmt.errors import DataError
 _TEXTS = "translation"  # Key of an object with the texts, as data sets of the hub have it.
 
 
-class JsonLines:
+class JsonLines(Format):
     """The format ``jsonl``."""
-
-    name = "jsonl"
-    suffixes = (".jsonl", ".ndjson", ".json")
 
     def recognises(self, sample: Sample) -> bool:
         """Whether the first line is an object."""
@@ -117,4 +114,4 @@ def _pairs(
             yield BadPair("columns", number, line[:EXCERPT])
 
 
-JSONL = JsonLines()
+JSONL = JsonLines("jsonl", (".jsonl", ".ndjson", ".json"))

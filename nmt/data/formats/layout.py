@@ -5,11 +5,10 @@ Each format is a module of this package with a class that follows `Format`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from nmt.data.formats.pair import PairReader, ReadOptions
 
@@ -51,10 +50,14 @@ class Wanted:
     Args:
         languages: Codes of the source and the target language.
         columns: Columns of source and target.
+        format: Name of the format.
+        encoding: Encoding; None also for that of a byte order mark.
     """
 
     languages: tuple[str, str] | None = None
     columns: tuple[Column, Column] | None = None
+    format: str | None = None
+    encoding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,20 +105,23 @@ class Layout:
         return int(source), int(target)
 
 
-class Format(Protocol):
-    """One format of files that contain both sides."""
+@dataclass(frozen=True)
+class Format(ABC):
+    """One format of files that contain both sides.
 
-    @property
-    def name(self) -> str:
-        """Name in configurations and messages, such as ``tmx``."""
+    Args:
+        name: Name in configurations and messages, such as ``tmx``.
+        suffixes: Suffixes of file names, such as ``.tmx``.
+    """
 
-    @property
-    def suffixes(self) -> Sequence[str]:
-        """Suffixes of file names, such as ``.tmx``."""
+    name: str
+    suffixes: tuple[str, ...]
 
+    @abstractmethod
     def recognises(self, sample: Sample) -> bool:
         """Whether the content of a file certainly has this format, whatever its name is."""
 
+    @abstractmethod
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find out how the pairs of a file are stored.
 
@@ -124,6 +130,7 @@ class Format(Protocol):
                 languages are source and target. The message names the possible ones.
         """
 
+    @abstractmethod
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file to read its pairs.
 

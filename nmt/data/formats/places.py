@@ -116,8 +116,6 @@ class _Search:
 
     places: Sequence[Path]
     wanted: Wanted
-    format_name: str | None
-    encoding: str | None
     unused: dict[Path, str] = field(default_factory=dict)
 
     def command(self, places: Iterable[Path], languages: Iterable[str] | None) -> str:
@@ -128,34 +126,26 @@ class _Search:
             *places,
             languages="-".join(languages or ()) or None,
             columns=columns or None,
-            format=self.format_name,
-            encoding=self.encoding,
+            format=self.wanted.format,
+            encoding=self.wanted.encoding,
         )
 
 
-def find_places(
-    places: Sequence[Path],
-    wanted: Wanted,
-    *,
-    format_name: str | None = None,
-    encoding: str | None = None,
-) -> Places:
+def find_places(places: Sequence[Path], wanted: Wanted) -> Places:
     """Find parallel text. Reads the beginnings of files, and the lists of archives.
 
     Args:
         places: Two files; a file with both sides; an archive; a folder; or shards of both sides.
-        wanted: Languages and columns that the user has named.
-        format_name: Name of the format; None if the files decide.
-        encoding: Encoding; None for UTF-8, or that of a byte order mark.
+        wanted: What the user has said about the files.
 
     Raises:
         ConfigError: The format or the encoding is unknown.
         DataError: A place is missing, damaged, or has no parallel text; or it is not certain which
             files or languages are meant. The message shows the commands to choose from.
     """
-    search = _Search(places, wanted, format_name, encoding)
+    search = _Search(places, wanted)
     files = list(_files_in(search))
-    sides = [] if format_name else [file for file in files if not _has_suffix_of_format(file)]
+    sides = [] if wanted.format else [file for file in files if not _has_suffix_of_format(file)]
     if len(files) == len(sides) == len(places) == 2:
         pairs = _aligned_files(search, *sides)
     else:
@@ -252,7 +242,7 @@ def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpu
     named = _named_languages(source.name, target.name)
     wanted = search.wanted.languages
     if named is None and not is_set(source.path):
-        samples = [sample_of(file.path, search.encoding) for file in (source, target)]
+        samples = [sample_of(file.path, search.wanted.encoding) for file in (source, target)]
         if any(all(map(each.recognises, samples)) for each in all_formats()):
             return []
     elif named and wanted and _are_same(named, wanted[::-1]):
@@ -309,26 +299,17 @@ def _file_with_both_sides(search: _Search, file: _File) -> _Corpus:
     Raises:
         DataError: The file has no format, or its columns or languages are not certain.
     """
-
-    def layout_for(languages: Languages | None) -> Layout:
-        return layout_of(
-            file.path,
-            replace(search.wanted, languages=languages),
-            format_name=search.format_name,
-            encoding=search.encoding,
-        )
-
-    wanted = search.wanted.languages
+    wanted = search.wanted
     direction = direction_of(file.name)
     try:
-        layout = layout_for(wanted)
+        layout = layout_of(file.path, wanted)
     except DataError:
-        if wanted or direction is None:
+        if wanted.languages or direction is None:
             raise
-        layout = layout_for(direction)
+        layout = layout_of(file.path, replace(wanted, languages=direction))
     source, target = layout.languages or (None, None)
     languages = (source, target) if source and target else direction
-    return _Corpus((file,), wanted or languages, _plain(file), layout=layout)
+    return _Corpus((file,), wanted.languages or languages, _plain(file), layout=layout)
 
 
 def _check_columns(search: _Search, corpus: _Corpus, languages: Languages) -> None:
@@ -356,7 +337,8 @@ def _check_columns(search: _Search, corpus: _Corpus, languages: Languages) -> No
     source, target = columns
     problem = f"{path}: column {source} seems to be {languages[1]}, and {target} {languages[0]}."
     commands = [search.command(search.places, languages[::-1])]
-    swapped = replace(search, wanted=Wanted(columns=(target, source)))
+    wanted = replace(search.wanted, columns=(target, source))
+    swapped = replace(search, wanted=wanted)
     commands.append(swapped.command(search.places, languages))
     raise _uncertain(problem, commands)
 
@@ -437,8 +419,8 @@ def _part_files(search: _Search, languages: Languages, corpora: Sequence[_Corpus
         sources.append(paths[0])
         targets += paths[1:]
     layout = corpora[0].layout
-    if search.encoding is not None:
-        layout = replace(layout, encoding=standard_encoding(search.encoding))
+    if search.wanted.encoding is not None:
+        layout = replace(layout, encoding=standard_encoding(search.wanted.encoding))
     marks = set()
     for path in (*sources, *targets):
         with open_binary(path) as stream:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from nmt.data.formats.columns import are_texts, choose_columns, code_of_name, named_columns
-from nmt.data.formats.layout import Column, Layout, Sample, Wanted
+from nmt.data.formats.layout import Column, Format, Layout, Sample, Wanted
 from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
     EXCERPT,
@@ -36,18 +36,14 @@ _QUOTE = '"'
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Format):
     """The format of a table.
 
     Args:
-        name: Name of the format.
-        suffixes: Suffixes of its files.
         delimiter: Between two fields; empty if the file decides.
         is_quoted: Whether quotes always enclose fields; False if the file decides.
     """
 
-    name: str
-    suffixes: tuple[str, ...]
     delimiter: str = ""
     is_quoted: bool = False
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from nmt.config.language_codes import is_same_language, matching
-from nmt.data.formats.layout import Layout, Sample, Wanted
+from nmt.data.formats.layout import Format, Layout, Sample, Wanted
 from nmt.data.formats.lines import TextFile
 from nmt.data.formats.pair import (
     EXCERPT,
@@ -47,20 +47,20 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class UnitFormat:
+class UnitFormat(Format):
     """A format whose files contain units.
 
     Args:
-        name: Name in configurations.
-        suffixes: Suffixes of file names.
-        recognises: Whether the content of a file certainly has this format.
+        is_format: Whether the content of a file certainly has this format.
         read: Yields the units of a file, and what cannot be read.
     """
 
-    name: str
-    suffixes: tuple[str, ...]
-    recognises: Callable[[Sample], bool]
+    is_format: Callable[[Sample], bool]
     read: Callable[[TextFile], Iterator[Unit | BadPair]]
+
+    def recognises(self, sample: Sample) -> bool:
+        """Whether the content has this format."""
+        return self.is_format(sample)
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the languages of both sides in the first units."""

@@ -204,13 +204,15 @@ def init(options: InitOptions) -> Start:
         DataError: A file is missing or damaged, it is not certain how to read it, or there are too
             few pairs.
     """
-    wanted = Wanted(_languages(options.languages), _columns(options.columns))
+    wanted = Wanted(
+        _languages(options.languages), _columns(options.columns), options.format, options.encoding
+    )
     downloads = Path(_DOWNLOADS)
     if options.output is not None:
         _check_output(options.output)  # before a long download
         downloads = options.output.parent / _DOWNLOADS
     places = _local_places(options.places, wanted, downloads)
-    found = find_places(places, wanted, format_name=options.format, encoding=options.encoding)
+    found = find_places(places, wanted)
     codes = found.languages
     check_languages(dict(zip(("source", "target"), codes, strict=True)))
     folder = options.output or Path("-".join(codes))
@@ -223,7 +225,7 @@ def init(options: InitOptions) -> Start:
     for part in _HELD_OUT:
         if getattr(options, part):
             places = _local_places(getattr(options, part), Wanted(codes), downloads)
-            in_places = find_places(places, Wanted(codes), encoding=options.encoding)
+            in_places = find_places(places, Wanted(codes, encoding=options.encoding))
             parts[part] = in_places.parts["train"]
     corpora = {part: _corpus(files, wanted) for part, files in parts.items()}
     for part, corpus in corpora.items():

@@ -264,7 +264,7 @@ def test_a_file_in_two_pairs_is_a_question() -> None:
 def test_commands_to_choose_from_keep_the_other_options() -> None:
     write("x.tsv", text=BOTH)
     with pytest.raises(DataError) as raised:
-        find_places([Path("x.tsv")], Wanted(columns=(0, 1)), format_name="tsv", encoding="utf-8")
+        find_places([Path("x.tsv")], Wanted(None, (0, 1), "tsv", "utf-8"))
     command = "nmt init x.tsv --languages en-de --columns 0,1 --format tsv --encoding utf-8"
     assert command in raised.value.fix
 
@@ -375,7 +375,7 @@ def test_the_encoding_of_a_byte_order_mark_is_shown_if_all_files_have_it() -> No
     write("y.de", text=GERMAN)
     assert find("x.en", "x.de").parts["train"].layout.encoding == "utf-16-le"
     assert find("x.en", "y.de").parts["train"].layout.encoding == "utf-8"
-    given = find_places([Path("y.de"), Path("x.en")], Wanted(), encoding="Latin-1")
+    given = find_places([Path("y.de"), Path("x.en")], Wanted(encoding="Latin-1"))
     assert given.parts["train"].layout.encoding == "iso8859-1"
 
 
