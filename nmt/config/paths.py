@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-_HOME = "~"
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})", re.ASCII)
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{\w+\})", re.ASCII)
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -23,15 +22,14 @@ def expanded(path: Path) -> Path:
     >>> expanded(Path("train.de"))
     PosixPath('train.de')
     """
-    text = str(path)
-    names = [match[1] or match[2] for match in _VARIABLE.finditer(text)]
-    if not (names or path.parts[:1] == (_HOME,)) or path.exists():
+    text = os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 - an unknown user is no error
+    undefined = _VARIABLE.search(text)
+    if (text == str(path) and not undefined) or path.exists():
         return path
-    for name in names:
-        if name not in os.environ:
-            raise ValueError(f"{path}: the environment variable {name} is not set")
-    text = _VARIABLE.sub(lambda match: os.environ[match[1] or match[2]], text)
-    return Path(text).expanduser()
+    if undefined:
+        name = undefined[0].strip("${}")
+        raise ValueError(f"{path}: the environment variable {name} is not set")
+    return Path(text)
 
 
 def is_pattern(path: Path) -> bool:

@@ -20,7 +20,7 @@ from typing import IO, Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 from nmt.errors import DataError, nearest_word
-from nmt.files.compression import opener_of
+from nmt.files.compression import decompressed
 
 HEADER_BYTES = tarfile.BLOCKSIZE  # Number of first bytes that identify an archive.
 _ZIP_MARKS = (b"PK\x03\x04", b"PK\x05\x06")  # of a member, and of the end
@@ -110,9 +110,7 @@ def is_archive_file(path: Path) -> bool:
     """Whether a file is an archive. A damaged file is not."""
     try:
         with path.open("rb") as file:
-            opener = opener_of(file.peek())
-            stream = file if opener is None else opener(file)
-            return is_archive(stream.read(HEADER_BYTES))
+            return is_archive(decompressed(file).read(HEADER_BYTES))
     except Exception:  # reading the file reports the problem
         return False
 
@@ -195,10 +193,8 @@ def _content(archive: Path, name: str) -> Generator[bytes, None, None]:
             if member.problem:
                 fix = "Unpack the archive, and pass the files."
                 raise DataError(f"{shown} is {member.problem}.", fix=fix)
-            stream = stack.enter_context(member.open_stream())
-            opener = opener_of(stream.peek(HEADER_BYTES))
-            if opener is not None:
-                stream = stack.enter_context(opener(stream))
+            packed = stack.enter_context(member.open_stream())
+            stream = stack.enter_context(decompressed(packed))
             if is_archive(stream.peek(HEADER_BYTES)):
                 problem = f"{shown} is an archive in an archive."
                 raise DataError(problem, fix="Unpack the outer archive.")
@@ -265,8 +261,7 @@ def _zip_problem(info: ZipInfo) -> str:
 
 
 def _tar_members(file: io.BufferedReader, stack: ExitStack) -> Iterator[Member]:
-    opener = opener_of(file.peek())
-    stream = file if opener is None else stack.enter_context(opener(file))
+    stream = stack.enter_context(decompressed(file))
     headers: Any = _Headers(stream)
     archive = tarfile.open(fileobj=headers, mode="r:", encoding="utf-8")  # noqa: SIM115 - the stack closes the file
 
@@ -277,5 +272,5 @@ def _tar_members(file: io.BufferedReader, stack: ExitStack) -> Iterator[Member]:
     for info in archive:
         if not info.isdir():
             problem = "" if info.isfile() else "a link or a device"
-            rest = None if opener is None else stream
+            rest = None if stream is file else stream
             yield Member(normpath(info.name), problem, partial(opened, info), rest)

@@ -42,6 +42,12 @@ COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
 LONGEST_MARK = 10  # Number of first bytes that identify a compression.
 
 
+def decompressed(stream: Any) -> Any:
+    """Return a stream of the decompressed bytes; the same stream if it is not compressed."""
+    opener = opener_of(stream.peek(LONGEST_MARK))
+    return stream if opener is None else opener(stream)
+
+
 def opener_of(start: bytes) -> Callable[..., Any] | None:
     """Return the function that opens a file with these first bytes; None for plain text."""
     return next((opener for mark, opener in COMPRESSIONS.values() if mark.match(start)), None)
