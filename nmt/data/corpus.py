@@ -18,13 +18,12 @@ from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
 from nmt.data.formats.file_names import is_set
 from nmt.data.formats.layout import Layout, Wanted
-from nmt.data.formats.lines import TextFile, refuse_wide_text, shown_path
+from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
     Pair,
     PairReader,
     ReadOptions,
     SentencePair,
-    as_read,
     pair_of,
 )
 from nmt.data.formats.text import open_sides
@@ -196,9 +195,7 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
         if is_set(path):
             continue
         raw_lines = TextFile(path, corpus.encoding, options).raw_lines()
-        lines = [line or b"" for line in islice(raw_lines, NUM_LINES)]
-        refuse_wide_text(path, b"\n".join(lines))
-        texts = [line.decode("utf-8", "replace") for line in lines]
+        texts = [(line or b"").decode("utf-8", "replace") for line in islice(raw_lines, NUM_LINES)]
         check_plain(texts, str(path))
     for path in matching_files(corpus.path):
         # Item i of each list is the text of line i + 1, so that messages have the right line. Lines
@@ -378,7 +375,7 @@ def _open_pairs(
     else:
         texts = huggingface_pairs(str(config.huggingface), config, languages)
     pairs = (pair_of(*pair, line, options) for line, pair in enumerate(texts, start=1))
-    return PairReader([], [pairs], as_read)
+    return PairReader([], [pairs])
 
 
 def measure_text(

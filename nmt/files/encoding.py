@@ -9,7 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any
 
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 from nmt.files.archive import PieceStream, place_in_archive
 from nmt.files.lines import open_binary, read_pieces
 
@@ -22,6 +22,7 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
+_WIDE_SHARE = 0.25  # Share of NUL bytes in UTF-16, if most characters are Latin; half of the bytes.
 _WIDE = ("utf-16", "utf-32")
 # The declaration of XML, or the header of a gettext catalogue after comments.
 _DECLARATION = re.compile(
@@ -155,9 +156,9 @@ def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
 
     Raises:
         ConfigError: Python does not know the encoding.
-        DataError: See `open_binary`.
+        DataError: See `open_binary`; or the text is UTF-16 without a byte order mark, but is read
+            as UTF-8.
     """
-    stream = open_binary(path)
     start = b""
     if path.is_file() or place_in_archive(path):  # the first bytes of a pipe cannot be read twice
         with open_binary(path) as beginning:
@@ -165,8 +166,13 @@ def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
     encoding = marked_encoding(start) or standard_encoding(encoding or UTF8)
     if encoding in _WIDE:  # without a mark: as Windows writes it
         encoding += "-le"
+    if encoding == UTF8 and start.count(0) > _WIDE_SHARE * len(start):
+        encoding = probable_encoding(start)
+        problem = f"{path} has many NUL bytes: it is probably {encoding}."
+        raise DataError(problem, fix=f"Set `encoding` to {encoding}, or convert the file to UTF-8.")
     text = start.decode(encoding, "replace")
     ends_with_cr = "\r" in text and "\n" not in text
+    stream = open_binary(path)
     if encoding == UTF8 and not ends_with_cr:
         return stream
     pieces = _in_utf8(stream, str(path), encoding, ends_with_cr=ends_with_cr)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
-from nmt.data.formats.lines import refuse_wide_text, shown_path
+from nmt.data.formats.lines import shown_path
 from nmt.data.formats.pair import PairReader, ReadOptions
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, declared_encoding, open_text, standard_encoding
@@ -37,7 +37,6 @@ def sample_of(path: Path, encoding: str | None = None) -> Sample:
         encoding = declared_encoding(start)
         if encoding is not None:
             start = _start_of(path, encoding)
-    refuse_wide_text(path, start)
     if not start.strip():
         raise DataError(f"{shown_path(path)} is empty.", fix="Pass a file with sentence pairs.")
     return Sample(path, start, standard_encoding(encoding or "utf-8"))

@@ -10,7 +10,7 @@ import polib
 
 from nmt.data.formats.layout import Sample
 from nmt.data.formats.lines import TextFile
-from nmt.data.formats.pair import EXCERPT, BadPair
+from nmt.data.formats.pair import BadPair
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 
 _EMPTY_HEADER = 'msgid ""\nmsgstr ""\n'
@@ -48,14 +48,14 @@ def _units(file: TextFile) -> Iterator[Unit | BadPair]:
         try:
             catalogue = polib.pofile(entry.text)  # its line feed makes it a text, not a path
         except OSError:
-            yield BadPair("syntax", entry.line, entry.text[:EXCERPT])
+            yield BadPair("syntax", entry.line, entry.text)
             continue
         header = catalogue.metadata
         if header:
             source_language = header.get("X-Source-Language") or SOURCE
             target_language = header.get("Language") or TARGET
         elif not catalogue and "msgid" in entry.text and _EMPTY_HEADER not in entry.text:
-            yield BadPair("syntax", entry.line, entry.text[:EXCERPT])
+            yield BadPair("syntax", entry.line, entry.text)
         for message in catalogue:
             translation = None
             if message.translated():  # and not fuzzy or obsolete
@@ -69,7 +69,7 @@ def _entries(file: TextFile) -> Iterator[_Entry]:
     entry = _Entry(line=1)
     has_translation = False
     for number, item in enumerate(file.texts(file.raw_lines(), 1), start=1):
-        text = item.excerpt if isinstance(item, BadPair) else item
+        text = item.text if isinstance(item, BadPair) else item
         content = text.lstrip().removeprefix(_OBSOLETE).lstrip()
         if has_translation and content.startswith(_STARTS):
             yield entry

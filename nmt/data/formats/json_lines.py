@@ -12,7 +12,6 @@ from nmt.data.formats.columns import code_of_name, named_columns
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
 from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
-    EXCERPT,
     BadPair,
     Pair,
     PairReader,
@@ -22,6 +21,7 @@ from nmt.data.formats.pair import (
 )
 from nmt.errors import DataError
 
+_EXCERPT = 80  # characters
 _TEXTS = "translation"  # Key of an object with the texts, as data sets of the hub have it.
 
 
@@ -38,7 +38,7 @@ class JsonLines(Format):
         first_object = next(filter(None, map(_object_of, sample.lines)), None)
         if first_object is None:
             first_line = sample.lines[0]
-            problem = f"{name}, line 1: expected a JSON object, found {first_line[:EXCERPT]!r}."
+            problem = f"{name}, line 1: expected a JSON object, found {first_line[:_EXCERPT]!r}."
             fix = "Write one object per line; `jq -c '.[]' FILE` does that for an array of objects."
             raise DataError(problem, fix=fix)
         columns = columns_of_record(first_object, wanted, name)
@@ -103,7 +103,7 @@ def _pairs(
             continue
         record = _object_of(line)
         if record is None:
-            yield BadPair("syntax", number, line[:EXCERPT])
+            yield BadPair("syntax", number, line)
             continue
         texts = texts_of_record(record)
         sides = [texts.get(str(column), False) for column in layout.columns or ()]
@@ -111,7 +111,7 @@ def _pairs(
             source, target = (side or "" for side in sides)
             yield pair_of(source, target, number, file.options)
         else:
-            yield BadPair("columns", number, line[:EXCERPT])
+            yield BadPair("columns", number, line)
 
 
 JSONL = JsonLines("jsonl", (".jsonl", ".ndjson", ".json"))

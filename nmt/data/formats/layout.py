@@ -98,12 +98,6 @@ class Layout:
             text += f", columns {' and '.join(columns)}"
         return text
 
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """The numbers of both columns of a table, from 0."""
-        source, target = self.columns or (0, 1)
-        return int(source), int(target)
-
 
 @dataclass(frozen=True)
 class Format(ABC):

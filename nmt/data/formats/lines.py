@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmt.data.formats.pair import EXCERPT, BadPair, ReadOptions
+from nmt.data.formats.pair import BadPair, ReadOptions
 from nmt.errors import DataError, join_words
 from nmt.files.encoding import (
     START_BYTES,
@@ -22,7 +22,6 @@ from nmt.files.lines import STANDARD_INPUT, decode_line, open_binary, plain_name
 # Of a line, and of a side. A line of a table or of JSON contains both sides, other fields, and
 # escapes such as \uXXXX.
 _BYTES_PER_CHARACTER = 32
-_WIDE_SHARE = 0.25  # Share of NUL bytes in UTF-16, if most characters are Latin; half of the bytes.
 SPOOL = ".standard-input.tsv"  # Name of a copy of standard input.
 
 
@@ -75,10 +74,10 @@ class TextFile:
             except DataError as error:
                 if self.options.on_bad_utf8 == "error":
                     raise self._not_text(error) from error
-                yield BadPair("bad_utf8", number, line[:EXCERPT].decode("utf-8", "replace"))
+                yield BadPair("bad_utf8", number, line.decode("utf-8", "replace"))
                 continue
             if "\0" in text:
-                yield BadPair("nul", number, text[:EXCERPT])
+                yield BadPair("nul", number, text)
             else:
                 yield text
 
@@ -111,19 +110,3 @@ class TextFile:
             ways.insert(0, f"convert it (iconv -f {iconv_name} -t utf-8 {file} > NEW)")
         fix = f"The file is probably {name}: {', '.join(ways[:-1])}, or {ways[-1]}."
         return DataError(problem, fix=fix)
-
-
-def refuse_wide_text(path: Path, start: bytes) -> None:
-    """Refuse a file that was read as UTF-8, but is UTF-16 without a byte order mark.
-
-    Args:
-        path: The file.
-        start: Its beginning.
-
-    Raises:
-        DataError: Many bytes are NUL, as in UTF-16.
-    """
-    if start.count(0) > _WIDE_SHARE * len(start):
-        encoding = probable_encoding(start)
-        problem = f"{path} has many NUL bytes: it is probably {encoding}."
-        raise DataError(problem, fix=f"Set `encoding` to {encoding}, or convert the file to UTF-8.")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from lxml import etree
 
 from nmt.data.formats.lines import TextFile
-from nmt.data.formats.pair import EXCERPT, BadPair
+from nmt.data.formats.pair import BadPair
 from nmt.errors import DataError
 from nmt.files.encoding import UTF8, open_text
 from nmt.files.lines import read_pieces
@@ -137,7 +137,7 @@ def read_elements(
         if bad is not None:
             yield bad._replace(line=line)
         elif is_damaged:
-            yield BadPair("syntax", line, text[:EXCERPT])
+            yield BadPair("syntax", line, text)
         else:
             element = next(root.iter(*any_tag))
             place.append(element)

@@ -19,13 +19,11 @@ from nmt.data.formats.columns import are_texts, choose_columns, code_of_name, na
 from nmt.data.formats.layout import Column, Format, Layout, Sample, Wanted
 from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
-    EXCERPT,
     BadPair,
     Pair,
     PairReader,
     ReadOptions,
     SentencePair,
-    as_read,
     pair_of,
 )
 from nmt.errors import DataError
@@ -91,7 +89,7 @@ class Table(Format):
         """Open a table; a table with quotes is parsed here, others in any process."""
         file = TextFile(path, layout.encoding, options)
         if layout.is_quoted:
-            return PairReader([file.name], [_quoted_pairs(file, layout)], as_read)
+            return PairReader([file.name], [_quoted_pairs(file, layout)])
         lines = islice(file.raw_lines(), int(layout.has_header), None)  # without the header
         return PairReader([file.name], [lines], partial(_plain_pairs, file, layout))
 
@@ -147,9 +145,9 @@ def _quoted_pairs(file: TextFile, layout: Layout) -> Iterator[Pair]:
 
 def _pair_of_row(row: Sequence[str], layout: Layout, line: int, options: ReadOptions) -> Pair:
     """Return the pair of a row, which may be too short."""
-    source, target = layout.numbers
+    source, target = map(int, layout.columns or (0, 1))
     if len(row) <= max(source, target):
-        return BadPair("columns", line, " ".join(row)[:EXCERPT])
+        return BadPair("columns", line, " ".join(row))
     return pair_of(row[source], row[target], line, options)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nmt.data.formats.file_names import is_set
 from nmt.data.formats.lines import TextFile
-from nmt.data.formats.pair import EXCERPT, BadPair, Pair, PairReader, ReadOptions, SentencePair
+from nmt.data.formats.pair import BadPair, Pair, PairReader, ReadOptions, SentencePair
 from nmt.registry import load_attribute
 
 
@@ -40,7 +40,7 @@ def _aligned_pairs(files: Sequence[TextFile], *block: Any) -> Iterator[Pair]:
         if bad_pairs:
             yield bad_pairs[0]
         elif max(map(len, sides)) > most:
-            yield BadPair("characters", number, str(max(sides, key=len))[:EXCERPT])
+            yield BadPair("characters", number, str(max(sides, key=len)))
         else:
             source, target, *others = map(str, sides)
             yield SentencePair(source, target, number, tuple(others))

@@ -14,12 +14,10 @@ from nmt.config.language_codes import is_same_language, matching
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
 from nmt.data.formats.lines import TextFile
 from nmt.data.formats.pair import (
-    EXCERPT,
     BadPair,
     Pair,
     PairReader,
     ReadOptions,
-    as_read,
     pair_of,
 )
 from nmt.errors import DataError
@@ -75,7 +73,7 @@ class UnitFormat(Format):
         """Open a file; its units are parsed while it is read."""
         file = TextFile(path, layout.encoding, options)
         pairs = pairs_of_units(self.read(file), layout, options)
-        return PairReader([file.name], [pairs], as_read)
+        return PairReader([file.name], [pairs])
 
 
 def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Codes:
@@ -156,4 +154,4 @@ def pairs_of_units(
         if source is not None and target is not None:
             yield pair_of(source, target, unit.line, options)
         elif len(texts) < 2:
-            yield BadPair("untranslated", unit.line, " ".join(texts)[:EXCERPT])
+            yield BadPair("untranslated", unit.line, " ".join(texts))

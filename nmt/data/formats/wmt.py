@@ -16,13 +16,11 @@ from nmt.data.formats.layout import Sample
 from nmt.data.formats.lines import TextFile
 from nmt.data.formats.markup import read_elements, root_name, text_of
 from nmt.data.formats.pair import (
-    EXCERPT,
     BadPair,
     Pair,
     PairReader,
     ReadOptions,
     SentencePair,
-    as_read,
     pair_of,
 )
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
@@ -64,7 +62,7 @@ class Segment(NamedTuple):
 def open_set(files: Sequence[Path], encoding: str | None, options: ReadOptions) -> PairReader:
     """Open the source and the references of a set in SGML to read its pairs."""
     texts = [TextFile(path, encoding, options) for path in files]
-    return PairReader(list(map(str, files)), [_pairs(texts, options)], as_read)
+    return PairReader(list(map(str, files)), [_pairs(texts, options)])
 
 
 def _pairs(texts: Sequence[TextFile], options: ReadOptions) -> Iterator[Pair]:
@@ -75,7 +73,7 @@ def _pairs(texts: Sequence[TextFile], options: ReadOptions) -> Iterator[Pair]:
             continue
         references = tuple(translation.text for translation in translations)
         if len(references) < len(texts) - 1:
-            yield BadPair("untranslated", segment.line, segment.text[:EXCERPT])
+            yield BadPair("untranslated", segment.line, segment.text)
             continue
         pair = pair_of(segment.text, references[0], segment.line, options)
         if isinstance(pair, SentencePair):
@@ -134,7 +132,7 @@ def read_segments(file: TextFile) -> Iterator[Segment | BadPair]:
         document = next(element.iterancestors("doc"), None)
         around = next(element.iterancestors(*_SIDES), None)
         if document is None or "id" not in element.attrib:
-            yield BadPair("syntax", line, content[:EXCERPT])
+            yield BadPair("syntax", line, content)
         elif around is not None:  # and not the output of a system
             side, attribute = _SIDES[around.tag]
             language = around.get(attribute, _ANY_LANGUAGE)

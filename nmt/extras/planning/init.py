@@ -27,7 +27,7 @@ from nmt.data.checks import CorpusCheck, other_language
 from nmt.data.corpus import check_plain_text, measure_text, read_blocks
 from nmt.data.formats.layout import Column, Wanted
 from nmt.data.formats.pair import BadPair, ReadOptions, place_of
-from nmt.data.formats.places import TEXT, PartFiles, find_places
+from nmt.data.places import TEXT, PartFiles, find_places
 from nmt.errors import ConfigError, DataError, join_words, shell_command
 from nmt.extras.planning.expectation import FEW_PAIRS, expected_quality
 from nmt.extras.planning.held_out import (

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nmt.data.formats.file_names import sides_of
 from nmt.data.formats.layout import Wanted
-from nmt.data.formats.places import TEXT, PartFiles, Places, find_places
+from nmt.data.places import TEXT, PartFiles, Places, find_places
 from nmt.errors import DataError
 
 ENGLISH = "".join(f"This is sentence {number}.\n" for number in range(30))

@@ -11,6 +11,7 @@ from itertools import chain, islice, permutations, product
 from pathlib import Path
 
 from nmt.config.language_codes import is_same_language
+from nmt.data.checks import CorpusCheck
 from nmt.data.formats import all_formats, layout_of, open_file, sample_of
 from nmt.data.formats.file_names import (
     SOURCE,
@@ -28,7 +29,6 @@ from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding
 from nmt.files.lines import open_binary, plain_name, read_pieces
-from nmt.text.identification import likeliest_label, similar_labels
 
 TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
@@ -36,7 +36,6 @@ _NO_TEXT = frozenset(
     (".ids", ".pdf", ".docx", ".xlsx", ".odt", ".ods", ".html", ".yaml", ".sh", ".py", ".log")
 )
 _SAMPLED_PAIRS = 200  # whose languages are identified
-_CLEAR_RATIO = 3  # Of the texts in the language of the other column to the other texts.
 _MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
 _ALIGNED = Layout(TEXT)
 
@@ -324,15 +323,8 @@ def _check_columns(search: _Search, corpus: _Corpus, languages: Languages) -> No
         return
     reader = open_file(path, corpus.layout, ReadOptions(*languages, "skip"))
     block = [list(islice(column, _SAMPLED_PAIRS)) for column in reader.columns]
-    num_right = 0
-    num_swapped = 0
-    labels = [similar_labels(language) for language in languages]
-    for pair in reader.parse(*block, 1):
-        if isinstance(pair, SentencePair):
-            found = likeliest_label(pair.source), likeliest_label(pair.target)
-            num_right += sum(map(frozenset.__contains__, labels, found))
-            num_swapped += sum(map(frozenset.__contains__, labels[::-1], found))
-    if num_swapped <= _CLEAR_RATIO * num_right:
+    pairs = [pair[:2] for pair in reader.parse(*block, 1) if isinstance(pair, SentencePair)]
+    if not any(CorpusCheck(*languages, pairs).swapped()):
         return
     source, target = columns
     problem = f"{path}: column {source} seems to be {languages[1]}, and {target} {languages[0]}."
