@@ -99,8 +99,10 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
     options: dict[str, Any] = {"split": config.split, "streaming": is_streamed}
     if path.is_file():
         if path.suffix not in _LOADERS:
-            problem = f"{path}: `huggingface` reads {', '.join(_LOADERS)}, not {path.suffix}."
-            raise DataError(problem, fix="Convert the file, or set tsv or jsonl instead.")
+            raise DataError(
+                f"{path}: `huggingface` reads {', '.join(_LOADERS)}, not {path.suffix}.",
+                fix="Convert the file, or set tsv or jsonl instead.",
+            )
         # A single local file is one split, for any value of `split`.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
     else:
@@ -124,9 +126,10 @@ def _reading(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # `datasets` raises errors of many types
-        problem = f"`datasets` cannot read {place}: {type(error).__name__}: {error}"
-        fix = "Check the name, subset, split and connection, or pass local files in their place."
-        raise DataError(problem, fix=fix) from error
+        raise DataError(
+            f"`datasets` cannot read {place}: {type(error).__name__}: {error}",
+            fix="Check the name, subset, split and connection, or pass local files in their place.",
+        ) from error
 
 
 def save_data_set(place: str, languages: tuple[str, str] | None, folder: Path) -> Path:
@@ -160,8 +163,10 @@ def save_data_set(place: str, languages: tuple[str, str] | None, folder: Path) -
     logger.info("%s (subset %s) has the splits %s", name, subset, ", ".join(splits))
     parts = {_PARTS[split]: split for split in splits if split in _PARTS}
     if "train" not in parts:
-        problem = f"{name} (subset {subset}) has no split train, but {', '.join(splits)}."
-        raise DataError(problem, fix="Choose a data set with text for training.")
+        raise DataError(
+            f"{name} (subset {subset}) has no split train, but {', '.join(splits)}.",
+            fix="Choose a data set with text for training.",
+        )
     copy = folder / re.sub(r"[^\w.-]+", "--", f"{name}-{subset}").strip("-")
     with write_errors(copy, DataError), atomic_folder(copy, replace=True) as temporary:
         for part, split in parts.items():
@@ -186,8 +191,10 @@ def _subset(name: str, subsets: Sequence[str], languages: tuple[str, str] | None
         if len(matches) == 1:
             return "-".join(matches.pop())
     commands = [shell_command("init", f"{PREFIX}{name}/{each}") for each in subsets[:_MOST_SHOWN]]
-    problem = f"{name} has {len(subsets)} subsets, and it is not certain which one is meant."
-    raise ConfigError(problem, fix="\n    ".join(["Choose one of these commands:", *commands]))
+    raise ConfigError(
+        f"{name} has {len(subsets)} subsets, and it is not certain which one is meant.",
+        fix="\n    ".join(["Choose one of these commands:", *commands]),
+    )
 
 
 def _datasets() -> Any:
@@ -242,14 +249,18 @@ def published_test_set(name: str, languages: tuple[str, str]) -> tuple[Path, lis
     utils, data_sets = _sacrebleu().utils, _sacrebleu().DATASETS
     if name not in data_sets:
         near, lists = nearest_word(name, [*data_sets]), shell_command("evaluate", list=True)
-        fix = f"Did you mean {near}?" if near else f"`{lists}` lists all test sets."
-        raise ConfigError(f"sacrebleu has no test set {name!r}.", fix=fix)
+        raise ConfigError(
+            f"sacrebleu has no test set {name!r}.",
+            fix=f"Did you mean {near}?" if near else f"`{lists}` lists all test sets.",
+        )
     published = map(_languages_of, utils.get_langpairs_for_testset(name))
     pairs = ["-".join(each) for each in matching_pairs(languages, published)]
     if len(pairs) != 1:
         known = sorted(pairs or utils.get_langpairs_for_testset(name))
-        problem = f"The test set {name} does not have the language pair {'-'.join(languages)}."
-        raise ConfigError(problem, fix=f"Use one of {', '.join(known)}.")
+        raise ConfigError(
+            f"The test set {name} does not have the language pair {'-'.join(languages)}.",
+            fix=f"Use one of {', '.join(known)}.",
+        )
     pair = pairs[0]
     folder, url = Path(utils.SACREBLEU_DIR, name), str((data_sets[name].data or [""])[0])
     is_here = any(path.is_file() and path.suffix != ".lock" for path in folder.rglob("*"))
@@ -264,8 +275,10 @@ def published_test_set(name: str, languages: tuple[str, str]) -> tuple[Path, lis
         fix += f"the variable SACREBLEU to the folder that contains {name}."
         raise DataError(f"Cannot download test set {name} ({pair}): {error}", fix=fix) from error
     if not references:
-        problem = f"The test set {name} ({pair}) has no reference."
-        raise DataError(problem, fix="Choose a test set with references.")
+        raise DataError(
+            f"The test set {name} ({pair}) has no reference.",
+            fix="Choose a test set with references.",
+        )
     return Path(source), [Path(reference) for reference in references]
 
 

@@ -116,11 +116,14 @@ def opus_corpus(place: str, languages: tuple[str, str] | None, folder: Path) -> 
     version = wanted_version or _LATEST
     if languages is None:
         command = shell_command("init", place, languages="de-en")
-        problem = f"{place} exists in many pairs of languages."
-        raise ConfigError(problem, fix=f"Choose one, as in `{command}`.")
+        raise ConfigError(
+            f"{place} exists in many pairs of languages.", fix=f"Choose one, as in `{command}`."
+        )
     if not (_NAME.fullmatch(name) and _NAME.fullmatch(version)):
-        fix = f"Write {PREFIX}NAME or {PREFIX}NAME/VERSION."
-        raise ConfigError(f"{place} is not the name of a corpus of OPUS.", fix=fix)
+        raise ConfigError(
+            f"{place} is not the name of a corpus of OPUS.",
+            fix=f"Write {PREFIX}NAME or {PREFIX}NAME/VERSION.",
+        )
     archive = folder / _file_name(name, version, sorted(languages))
     if not archive.exists():
         release = _find(name, version, languages)
@@ -168,8 +171,10 @@ def _not_found(
     problem = f"OPUS does not have {name} in {' and '.join(languages)}"
     versions = {release.version for release in _releases(name, "", languages)}
     if versions:
-        fix = f"Its versions are {', '.join(sorted(versions))}."
-        return ConfigError(f"{problem} in version {version}.", fix=fix)
+        return ConfigError(
+            f"{problem} in version {version}.",
+            fix=f"Its versions are {', '.join(sorted(versions))}.",
+        )
     corpora = _names("corpora", source=languages[0], target=languages[1])
     fix = f"Choose a corpus of {_SITE}."
     if corpora:
@@ -212,9 +217,10 @@ def _ask(key: str, **parameters: str) -> list[Any]:
         entries = json.loads(answer)[key]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         start = visible(answer[:_EXCERPT].decode("utf-8", "replace"))
-        problem = f"{url} does not answer as the API of OPUS does, but with {start!r}."
-        fix = f"Try again later, or set {ADDRESS} to the address of the API."
-        raise DataError(problem, fix=fix) from error
+        raise DataError(
+            f"{url} does not answer as the API of OPUS does, but with {start!r}.",
+            fix=f"Try again later, or set {ADDRESS} to the address of the API.",
+        ) from error
     return entries if isinstance(entries, list) else []
 
 
@@ -232,8 +238,10 @@ def _download(release: Release, archive: Path) -> None:
                 raise BadZipFile(f"{damaged_file} is damaged")
     except Exception as error:  # zipfile and zlib have many exceptions for damage
         part.unlink()
-        problem = f"{release.url} is not a complete zip file: {error}."
-        raise DataError(problem, fix="Run the command again to download it again.") from error
+        raise DataError(
+            f"{release.url} is not a complete zip file: {error}.",
+            fix="Run the command again to download it again.",
+        ) from error
     size = part.stat().st_size // _KIBI
     if release.size not in (None, size):
         logger.warning("OPUS announces %d KiB for %s; it has %d", release.size, archive, size)

@@ -157,8 +157,10 @@ def find_places(places: Sequence[Path], wanted: Wanted) -> Places:
             continue
         try:
             if pairs and file in named_sides:
-                problem = f"{file.path} is in another language, or lacks its other side."
-                raise DataError(problem, fix="Pass both sides of each file, or leave it out.")
+                raise DataError(
+                    f"{file.path} is in another language, or lacks its other side.",
+                    fix="Pass both sides of each file, or leave it out.",
+                )
             corpora.append(_file_with_both_sides(search, file))
         except DataError as error:
             if len(files) == 1 or file.path in places:
@@ -185,8 +187,10 @@ def _files_in(search: _Search) -> Iterator[_File]:
                 yield from _texts_of(search, path, path.relative_to(place), place_name)
             continue
         if place.exists() and not place.is_file():
-            problem = f"{place} is a pipe or a device, but nmt reads a corpus twice."
-            raise DataError(problem, fix="Write the text to a file first.")
+            raise DataError(
+                f"{place} is a pipe or a device, but nmt reads a corpus twice.",
+                fix="Write the text to a file first.",
+            )
         if is_archive_file(place):
             yield from _texts_of(search, place, Path(), place_name)
         else:
@@ -208,8 +212,10 @@ def _texts_of(search: _Search, path: Path, name: Path, place: str) -> Iterator[_
         members = members_of(path)
         texts = {path / each.name: (name / each.name, each.problem) for each in members}
         if len(texts) < len(members):
-            problem = f"{path} contains several files with the same name."
-            raise DataError(problem, fix="Unpack the archive, and pass the files.")
+            raise DataError(
+                f"{path} contains several files with the same name.",
+                fix="Unpack the archive, and pass the files.",
+            )
     for text, (relative, problem) in texts.items():
         if problem:
             search.unused[text] = f"is {problem}"
@@ -235,9 +241,10 @@ def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpu
     Empty if each of them has both sides.
     """
     if source.path == target.path:
-        problem = f"SOURCE and TARGET are the same file, {source.path}."
-        fix = "Pass a text and a file of translations: `nmt init SOURCE TARGET`."
-        raise DataError(problem, fix=fix)
+        raise DataError(
+            f"SOURCE and TARGET are the same file, {source.path}.",
+            fix="Pass a text and a file of translations: `nmt init SOURCE TARGET`.",
+        )
     named = _named_languages(source.name, target.name)
     wanted = search.wanted.languages
     if named is None and not is_set(source.path):
@@ -361,13 +368,16 @@ def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) ->
         if direction in both_orders and (has_both_sides or not is_ordered):
             orders.add(direction)
     if not choices:
-        problem = f"{shown}: neither the names nor the content of the files tell the languages."
-        fix = f"Add their codes, for example: {search.command(search.places, ('en', 'de'))}"
-        raise DataError(problem, fix=fix)
+        raise DataError(
+            f"{shown}: neither the names nor the content of the files tell the languages.",
+            fix=f"Add their codes, for example: {search.command(search.places, ('en', 'de'))}",
+        )
     if len(orders) == 1 and len(choices) == 2:
         return orders.pop()
-    problem = f"{shown}: it is not certain which languages are source and target."
-    raise _uncertain(problem, [search.command(search.places, choice) for choice in choices])
+    raise _uncertain(
+        f"{shown}: it is not certain which languages are source and target.",
+        [search.command(search.places, choice) for choice in choices],
+    )
 
 
 def _parts(
@@ -385,8 +395,10 @@ def _parts(
     if len(by_part) == 1:
         by_part = {"train": list(corpora)}
     if "train" not in by_part:
-        problem = f"{join_words(map(str, search.places))}: no text for training."
-        raise DataError(problem, fix=f"Its files are for {' and '.join(by_part)}; add others.")
+        raise DataError(
+            f"{join_words(map(str, search.places))}: no text for training.",
+            fix=f"Its files are for {' and '.join(by_part)}; add others.",
+        )
     parts: dict[Part, PartFiles] = {}
     for part, each_corpus in by_part.items():
         paths = list(chain.from_iterable(corpus.paths for corpus in each_corpus))

@@ -149,41 +149,27 @@ class TextPass(_FilterPass):
         return dict(looked.arrays)
 
 
-class BadRows:
-    """Counts the pairs of a corpus that cannot be read.
+def _check_bad_rows(
+    corpus: str, first_rows: Mapping[str, ListedProblem], counts: Mapping[str, int]
+) -> None:
+    """Check that few pairs of a corpus cannot be read.
 
     Args:
         corpus: Name of the corpus.
+        first_rows: The first of these pairs, by reason.
+        counts: Number of pairs by reason, and of all pairs.
+
+    Raises:
+        DataError: There are too many for one of the reasons. The message shows the first.
     """
-
-    def __init__(self, corpus: str) -> None:
-        self._corpus = corpus
-        self._counts = Counter[str]()
-        self._first: dict[str, ListedProblem] = {}  # the first pair of each reason
-
-    def update(self, problems: Iterable[Sequence[Any]], counts: Mapping[str, int]) -> None:
-        """Add the problems of a block, as fields of a `ListedProblem`, and the counts."""
-        self._counts.update(counts)
-        for row in problems:
-            problem = ListedProblem(*row)
-            if problem.reason in BAD_ROWS:
-                self._first.setdefault(problem.reason, problem)
-
-    def check(self) -> None:
-        """Check that few pairs cannot be read.
-
-        Raises:
-            DataError: There are too many for one of the reasons. The message shows the first.
-        """
-        num_read = self._counts[READ]
-        for reason, first in self._first.items():
-            count = self._counts[reason]
-            if count > _MOST_BAD_ROWS * num_read:
-                problem = f"{self._corpus}: {count:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
-                problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
-                fix = "Correct the rows, or format, columns and encoding of the corpus. To drop "
-                fix += "these pairs, set filters.on_bad_row: skip."
-                raise DataError(f"{problem}{first.value!r}.", fix=fix)
+    num_read = counts[READ]
+    for reason, first in first_rows.items():
+        if counts[reason] > _MOST_BAD_ROWS * num_read:
+            problem = f"{corpus}: {counts[reason]:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
+            problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
+            fix = "Correct the rows, or format, columns and encoding of the corpus. To drop "
+            fix += "these pairs, set filters.on_bad_row: skip."
+            raise DataError(f"{problem}{first.value!r}.", fix=fix)
 
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
@@ -362,7 +348,8 @@ class CorpusReader:
             results: The blocks, and the results of `TextPass` for them.
         """
         masks: list[Mask] = []
-        bad_rows = BadRows(name)
+        counts = Counter[str]()
+        bad_rows: dict[str, ListedProblem] = {}  # the first one of each reason
         self.is_kept[name] = masks
         self.found[name] = []
         files: dict[int, str] = {}
@@ -377,12 +364,17 @@ class CorpusReader:
             found = result.arrays["found"]
             lines_found = np.flatnonzero(found)
             self.found[name].append((lines_found, found[lines_found]))
-            bad_rows.update(*result.values)
+            problems, block_counts = result.values
+            counts.update(block_counts)
+            for row in problems:
+                problem = ListedProblem(*row)
+                if problem.reason in BAD_ROWS:
+                    bad_rows.setdefault(problem.reason, problem)
             check.update([pair[:2] for pair in pairs])
             yield pairs, result
         self.num_lines[name] = sum(map(len, masks))
         if self.recipe.config.filters.on_bad_row == "error":
-            bad_rows.check()
+            _check_bad_rows(name, bad_rows, counts)
 
     def blocks_to_filter(
         self, name: str, encoded: EncodedCorpora, diagnosis: Diagnosis

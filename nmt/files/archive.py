@@ -155,8 +155,10 @@ def open_single_member(archive: Path) -> IO[bytes]:
     members = members_of(archive)
     names = [each.name for each in members if not (each.problem or is_document(each.name))]
     if len(names) != 1:
-        problem = f"{archive} is an archive with {len(names)} texts, not a text file."
-        raise DataError(problem, fix=_choice(archive, names))
+        raise DataError(
+            f"{archive} is an archive with {len(names)} texts, not a text file.",
+            fix=_choice(archive, names),
+        )
     return open_member(archive, names[0])
 
 
@@ -191,13 +193,15 @@ def _content(archive: Path, name: str) -> Generator[bytes, None, None]:
                 continue
             shown = archive / name
             if member.problem:
-                fix = "Unpack the archive, and pass the files."
-                raise DataError(f"{shown} is {member.problem}.", fix=fix)
+                raise DataError(
+                    f"{shown} is {member.problem}.", fix="Unpack the archive, and pass the files."
+                )
             packed = stack.enter_context(member.open_stream())
             stream = stack.enter_context(decompressed(packed))
             if is_archive(stream.peek(HEADER_BYTES)):
-                problem = f"{shown} is an archive in an archive."
-                raise DataError(problem, fix="Unpack the outer archive.")
+                raise DataError(
+                    f"{shown} is an archive in an archive.", fix="Unpack the outer archive."
+                )
             while piece := stream.read(_PIECE_BYTES):
                 yield piece
             while member.rest is not None and member.rest.read(_PIECE_BYTES):
@@ -218,8 +222,10 @@ def _damage_reported(archive: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        problem = f"{archive} is not an archive that nmt reads, or is damaged: {error}"
-        raise DataError(problem, fix="Download it again, or pass text files.") from error
+        raise DataError(
+            f"{archive} is not an archive that nmt reads, or is damaged: {error}",
+            fix="Download it again, or pass text files.",
+        ) from error
 
 
 def _members(archive: Path, stack: ExitStack) -> Iterator[Member]:
@@ -233,16 +239,20 @@ def _members(archive: Path, stack: ExitStack) -> Iterator[Member]:
     members = _zip_members(file, stack) if is_zip else _tar_members(file, stack)
     for member in members:
         if member.name.startswith(("/", "../")):
-            problem = f"{archive} contains {member.name!a}, a name that leads out of the archive."
-            raise DataError(problem, fix="Do not use it, or unpack the files that you trust.")
+            raise DataError(
+                f"{archive} contains {member.name!a}, a name that leads out of the archive.",
+                fix="Do not use it, or unpack the files that you trust.",
+            )
         yield member
 
 
 def _zip_members(file: IO[bytes], stack: ExitStack) -> Iterator[Member]:
     archive = stack.enter_context(ZipFile(file))
     if not _OFFICE_MEMBERS.isdisjoint(archive.namelist()):
-        problem = f"{file.name} is a document of an office program, not text."
-        raise DataError(problem, fix="Save a table as .csv or .tsv in UTF-8, or a text as .txt.")
+        raise DataError(
+            f"{file.name} is a document of an office program, not text.",
+            fix="Save a table as .csv or .tsv in UTF-8, or a text as .txt.",
+        )
     for info in archive.infolist():
         if not info.is_dir():
             yield Member(normpath(info.filename), _zip_problem(info), partial(archive.open, info))

@@ -26,8 +26,10 @@ def _open_zstandard(file: Path | IO[bytes]) -> Any:
             window = library.DecompressionParameter.window_log_max
             return library.open(file, options={window: _LONGEST_WINDOW})
     shown = file if isinstance(file, Path) else "The input"
-    problem = f"{shown} is compressed with Zstandard, but backports.zstd is not installed."
-    raise DataError(problem, fix="Run `pip install backports.zstd`, or decompress the file.")
+    raise DataError(
+        f"{shown} is compressed with Zstandard, but backports.zstd is not installed.",
+        fix="Run `pip install backports.zstd`, or decompress the file.",
+    )
 
 
 # By suffix: a pattern for the first bytes, and a function that opens the file.

@@ -97,8 +97,9 @@ def _persist(
                 num_failures = 0
             num_failures += 1
             if num_failures == _MAX_FAILURES or not _is_temporary(error):
-                problem = f"{url} cannot be downloaded: {_reason(error)}."
-                raise DataError(problem, fix=fix) from error
+                raise DataError(
+                    f"{url} cannot be downloaded: {_reason(error)}.", fix=fix
+                ) from error
             logger.info("%s: %s; trying again", urlsplit(url).hostname, _reason(error))
             time.sleep(_PAUSE_SECONDS * num_failures)
 

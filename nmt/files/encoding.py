@@ -60,8 +60,10 @@ def standard_encoding(name: str) -> str:
         encoding.decode(b"")
         "".encode(name)  # `rot13` and others that are no encodings of text raise an error
     except (LookupError, TypeError) as error:
-        fix = "Use a name that Python knows, such as utf-8, utf-16, latin-1, cp1252 or shift_jis."
-        raise ConfigError(f"There is no encoding {name!r}.", fix=fix) from error
+        raise ConfigError(
+            f"There is no encoding {name!r}.",
+            fix="Use a name that Python knows, such as utf-8, utf-16, latin-1 or shift_jis.",
+        ) from error
     return encoding.name
 
 
@@ -168,8 +170,10 @@ def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
         encoding += "-le"
     if encoding == UTF8 and start.count(0) > _WIDE_SHARE * len(start):
         encoding = probable_encoding(start)
-        problem = f"{path} has many NUL bytes: it is probably {encoding}."
-        raise DataError(problem, fix=f"Set `encoding` to {encoding}, or convert the file to UTF-8.")
+        raise DataError(
+            f"{path} has many NUL bytes: it is probably {encoding}.",
+            fix=f"Set `encoding` to {encoding}, or convert the file to UTF-8.",
+        )
     text = start.decode(encoding, "replace")
     ends_with_cr = "\r" in text and "\n" not in text
     stream = open_binary(path)

@@ -85,4 +85,4 @@ def _entries(file: TextFile) -> Iterator[_Entry]:
     yield entry
 
 
-PO = UnitFormat("po", (".po", ".pot"), _is_catalogue, _units)
+PO = UnitFormat("po", (".po", ".pot"), _units, _is_catalogue)

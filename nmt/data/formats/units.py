@@ -13,6 +13,7 @@ from pathlib import Path
 from nmt.config.language_codes import is_same_language, matching
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
 from nmt.data.formats.lines import TextFile
+from nmt.data.formats.markup import root_name
 from nmt.data.formats.pair import (
     BadPair,
     Pair,
@@ -49,15 +50,18 @@ class UnitFormat(Format):
     """A format whose files contain units.
 
     Args:
-        is_format: Whether the content of a file certainly has this format.
         read: Yields the units of a file, and what cannot be read.
+        is_format: Whether the content of a file certainly has this format. None for XML whose root
+            has the name of the format.
     """
 
-    is_format: Callable[[Sample], bool]
     read: Callable[[TextFile], Iterator[Unit | BadPair]]
+    is_format: Callable[[Sample], bool] | None = None
 
     def recognises(self, sample: Sample) -> bool:
         """Whether the content has this format."""
+        if self.is_format is None:
+            return root_name(sample.text) == self.name
         return self.is_format(sample)
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:

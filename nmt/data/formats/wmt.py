@@ -160,4 +160,4 @@ def _is_wmt(sample: Sample) -> bool:
     return root in _SGML_ROOTS or (root == _XML_ROOT and "<seg" in sample.text)
 
 
-WMT = UnitFormat("wmt", (*SGML_SUFFIXES, ".xml"), _is_wmt, _units)
+WMT = UnitFormat("wmt", (*SGML_SUFFIXES, ".xml"), _units, _is_wmt)

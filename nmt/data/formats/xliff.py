@@ -10,9 +10,8 @@ from typing import Any
 
 from lxml import etree
 
-from nmt.data.formats.layout import Sample
 from nmt.data.formats.lines import TextFile
-from nmt.data.formats.markup import read_elements, root_name, text_of
+from nmt.data.formats.markup import read_elements, text_of
 from nmt.data.formats.pair import BadPair
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 
@@ -21,10 +20,6 @@ _UNIT_TAGS = ("trans-unit", "segment")  # of XLIFF 1 and 2
 _SOURCE_LANGUAGE = etree.XPath("ancestor::*/@source-language | ancestor::*/@srcLang")
 _TARGET_LANGUAGE = etree.XPath("ancestor::*/@target-language | ancestor::*/@trgLang")
 _UNFINISHED = ("new", "needs-", "initial")  # Beginnings of states.
-
-
-def _is_xliff(sample: Sample) -> bool:
-    return root_name(sample.text) == "xliff"
 
 
 def _units(file: TextFile) -> Iterator[Unit | BadPair]:
@@ -56,6 +51,4 @@ def _text_of_child(unit: Any, tag: str) -> str | None:
     return text if text.strip() else None
 
 
-XLIFF = UnitFormat(
-    "xliff", (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff"), _is_xliff, _units
-)
+XLIFF = UnitFormat("xliff", (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff"), _units)
