@@ -261,9 +261,9 @@ def own_model(values: Values) -> str:
     Then the other keys that the configuration leaves open have the general defaults, because the
     values of a scale were measured together with its model.
     """
-    if _section(values, "training").get("init_from") is not None:
+    if section_of(values, "training").get("init_from") is not None:
         return "training.init_from"
-    model = _section(values, "model")
+    model = section_of(values, "model")
     if "preset" in model:
         return "model.preset"
     if all(key in model for key in _SIZE_KEYS):
@@ -271,16 +271,15 @@ def own_model(values: Values) -> str:
     return ""
 
 
-def _section(values: Values, key: str) -> Values:
+def section_of(values: Values, key: str) -> Values:
+    """Return the section at a key; empty if it is missing, null or an error, reported later."""
     section = values.get(key)
-    if not isinstance(section, Mapping):  # null, or an error that is reported later
-        return {}
-    return section
+    return section if isinstance(section, Mapping) else {}
 
 
 def has_limit(values: Values) -> bool:
     """Whether a configuration says when training ends."""
-    training = _section(values, "training")
+    training = section_of(values, "training")
     return any(training.get(key) is not None for key in (*_LIMITS, "patience"))
 
 
@@ -292,7 +291,7 @@ def with_scale(values: Values, num_characters: int) -> dict[str, Any]:
     """
     sections = scale_of(num_characters).sections
     usual = sections["training"]
-    training = _section(values, "training")
+    training = section_of(values, "training")
     if own_model(values):
         if has_limit(values):
             return dict(values)
@@ -315,7 +314,7 @@ def added_values(filled: Values, values: Values, prefix: str = "") -> Iterator[t
     """
     for key, value in filled.items():
         if isinstance(value, Mapping):
-            yield from added_values(value, _section(values, key), f"{prefix}{key}.")
+            yield from added_values(value, section_of(values, key), f"{prefix}{key}.")
         elif key not in values:
             yield f"{prefix}{key}", value
 

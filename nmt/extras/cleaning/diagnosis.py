@@ -341,7 +341,9 @@ def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         lines = f"{place}: lines {entry['start']:,} to {entry['end']:,}"
         offset = entry.get("offset")  # Unrelated ranges have none, and others are not 0.
         if offset:
-            direction = "below" if offset > 0 else "above"
+            direction = "above"
+            if offset > 0:
+                direction = "below"
             distance = abs(offset)
             unit = "line" if distance == 1 else "lines"
             yield f"shifted: {lines}: the translations are {distance} {unit} {direction}"
