@@ -17,18 +17,20 @@ def expanded(path: Path) -> Path:
     A path that exists is taken literally.
 
     Raises:
-        ValueError: A variable is not defined.
+        ValueError: A variable is not defined, or its value contains a variable: a recorded
+            configuration, which is expanded again, would have another path.
 
     >>> expanded(Path("train.de"))
     PosixPath('train.de')
     """
-    text = os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 - an unknown user is no error
+    text = os.path.expanduser(os.path.expandvars(path))  # noqa: PTH111 - an unknown user is no error
     undefined = _VARIABLE.search(text)
     if (text == str(path) and not undefined) or path.exists():
         return path
     if undefined:
         name = undefined[0].strip("${}")
-        raise ValueError(f"{path}: the environment variable {name} is not set")
+        problem = f"{path}: the environment variable {name} is not set"
+        raise ValueError(f"{problem}, or the value of another one contains it")
     return Path(text)
 
 

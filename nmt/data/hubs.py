@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ from nmt.data.formats.layout import Wanted
 from nmt.errors import ConfigError, DataError, join_words, nearest_word, shell_command
 from nmt.files.atomic import atomic_folder, write_errors
 from nmt.files.progress import progress_bar
+from nmt.report.page import visible
 
 PREFIX = "hub:"
 # Names of file formats in `datasets`.
@@ -161,6 +163,7 @@ def save_data_set(place: str, languages: tuple[str, str] | None, folder: Path) -
     with _reading(f"{name} (subset {subset})"):
         splits = _datasets().get_dataset_split_names(name, subset)
     logger.info("%s (subset %s) has the splits %s", name, subset, ", ".join(splits))
+    logger.info("%s: the licence is %s", name, _licence(name))
     parts = {_PARTS[split]: split for split in splits if split in _PARTS}
     if "train" not in parts:
         raise DataError(
@@ -179,6 +182,16 @@ def save_data_set(place: str, languages: tuple[str, str] | None, folder: Path) -
                     file.write(f"{json.dumps(texts, ensure_ascii=False)}\n")
                     bar.update()
     return copy
+
+
+def _licence(name: str) -> str:
+    """Return the licence of a data set, which `datasets` does not read."""
+    card = Path(name, "README.md")
+    licence = None
+    with suppress(Exception):  # there is no card, or no connection
+        cards = import_module("huggingface_hub").DatasetCard  # slow to load
+        licence = cards.load(card if card.exists() else name).data.license
+    return visible(str(licence or "not named in its card"))
 
 
 def _subset(name: str, subsets: Sequence[str], languages: tuple[str, str] | None) -> str:

@@ -5,6 +5,7 @@ Whatever is not certain is an error with the commands to choose from, never a gu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, permutations, product
@@ -33,7 +34,7 @@ from nmt.files.lines import open_binary, plain_name, read_pieces
 TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
 _NO_TEXT = frozenset(
-    (".ids", ".pdf", ".docx", ".xlsx", ".odt", ".ods", ".html", ".yaml", ".sh", ".py", ".log")
+    (".pdf", ".docx", ".xlsx", ".odt", ".ods", ".html", ".yaml", ".sh", ".py", ".log")
 )
 _SAMPLED_PAIRS = 200  # whose languages are identified
 _MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
@@ -63,12 +64,13 @@ class Places:
 
     Args:
         languages: Codes of the source and the target language.
-        parts: Files of each part; the training part is always there.
+        parts: Files of each part; the training part is always there. Several test sets have
+            their names in the place of ``test``.
         unused: Why a file is not used, by its path.
     """
 
     languages: Languages
-    parts: Mapping[Part, PartFiles]
+    parts: Mapping[str, PartFiles]
     unused: Mapping[Path, str]
 
 
@@ -151,6 +153,7 @@ def find_places(places: Sequence[Path], wanted: Wanted) -> Places:
         pairs = _pairs_by_name(sides, wanted.languages)
     corpora = list(pairs)
     in_pairs = set(chain.from_iterable(pair.paths for pair in pairs))
+    stems = {path.stem for path in in_pairs}
     named_sides = {file for file in sides if any(sides_of(file.name))}
     for file in files:
         if file.path in in_pairs:
@@ -165,6 +168,8 @@ def find_places(places: Sequence[Path], wanted: Wanted) -> Places:
         except DataError as error:
             if len(files) == 1 or file.path in places:
                 raise
+            if file.path.suffix == ".xml" and file.path.stem in stems:
+                continue  # where OPUS has the pairs from
             search.unused[file.path] = error.problem.removeprefix(str(file.path)).lstrip(": ")
     if not corpora:
         problem = f"{join_words(map(str, places))}: no parallel text."
@@ -219,9 +224,9 @@ def _texts_of(search: _Search, path: Path, name: Path, place: str) -> Iterator[_
     for text, (relative, problem) in texts.items():
         if problem:
             search.unused[text] = f"is {problem}"
-        elif is_document(str(relative)) or relative.suffix.lower() in _NO_TEXT:
+        elif relative.suffix.lower() in _NO_TEXT:
             search.unused[text] = "is not text of the corpus"
-        else:
+        elif relative.suffix != ".ids" and not is_document(str(relative)):
             yield _File(text, f"{place}/{relative}", part_of(relative))
 
 
@@ -382,7 +387,7 @@ def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) ->
 
 def _parts(
     search: _Search, languages: Languages, corpora: Sequence[_Corpus]
-) -> dict[Part, PartFiles]:
+) -> dict[str, PartFiles]:
     """Return the files of each part. If there is only one part, it is for training.
 
     Raises:
@@ -399,7 +404,7 @@ def _parts(
             f"{join_words(map(str, search.places))}: no text for training.",
             fix=f"Its files are for {' and '.join(by_part)}; add others.",
         )
-    parts: dict[Part, PartFiles] = {}
+    parts: dict[str, PartFiles] = {}
     for part, each_corpus in by_part.items():
         paths = list(chain.from_iterable(corpus.paths for corpus in each_corpus))
         texts = {without_variant(corpus.name) for corpus in each_corpus}
@@ -408,8 +413,20 @@ def _parts(
             problem = f"Several files can be the {part} set, and may contain the same text."
             wanted = search.wanted.languages
             raise _uncertain(problem, [search.command(each.paths, wanted) for each in each_corpus])
-        parts[part] = _part_files(search, languages, each_corpus)
+        test_sets = {_set_name(corpus): [corpus] for corpus in each_corpus}
+        if part == "test" and len(test_sets) == len(each_corpus) > 1:
+            for name, test_set in test_sets.items():
+                parts[name] = _part_files(search, languages, test_set)
+        else:
+            parts[part] = _part_files(search, languages, each_corpus)
     return parts
+
+
+def _set_name(corpus: _Corpus) -> str:
+    """Return a name for a test set, by its path in the place."""
+    path = Path(corpus.name)
+    folders = path.parent.parts[1:]
+    return re.sub(r"\W+", "-", "-".join([*folders, path.stem])).strip("-")
 
 
 def _part_files(search: _Search, languages: Languages, corpora: Sequence[_Corpus]) -> PartFiles:

@@ -72,7 +72,8 @@ def open_binary(path: Path) -> IO[bytes]:
     try:
         path = shipped_file(path)
         if path.is_dir():
-            raise DataError(f"{path} is a folder, not a text file.", fix="Pass a text file.")
+            fix = f"Pass a text file, or in a configuration a pattern, such as {path / '*.de'}."
+            raise DataError(f"{path} is a folder, not a text file.", fix=fix)
         place = place_in_archive(path)
         if place is not None:
             return open_member(*place)

@@ -371,6 +371,20 @@ def test_a_data_set_becomes_a_folder_with_its_parts(tmp_path: Path) -> None:
     assert saved(copy) == files
 
 
+def test_the_licence_in_the_card_of_a_data_set_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    place = data_set(tmp_path / "org", {"only": ["train"]})
+    save_data_set(f"hub:{place}", None, tmp_path)
+    assert f"{place}: the licence is not named in its card" in caplog.messages
+    card = place / "README.md"
+    text = card.read_text("utf-8").replace("---\n", "---\nlicense: cc-by-4.0\n", 1)
+    card.write_text(text, encoding="utf-8")
+    save_data_set(f"hub:{place}", None, tmp_path)
+    assert f"{place}: the licence is cc-by-4.0" in caplog.messages
+
+
 @pytest.mark.parametrize("languages", [("de", "en"), ("eng", "deu")])
 def test_of_several_subsets_the_named_one_or_that_of_the_languages_is_read(
     tmp_path: Path, languages: tuple[str, str]

@@ -109,7 +109,7 @@ def test_unreadable_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = written(tmp_path, b"<html>not found</html>", "train.de.gz")
     for wrong, problem in (
         (tmp_path / "nowhere", "nowhere does not exist"),
-        (tmp_path, "is a folder"),
+        (tmp_path, r"is a folder(.|\n)*a pattern, such as .*\*\.de"),
         (path, r"train\.de\.gz is not a \.gz file"),  # a saved error page
     ):
         with pytest.raises(DataError, match=problem):

@@ -22,6 +22,8 @@ from nmt.data.formats.pair import (
 from nmt.errors import DataError
 
 _EXCERPT = 80  # characters
+_FROM_ARRAY = "python3 -c 'import json, sys; [print(json.dumps(x)) for x in json.load(sys.stdin)]'"
+_FROM_ARRAY += " < FILE > FILE.jsonl"
 _TEXTS = "translation"  # Key of an object with the texts, as data sets of the hub have it.
 
 
@@ -39,7 +41,7 @@ class JsonLines(Format):
         if first_object is None:
             first_line = sample.lines[0]
             problem = f"{name}, line 1: expected a JSON object, found {first_line[:_EXCERPT]!r}."
-            fix = "Write one object per line; `jq -c '.[]' FILE` does that for an array of objects."
+            fix = f"Write one object per line. For an array of objects, run: {_FROM_ARRAY}"
             raise DataError(problem, fix=fix)
         columns = columns_of_record(first_object, wanted, name)
         languages = code_of_name(columns[0]), code_of_name(columns[1])

@@ -7,13 +7,14 @@ a row may have several lines, so it is parsed while it is read.
 from __future__ import annotations
 
 import csv
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from nmt.data.formats.columns import are_texts, choose_columns, code_of_name, named_columns
 from nmt.data.formats.layout import Column, Format, Layout, Sample, Wanted
@@ -108,39 +109,58 @@ def _plain_pairs(
             yield _pair_of_row(text.split(layout.delimiter), layout, number, file.options)
 
 
+class _Line(NamedTuple):
+    number: int  # in the file, from 1
+    text: str
+    bad: BadPair | None  # why it cannot be read
+
+
 def _quoted_pairs(file: TextFile, layout: Layout) -> Iterator[Pair]:
     """Yield the pairs of a table whose fields may contain line breaks.
 
-    Raises:
-        DataError: The quotes do not match.
+    A row whose quotes do not match would contain the following rows: only its first line is left
+    out, and reading continues at the next line.
     """
-    bad_lines: list[BadPair] = []  # of the row that is being read
+    lines = _decoded_lines(file)
+    row: list[_Line] = []  # that is being read
+    unread = deque[_Line]()  # lines that are read again
 
     def texts() -> Iterator[str]:
-        for number, line in enumerate(file.raw_lines(), start=1):
-            [text] = file.texts([line], number)
-            if isinstance(text, BadPair):
-                bad_lines.append(text)
-                # The quotes of a bad line count, but not its text.
-                text = (line or b"").decode("utf-8", "replace")
-            yield f"{text}\n"
+        while True:
+            line = unread.popleft() if unread else next(lines, None)
+            if line is None:
+                return
+            row.append(line)
+            yield f"{line.text}\n"
 
-    rows = csv.reader(texts(), delimiter=layout.delimiter, strict=True)
-    first_line = 1  # of the next row
-    try:
-        for index, row in enumerate(rows):
-            if bad_lines:  # a row with a bad line is dropped as a whole
-                yield bad_lines[0]
-                bad_lines.clear()
-            elif not row:
-                yield SentencePair("", "", first_line)
-            elif index > 0 or not layout.has_header:
-                yield _pair_of_row(row, layout, first_line, file.options)
-            first_line = rows.line_num + 1
-    except csv.Error as error:
-        problem = f"{file.name}, line {rows.line_num:,}: the quotes do not match ({error})."
-        fix = "Quote fields that contain separators, quotes or line breaks, and double the quotes."
-        raise DataError(problem, fix=fix) from error
+    while True:
+        try:
+            for cells in csv.reader(texts(), delimiter=layout.delimiter, strict=True):
+                first_line = row[0].number
+                bad_pairs = [line.bad for line in row if line.bad]
+                row.clear()
+                if bad_pairs:  # a row with a bad line is dropped as a whole
+                    yield bad_pairs[0]
+                elif not cells:
+                    yield SentencePair("", "", first_line)
+                elif first_line > 1 or not layout.has_header:
+                    yield _pair_of_row(cells, layout, first_line, file.options)
+            return
+        except csv.Error:
+            first, *others = row
+            row.clear()
+            unread.extendleft(reversed(others))
+            yield first.bad or BadPair("syntax", first.number, first.text)
+
+
+def _decoded_lines(file: TextFile) -> Iterator[_Line]:
+    for number, line in enumerate(file.raw_lines(), start=1):
+        [text] = file.texts([line], number)
+        if isinstance(text, BadPair):
+            # The quotes of a bad line count, but not its text.
+            yield _Line(number, (line or b"").decode("utf-8", "replace"), text)
+        else:
+            yield _Line(number, text, None)
 
 
 def _pair_of_row(row: Sequence[str], layout: Layout, line: int, options: ReadOptions) -> Pair:

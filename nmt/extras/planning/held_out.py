@@ -74,6 +74,11 @@ class BlockSample:
         self._blocks.sort()
         return list(chain.from_iterable(block for _, block in self._blocks))
 
+    def number(self, index: int) -> int:
+        """Return the number in the stream, from 1, of the pair ``pairs()[index]``."""
+        block_number, _ = self._blocks[index // _BLOCK_PAIRS]
+        return block_number * _BLOCK_PAIRS + index % _BLOCK_PAIRS + 1
+
 
 def comparable(text: str) -> str:
     """Return the form in which sentences are compared: without case."""
@@ -85,7 +90,8 @@ def reasons_against(
 ) -> list[set[str]]:
     """Return why each pair of a sample should not be held out; an empty set for a good pair.
 
-    A reason that applies to most pairs is left out: it is a property of the corpus.
+    A reason that applies to most pairs is left out: it is a property of the corpus. Misaligned
+    pairs never are good.
 
     Args:
         pairs: The sample.
@@ -107,6 +113,7 @@ def reasons_against(
     counts = Counter[str]()
     for problems in reasons:
         counts.update(problems)
+    del counts["misaligned"]
     usual = {reason for reason, count in counts.items() if count > _USUAL_SHARE * len(pairs)}
     return [problems - usual for problems in reasons]
 
