@@ -533,7 +533,7 @@ def _candidates(
     misaligned = [row for row, problems in enumerate(reasons) if "misaligned" in problems]
     if len(misaligned) > _MISALIGNED_SHARE * len(pairs):
         text = "%.0f%% of the pairs are misaligned, the first near pair %d and the last near pair "
-        text += "%d: `nmt prepare --report-only` names the lines"
+        text += "%d: `nmt prepare` names the lines"
         share = len(misaligned) / len(pairs)
         first = sample.number(misaligned[0])
         last = sample.number(misaligned[-1])
