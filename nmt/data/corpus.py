@@ -273,10 +273,8 @@ class Block:
         return pairs
 
 
-def read_blocks(
-    config: CorpusConfig, options: ReadOptions, size: int = BLOCK_PAIRS
-) -> Iterator[Block]:
-    """Yield the pairs of a corpus in blocks of up to ``size`` pairs; the first blocks are smaller.
+def read_blocks(config: CorpusConfig, options: ReadOptions) -> Iterator[Block]:
+    """Yield the pairs of a corpus in blocks of up to 10,000 pairs; the first blocks are smaller.
 
     Raises:
         DataError: See `read_corpus`. Problems in single lines are raised by `Block.pairs`.
@@ -293,8 +291,8 @@ def read_blocks(
         shard = reader.names[0] if len(openers) > 1 else None
         num_before = num_read
         while num_read < max_pairs:
-            num_wanted = min(size, max_pairs - num_read)
-            if num_read < size:
+            num_wanted = min(BLOCK_PAIRS, max_pairs - num_read)
+            if num_read < BLOCK_PAIRS:
                 num_wanted = min(num_wanted, _FIRST_PAIRS)
             columns = _next_columns(reader, num_wanted, num_read - num_before)
             if not columns[0]:

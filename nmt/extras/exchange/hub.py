@@ -256,9 +256,9 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
                 download(local_dir=folder, allow_patterns=sorted(names))
                 shutil.rmtree(folder / ".cache", ignore_errors=True)  # written by huggingface_hub
                 Manifest.read(folder).verify(folder)
-                find_model(folder)  # raises an error if the folder is not a model
+                languages = find_model(folder).config.languages  # fails if this is not a model
             log_next_commands(output)
-            return version, ImportSummary(output, find_model(output).config.languages)
+            return version, ImportSummary(output, languages)
         needed_names = [name for name in sorted(names) if _IMPORT_FILE.fullmatch(name)]
         if is_nmt_model:
             needed_names = sorted(names)

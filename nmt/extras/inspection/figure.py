@@ -384,11 +384,8 @@ def _cell_text(cell: Cell, form: str) -> str:
 
 def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
     """Return for each column whether it contains only numbers, which are right-aligned."""
-    return list(map(_is_numeric, zip_longest(*rows)))
-
-
-def _is_numeric(column: Iterable[Cell]) -> bool:
-    return not any(isinstance(cell, str) for cell in column)
+    columns = zip_longest(*rows)
+    return [str not in map(type, column) for column in columns]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:

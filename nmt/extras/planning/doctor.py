@@ -23,6 +23,7 @@ from nmt.config.loader import load_config
 from nmt.device import usable_cores
 from nmt.errors import NmtError, install_command
 from nmt.files.lines import read_lines
+from nmt.inference.distributed import errors_only
 from nmt.inference.translator import Translator
 from nmt.installation import CONFIGS
 from nmt.version import __version__
@@ -149,21 +150,17 @@ def _findings() -> Iterator[Finding]:
 def _self_test() -> Finding:
     """Train a toy model on two sentence pairs, then translate both sentences."""
     begin = time.perf_counter()
-    level = _NMT.level
-    _NMT.setLevel(logging.ERROR)  # hides advice about such a small corpus
     try:
-        with tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
+        # Without advice about such a small corpus.
+        with errors_only(), tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
             folders = [f"{key}={folder}/{key}" for key in ("prepared_dir", "run_dir")]
             config = load_config(CONFIGS / "hello.yaml", [*_SELF_TEST, *folders])
             fit(config)
             translator = Translator.load(config.run_dir)
             results = translator.translate(read_lines(CONFIGS / "hello.fr"))
     except Exception as error:  # every error is a finding
-        _NMT.setLevel(level)
         _NMT.debug("the self-test failed", exc_info=True)
         return Finding("self-test", f"{type(error).__name__}: {error}", _REPORT)
-    finally:
-        _NMT.setLevel(level)
     texts = [result.text for result in results]
     if texts != read_lines(CONFIGS / "hello.en"):
         return Finding("self-test", f"wrong translations: {texts}", _REPORT)
