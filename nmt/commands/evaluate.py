@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config
@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 
 _EXTERNAL = "external"
 # What they are: see ``nmt/registry.toml``.
-Analysis: TypeAlias = Callable[..., Any]
+Analysis = Callable[..., Any]
 ANALYSES = Registry[Analysis]("analysis")
 # Content of a `report` file by its extension.
-ReportWriter: TypeAlias = Callable[[EvaluationReport, Sequence["EvaluatedModel"]], str]
+ReportWriter = Callable[[EvaluationReport, Sequence["EvaluatedModel"]], str]
 REPORTS = Registry[ReportWriter]("report format")
 REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
 

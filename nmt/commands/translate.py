@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.commands.loading import decoding_changes, loading_arguments, mbr, warn_of_language
@@ -34,7 +34,7 @@ from nmt.text.preprocessing import find_preprocessing
 
 logger = logging.getLogger(__name__)
 
-Chunk: TypeAlias = tuple[int, list[Request | DataError]]  # number of the first line, lines
+Chunk = tuple[int, list[Request | DataError]]  # number of the first line, lines
 
 # A word with a slash or an extension: the name of a file, not a sentence.
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from nmt.config.filling import PLACES, with_path
+from nmt.config.filling import FORMATS, PLACES, with_path
 from nmt.config.language_codes import matching
 from nmt.config.paths import is_pattern
 from nmt.config.section import (
@@ -166,7 +166,6 @@ _FILES: Any = {
 _Files = Annotated[Many[FilePath], Field(json_schema_extra=_FILES)]
 _COLUMNS: Any = {"allowed": "a list of two numbers from 0, or two names"}
 _Column = NonNegativeInt | Annotated[str, Field(min_length=1)]
-_FORMAT_KEYS = ("tsv", "csv", "jsonl")
 
 
 class CorpusConfig(Section):
@@ -269,7 +268,7 @@ class CorpusConfig(Section):
     def _disagreements(self) -> Iterator[str]:
         # The first key is ``source``, which stands for source and target.
         keys = [key for key in PLACES if key != "target"]
-        set_keys = [key for key in (*keys, *_FORMAT_KEYS) if getattr(self, key) not in (None, ())]
+        set_keys = [key for key in (*keys, *FORMATS) if getattr(self, key) not in (None, ())]
         if bool(self.source) != bool(self.target):
             yield "source and target must be set together"
         elif len(set_keys) != 1:

@@ -33,7 +33,7 @@ _CHOICES = ("preset", "kind")
 # Keys that say where a corpus is. If one has changed, it is another corpus.
 PLACES = ("source", "target", "path", "huggingface", "sacrebleu", "demo")
 # Keys that stand for ``path`` and a ``format`` with their name.
-_FORMATS = ("tsv", "csv", "jsonl")
+FORMATS = ("tsv", "csv", "jsonl")
 _ADAMW_RATE = 1e-3  # Usual `peak_lr` of AdamW.
 _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 
@@ -174,11 +174,11 @@ def with_path(corpus: Values) -> dict[str, Any]:
     >>> with_path({"csv": "a", "weight": 2}), with_path({"source": "a", "tsv": None})
     ({'weight': 2, 'path': 'a', 'format': 'csv'}, {'source': 'a'})
     """
-    changed = {key: value for key, value in corpus.items() if key not in _FORMATS}
-    used = [key for key in _FORMATS if corpus.get(key) is not None]
+    changed = {key: value for key, value in corpus.items() if key not in FORMATS}
+    used = [key for key in FORMATS if corpus.get(key) is not None]
     if any(isinstance(corpus[key], Mapping) for key in used):
         return dict(corpus)  # test sets with these names
-    is_old = all(key in corpus for key in _FORMATS)
+    is_old = all(key in corpus for key in FORMATS)
     if is_old and used != ["tsv"] and list(corpus.get("columns") or ()) == [0, 1]:
         del changed["columns"]
     if not used:

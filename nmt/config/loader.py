@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -42,7 +42,7 @@ from nmt.config.run import RunConfig
 from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError
 
-CONFIG: Final = "config.yaml"  # In run folders and model folders.
+CONFIG = "config.yaml"  # In run folders and model folders.
 
 
 def load_config(

@@ -18,17 +18,17 @@ from nmt.registry import Registry
 from nmt.text.identification import NO_PROFILES, LanguageProfiles
 
 # Actions of the reasons that the configuration cannot change.
-ALWAYS: Mapping[str, Action] = MappingProxyType({
+ALWAYS: Mapping[str, Action] = {
     "blank": "drop", "bad_utf8": "drop", "untranslated": "drop", "characters": "drop",
     "length": "drop", "bytes": "drop",
     "nul": "drop", "columns": "drop", "syntax": "drop",
-})  # fmt: skip
+}  # fmt: skip
 # Reasons of pairs that cannot be read: `filters.on_bad_row` decides about many of them.
-BAD_ROWS: Mapping[str, str] = MappingProxyType({
+BAD_ROWS: Mapping[str, str] = {
     "nul": "contain NUL characters",
     "columns": "lack a column",
     "syntax": "cannot be parsed",
-})  # fmt: skip
+}  # fmt: skip
 # Reasons with a configurable action; keys of the ``filters`` section.
 REASONS = tuple(
     name for name, field in FilterConfig.model_fields.items()

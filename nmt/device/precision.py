@@ -22,7 +22,7 @@ _FLOAT16_CAPABILITY = 7
 _BFLOAT16_CAPABILITY = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Precision:
     """The dtypes of training.
 

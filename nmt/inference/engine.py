@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 Mean = Literal["arithmetic", "geometric"]
 # Optional outputs, in addition to texts and scores.
-OutputName: TypeAlias = Literal["alignments", "attention", "token_scores"]
+OutputName = Literal["alignments", "attention", "token_scores"]
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 _CONVERTED = (None, "float32", "int8")  # Dtypes for which ``auto`` chooses CTranslate2 on a CPU.
 _REWRITE = "`nmt train CONFIG`, which writes it without training again"
-_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
 def parse_dtype(text: str) -> Dtype | None:
@@ -399,7 +399,7 @@ class LoadedModel:
 
 
 # Loads the model of a folder. Raises `EngineLacksError` if it does not support the needs.
-EngineLoader: TypeAlias = Callable[[Path, EngineOptions, Needs], LoadedModel]
+EngineLoader = Callable[[Path, EngineOptions, Needs], LoadedModel]
 ENGINES: Registry[EngineLoader] = Registry("engine")
 
 
@@ -452,7 +452,7 @@ def _runs_on_gpu(device: str) -> bool:
     """Whether torch would use a GPU. Imports torch, which is slow, only if a GPU driver exists."""
     if device != "auto":
         return device != "cpu"
-    if sys.platform == "linux" and not any(path.exists() for path in _GPU_DRIVERS):
+    if sys.platform == "linux" and not any(path.exists() for path in GPU_DRIVERS):
         return False
     import torch  # noqa: PLC0415
 

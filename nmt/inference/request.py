@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from nmt.errors import DataError, nearest_word
 from nmt.files.json_file import parse_json
@@ -23,9 +23,7 @@ Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorte
 # A sign that a translation is wrong: see `nmt.inference.guard`. ``truncated``: the line is too
 # long, and its end is not translated. ``constraint``: a required phrase follows the end of the
 # sentence instead of being part of it.
-Alarm: TypeAlias = Literal[
-    "loop", "repetition", "short", "long", "compression", "truncated", "constraint"
-]
+Alarm = Literal["loop", "repetition", "short", "long", "compression", "truncated", "constraint"]
 Alarms = tuple[Alarm, ...]
 
 

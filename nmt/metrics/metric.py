@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # `--help` imports this module, and numpy is slow to import
 
 Floats: TypeAlias = "npt.NDArray[np.float64]"
 # Paired bootstrap resampling, or approximate randomization.
-Significance: TypeAlias = Literal["bs", "ar"]
+Significance = Literal["bs", "ar"]
 # One or more streams of lines. Line i of each stream is a reference of sentence i.
 References = Sequence[Sequence[str]]
 # Computed in every validation and evaluation.

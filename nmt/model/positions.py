@@ -56,7 +56,7 @@ class RelativePositions(nn.Module):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PositionScheme:
     """Constructors of the parts of a scheme, called with the model section and a width."""
 

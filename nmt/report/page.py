@@ -105,7 +105,7 @@ def module(template: str, **values: Any) -> Any:
     return _environment().get_template(template).make_module(values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Axis:
     """An axis of a chart, from its first to its last tick."""
 
@@ -127,7 +127,7 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Curve:
     """A line of a chart."""
 
@@ -146,7 +146,7 @@ class Curve:
         return short_number(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chart:
     """Curves with common axes."""
 

@@ -210,7 +210,7 @@ class Progress:
         return progress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingSummary:
     """Result of a training run: its last step, why it ended, and the best weights."""
 

@@ -49,7 +49,7 @@ _FIRST_SIZE = 2048
 _PASSES_FOR_R_DROP = 36
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingSetup:
     """Model, data and tools that one process trains with, from `nmt.commands.train_setup.build`."""
 
@@ -62,7 +62,7 @@ class TrainingSetup:
     adapter: AdapterRecord | None = None  # Set if only adapters are trained.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimePlan:
     """Estimated times of the parts of a training run, in seconds."""
 

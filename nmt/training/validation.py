@@ -48,7 +48,7 @@ _NO_SCORER = ("loss", COMMAND)
 _READABLE = 1e6  # larger perplexities are shown in scientific notation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scores:
     """Result of a validation: the scores of a set, or the combined scores of several sets."""
 

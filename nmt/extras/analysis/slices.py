@@ -288,7 +288,7 @@ def _copy_label(required: set[str], output: set[str]) -> str:
     return "kept" if required <= output else "lost"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LineCounts:
     """How often the words of one line occur in the training data."""
 

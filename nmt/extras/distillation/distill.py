@@ -74,7 +74,7 @@ _OF_TEACHER = ("model.", "tokenizer.", "training.init_")
 _ONE_BY_ONE = 100  # Sentences that are translated one at a time.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """Size, quality and speed of one system."""
 
@@ -86,7 +86,7 @@ class Row:
     milliseconds: float  # Median time of one sentence alone.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DistillReport(CommandResult):
     """The student, and how it compares with the teacher."""
 

@@ -56,7 +56,7 @@ _IMPORT_FILE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PushResult(CommandResult):
     """What `nmt push` has uploaded or, in a dry run, would upload."""
 

@@ -62,7 +62,7 @@ _SUPPORTED: Mapping[str, Mapping[str, Sequence[Any]]] = {
 _MAX_RATIO = 64  # Size of the unpacked files, as a multiple of the archive: against zip bombs.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Vocabulary:
     """The vocabulary of one side: a SentencePiece model and the tokens of the embedding matrix."""
 
@@ -87,7 +87,7 @@ class Vocabulary:
         return cls(model, tokens, frozenset(filter(is_tag, tokens)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Imported:
     """A model in memory, with settings converted to those of nmt."""
 

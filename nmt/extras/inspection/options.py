@@ -24,7 +24,7 @@ OutputFormat = Literal["text", "html", "svg", "json"]
 Need = Literal["configuration", "vocabulary", "model", "sentence", "pass"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """Where a view is implemented, its requirements, and its summary."""
 

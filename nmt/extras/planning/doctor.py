@@ -23,6 +23,7 @@ from nmt.config.loader import load_config
 from nmt.device import usable_cores
 from nmt.errors import NmtError, install_command
 from nmt.files.lines import read_lines
+from nmt.inference import engine
 from nmt.inference.distributed import errors_only
 from nmt.inference.translator import Translator
 from nmt.installation import CONFIGS
@@ -39,7 +40,6 @@ _EXTRAS = {
     "comet": ("unbabel-comet", "for the metric comet"),
     "cluster": ("distributed", "to prepare data on several machines"),
 }
-_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 _USE_GPU = (
     "A GPU driver is installed, but torch cannot find a GPU. Check nvidia-smi and "
     "CUDA_VISIBLE_DEVICES, or install torch with CUDA (this torch may be built for CPUs)."
@@ -54,7 +54,7 @@ _SELF_TEST = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """One line of the report: a fact, or a problem with its fix."""
 
@@ -69,7 +69,7 @@ class Finding:
         return f"{self.mark}  {self.name:14}{self.found}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DoctorReport:
     """The report of ``nmt doctor``."""
 
@@ -110,7 +110,7 @@ def _findings() -> Iterator[Finding]:
     if torch.cuda.is_available():
         _, num_bytes = torch.cuda.mem_get_info()  # free and total memory
         device = f"{torch.cuda.get_device_name()}, {num_bytes / 2**30:.0f} GiB"
-    elif any(path.exists() for path in _GPU_DRIVERS):
+    elif any(path.exists() for path in engine.GPU_DRIVERS):
         fix = _USE_GPU
     yield Finding("device", device, fix)
     instructions = torch.backends.cpu.get_cpu_capability()

@@ -62,7 +62,7 @@ _NUM_PAIRS = {TRAIN: 100_000, VALID: 1000}
 _FEW_TOKENS = 1024  # A batch that a CPU computes in seconds, even with a large model.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DryRunReport(CommandResult):
     """The cost of a training run in bytes, FLOPs and seconds.
 

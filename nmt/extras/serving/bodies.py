@@ -23,7 +23,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from nmt.errors import CheckpointError, DeviceError, NmtError, nearest_word
-from nmt.inference.request import Alternative, Links, Matrix, Request, Result, TokenScore, words_of
+from nmt.inference.request import (
+    AlignedSegment,
+    Alternative,
+    Request,
+    Result,
+    TokenScore,
+    join_alignments,
+    words_of,
+)
 from nmt.text import without_surrogates
 from nmt.text.sentences import SplitText
 
@@ -218,16 +226,12 @@ def join_results(
             results only shows whether the words match; see `_word_links`.
     """
     gaps = split.gaps_for(joiner)
-    num_source_words = sum(len(sentence.split()) for sentence in split.sentences)
     source_end = 0  # of the sentences so far, in characters
     translation = ""
     sentences = []
-    # Words and links of the whole text. Sentences are added one after the other, so the offset of
-    # the words of a sentence is the number of words so far.
-    source_words = list[Answer]()
+    source_words = list[Answer]()  # of the whole text
     target_words = list[Answer]()
-    links: list[tuple[int, int]] = []  # (source word, target word)
-    attention: list[tuple[float, ...]] = []  # a row for each target word, of all source words
+    aligned = []  # the words of each sentence
     # There is one more gap, at the end.
     for source_gap, gap, result in zip(split.gaps, gaps, results, strict=False):
         source_start = source_end + len(source_gap)
@@ -242,15 +246,7 @@ def join_results(
         probabilities = word_probabilities(result.tokens or (), num_targets)
         for word, probability in zip(sentence_target_words, probabilities, strict=False):
             word["probability"] = probability
-        num_sources = len(sentence_source_words)
-        rows, sentence_links = _word_links(result, num_sources, num_targets)
-        # A word attends only to its own sentence: the attention to all other sentences is 0.
-        num_before = len(source_words)
-        left = (0.0,) * num_before
-        right = (0.0,) * (num_source_words - num_before - num_sources)
-        attention += (left + row + right for row in rows)
-        for source_index, target_index in sentence_links:
-            links.append((num_before + source_index, len(target_words) + target_index))
+        aligned.append(_aligned(result, len(sentence_source_words), num_targets))
         source_words += sentence_source_words
         target_words += sentence_target_words
         values = result.as_dict()
@@ -260,6 +256,7 @@ def join_results(
         }
         sentences.append(spans | {name: values[name] for name in _SENTENCE_FIELDS})
     translation += gaps[-1]
+    links, attention = join_alignments(aligned)
     if len(results) == 1:
         answer = results[0].as_dict()
     else:
@@ -277,9 +274,9 @@ def join_results(
         if results:
             optional_fields["alternatives"] = (Alternative(translation, score, log_prob),)
         if any(result.alignment is not None for result in results):
-            optional_fields["alignment"] = tuple(links)
+            optional_fields["alignment"] = links
         if any(result.attention is not None for result in results):
-            optional_fields["attention"] = tuple(attention)
+            optional_fields["attention"] = attention
         if tokens:
             optional_fields["tokens"] = tuple(chain.from_iterable(tokens))
         combined = Result(
@@ -302,8 +299,8 @@ def join_results(
     return answer
 
 
-def _word_links(result: Result, num_sources: int, num_targets: int) -> tuple[Matrix, Links]:
-    """Return attention and alignment of a sentence.
+def _aligned(result: Result, num_sources: int, num_targets: int) -> AlignedSegment:
+    """Return the word alignment of a sentence.
 
     If the tokenizer changes word borders, the model's words differ from the text's words. Then the
     attention is 0 everywhere, and the alignment is empty.
@@ -315,9 +312,9 @@ def _word_links(result: Result, num_sources: int, num_targets: int) -> tuple[Mat
     """
     rows = result.attention or ()
     if len(rows) == num_targets and all(len(row) == num_sources for row in rows):
-        return rows, result.alignment or ()
+        return AlignedSegment(result.alignment or (), rows, num_sources)
     zeros = (0.0,) * num_sources
-    return (zeros,) * num_targets, ()
+    return AlignedSegment((), (zeros,) * num_targets, num_sources)
 
 
 def _words(text: str, offset: int) -> list[Answer]:

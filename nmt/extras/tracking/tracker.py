@@ -35,7 +35,7 @@ _GROUPS = {"update": "train", "validation": "validation"}
 _NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrackedRun:
     """What each tracker implements for one run."""
 
