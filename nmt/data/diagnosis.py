@@ -120,8 +120,8 @@ class Diagnosis:
         return report
 
 
-DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry("diagnosis of corpora")
-LEAKAGE: Registry[Callable[..., Any]] = Registry("search for leakage")
+DIAGNOSES = Registry[Callable[[Material], Diagnosis]]("diagnosis of corpora")
+LEAKAGE = Registry[Callable[..., Any]]("search for leakage")
 
 
 def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:

@@ -93,13 +93,11 @@ class Filter:
 # A method of a filter, called with the texts or the lengths of source and target.
 _Check = Callable[[Any, Any], PairProblem | str | None]
 # Makers of the filters of ``filters.extra``, called with the parameters in the configuration.
-FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
+FILTERS = Registry[Callable[..., Filter]]("filter of filters.extra")
 
 
 # Makers of the filters that look at the texts of a pair, in the order in which they are called.
-REASON_FILTERS: Registry[Callable[[FilterConfig, str, str, LanguageProfiles], Filter]] = Registry(
-    "filter"
-)
+REASON_FILTERS = Registry[Callable[[FilterConfig, str, str, LanguageProfiles], Filter]]("filter")
 
 
 class Blank(Filter):

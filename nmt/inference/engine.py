@@ -400,7 +400,7 @@ class LoadedModel:
 
 # Loads the model of a folder. Raises `EngineLacksError` if it does not support the needs.
 EngineLoader = Callable[[Path, EngineOptions, Needs], LoadedModel]
-ENGINES: Registry[EngineLoader] = Registry("engine")
+ENGINES = Registry[EngineLoader]("engine")
 
 
 def choose_engine(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:

@@ -66,7 +66,7 @@ class PositionScheme:
     relative: Callable[[ModelConfig, int], RelativePositions] | None = None
 
 
-POSITIONS: Registry[PositionScheme] = Registry("position scheme")
+POSITIONS = Registry[PositionScheme]("position scheme")
 
 
 def rates(dim: int, layout: str) -> Tensor:

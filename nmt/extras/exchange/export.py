@@ -86,7 +86,7 @@ class ExportTarget:
             shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
 
 
-EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry("export target")
+EXPORT_TARGETS = Registry[Callable[[], ExportTarget]]("export target")
 
 
 @dataclass(frozen=True)
