@@ -426,6 +426,30 @@ def test_references_of_the_configuration_count_as_those_of_the_command(model: Pa
     assert of_config["systems"][0]["scores"][0]["value"] == pytest.approx(100)
 
 
+@pytest.mark.parametrize(("flags", "tags"), [
+    ((), ["<own>", None]), (("--tag", "<news>"), ["<news>", "<news>"]),
+])  # fmt: skip
+def test_a_set_has_its_tag_unless_the_command_has_one(
+    flags: tuple[str, ...], tags: list[str | None], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(model / "config.yaml").model_dump(exclude_unset=True)
+    (corpus,) = config["data"]["train"]
+    config["data"] |= {
+        "train": [corpus, corpus | {"tag": "<own>", "name": "own"}],
+        "test": {"one": corpus | {"tag": "<own>"}, "two": corpus},
+    }
+    (model / "config.yaml").write_text(dump_config(RunConfig.model_validate(config)))
+    asked: list[str | None] = []
+
+    def with_options(self: Any, **options: Any) -> Any:
+        asked.append(options["tag"])
+        return self
+
+    monkeypatch.setattr(UpperCaser, "with_options", with_options)
+    scores_of(model, "--metric", "chrf", *flags)
+    assert asked == tags
+
+
 def test_each_test_set_is_translated_in_its_direction(
     model: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

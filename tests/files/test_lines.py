@@ -141,10 +141,14 @@ def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[IO[bytes], int]]:
-    """What is read, and the descriptor to write to."""
+    """What is read, and the descriptor to write to; a reader that waits too long gets an end."""
     reading, writing = os.pipe()
+    end = threading.Timer(LIMIT, os.close, [writing])
+    end.daemon = True
+    end.start()
     with os.fdopen(reading, "rb") as stream:
         yield stream, writing
+    end.cancel()
 
 
 MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"\xef\xbb\xbf")
