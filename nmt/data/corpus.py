@@ -13,12 +13,12 @@ from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.filling import TextSize, UnknownSizeError
+from nmt.config.language_codes import Languages
 from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
 from nmt.data.formats.file_names import is_set
 from nmt.data.formats.layout import Layout, Wanted
-from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
     Pair,
     PairReader,
@@ -26,7 +26,7 @@ from nmt.data.formats.pair import (
     SentencePair,
     pair_of,
 )
-from nmt.data.formats.text import open_sides
+from nmt.data.formats.text import TextFile, open_sides, shown_path
 from nmt.data.hubs import huggingface_pairs, published_test_set
 from nmt.errors import ConfigError, DataError
 from nmt.files.archive import place_in_archive
@@ -100,7 +100,7 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
 
 
 def text_files(
-    config: CorpusConfig, languages: tuple[str, str]
+    config: CorpusConfig, languages: Languages
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return the text files of both sides, if they are separate: shards, or one and its references.
 
@@ -178,7 +178,7 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
         raise DataError("\n  ".join(problems), fix=f"{fix}@config/, at the configuration's folder.")
 
 
-def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
+def check_plain_text(corpus: CorpusConfig, languages: Languages) -> None:
     """Check that no tool has segmented, escaped or marked up the files of a corpus.
 
     Reads only the first lines. Corpora on hubs and in sacrebleu are not checked.
@@ -353,20 +353,18 @@ def _open_path(path: Path, config: CorpusConfig, options: ReadOptions) -> PairRe
     return open_file(path, _layout(path, config, languages), options)
 
 
-def _layout(path: Path, config: CorpusConfig, languages: tuple[str, str]) -> Layout:
+def _layout(path: Path, config: CorpusConfig, languages: Languages) -> Layout:
     return layout_of(path, Wanted(languages, config.columns, config.format, config.encoding))
 
 
-def layout_note(config: CorpusConfig, languages: tuple[str, str]) -> str | None:
+def layout_note(config: CorpusConfig, languages: Languages) -> str | None:
     """Return how the file of a corpus with both sides is read, as a sentence; None without one."""
     for path in matching_files(config.path):
         return f"{shown_path(path)} is read as {_layout(path, config, languages)}"
     return None
 
 
-def _open_pairs(
-    config: CorpusConfig, languages: tuple[str, str], options: ReadOptions
-) -> PairReader:
+def _open_pairs(config: CorpusConfig, languages: Languages, options: ReadOptions) -> PairReader:
     """Open the demo corpus, or a data set of a hub."""
     if config.demo is not None:
         texts = demo_pairs(config.demo, *languages)
@@ -377,7 +375,7 @@ def _open_pairs(
 
 
 def measure_text(
-    corpora: Sequence[CorpusConfig], languages: tuple[str, str], *, enough: float = inf
+    corpora: Sequence[CorpusConfig], languages: Languages, *, enough: float = inf
 ) -> TextSize:
     """Count the pairs and the characters of both sides that one epoch reads, before filtering.
 

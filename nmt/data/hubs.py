@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from nmt.config.data import CorpusConfig, DataConfig
-from nmt.config.language_codes import is_same_language, matching_pairs
+from nmt.config.language_codes import Languages, is_same_language, matching_pairs
 from nmt.data.formats.json_lines import columns_of_record, texts_of_record
 from nmt.data.formats.layout import Wanted
 from nmt.errors import ConfigError, DataError, join_words, nearest_word, shell_command
@@ -71,7 +71,7 @@ def check_hub(data: DataConfig) -> None:
 
 
 def huggingface_pairs(
-    name: str, config: CorpusConfig, languages: tuple[str, str]
+    name: str, config: CorpusConfig, languages: Languages
 ) -> Iterator[tuple[str, str]]:
     """Yield source and target of each row; a missing text becomes an empty string.
 
@@ -134,7 +134,7 @@ def _reading(place: str) -> Iterator[None]:
         ) from error
 
 
-def save_data_set(place: str, languages: tuple[str, str] | None, folder: Path) -> Path:
+def save_data_set(place: str, languages: Languages | None, folder: Path) -> Path:
     """Write the texts of a data set as JSON lines, with a file for each part of a project.
 
     Args:
@@ -194,7 +194,7 @@ def _licence(name: str) -> str:
     return visible(str(licence or "not named in its card"))
 
 
-def _subset(name: str, subsets: Sequence[str], languages: tuple[str, str] | None) -> str:
+def _subset(name: str, subsets: Sequence[str], languages: Languages | None) -> str:
     """Return the only subset, or the one whose name is the language pair in any order."""
     if len(subsets) == 1:
         return subsets[0]
@@ -222,7 +222,7 @@ def _sacrebleu() -> Any:
     return sacrebleu
 
 
-def cached_test_sets(languages: tuple[str, str]) -> dict[str, tuple[Path, list[Path]]]:
+def cached_test_sets(languages: Languages) -> dict[str, tuple[Path, list[Path]]]:
     """Return the source and reference files of sacrebleu's downloaded test sets, by name.
 
     Args:
@@ -243,12 +243,12 @@ def published_names() -> list[str]:
     return [f"{x}: {', '.join(sorted(pairs_of(x)))}" for x in sorted(_sacrebleu().DATASETS)]
 
 
-def _languages_of(pair: str) -> tuple[str, str]:
+def _languages_of(pair: str) -> Languages:
     source, _, target = pair.partition("-")
     return source, target
 
 
-def published_test_set(name: str, languages: tuple[str, str]) -> tuple[Path, list[Path]]:
+def published_test_set(name: str, languages: Languages) -> tuple[Path, list[Path]]:
     """Return the source and reference files of a sacrebleu test set; download it on first use.
 
     Args:

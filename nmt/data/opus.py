@@ -27,7 +27,7 @@ from pydantic import (
     ValidationError,
 )
 
-from nmt.config.language_codes import matching
+from nmt.config.language_codes import Languages, matching
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files.archive import open_member
 from nmt.files.atomic import file_lock, sync, write_errors
@@ -100,7 +100,7 @@ class Release(BaseModel):
         return text
 
 
-def opus_corpus(place: str, languages: tuple[str, str] | None, folder: Path) -> Path:
+def opus_corpus(place: str, languages: Languages | None, folder: Path) -> Path:
     """Download a corpus unless it is in the folder; return its zip file.
 
     Args:
@@ -143,46 +143,39 @@ def _file_name(corpus: str, version: str, languages: Iterable[str]) -> str:
     return f"{'-'.join([corpus, version, *languages])}.zip"
 
 
-def _find(name: str, version: str, languages: tuple[str, str]) -> Release:
-    """Find the release of a corpus in two languages; OPUS may spell their codes otherwise."""
+def _find(name: str, version: str, languages: Languages) -> Release:
+    """Find the release of a corpus in two languages; OPUS may spell their codes otherwise.
+
+    Raises:
+        ConfigError: OPUS does not have the corpus, the version or the pair of languages.
+    """
     releases = _releases(name, version, languages)
+    codes: list[str] = []
     if not releases:
         codes = _names("languages", corpus=name)
         spelled = [*matching(languages[0], codes), *matching(languages[1], codes)]
         if len(spelled) == 2:
             releases = _releases(name, version, (spelled[0], spelled[1]))
-        if not releases:
-            raise _not_found(name, version, languages, is_known=bool(codes))
-    # Some corpora have a second, stricter alignment, which has a longer file name.
-    return min(releases, key=lambda release: len(release.url))
-
-
-def _not_found(
-    name: str, version: str, languages: tuple[str, str], *, is_known: bool
-) -> ConfigError:
-    """Return the error for a corpus, a version or a language pair that OPUS does not have."""
-    if not is_known:
+    if releases:
+        # Some corpora have a second, stricter alignment, which has a longer file name.
+        return min(releases, key=lambda release: len(release.url))
+    problem = f"OPUS does not have {name} in {' and '.join(languages)}"
+    fix = f"Choose a corpus of {_SITE}."
+    if not codes:
+        problem = f"OPUS does not have a corpus {name}"
         by_lower_name = {known.lower(): known for known in _names("corpora")}
         similar = get_close_matches(name.lower(), by_lower_name)
-        fix = f"Choose a corpus of {_SITE}."
         if similar:
             fix = f"Did you mean {' or '.join(by_lower_name[key] for key in similar)}?"
-        return ConfigError(f"OPUS does not have a corpus {name}.", fix=fix)
-    problem = f"OPUS does not have {name} in {' and '.join(languages)}"
-    versions = {release.version for release in _releases(name, "", languages)}
-    if versions:
-        return ConfigError(
-            f"{problem} in version {version}.",
-            fix=f"Its versions are {', '.join(sorted(versions))}.",
-        )
-    corpora = _names("corpora", source=languages[0], target=languages[1])
-    fix = f"Choose a corpus of {_SITE}."
-    if corpora:
+    elif versions := {release.version for release in _releases(name, "", languages)}:
+        problem += f" in version {version}"
+        fix = f"Its versions are {', '.join(sorted(versions))}."
+    elif corpora := _names("corpora", source=languages[0], target=languages[1]):
         fix = f"Corpora in both languages: {', '.join(corpora[:_MOST_SHOWN])}."
-    return ConfigError(f"{problem}.", fix=fix)
+    raise ConfigError(f"{problem}.", fix=fix)
 
 
-def _releases(name: str, version: str, languages: tuple[str, str]) -> list[Release]:
+def _releases(name: str, version: str, languages: Languages) -> list[Release]:
     """Return the releases of a corpus in two languages; those of all versions if it is empty."""
     parameters = {"corpus": name, "preprocessing": "moses"}
     if version:

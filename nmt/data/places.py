@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice, permutations, product
 from pathlib import Path
 
-from nmt.config.language_codes import is_same_language
+from nmt.config.language_codes import Languages, is_same_language
 from nmt.data.checks import CorpusCheck
 from nmt.data.formats import all_formats, layout_of, open_file, sample_of
 from nmt.data.formats.file_names import (
@@ -29,7 +29,7 @@ from nmt.data.formats.pair import ReadOptions, SentencePair
 from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding
-from nmt.files.lines import open_binary, plain_name, read_pieces
+from nmt.files.lines import first_bytes, open_binary, plain_name
 
 TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
@@ -39,8 +39,6 @@ _NO_TEXT = frozenset(
 _SAMPLED_PAIRS = 200  # whose languages are identified
 _MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
 _ALIGNED = Layout(TEXT)
-
-Languages = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -119,6 +117,11 @@ class _Search:
     wanted: Wanted
     unused: dict[Path, str] = field(default_factory=dict)
 
+    @property
+    def shown(self) -> str:
+        """The places in messages."""
+        return join_words(map(str, self.places))
+
     def command(self, places: Iterable[Path], languages: Iterable[str] | None) -> str:
         """Return the command for other places or languages."""
         columns = ",".join(map(str, self.wanted.columns or ()))
@@ -172,7 +175,7 @@ def find_places(places: Sequence[Path], wanted: Wanted) -> Places:
                 continue  # where OPUS has the pairs from
             search.unused[file.path] = error.problem.removeprefix(str(file.path)).lstrip(": ")
     if not corpora:
-        problem = f"{join_words(map(str, places))}: no parallel text."
+        problem = f"{search.shown}: no parallel text."
         for path, reason in islice(search.unused.items(), _MOST_SHOWN):
             problem += f"\n    {path} {reason}"
         raise DataError(problem, fix="Pass two aligned text files, or a file with both sides.")
@@ -250,7 +253,15 @@ def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpu
             f"SOURCE and TARGET are the same file, {source.path}.",
             fix="Pass a text and a file of translations: `nmt init SOURCE TARGET`.",
         )
-    named = _named_languages(source.name, target.name)
+    # The languages in both names: where the rest is the same, or else the last ones.
+    named: Languages | None = None
+    for (code, rest), (other_code, other_rest) in product(
+        sides_of(source.name), sides_of(target.name)
+    ):
+        if _are_languages(code, other_code):
+            named = code, other_code
+            if rest == other_rest:
+                break
     wanted = search.wanted.languages
     if named is None and not is_set(source.path):
         samples = [sample_of(file.path, search.wanted.encoding) for file in (source, target)]
@@ -261,17 +272,6 @@ def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpu
         swapped = search.command([target.path, source.path], wanted)
         raise _uncertain(problem, [swapped, search.command(search.places, named)])
     return [_Corpus((source, target), named, "")]
-
-
-def _named_languages(source: str, target: str) -> Languages | None:
-    """Return the languages in two names: where the rest is the same, or else the last ones."""
-    named = None
-    for (code, rest), (other_code, other_rest) in product(sides_of(source), sides_of(target)):
-        if _are_languages(code, other_code):
-            named = code, other_code
-            if rest == other_rest:
-                break
-    return named
 
 
 def _pairs_by_name(files: Sequence[_File], wanted: Languages | None) -> list[_Corpus]:
@@ -358,7 +358,6 @@ def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) ->
     Raises:
         DataError: The files do not tell them, or they differ.
     """
-    shown = join_words(map(str, search.places))
     choices: dict[Languages, None] = {}
     orders = set()
     for corpus in corpora:
@@ -374,13 +373,13 @@ def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) ->
             orders.add(direction)
     if not choices:
         raise DataError(
-            f"{shown}: neither the names nor the content of the files tell the languages.",
+            f"{search.shown}: neither the names nor the content of the files tell the languages.",
             fix=f"Add their codes, for example: {search.command(search.places, ('en', 'de'))}",
         )
     if len(orders) == 1 and len(choices) == 2:
         return orders.pop()
     raise _uncertain(
-        f"{shown}: it is not certain which languages are source and target.",
+        f"{search.shown}: it is not certain which languages are source and target.",
         [search.command(search.places, choice) for choice in choices],
     )
 
@@ -401,7 +400,7 @@ def _parts(
         by_part = {"train": list(corpora)}
     if "train" not in by_part:
         raise DataError(
-            f"{join_words(map(str, search.places))}: no text for training.",
+            f"{search.shown}: no text for training.",
             fix=f"Its files are for {' and '.join(by_part)}; add others.",
         )
     parts: dict[str, PartFiles] = {}
@@ -439,16 +438,13 @@ def _part_files(search: _Search, languages: Languages, corpora: Sequence[_Corpus
             paths.reverse()
         sources.append(paths[0])
         targets += paths[1:]
+    marks = {marked_encoding(first_bytes(path, _MARK_BYTES)) for path in (*sources, *targets)}
+    encoding = marks.pop()
+    if marks or encoding is None:  # readers find out the encoding of each file
+        encoding = search.wanted.encoding
     layout = corpora[0].layout
-    if search.wanted.encoding is not None:
-        layout = replace(layout, encoding=standard_encoding(search.wanted.encoding))
-    marks = set()
-    for path in (*sources, *targets):
-        with open_binary(path) as stream:
-            marks.add(marked_encoding(next(read_pieces(stream, str(path), _MARK_BYTES), b"")))
-    mark = marks.pop()
-    if mark and not marks:  # else, readers find out the encoding of each file
-        layout = replace(layout, encoding=mark)
+    if encoding is not None:
+        layout = replace(layout, encoding=standard_encoding(encoding))
     return PartFiles(layout, tuple(sources), tuple(targets))
 
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from nmt.config.data import CorpusConfig, DataConfig, tagged_languages
 from nmt.config.run import RunConfig
 from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped, valid_sets
-from nmt.data.formats.lines import SPOOL
+from nmt.data.formats.text import SPOOL
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError, shell_command
 from nmt.files.json_file import (

@@ -149,29 +149,6 @@ class TextPass(_FilterPass):
         return dict(looked.arrays)
 
 
-def _check_bad_rows(
-    corpus: str, first_rows: Mapping[str, ListedProblem], counts: Mapping[str, int]
-) -> None:
-    """Check that few pairs of a corpus cannot be read.
-
-    Args:
-        corpus: Name of the corpus.
-        first_rows: The first of these pairs, by reason.
-        counts: Number of pairs by reason, and of all pairs.
-
-    Raises:
-        DataError: There are too many for one of the reasons. The message shows the first.
-    """
-    num_read = counts[READ]
-    for reason, first in first_rows.items():
-        if counts[reason] > _MOST_BAD_ROWS * num_read:
-            problem = f"{corpus}: {counts[reason]:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
-            problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
-            fix = "Correct the rows, or format, columns and encoding of the corpus. To drop "
-            fix += "these pairs, set filters.on_bad_row: skip."
-            raise DataError(f"{problem}{first.value!r}.", fix=fix)
-
-
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
     """Return the pairs of a block that are kept."""
     kept = compress(block.pairs, is_kept)
@@ -346,6 +323,9 @@ class CorpusReader:
             name: Name of the corpus.
             direction: Languages of the corpus.
             results: The blocks, and the results of `TextPass` for them.
+
+        Raises:
+            DataError: More than a hundredth of the pairs cannot be read, each for the same reason.
         """
         masks: list[Mask] = []
         counts = Counter[str]()
@@ -373,8 +353,16 @@ class CorpusReader:
             check.update([pair[:2] for pair in pairs])
             yield pairs, result
         self.num_lines[name] = sum(map(len, masks))
-        if self.recipe.config.filters.on_bad_row == "error":
-            _check_bad_rows(name, bad_rows, counts)
+        if self.recipe.config.filters.on_bad_row == "skip":
+            return
+        num_read = counts[READ]
+        for reason, first in bad_rows.items():
+            if counts[reason] > _MOST_BAD_ROWS * num_read:
+                problem = f"{name}: {counts[reason]:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
+                problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
+                fix = "Correct the rows, or format, columns and encoding of the corpus. To drop "
+                fix += "these pairs, set filters.on_bad_row: skip."
+                raise DataError(f"{problem}{first.value!r}.", fix=fix)
 
     def blocks_to_filter(
         self, name: str, encoded: EncodedCorpora, diagnosis: Diagnosis

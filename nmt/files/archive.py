@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from stat import S_ISLNK
 from typing import IO, Any
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 from nmt.errors import DataError, nearest_word
 from nmt.files.compression import decompressed
@@ -254,20 +254,17 @@ def _zip_members(file: IO[bytes], stack: ExitStack) -> Iterator[Member]:
             fix="Save a table as .csv or .tsv in UTF-8, or a text as .txt.",
         )
     for info in archive.infolist():
+        problem = ""
+        if info.flag_bits & _ENCRYPTED:
+            problem = "encrypted"
+        elif info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+            # The library reads the output of other methods as a whole, which a hostile archive may
+            # make larger than memory.
+            problem = "compressed with a method that nmt does not read"
+        elif S_ISLNK(info.external_attr >> 16):
+            problem = "a link"
         if not info.is_dir():
-            yield Member(normpath(info.filename), _zip_problem(info), partial(archive.open, info))
-
-
-def _zip_problem(info: ZipInfo) -> str:
-    if info.flag_bits & _ENCRYPTED:
-        return "encrypted"
-    # The library reads the output of other methods as a whole, which a hostile archive may make
-    # larger than memory.
-    if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-        return "compressed with a method that nmt does not read"
-    if S_ISLNK(info.external_attr >> 16):
-        return "a link"
-    return ""
+            yield Member(normpath(info.filename), problem, partial(archive.open, info))
 
 
 def _tar_members(file: io.BufferedReader, stack: ExitStack) -> Iterator[Member]:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from nmt.errors import ConfigError, DataError
 from nmt.files.archive import PieceStream, place_in_archive
-from nmt.files.lines import open_binary, read_pieces
+from nmt.files.lines import first_bytes, open_binary, read_pieces
 
 START_BYTES = 1 << 20  # of a file, from which its encoding and its format are found out
 # Byte order marks: a longer one may begin with a shorter one, so it comes first.
@@ -163,8 +163,7 @@ def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
     """
     start = b""
     if path.is_file() or place_in_archive(path):  # the first bytes of a pipe cannot be read twice
-        with open_binary(path) as beginning:
-            start = next(read_pieces(beginning, str(path), START_BYTES), b"")
+        start = first_bytes(path, START_BYTES)
     encoding = marked_encoding(start) or standard_encoding(encoding or UTF8)
     if encoding in _WIDE:  # without a mark: as Windows writes it
         encoding += "-le"

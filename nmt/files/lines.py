@@ -322,6 +322,16 @@ def read_start(path: Path, num_lines: int) -> list[str]:
     return [line.decode("utf-8", "replace") for line in first_lines]
 
 
+def first_bytes(path: Path, size: int) -> bytes:
+    """Return up to ``size`` bytes from the start of a file, decompressed.
+
+    Raises:
+        DataError: The file is missing or damaged.
+    """
+    with open_binary(path) as stream:
+        return next(read_pieces(stream, str(path), size), b"")
+
+
 def count_lines(path: Path) -> int:
     """Return the number of lines of a file, including a last line without LF.
 

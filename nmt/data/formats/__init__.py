@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
-from nmt.data.formats.lines import shown_path
 from nmt.data.formats.pair import PairReader, ReadOptions
+from nmt.data.formats.text import shown_path
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, declared_encoding, open_text, standard_encoding
-from nmt.files.lines import plain_name, read_pieces
+from nmt.files.lines import first_bytes, plain_name, read_pieces
 from nmt.registry import Registry
 
 # In the order in which they are tried on a file whose name does not tell.
@@ -32,19 +32,12 @@ def sample_of(path: Path, encoding: str | None = None) -> Sample:
         ConfigError: The encoding is unknown.
         DataError: The file is missing, empty or damaged.
     """
-    start = _start_of(path, encoding)
-    if encoding is None:
-        encoding = declared_encoding(start)
-        if encoding is not None:
-            start = _start_of(path, encoding)
+    encoding = encoding or declared_encoding(first_bytes(path, START_BYTES))
+    with open_text(path, encoding) as stream:
+        start = next(read_pieces(stream, str(path), START_BYTES), b"")
     if not start.strip():
         raise DataError(f"{shown_path(path)} is empty.", fix="Pass a file with sentence pairs.")
     return Sample(path, start, standard_encoding(encoding or "utf-8"))
-
-
-def _start_of(path: Path, encoding: str | None) -> bytes:
-    with open_text(path, encoding) as stream:
-        return next(read_pieces(stream, str(path), START_BYTES), b"")
 
 
 def layout_of(path: Path, wanted: Wanted) -> Layout:

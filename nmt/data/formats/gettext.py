@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import polib
 
 from nmt.data.formats.layout import Sample
-from nmt.data.formats.lines import TextFile
 from nmt.data.formats.pair import BadPair
+from nmt.data.formats.text import TextFile
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 
 _EMPTY_HEADER = 'msgid ""\nmsgstr ""\n'

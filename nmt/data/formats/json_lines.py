@@ -10,7 +10,6 @@ from typing import Any
 
 from nmt.data.formats.columns import code_of_name, named_columns
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
-from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
     BadPair,
     Pair,
@@ -19,6 +18,7 @@ from nmt.data.formats.pair import (
     SentencePair,
     pair_of,
 )
+from nmt.data.formats.text import TextFile, shown_path
 from nmt.errors import DataError
 
 _EXCERPT = 80  # characters

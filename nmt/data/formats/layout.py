@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from nmt.config.language_codes import Languages
 from nmt.data.formats.pair import PairReader, ReadOptions
 
 Column = int | str  # a number, from 0; or the name in a header, a key or a language code
@@ -54,7 +55,7 @@ class Wanted:
         encoding: Encoding; None also for that of a byte order mark.
     """
 
-    languages: tuple[str, str] | None = None
+    languages: Languages | None = None
     columns: tuple[Column, Column] | None = None
     format: str | None = None
     encoding: str | None = None

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from lxml import etree
 
-from nmt.data.formats.lines import TextFile
 from nmt.data.formats.pair import BadPair
+from nmt.data.formats.text import TextFile
 from nmt.errors import DataError
 from nmt.files.encoding import UTF8, open_text
 from nmt.files.lines import read_pieces

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from nmt.data.formats.columns import are_texts, choose_columns, code_of_name, named_columns
 from nmt.data.formats.layout import Column, Format, Layout, Sample, Wanted
-from nmt.data.formats.lines import TextFile, shown_path
 from nmt.data.formats.pair import (
     BadPair,
     Pair,
@@ -27,6 +26,7 @@ from nmt.data.formats.pair import (
     SentencePair,
     pair_of,
 )
+from nmt.data.formats.text import TextFile, shown_path
 from nmt.errors import DataError
 
 _DELIMITERS = ",;\t|"
@@ -63,16 +63,22 @@ class Table(Format):
             raise DataError(f"{name} has no rows.", fix="Pass a file with sentence pairs.")
         header = [cell.strip() for cell in rows[0]]
         full_rows = [row for row in rows[1:] if len(row) == len(header)]
+        cells_of_names = list(zip(header, zip(*full_rows, strict=True), strict=False))
         named = None
         if wanted.languages is not None:
             named = named_columns(header, wanted.languages)
         if named is None:
-            named = named_columns(_names_of_texts(header, full_rows), wanted.languages)
+            # `id` may be a language, but not above numbers.
+            names_of_texts = [name for name, cells in cells_of_names if are_texts(cells)]
+            named = named_columns(names_of_texts, wanted.languages)
         columns = wanted.columns or named or choose_columns(rows, name)
         width = max(map(len, rows))
         source, target = (_number_of(column, header, width, name) for column in columns)
         are_named = named is not None or any(isinstance(column, str) for column in columns)
-        has_header = are_named or _names_numbers(header, full_rows)
+        are_numbers = [
+            name.isalpha() and all(map(str.isdecimal, cells)) for name, cells in cells_of_names
+        ]
+        has_header = are_named or any(are_numbers)
         languages = None
         if has_header and max(source, target) < len(header):
             languages = code_of_name(header[source]), code_of_name(header[target])
@@ -183,23 +189,6 @@ def _number_of(column: Column, header: Sequence[str], width: int, name: str) -> 
         return header.index(str(column))
     problem = f"{name} has no column {column}. Its first row is {', '.join(header)}."
     raise DataError(problem, fix="Set `columns` to two of these names, or to numbers from 0.")
-
-
-def _names_of_texts(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the names of the columns with texts: `id` may be a language, but not of numbers."""
-    names = []
-    for name, cells in zip(header, zip(*rows, strict=True), strict=False):
-        if are_texts(cells):
-            names.append(name)
-    return names
-
-
-def _names_numbers(first_row: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row has a word above a column of numbers, so that it is a header."""
-    for name, cells in zip(first_row, zip(*rows, strict=True), strict=False):
-        if name.strip().isalpha() and all(map(str.isdecimal, cells)):
-            return True
-    return False
 
 
 def _sniffed_delimiter(lines: Sequence[str]) -> str:

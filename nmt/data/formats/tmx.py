@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from nmt.config.language_codes import is_same_language
-from nmt.data.formats.lines import TextFile
 from nmt.data.formats.markup import XML_LANGUAGE, read_elements, text_of
 from nmt.data.formats.pair import BadPair
+from nmt.data.formats.text import TextFile
 from nmt.data.formats.units import Unit, UnitFormat
 
 

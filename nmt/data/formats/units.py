@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from nmt.config.language_codes import is_same_language, matching
+from nmt.config.language_codes import Languages, is_same_language, matching
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
-from nmt.data.formats.lines import TextFile
 from nmt.data.formats.markup import root_name
 from nmt.data.formats.pair import (
     BadPair,
@@ -21,12 +20,12 @@ from nmt.data.formats.pair import (
     ReadOptions,
     pair_of,
 )
+from nmt.data.formats.text import TextFile
 from nmt.errors import DataError
 
 SOURCE = "source"  # Stands for the code of a language that the file does not name.
 TARGET = "target"
 _UNNAMED = (SOURCE, TARGET)
-Codes = tuple[str, str]  # of both languages
 Texts = Mapping[str, str | None]  # by language code
 _SAMPLED_UNITS = 1000
 
@@ -80,7 +79,7 @@ class UnitFormat(Format):
         return PairReader([file.name], [pairs])
 
 
-def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Codes:
+def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Languages:
     """Return the codes of source and target: the wanted ones, or the only two.
 
     Args:
@@ -108,7 +107,9 @@ def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Codes:
     raise DataError(problem, fix="Choose two of these codes, as in `columns` CODE,CODE.")
 
 
-def _code_in_file(languages: Codes, side: int, units: Sequence[Unit], codes: Sequence[str]) -> str:
+def _code_in_file(
+    languages: Languages, side: int, units: Sequence[Unit], codes: Sequence[str]
+) -> str:
     """Return the code that finds the texts of a language; empty if it is not certain.
 
     ``en`` finds ``en-US`` and ``en-GB``, unless the same unit has both.

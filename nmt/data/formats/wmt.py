@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from nmt.data.formats.file_names import SGML_SUFFIXES
 from nmt.data.formats.layout import Sample
-from nmt.data.formats.lines import TextFile
 from nmt.data.formats.markup import read_elements, root_name, text_of
 from nmt.data.formats.pair import (
     BadPair,
@@ -23,6 +22,7 @@ from nmt.data.formats.pair import (
     SentencePair,
     pair_of,
 )
+from nmt.data.formats.text import TextFile
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, open_text

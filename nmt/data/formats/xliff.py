@@ -10,9 +10,9 @@ from typing import Any
 
 from lxml import etree
 
-from nmt.data.formats.lines import TextFile
 from nmt.data.formats.markup import read_elements, text_of
 from nmt.data.formats.pair import BadPair
+from nmt.data.formats.text import TextFile
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 
 _UNIT_TAGS = ("trans-unit", "segment")  # of XLIFF 1 and 2

@@ -21,6 +21,7 @@ from typing import Any
 from nmt.commands.config import load_config
 from nmt.config.data import LANGUAGE_CODE, CorpusConfig, TokenizerConfig
 from nmt.config.filling import SCALES, WITHOUT_GPU, Scale, scale_of
+from nmt.config.language_codes import Languages
 from nmt.config.paths import matching_files
 from nmt.config.run import check_languages, name_of_folder
 from nmt.data import hubs, opus
@@ -43,7 +44,7 @@ from nmt.extras.planning.held_out import (
 from nmt.extras.planning.options import InitOptions
 from nmt.files.atomic import atomic_folder, write_errors
 from nmt.files.encoding import START_BYTES
-from nmt.files.lines import open_binary, read_pieces
+from nmt.files.lines import first_bytes
 from nmt.report.page import render
 from nmt.text.languages import name_of
 
@@ -137,7 +138,7 @@ class Start:
     """What `nmt init` has read and written."""
 
     config: Path  # The configuration file.
-    languages: tuple[str, str]
+    languages: Languages
     layout: Mapping[str, str]  # Format, encoding and columns of the corpus, in words.
     first_pairs: Sequence[Texts]
     # Number of pairs: ``read`` from the corpus, and in ``train``, ``valid`` and ``test``.
@@ -312,7 +313,7 @@ def init(options: InitOptions) -> Start:
     return start
 
 
-def _languages(text: str | None) -> tuple[str, str] | None:
+def _languages(text: str | None) -> Languages | None:
     """Return the codes in a pair of languages; None if the files decide."""
     if text is None:
         return None
@@ -430,9 +431,8 @@ def _check_encoding(files: PartFiles, wanted: str | None) -> None:
     if wanted is None or encoding.startswith("utf-"):
         return
     for path in (*files.sources, *files.targets):
-        with open_binary(path) as stream:
-            start = next(read_pieces(stream, str(path), START_BYTES), b"")
-        start, _, _ = start.rpartition(b"\n")  # a letter may be cut
+        # Without the last line, because a letter may be cut.
+        start, _, _ = first_bytes(path, START_BYTES).rpartition(b"\n")
         with suppress(UnicodeDecodeError):
             if not start.decode("utf-8").isascii():
                 fix = "Leave out `encoding`, or convert the other files to UTF-8."
@@ -454,7 +454,7 @@ def _described(files: PartFiles) -> dict[str, str]:
     return {"format": format_name, "encoding": layout.encoding, "columns": columns}
 
 
-def _files(folder: Path, part: str, codes: tuple[str, str]) -> list[Path]:
+def _files(folder: Path, part: str, codes: Languages) -> list[Path]:
     """Return the text files of both sides of a part."""
     return [folder / f"{part}.{code}" for code in codes]
 
@@ -489,9 +489,7 @@ def _without(pairs: Iterable[Texts], removed: tuple[set[str], set[str]]) -> Iter
         yield source, target
 
 
-def _warn(
-    options: InitOptions, codes: tuple[str, str], sets: Mapping[str, Sequence[Texts]]
-) -> None:
+def _warn(options: InitOptions, codes: Languages, sets: Mapping[str, Sequence[Texts]]) -> None:
     """Log warnings about suspicious pairs. If the sides look swapped, log the command to type."""
     for part, pairs in sets.items():
         check = CorpusCheck(*codes, pairs)
@@ -516,9 +514,7 @@ def _warn(
             logger.warning("if the sides are swapped, delete %s and run: %s", folder, again)
 
 
-def _candidates(
-    sample: BlockSample, codes: tuple[str, str], size: int, folder: Path
-) -> list[Texts]:
+def _candidates(sample: BlockSample, codes: Languages, size: int, folder: Path) -> list[Texts]:
     """Return the pairs of a sample that are good enough to be held out.
 
     Raises:

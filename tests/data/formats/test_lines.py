@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.data.formats.lines import TextFile
 from nmt.data.formats.pair import BadPair, ReadOptions
+from nmt.data.formats.text import TextFile
 from nmt.errors import DataError
 
 TEXT = "Ein Satz.\nDie Bücher für größere Häuser.\nMüller fährt über die Brücke.\n"

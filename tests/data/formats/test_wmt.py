@@ -14,9 +14,8 @@ from nmt.commands.evaluate import evaluate
 from nmt.commands.options import EvaluateOptions
 from nmt.data.formats import FORMATS, layout_of, sample_of
 from nmt.data.formats.layout import Wanted
-from nmt.data.formats.lines import TextFile
 from nmt.data.formats.pair import BadPair, Pair, ReadOptions, SentencePair
-from nmt.data.formats.text import open_sides
+from nmt.data.formats.text import TextFile, open_sides
 from nmt.data.formats.wmt import aligned_segments
 from nmt.errors import DataError
 from nmt.metrics.result import EvaluationReport
