@@ -347,9 +347,9 @@ class CorpusReader:
             problems, block_counts = result.values
             counts.update(block_counts)
             for row in problems:
-                problem = ListedProblem(*row)
-                if problem.reason in BAD_ROWS:
-                    bad_rows.setdefault(problem.reason, problem)
+                listed = ListedProblem(*row)
+                if listed.reason in BAD_ROWS:
+                    bad_rows.setdefault(listed.reason, listed)
             check.update([pair[:2] for pair in pairs])
             yield pairs, result
         self.num_lines[name] = sum(map(len, masks))
