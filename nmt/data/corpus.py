@@ -140,12 +140,21 @@ def check_sources(data: DataConfig) -> bool:
             fix="Write the other corpora to files, and use their paths.",
         )
     for path in files:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise DataError(
-                f"{path} is a pipe or a device, but nmt reads a corpus twice.",
-                fix="Write the text to a file first.",
-            )
+        refuse_device(path)
     return num_piped > 0
+
+
+def refuse_device(path: Path) -> None:
+    """Refuse a file that cannot be read twice.
+
+    Raises:
+        DataError: It is a named pipe or a device.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise DataError(
+            f"{path} is a pipe or a device, but nmt reads a corpus twice.",
+            fix="Write the text to a file first.",
+        )
 
 
 def check_files(corpora: Mapping[str, CorpusConfig]) -> None:

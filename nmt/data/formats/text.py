@@ -72,12 +72,13 @@ class TextFile:
         Raises:
             DataError: A line is not text in the encoding, and ``options`` do not say to skip it.
         """
+        name = self.name
         for number, line in enumerate(lines, first):
             if line is None:
                 yield BadPair("characters", number)
                 continue
             try:
-                text = decode_line(line, self.name, number)
+                text = decode_line(line, name, number)
             except DataError as error:
                 if self.options.on_bad_utf8 == "error":
                     raise self._not_text(error) from error
@@ -141,12 +142,11 @@ def _aligned_pairs(files: Sequence[TextFile], *block: Any) -> Iterator[Pair]:
     *columns, first = block
     most = files[0].options.max_characters
     texts = [file.texts(lines, first) for file, lines in zip(files, columns, strict=True)]
+    sides: tuple[Any, ...]
     for number, sides in enumerate(zip(*texts, strict=True), first):
-        bad_pairs = [side for side in sides if isinstance(side, BadPair)]
-        if bad_pairs:
-            yield bad_pairs[0]
+        if BadPair in map(type, sides):
+            yield next(side for side in sides if isinstance(side, BadPair))
         elif max(map(len, sides)) > most:
-            yield BadPair("characters", number, str(max(sides, key=len)))
+            yield BadPair("characters", number, max(sides, key=len))
         else:
-            source, target, *others = map(str, sides)
-            yield SentencePair(source, target, number, tuple(others))
+            yield SentencePair(sides[0], sides[1], number, sides[2:])
