@@ -232,7 +232,10 @@ def init(options: InitOptions) -> Start:
                 parts = {name: parts[name] for name in parts if name in (_TRAIN, _VALID)}
             places = _local_places(getattr(options, part), Wanted(codes), downloads)
             in_places = find_places(places, Wanted(codes, encoding=options.encoding))
-            parts[part] = in_places.parts["train"]
+            if len(in_places.parts) > 1:
+                problem = f"`{part}` contains several sets: {', '.join(in_places.parts)}."
+                raise DataError(problem, fix="Pass the files of one set.")
+            parts[part] = in_places.parts[_TRAIN]
     corpora = {part: _corpus(files, wanted) for part, files in parts.items()}
     for part, corpus in corpora.items():
         _check_encoding(parts[part], options.encoding)
