@@ -154,16 +154,6 @@ class Start:
     tests: Sequence[str]  # All test sets.
 
     @property
-    def origin(self) -> str:
-        """Text about the origin of the validation and test sets."""
-        origins = []
-        if self.given:
-            origins.append(f"{' and '.join(self.given)} from your files")
-        if len(self.given) <= len(self.tests):
-            origins.append(f"drawn with seed {self.seed}")
-        return ", ".join(origins)
-
-    @property
     def suits_pretrained(self) -> bool:
         """Whether there are so few pairs that a pretrained model is a better start."""
         return self.counts[_TRAIN] < FEW_PAIRS
