@@ -400,6 +400,25 @@ def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     assert any(re.match("wmt14: .*en-de", line) for line in listed)
 
 
+def test_a_set_in_xml_is_evaluated_with_the_references_that_all_its_sentences_have(
+    model: Path,
+) -> None:
+    segments = {
+        "src": '<src lang="en"><p><seg id="1">a dog</seg><seg id="2">a cat</seg></p></src>',
+        "A": '<ref lang="de" translator="A"><seg id="1">xy</seg><seg id="2">A CAT</seg></ref>',
+        "B": '<ref lang="de" translator="B"><seg id="1">A DOG</seg><seg id="2">xy</seg></ref>',
+        "C": '<ref lang="de" translator="C"><seg id="1">z</seg></ref>',
+    }
+    path = model.parent / "set.xml"
+    path.write_text(f'<dataset><doc id="1">{"".join(segments.values())}</doc></dataset>')
+    text = (model / "config.yaml").read_text()
+    more = text.replace("  test:\n", f"  test:\n    xml: {{path: {path}}}\n")
+    (model / "config.yaml").write_text(more)
+    found = scores_of(model, "-t", "xml", "--metric", "chrf", "--resamples", 0)
+    assert found["num_references"] == 2
+    assert found["systems"][0]["scores"][0]["value"] == pytest.approx(100)
+
+
 def test_a_bad_line_of_a_set_of_several_files_has_the_name_of_its_file(model: Path) -> None:
     for number in (1, 2):
         for code in ("en", "de"):
