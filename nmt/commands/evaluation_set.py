@@ -346,7 +346,7 @@ def _named_set(
         raise configured.problem  # the set may be in the data that cannot be read
     if direction is None:
         raise ConfigError(
-            f"Test set {name}: the language pair is unknown.",
+            f"Test set {name}: the language pair is unknown.{did_you_mean(name, corpora)}",
             fix="Add `languages` PAIR, for example `languages` en-de.",
         )
     try:
@@ -370,7 +370,7 @@ def _configured_set(name: str, corpus: CorpusConfig, configured: ConfiguredSets)
     direction = corpus.direction(configured.languages)
     check_plain_text(corpus, direction)
     sources, targets = text_files(corpus, direction)
-    if len(sources) == 1:
+    if len(sources) == 1 and not corpus.target_languages:
         test = _read_files(sources[0], targets, direction, corpus.encoding)
         return test.first(corpus.max_pairs)
     # Source and target are in the same file or data set, or in shards.

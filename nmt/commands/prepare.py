@@ -260,7 +260,8 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
                 noise={name: corpus.noise.rates for name, corpus in recipe.corpora.items()},
             )
             for name in recipe.corpora:
-                text_pass = TextPass(chains[directions[name]], name, diagnosis.look)
+                chain = chains[directions[name]]
+                text_pass = TextPass(chain, name, diagnosis.look, config.tag_symbols[0])
                 _read_training(text_pass, reading, log, overlap, diagnosis, sample)
             diagnosis.end({name: reading.num_lines[name] for name in recipe.corpora})
 
@@ -341,7 +342,8 @@ def _read_held_out(
     config = reading.recipe.config
     is_valid = name in reading.recipe.valid_sets
     name_in_report = name if is_valid else name_of_test(name)
-    text_pass = TextPass(pair_filters.held_out_filters(config.filters), name_in_report)
+    filters = pair_filters.held_out_filters(config.filters)
+    text_pass = TextPass(filters, name_in_report, tags=config.tag_symbols[0])
     results = ((block, text_pass(block)) for block in reading.blocks(corpus))
     usable_pairs = list[SentencePair]()
     for pairs, result in reading.kept_pairs(name_in_report, config.direction(corpus), results):

@@ -37,9 +37,9 @@ AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
 _LEARNING = 2  # Raised when vocabularies are learned in another way.
 # Keys that older versions do not have, with the default that changes nothing; and the keys that
 # older versions have instead, in every corpus.
-_LATER_KEYS = {
+_LATER_KEYS: Mapping[str, Any] = {
     "path": None, "format": None, "columns": None, "encoding": None, "on_bad_row": "error",
-    "held_out": "report",
+    "held_out": "report", "target_languages": [], "language_file": None,
 }  # fmt: skip
 _FORMER_KEYS = {"tsv": None, "csv": None, "jsonl": None, "columns": [0, 1]}
 # Keys of the data section that say how often training reads each corpus.

@@ -24,6 +24,7 @@ from nmt.data.formats.pair import (
     ReadOptions,
     SentencePair,
     pair_of,
+    tagged,
 )
 from nmt.data.formats.text import TextFile, shown_path
 from nmt.errors import DataError
@@ -72,7 +73,8 @@ class Table(Format):
             named = named_columns(names_of_texts, wanted.languages)
         columns = wanted.columns or named or choose_columns(rows, name)
         width = max(map(len, rows))
-        source, target = (_number_of(column, header, width, name) for column in columns)
+        numbers = tuple(_number_of(column, header, width, name) for column in columns)
+        source, target, *_ = numbers
         are_named = named is not None or any(isinstance(column, str) for column in columns)
         are_numbers = [
             name.isalpha() and all(map(str.isdecimal, cells)) for name, cells in cells_of_names
@@ -84,7 +86,7 @@ class Table(Format):
         return Layout(
             self.name,
             sample.encoding,
-            (source, target),
+            numbers,
             languages,
             delimiter=delimiter,
             is_quoted=is_quoted,
@@ -162,10 +164,11 @@ def _quoted_pairs(file: TextFile, layout: Layout) -> Iterator[Pair]:
 
 def _pair_of_row(row: Sequence[str], layout: Layout, line: int, options: ReadOptions) -> Pair:
     """Return the pair of a row, which may be too short."""
-    source, target = map(int, layout.columns or (0, 1))
-    if len(row) <= max(source, target):
+    numbers = [int(column) for column in layout.columns or (0, 1)]
+    if len(row) <= max(numbers):
         return BadPair("columns", line, " ".join(row))
-    return pair_of(row[source], row[target], line, options)
+    source, target, *codes = (row[number] for number in numbers)
+    return pair_of(tagged(source, codes), target, line, options)
 
 
 def _number_of(column: Column, header: Sequence[str], width: int, name: str) -> int:

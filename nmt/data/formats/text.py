@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.data.formats.file_names import is_set
-from nmt.data.formats.pair import BadPair, Pair, PairReader, ReadOptions, SentencePair
+from nmt.data.formats.pair import BadPair, Pair, PairReader, ReadOptions, SentencePair, tagged
 from nmt.errors import DataError, join_words
 from nmt.files.encoding import (
     START_BYTES,
@@ -120,24 +120,33 @@ class TextFile:
         return DataError(problem, fix=fix)
 
 
-def open_sides(files: Sequence[Path], encoding: str | None, options: ReadOptions) -> PairReader:
+def open_sides(
+    files: Sequence[Path],
+    encoding: str | None,
+    options: ReadOptions,
+    languages: Path | None = None,
+) -> PairReader:
     """Open aligned text files, or the sides of a set of WMT, to read their pairs.
 
     Args:
         files: The source and one or more references.
         encoding: Encoding of the files.
         options: How to read them.
+        languages: A file with a language code for each line.
     """
     if all(map(is_set, files)):
         open_set = load_attribute("nmt.data.formats.wmt:open_set")  # which loads lxml
         reader: PairReader = open_set(files, encoding, options)
         return reader
-    texts = [TextFile(path, encoding, options) for path in files]
+    paths = filter(None, (*files, languages))
+    texts = [TextFile(path, encoding, options) for path in paths]
     lines = [text.raw_lines() for text in texts]
-    return PairReader([text.name for text in texts], lines, partial(_aligned_pairs, texts))
+    return PairReader(
+        [text.name for text in texts], lines, partial(_aligned_pairs, texts, len(files))
+    )
 
 
-def _aligned_pairs(files: Sequence[TextFile], *block: Any) -> Iterator[Pair]:
+def _aligned_pairs(files: Sequence[TextFile], num_sides: int, *block: Any) -> Iterator[Pair]:
     """Yield the pairs of a block: the lines of each file, and the number of the first line."""
     *columns, first = block
     most = files[0].options.max_characters
@@ -149,4 +158,5 @@ def _aligned_pairs(files: Sequence[TextFile], *block: Any) -> Iterator[Pair]:
         elif max(map(len, sides)) > most:
             yield BadPair("characters", number, max(sides, key=len))
         else:
-            yield SentencePair(sides[0], sides[1], number, sides[2:])
+            source = tagged(sides[0], sides[num_sides:])
+            yield SentencePair(source, sides[1], number, sides[2:num_sides])

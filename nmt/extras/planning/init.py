@@ -28,7 +28,7 @@ from nmt.data import hubs, opus
 from nmt.data.checks import CorpusCheck, other_language
 from nmt.data.corpus import check_plain_text, measure_text, read_blocks
 from nmt.data.formats.layout import Column, Wanted
-from nmt.data.formats.pair import BadPair, ReadOptions, place_of
+from nmt.data.formats.pair import BadPair, ReadOptions, leading_tag, place_of
 from nmt.data.places import TEXT, PartFiles, find_places
 from nmt.errors import ConfigError, DataError, join_words, shell_command
 from nmt.extras.planning.expectation import FEW_PAIRS, expected_quality
@@ -61,7 +61,8 @@ _HELD_OUT = (_VALID, _TEST)
 _WHOLE = ".whole"  # Name of the copy of the corpus before it is split.
 _MOST_HELD_OUT = 1000
 _HELD_OUT_SHARE = 20  # At most 1 in 20 pairs is for validation, and 1 in 20 for testing.
-_TECHNICAL = ("nul", "columns", "syntax")  # Reasons of `BadPair` that mean a wrong format.
+# Reasons of left-out pairs that mean a wrong format.
+_TECHNICAL = ("nul", "columns", "syntax", "language_code")
 _MOST_TECHNICAL = 0.01  # Largest share of the pairs with one of these reasons.
 _MISALIGNED_SHARE = 0.01  # Of the sample; a larger share is a warning.
 _SHOWN_PAIRS = 3
@@ -76,6 +77,7 @@ _MEANINGS = {
     "columns": "without a column",
     "syntax": "that cannot be parsed",
     "untranslated": "without a finished translation",
+    "language_code": "with the tag of a language in front of the source",
 }
 # A vocabulary can contain every character and every word of the text: SentencePiece merges words
 # of up to 15 characters.
@@ -107,10 +109,12 @@ class Account:
                     continue
                 source = pair.source.strip()
                 target = pair.target.strip()
-                if source and target:
-                    yield source, target
-                else:
+                if not (source and target):
                     self._leave_out("blank", place, source or target)
+                elif leading_tag(source):
+                    self._leave_out("language_code", place, source)
+                else:
+                    yield source, target
 
     def _leave_out(self, reason: str, place: str, excerpt: str) -> None:
         self.left_out[reason] += 1
@@ -130,6 +134,9 @@ class Account:
                 fix = "Correct the text, or pass `skip_unreadable` to leave these pairs out."
                 if reason == "nul":
                     fix = f"If the text is UTF-16, pass `encoding` utf-16. {fix}"
+                if reason == "language_code":
+                    fix = "Write a configuration with target_languages in data.train, as in "
+                    fix += "configs/README.md, and run `nmt prepare CONFIG`."
                 raise DataError(problem, fix=fix)
 
 
