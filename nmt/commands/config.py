@@ -158,10 +158,10 @@ def check(options: CheckOptions) -> TextResult:
 
     The result has a line for each file without errors, and one `ConfigError` with all errors.
     """
-    lines: list[str] = []
-    errors: list[NmtError] = []
+    lines = list[str]()
+    errors = list[NmtError]()
     for path in options.configs:
-        choices: list[Choice] = []
+        choices = list[Choice]()
         try:
             config = load_config(path, options.set_, explain=choices.append)
             codes = config.language_codes.items()

@@ -206,7 +206,7 @@ class EvaluatedModel:
             self._translator = self._load()
         logger.info("translating %s lines of %s with %s", f"{len(lines):,}", name, self.name)
         begin = time.perf_counter()
-        languages: dict[str, Any] = {}
+        languages = dict[str, Any]()
         if self.has_languages:
             languages["source_language"] = test.source_language
             languages["target_language"] = test.target_language
@@ -428,7 +428,7 @@ def _translate(
     Returns:
         The errors from saving translations.
     """
-    failures: list[NmtError] = []
+    failures = list[NmtError]()
     for index, model in enumerate(models):
         for evaluated_set in sets:
             test = evaluated_set.test

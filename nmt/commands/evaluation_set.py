@@ -188,7 +188,7 @@ def _check_models(options: EvaluateOptions) -> None:
     """Refuse options that need a model, or exactly one model, or two different models."""
     models = options.models
     baseline = options.baseline_model
-    needing_model: list[str] = []  # names of options
+    needing_model = list[str]()  # names of options
     if not models:
         needing_model += ["robustness", "contrastive", "save_hypotheses", "tag"]
     if not (models or baseline):
@@ -533,7 +533,7 @@ def _read_aligned(path: Path, test: EvaluationSet, limit: int | None) -> Sequenc
 
 def list_test_sets(folders: Iterable[Path]) -> TextResult:
     """Return the names of the test sets of models, then of the sacreBLEU test sets."""
-    names: dict[str, None] = {}  # a set that keeps the order
+    names = dict[str, None]()  # a set that keeps the order
     for folder in folders:
         configured = ConfiguredSets.of(*load_folder_document(folder), folder)
         names |= dict.fromkeys([*configured.tests, *configured.named()])

@@ -238,7 +238,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     train_directions = list(map(config.direction, recipe.data.training))
     profiles = learn_profiles(recipe)
     # Filters depend on the languages, so corpora of the same direction have the same filters.
-    chains: dict[Direction, FilterChain] = {}
+    chains = dict[Direction, FilterChain]()
     for direction in dict.fromkeys(train_directions):
         chains[direction] = pair_filters.training_filters(config.filters, *direction, profiles)
     filters = chains[train_directions[0]]  # all chains have the same actions
@@ -440,7 +440,7 @@ def _write(
     """
     folder = reading.folder / part
     corpora = reading.recipe.corpora if part == TRAIN else reading.recipe.valid_sets
-    valid_pairs: list[SentencePair] = []
+    valid_pairs = list[SentencePair]()
     all_lines = encoded.lines
     with StoreWriter(folder, max(encoded.tokenizers.vocab_sizes)) as writer:
         for index, (name, corpus) in enumerate(corpora.items()):

@@ -167,7 +167,7 @@ def _read(
         lines_at_once *= MAX_CHUNK_LINES
     for chunk in text_lines.read_chunks(reader, lines_at_once=lines_at_once, name=name):
         texts = decoder.decode(chunk, first_number)
-        lines: list[Request | DataError] = []
+        lines = list[Request | DataError]()
         if reads_json:
             for number, text in enumerate(texts, first_number):
                 lines.append(_parse(text, number, noted_fields))
@@ -242,7 +242,7 @@ class _Writer:
         Raises:
             DataError: A line failed and the format is text. The lines before it are written.
         """
-        translated_lines: dict[int, Result] = {}  # by line number
+        translated_lines = dict[int, Result]()  # by line number
         for number, (line, result) in enumerate(zip(lines, results, strict=True), first_number):
             # Fields to copy to the output; a `DataError` that is not a `RequestError` has none.
             others = getattr(line, "others", {})

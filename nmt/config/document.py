@@ -103,7 +103,7 @@ def read_document(path: Path) -> YamlDocument:
 
 def _unreadable(path: Path, reason: str) -> tuple[str, str]:
     """Return problem and fix for a file that cannot be read, with names of other files."""
-    configs: set[Path] = set()  # Configurations near the path, or those that come with nmt.
+    configs = set[Path]()  # Configurations near the path, or those that come with nmt.
     if path.is_dir():
         configs.update(path.glob("*.y*ml"))
     else:
@@ -174,8 +174,8 @@ class YamlDocument:
     def __init__(self, root: yaml.Node | None, name: str, folder: Path | None) -> None:
         self._name = name
         self._folder = folder
-        self._flags: dict[KeyPath, str] = {}  # Text of each override, by the path that it set.
-        self.lines: dict[KeyPath, int] = {}  # Line of each value, from 1.
+        self._flags = dict[KeyPath, str]()  # Text of each override, by the path that it set.
+        self.lines = dict[KeyPath, int]()  # Line of each value, from 1.
         # Nested dicts with string keys, lists, strings, numbers, booleans and None.
         self.values: Any = {}
         if root is not None:
@@ -207,7 +207,7 @@ class YamlDocument:
         value = None  # what ``key=`` without a value sets
         if value_text:
             value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
-        keys: list[str | int] = []  # Numbers may be indices of a list.
+        keys = list[str | int]()  # Numbers may be indices of a list.
         for word in dotted.strip().split("."):
             is_index = word.isdecimal() and len(word) <= _MAX_INDEX_DIGITS
             keys.append(int(word) if is_index else word)
@@ -229,7 +229,7 @@ class YamlDocument:
             ValueError: A key belongs to neither a section nor a list, or an index is too large.
         """
         container: Any = self.values  # The section or list that ``key`` belongs to.
-        path: list[str | int] = []
+        path = list[str | int]()
         for depth, key in enumerate(keys):
             container_name = ".".join(map(str, keys[:depth]))
             is_last = depth == len(keys) - 1
@@ -288,7 +288,7 @@ class YamlDocument:
             return value
         if isinstance(node, yaml.SequenceNode):
             return [self._read(item, (*path, index)) for index, item in enumerate(node.value)]
-        section: dict[str, Any] = {}
+        section = dict[str, Any]()
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self._refusal(key_node, "a key must be plain text", "Use a word as the key.")

@@ -80,7 +80,7 @@ def load_config(
     """
     # A user need not write the format number: without it, the file has the present format.
     document = _read_keys(Path(path), default=FORMAT)
-    problems: list[str] = []
+    problems = list[str]()
     for text in overrides:
         try:
             document.override(text)

@@ -213,8 +213,8 @@ def check_plain_text(corpus: CorpusConfig, languages: Languages) -> None:
     for path in matching_files(corpus.path):
         # Item i of each list is the text of line i + 1, so that messages have the right line. Lines
         # that cannot be read are missing from the pairs; here they are empty.
-        sources: list[str] = []
-        targets: list[str] = []
+        sources = list[str]()
+        targets = list[str]()
         # Also the lines in other languages, so that few lines are read.
         shard = corpus.model_copy(update={"path": (path,), "target_language": None})
         for pair in first_pairs(shard, options, NUM_LINES):
@@ -342,7 +342,7 @@ def _blocks_of_all_languages(config: CorpusConfig, options: ReadOptions) -> Iter
     openers = _openers(config, options)
     max_pairs = config.max_pairs or sys.maxsize
     num_read = 0
-    names: list[str] = []
+    names = list[str]()
     for open_shard in openers:
         if num_read >= max_pairs:
             break

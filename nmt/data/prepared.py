@@ -340,7 +340,7 @@ def _in_former_keys(value: Any) -> Any:
 
 def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     """Return the size, modification time and hash of each input file, by path."""
-    sources: dict[str, Mapping[str, Any]] = {}
+    sources = dict[str, Mapping[str, Any]]()
     for path in recipe.files:
         # A copy of standard input is described as standard input.
         name = STANDARD if path == recipe.input else str(path)

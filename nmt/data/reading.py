@@ -117,7 +117,7 @@ class TextPass(_FilterPass):
         Raises:
             DataError: A line cannot be read.
         """
-        problems: dict[int, list[PairProblem]] = {}  # by index of the pair in the block
+        problems = dict[int, list[PairProblem]]()  # by index of the pair in the block
         for index, pair in enumerate(block.pairs):
             if isinstance(pair, BadPair):
                 pair_problems = [PairProblem(pair.reason, pair.excerpt)]
@@ -330,12 +330,12 @@ class CorpusReader:
         Raises:
             DataError: More than a hundredth of the pairs cannot be read, each for the same reason.
         """
-        masks: list[Mask] = []
+        masks = list[Mask]()
         counts = Counter[str]()
-        bad_rows: dict[str, ListedProblem] = {}  # the first one of each reason
+        bad_rows = dict[str, ListedProblem]()  # the first one of each reason
         self.is_kept[name] = masks
         self.found[name] = []
-        files: dict[int, str] = {}
+        files = dict[int, str]()
         self.files[name] = files
         check = CorpusCheck(*direction)
         self.checks[name] = check

@@ -45,8 +45,8 @@ def inspect(options: InspectOptions) -> None:
     output_format = _output_format(options)
     output = options.output
     check_output(output, options.model)
-    facts: dict[str, str] = {}  # name -> value, for the top of the page
-    offers: dict[str, str] = {}  # command for a view that is not on the page -> its summary
+    facts = dict[str, str]()  # name -> value, for the top of the page
+    offers = dict[str, str]()  # command for a view that is not on the page -> its summary
     if options.model is None:
         _refuse_ineffective(options, [], "for worked examples")
         title = "Inside the Transformer"

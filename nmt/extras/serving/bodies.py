@@ -270,7 +270,7 @@ def join_results(
         tokens = [result.tokens for result in results if result.tokens is not None]
         alarms = chain.from_iterable(result.alarms for result in results)
         retried = chain.from_iterable(result.retried for result in results)
-        optional_fields: dict[str, Any] = {}
+        optional_fields = dict[str, Any]()
         if results:
             optional_fields["alternatives"] = (Alternative(translation, score, log_prob),)
         if any(result.alignment is not None for result in results):

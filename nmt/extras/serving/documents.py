@@ -192,7 +192,7 @@ def read_html(text: str) -> Iterator[str | list[Event]]:
     """Yield the paragraphs of HTML, and the tags between them. Two line breaks end a paragraph."""
     tokens = list(tokenize(text))
     ends = ends_of([(kind, name) for kind, _, name in tokens])
-    events: list[Event] = []
+    events = list[Event]()
     place = 0
     while place < len(tokens):
         kind, raw, name = tokens[place]
@@ -275,7 +275,7 @@ def read_document(text: str, kind: str, language: str) -> Document:
     """
     name = kind.lower().removeprefix(".")
     read, escape = chosen(_FORMATS, _ALIASES.get(name, name), "document format")
-    parts: list[str | Paragraph] = []
+    parts = list[str | Paragraph]()
     for part in read(text):
         if isinstance(part, str):
             parts.append(part)

@@ -226,7 +226,7 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
         ConfigError: A name is not valid, or two models have the same name.
         CheckpointError: A folder does not contain a model.
     """
-    folders: dict[str, Path] = {}
+    folders = dict[str, Path]()
     for argument in models:
         name, equals_sign, folder = argument.partition("=")
         if not equals_sign or Path(argument).exists():

@@ -83,7 +83,7 @@ class Paragraph:
         plain = without_surrogates(plain)
         parts = map(str.strip, split_sentences(" ".join(plain.split()), language))
         sentences = tuple(filter(None, parts))
-        words: list[Word] = []
+        words = list[Word]()
         place = 0
         for number, sentence in enumerate(sentences):
             for text in sentence.split():
@@ -141,9 +141,9 @@ def ends_of(marks: Sequence[tuple[str, str]]) -> dict[int, int]:
     Args:
         marks: Kind and name of each mark.
     """
-    stack: list[int] = []
-    waiting: Counter[str] = Counter()
-    found: dict[int, int] = {}
+    stack = list[int]()
+    waiting = Counter[str]()
+    found = dict[int, int]()
     for place, (kind, name) in enumerate(marks):
         if kind == "open":
             stack.append(place)
@@ -231,9 +231,9 @@ class _Layout:
         numbers = [*accumulate(map(len, words), initial=0)]
         # For each source piece: the aligned target pieces, and its sentence (see `relative`).
         self.links: list[list[int]] = [[] for _ in range(numbers[-1])]
-        self.sentences: list[tuple[int, int, int, int]] = []
-        self.pieces: list[str] = []
-        self.begins: list[str] = []  # for each target piece: "word", "sentence" or ""
+        self.sentences = list[tuple[int, int, int, int]]()
+        self.pieces = list[str]()
+        self.begins = list[str]()  # for each target piece: "word", "sentence" or ""
         start = 0
         for source, (text, links) in zip(paragraph.sentences, translations, strict=True):
             size, targets, first = len(source.split()), text.split(), len(self.pieces)
@@ -264,7 +264,7 @@ class _Layout:
         self.owners: list[_Pair | None] = [None] * len(self.pieces)
         self.before = [""] * len(self.pieces)
         self.after: list[deque[str]] = [deque() for _ in self.pieces]
-        self.gaps: dict[int, str] = {}  # marks that replace the white space before a piece
+        self.gaps = dict[int, str]()  # marks that replace the white space before a piece
 
     def relative(self, piece: int) -> int:
         """Return the target piece with the relative position of a source piece in its sentence."""
