@@ -256,7 +256,7 @@ def init(options: InitOptions) -> Start:
         _warn(options, codes, {_TRAIN: pairs, **given})
         # Draw the held-out sets.
         size = min(_MOST_HELD_OUT, account.num_usable // _HELD_OUT_SHARE)
-        candidates: list[Texts] = []
+        candidates = list[Texts]()
         if size or len(given) < len(_HELD_OUT):
             candidates = _candidates(sample, codes, size, place)
         copies = count_copies(whole, [*candidates, *known])
@@ -404,7 +404,7 @@ def _given_sets(
     Raises:
         DataError: A set has no usable pair, or cannot be read.
     """
-    given: dict[str, list[Texts]] = {}
+    given = dict[str, list[Texts]]()
     for part, corpus in corpora.items():
         if part == _TRAIN:
             continue
@@ -448,9 +448,7 @@ def _described(files: PartFiles) -> dict[str, str]:
         format_name = "aligned text files"
     if len(files.sources) > 1:
         format_name += f" in {len(files.sources):,} shards"
-    columns = " and ".join(names)
-    if layout.columns is not None:
-        columns = " and ".join(map(str, layout.columns))
+    columns = " and ".join(map(str, layout.columns or names))
     return {"format": format_name, "encoding": layout.encoding, "columns": columns}
 
 
@@ -480,7 +478,7 @@ def _read_copy(paths: Sequence[Path]) -> Iterator[Texts]:
             yield source.removesuffix("\n"), target.removesuffix("\n")
 
 
-def _without(pairs: Iterable[Texts], removed: tuple[set[str], set[str]]) -> Iterator[Texts]:
+def _without(pairs: Iterable[Texts], removed: Sequence[set[str]]) -> Iterator[Texts]:
     """Yield the pairs without a source or target that must be removed."""
     removed_sources, removed_targets = removed
     for source, target in pairs:
