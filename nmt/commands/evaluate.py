@@ -20,13 +20,13 @@ from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config
 from nmt.commands import evaluation_set
 from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_systems
-from nmt.commands.loading import loading_arguments, mbr
+from nmt.commands.loading import check_output, loading_arguments, mbr
 from nmt.commands.options import EvaluateOptions, TextResult
 from nmt.config.language_codes import primary_code
 from nmt.config.loader import load_inference
 from nmt.data.checks import likely_language
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files.atomic import check_output, open_output
+from nmt.files.atomic import open_output
 from nmt.files.progress import progress_bar
 from nmt.inference.guard import GuardCounts
 from nmt.inference.translator import Translator

@@ -94,7 +94,7 @@ def load_config(
     if recorded:
         values = with_recorded({**values, "run_dir": run_dir}, recorded)
     values = _with_start(values)
-    corpora = dict(_corpora("data", values.get("data")))
+    corpora = dict(corpora_in("data", values.get("data")))
     file_error: DataError | None = None
     choice: Choice | None = None
     try:
@@ -314,7 +314,7 @@ def _mapping(document: YamlDocument, path: Path) -> dict[str, Any]:
     return document.values
 
 
-def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
+def corpora_in(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
     """Find the well-formed corpus sections in a value, at any depth; yield key and section."""
     try:
         yield key, CorpusConfig.model_validate(value)
@@ -324,7 +324,7 @@ def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
             value = dict(enumerate(value))
         if isinstance(value, dict):
             for name, item in value.items():
-                yield from _corpora(f"{key}.{name}", item)
+                yield from corpora_in(f"{key}.{name}", item)
 
 
 def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
