@@ -41,6 +41,7 @@ from nmt.data.corpus import (
     valid_sets,
 )
 from nmt.data.formats.file_names import is_set
+from nmt.data.formats.json_lines import object_of
 from nmt.data.formats.pair import BadPair, Pair, ReadOptions, place_of
 from nmt.data.formats.text import open_sides
 from nmt.data.hubs import published_names, published_test_set
@@ -471,18 +472,32 @@ def read_systems(paths: Sequence[Path], test: EvaluationSet, limit: int | None) 
     A system is named after its file; with the folder if two files have the same name.
 
     Raises:
-        DataError: The number of lines does not match the test set, or the text is segmented or
-            escaped.
+        DataError: The number of lines does not match the test set, the text is segmented or
+            escaped, or a JSON line has no translation.
     """
     names = [Path(_display_name(path)).name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     systems = []
     for name, path in zip(names, paths, strict=True):
-        lines = _read_aligned(path, test, limit)
+        lines = _translations(_read_aligned(path, test, limit), name)
         check_plain(lines, _display_name(path))
         systems.append(System(name, lines))
     return systems
+
+
+def _translations(lines: Sequence[str], name: str) -> Sequence[str]:
+    """Return the translations in JSON lines of `nmt translate`; lines of plain text stay."""
+    texts = [(object_of(line) or {}).get("translation") for line in lines]
+    are_texts = [isinstance(text, str) for text in texts]
+    if not any(are_texts):
+        return lines
+    if not all(are_texts):
+        number = are_texts.index(False) + 1
+        fix = "Translate the file again, and correct the lines that nmt reports."
+        raise DataError(f"{name}, line {number:,}: the JSON has no translation.", fix=fix)
+    logger.info("%s: the translations are read from JSON lines", name)
+    return texts
 
 
 def read_labels(

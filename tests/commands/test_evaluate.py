@@ -31,6 +31,7 @@ from nmt.inference.request import Result as Translation
 from nmt.metrics.metric import MetricOptions, MetricScorer, label_of
 from nmt.metrics.result import EvaluationReport
 from nmt.metrics.scoring import Resampling, score_systems
+from tests.cli.commands import FLAGS
 from tests.conftest import MISSING
 
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]
@@ -235,6 +236,29 @@ def test_files_by_position_are_a_hypothesis_and_its_reference(files: tuple[Path,
     assert scores_of(hypothesis, "--reference", reference) == expected
     assert scores_of(hypothesis, reference) == expected
     assert "--languages PAIR" in refused(hypothesis, "-t", "wmt14")
+
+
+def test_json_lines_of_translate_are_scored_by_their_translations(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """And lines of which some are not such JSON are refused."""
+    source = write(tmp_path / "in.txt", ["w1 w2", "", "w3"])
+    translate = ["translate", runs["plain"], source, *FLAGS, "--beam-size", 1]
+    for arguments in (["-o", "plain"], ["--format", "json", "-o", "json"]):
+        words = list(map(str, [*translate, *arguments]))
+        assert CliRunner().invoke(app, words).exit_code == 0
+    plain = scores_of("plain", "plain")["systems"][0]
+    result = invoke("json", "plain", "--json")
+    (found,) = json.loads(result.stdout)["systems"]
+    assert found["scores"] == plain["scores"]
+    assert found["hypotheses"] == Path("plain").read_text("utf-8").split("\n")[:-1]
+    assert "json: the translations are read from JSON lines" in result.stderr
+    with Path("json").open("a") as stream:
+        stream.write('{"source": "w4", "error": "too long"}\n')
+    write(Path("four"), "abcd")
+    assert "json, line 4: the JSON has no translation" in refused("json", "four", code=3)
+    write(Path("other"), ['{"text": "w1"}', "w2", "{w3", "4"])
+    assert scores_of("other", "other")["systems"][0]["hypotheses"][0] == '{"text": "w1"}'
 
 
 def test_files_of_one_name_are_named_with_their_folders(files: tuple[Path, Path]) -> None:

@@ -65,9 +65,7 @@ def test_any_other_file_is_replaced(run: Path, command: str) -> None:
     assert Path("old.txt").read_text() not in ("", LINES)
 
 
-def test_the_texts_of_all_models_and_of_a_configuration_are_safe(
-    run: Path, runs: dict[str, Path]
-) -> None:
+def test_the_texts_of_all_models_and_of_a_configuration_are_safe(run: Path) -> None:
     other = [*writing(Path("imported"))["translate"][2:-1], "--with", run]
     Path("imported").mkdir()
     assert "a text of the corpora" in refused("translate", "imported", *other, "-o", SOURCE)
