@@ -201,6 +201,7 @@ def test_a_reference_in_another_language_is_named(tmp_path: Path) -> None:
     left, right = (write(tmp_path / f"{n}.txt", [x] * 20) for n, x in enumerate((german, english)))
     question = "0.txt looks like de, but the reference looks like en: wrong file?"
     assert question in invoke(left, right).stderr
+    assert question in invoke(right, right, "--baseline", left).stderr
     assert "looks like" not in invoke(left, left).stderr
 
 
@@ -668,6 +669,27 @@ def test_a_model_as_the_baseline_is_the_best_checkpoint_of_one_model(
     assert found["baseline"]["name"] == str(base)
     for flag, value in (("--checkpoint", "last"), ("--mbr", "chrf")):
         assert invoke(model, "-t", "one", "--baseline", model, flag, value).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "is_same"),
+    [("de", "en", False), ("en", "fr", False), ("eng", "de-AT", True), ("gem", "de", True)],
+)
+def test_a_baseline_or_another_model_of_another_language_pair_is_refused(
+    model: Path, source: str, target: str, is_same: bool
+) -> None:
+    """Another spelling, a variant, and a group of languages are not another language."""
+    other = make_model(model.parent / "other", ())
+    config = (other / "config.yaml").read_text("utf-8")
+    config = config.replace("source_language: en", f"source_language: {source}")
+    config = config.replace("target_language: de", f"target_language: {target}")
+    (other / "config.yaml").write_text(config, "utf-8")
+    for flags in ([model, "--baseline", other], [model, other]):
+        if is_same:
+            assert invoke(*flags, "-t", "one").exit_code == 0
+            continue
+        said = refused(*flags, "-t", "one")
+        assert f"{other} translates {source}-{target}, but one is en-de" in said
 
 
 class Signing(UpperCaser):
