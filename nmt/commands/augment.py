@@ -157,6 +157,7 @@ def _load_translator(options: AugmentOptions) -> Translator:
         first_model,
         ensemble=Ensemble(tuple(other_models)),
         checkpoint=options.checkpoint,
+        device=options.device,
         threads=options.threads,
         engine=options.engine,
         guard=options.guard,

@@ -22,6 +22,7 @@ from nmt.commands import evaluation_set
 from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_systems
 from nmt.commands.loading import check_output, loading_arguments, mbr
 from nmt.commands.options import EvaluateOptions, TextResult
+from nmt.config.flag import as_overrides
 from nmt.config.language_codes import is_same_language, primary_code
 from nmt.config.loader import load_inference
 from nmt.data.checks import likely_language
@@ -170,7 +171,7 @@ class EvaluatedModel:
         load_folder_config(folder)  # explains why a folder is not a model
         # Decoding flags become overrides, so that they are validated with the configuration.
         # n_best is 1, because one translation is scored; otherwise a small beam would be refused.
-        flags = [f"decoding.{name}={value}" for name, value in options.decoding().items()]
+        flags = as_overrides(options.decoding(), "decoding.")
         overrides = [*options.set_, *flags, "decoding.n_best=1"]
         self.config, record = load_inference(folder / CONFIG, overrides, read=_READ)
         self.configured = ConfiguredSets.of(self.config, record, folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.model_folder import CONFIG
 from nmt.commands.options import MbrOptions, ModelOptions, SearchOptions, user_values
+from nmt.config.flag import as_overrides
 from nmt.config.loader import corpora_in, load_inference, read_settings
 from nmt.data.checks import other_language
 from nmt.data.corpus import corpus_files
@@ -120,7 +120,7 @@ def decoding_changes(
     if not overrides:
         return dict(decoding)
     # Validate both together, because they can depend on each other.
-    flags = [f"decoding.{name}={json.dumps(value)}" for name, value in decoding.items()]
+    flags = as_overrides(decoding, "decoding.")
     config, _ = load_inference(model / CONFIG, [*overrides, *flags])
     return config.decoding.model_dump()
 

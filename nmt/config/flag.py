@@ -15,8 +15,9 @@ load them.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from inspect import cleandoc
 from pathlib import Path
@@ -82,6 +83,18 @@ class Options:
                 object.__setattr__(self, field.name, tuple(value))
             elif is_path and isinstance(value, str):
                 object.__setattr__(self, field.name, Path(value))
+
+
+def as_overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the override of each key, whose value becomes JSON.
+
+    >>> as_overrides({"threads": 2, "freeze": ["encoder"]}, "training.")
+    ['training.threads=2', 'training.freeze=["encoder"]']
+    """
+    texts = {
+        key: json.dumps(value, ensure_ascii=False, default=str) for key, value in values.items()
+    }
+    return [f"{prefix}{key}={text}" for key, text in texts.items()]
 
 
 def meanings_of(docstring: str | None) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from nmt.cli.app import app
 from nmt.commands import train as story
+from nmt.config.loader import load_config
 from nmt.config.training import TrainingConfig
 from nmt.device.distributed import PEER_LOST, Processes
 from nmt.errors import DeviceError, shell_command
@@ -116,14 +117,19 @@ def test_more_processes_than_gpus_are_refused(
 def test_the_flags_reach_each_process_but_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(story, "launch", lambda *given: calls.append(given))
-    flags = ["--set", "training.threads=3", "--run-dir", "runs/no 1: it's", "--exact", "-q"]
+    flags = ["--set", "training.threads=2", "--run-dir", "runs/no 1: it's \U0001f600", "--exact"]
+    flags += ["--device", "cpu", "--threads", "3", "-q"]
     result = CliRunner().invoke(app, ["train", DEMO, *flags, "--devices", "4"])
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
-    settings = ["training.threads=3", "run_dir='runs/no 1: it''s'"]
+    settings = ["training.threads=2", 'training.device="cpu"', "training.threads=3"]
+    settings.append('run_dir="runs/no 1: it\'s \U0001f600"')
     command = shell_command("train", DEMO, set_=settings, exact=True, quiet=True)
     ((arguments, number, training),) = calls
-    assert (arguments, number, training.threads) == (shlex.split(command)[1:], 4, 3)
+    assert (arguments, number) == (shlex.split(command)[1:], 4)
+    assert (training.device, training.threads) == ("cpu", 3)
+    config = load_config(DEMO, settings)
+    assert config.run_dir == Path("runs/no 1: it's \U0001f600")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import yaml
 
 from nmt.checkpoint.model_folder import SHORTLIST, ModelFiles, find_model, is_ctranslate2
 from nmt.commands import augment as recipe
+from nmt.commands.options import AugmentOptions
 from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError, DataError, NmtError
@@ -258,7 +259,8 @@ def test_a_student_that_differs_from_its_teacher_starts_with_random_weights(
         return replace(files, config=changed)
 
     monkeypatch.setattr(story, "find_model", other)
-    monkeypatch.setattr(story, "augment", lambda _: None)
+    translations: list[AugmentOptions] = []
+    monkeypatch.setattr(story, "augment", translations.append)
     overrides = list[str]()
 
     def stopped(_: Path, given: Sequence[str]) -> None:
@@ -267,8 +269,9 @@ def test_a_student_that_differs_from_its_teacher_starts_with_random_weights(
 
     monkeypatch.setattr(story, "load_config", stopped)
     with pytest.raises(KeyboardInterrupt):
-        distilled(teachers, config=None, set_=changes)
-    assert overrides == ["training.threads=1", *changes]
+        distilled(teachers, config=None, set_=changes, device="cpu")
+    assert overrides == ['training.device="cpu"', "training.threads=1", *changes]
+    assert [(each.device, each.threads) for each in translations] == [("cpu", 1)]
 
 
 def test_a_student_that_cannot_be_exported_is_refused_first(teachers: list[Path]) -> None:
