@@ -83,8 +83,6 @@ _DEVICE = (
     "mps is Apple's GPU, which auto never chooses."
 )
 _DEVICES = "[auto|cpu|cuda|cuda:N|mps]"
-_THREADS = "Number of CPU threads."
-_CONFIGURED = "from the configuration"
 _TAG = "Tag to put in front of every source line, such as a domain, for models trained with tags."
 _FROM = "Language of the source, if the model translates from several languages."
 _TO = "Language to translate into, if the model has several target languages."
@@ -102,10 +100,8 @@ Tag = Annotated[Text, Flag(_TAG, metavar="TAG")]
 FromLanguage = Annotated[Text, Flag(_FROM, metavar="CODE")]
 ToLanguage = Annotated[Text, Flag(_TO, metavar="CODE")]
 Device = Annotated[str, Flag(_DEVICE, metavar=_DEVICES)]
-Threads = Annotated[Count, Flag(_THREADS, min=1, shown="all cores")]
-# Of a training, whose configuration has both.
-TrainingDevice = Annotated[Text, Flag(_DEVICE, metavar=_DEVICES, shown=_CONFIGURED)]
-TrainingThreads = Annotated[Count, Flag(_THREADS, min=1, shown=_CONFIGURED)]
+TrainingDevice = Annotated[Text, Flag(_DEVICE, metavar=_DEVICES, shown="training.device, or auto")]
+Threads = Annotated[Count, Flag("Number of CPU threads.", min=1, shown="all cores")]
 BeamSize = Annotated[Count, Flag(_BEAM, "b", min=1, shown=OF_THE_MODEL)]
 BatchTokens = Annotated[Count, Flag(_BATCH, min=1, shown=OF_THE_MODEL)]
 SampleSeed = Annotated[Count, Flag("Random seed of `sample`.", min=0, shown=OF_THE_MODEL)]
@@ -136,7 +132,6 @@ class ModelOptions(Options):
     ensemble_mean: Annotated[_Mean, Flag(shown="arithmetic")] = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.with_ and self.ensemble_mean is not None:
             raise ConfigError(
                 "`ensemble_mean` needs `with`.", fix="Add `with` MODEL2, or remove `ensemble_mean`."
@@ -245,7 +240,6 @@ class PrepareOptions(PreparationOptions):
     json: Json = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         unused_names = changed(self, *PreparationOptions.__dataclass_fields__)
         if self.verify and unused_names:
             name = unused_names[0]
@@ -275,7 +269,7 @@ class TrainOptions(Options):
     strict_resume: bool = False
     exact: bool = False
     device: TrainingDevice = None
-    threads: TrainingThreads = None
+    threads: Threads = None
     devices: Annotated[int, Flag(min=1)] = 1
     dry_run: bool = False
     json: Json = False
@@ -305,7 +299,6 @@ class AverageOptions(Options):
     json: Json = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         names = changed(self, "last", "best", "step")
         if len(names) > 1:
             raise ConfigError(

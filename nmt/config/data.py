@@ -699,9 +699,7 @@ class FilterConfig(Section):
         names = names_of("filter of filters.extra")
         for name in self.extra:
             if name not in names:
-                listed = ", ".join(names) or "none"
-                hint = did_you_mean(name, names)
-                yield f"extra.{name} is not a registered filter (registered: {listed}).{hint}"
+                yield f"extra.{name} is not a registered filter.{did_you_mean(name, names)}"
 
 
 _VocabSize = Annotated[int, Field(ge=5, le=1 << 20)]

@@ -150,8 +150,8 @@ def test_an_unknown_filter_is_refused_by_config_check_and_with_its_place() -> No
     result = CliRunner().invoke(app, ["config", "check", "mine.yaml"])
     line = text[: text.index("filters:")].count("\n") + 1
     assert result.exit_code == 2
-    assert f"mine.yaml:{line}: filters: extra.shoutin is not a registered filter" in result.stderr
-    assert "(registered: shouting). Did you mean shouting?" in result.stderr
+    problem = "filters: extra.shoutin is not a registered filter. Did you mean shouting?"
+    assert f"mine.yaml:{line}: {problem}" in result.stderr
 
 
 def test_a_wrong_parameter_of_a_filter_is_refused() -> None:

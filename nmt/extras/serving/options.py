@@ -173,7 +173,6 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
     json: Json = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         may_start = self.api_keys or self.no_auth or is_loopback(self.host)
         if not may_start:
             raise ConfigError(

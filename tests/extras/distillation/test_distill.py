@@ -175,6 +175,9 @@ def test_other_settings_and_a_teacher_without_validation_are_refused(
         distilled(teachers[:1], output=teachers[0])
     with pytest.raises(ConfigError, match="vocab_size"):  # before the teachers translate
         distilled(teachers[:1], output="wrong", set_=("tokenizer.vocab_size=3",))
+    student = yaml.safe_load(STUDENT) | {"tokenizer": {"vocab_size": 4}}
+    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size is 4"):
+        distilled(teachers[:1], output="wrong", config=student)
     with pytest.raises(DataError, match=r"data\.valid\.source: none\.de does not exist"):
         distilled(teachers[:1], output="wrong", valid=("none.de", "valid.en"))
     assert not Path("wrong/corpus").exists()
