@@ -202,7 +202,7 @@ class EvaluatedModel:
         Raises:
             ConfigError: It translates other languages.
         """
-        pair = (test.source_language, test.target_language)
+        pair: tuple[Any, Any] = (test.source_language, test.target_language)
         if self.has_languages or None in pair:
             return
         for direction in self.configured.directions:

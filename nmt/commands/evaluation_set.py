@@ -488,7 +488,7 @@ def read_systems(paths: Sequence[Path], test: EvaluationSet, limit: int | None) 
 
 def _translations(lines: Sequence[str], name: str) -> Sequence[str]:
     """Return the translations in JSON lines of `nmt translate`; lines of plain text stay."""
-    texts = [(object_of(line) or {}).get("translation") for line in lines]
+    texts: list[Any] = [(object_of(line) or {}).get("translation") for line in lines]
     are_texts = [isinstance(text, str) for text in texts]
     if not any(are_texts):
         return lines

@@ -86,7 +86,7 @@ class Options:
                 arguments[field] = _converted(value, without_none(kinds[field]))
             assign(self, **arguments)
 
-        cls.__init__ = init  # type: ignore[method-assign]
+        cls.__init__ = init  # type: ignore[method-assign,assignment]
 
 
 def _converted(value: Any, kind: Any) -> Any:
