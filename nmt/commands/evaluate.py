@@ -211,8 +211,10 @@ class EvaluatedModel:
             if all(is_same_language(a, b) or len(primary_code(b)) > 2 for a, b in codes):
                 return
         directions = ", ".join(map(str, self.configured.directions))
-        problem = f"{self.name} translates {directions}, but {test.name} is {'-'.join(pair)}."
-        raise ConfigError(problem, fix="Compare models and test sets of one language pair.")
+        raise ConfigError(
+            f"{self.name} translates {directions}, but {test.name} is {'-'.join(pair)}.",
+            fix="Compare models and test sets of one language pair.",
+        )
 
     def translate(self, name: str, lines: Sequence[str], test: EvaluationSet) -> System:
         """Translate lines.

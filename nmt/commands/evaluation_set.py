@@ -494,8 +494,10 @@ def _translations(lines: Sequence[str], name: str) -> Sequence[str]:
         return lines
     if not all(are_texts):
         number = are_texts.index(False) + 1
-        fix = "Translate the file again, and correct the lines that nmt reports."
-        raise DataError(f"{name}, line {number:,}: the JSON has no translation.", fix=fix)
+        raise DataError(
+            f"{name}, line {number:,}: the JSON has no translation.",
+            fix="Translate the file again, and correct the lines that nmt reports.",
+        )
     logger.info("%s: the translations are read from JSON lines", name)
     return texts
 

@@ -46,8 +46,10 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
     for path in filter(None, inputs):
         config = path / CONFIG if path.is_dir() else path
         if any(text.is_file() and text.samefile(output) for text in _texts(config)):
-            problem = f"{output} is a text of the corpora or test sets in {config}."
-            raise ConfigError(problem, fix="Choose another output file.")
+            raise ConfigError(
+                f"{output} is a text of the corpora or test sets in {config}.",
+                fix="Choose another output file.",
+            )
 
 
 def _texts(config: Path) -> Iterator[Path]:

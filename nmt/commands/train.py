@@ -83,8 +83,10 @@ def train(options: TrainOptions) -> CommandResult | None:
     if options.devices == 1:
         return fit(config, strict_resume=options.strict_resume, exact=options.exact)
     if isinstance(options.config, Mapping):
-        fix = "Write it to a file, and pass the file as `config`."
-        raise ConfigError("Several processes cannot read a dictionary.", fix=fix)
+        raise ConfigError(
+            "Several processes cannot read a dictionary.",
+            fix="Write it to a file, and pass the file as `config`.",
+        )
     words = command_words(
         "train",
         options.config,
