@@ -40,7 +40,6 @@ def writing(run: Path) -> dict[str, list[object]]:
             "evaluate", *usual, "--source", "in.txt", "--reference", "in.txt", "--beam-size", 1,
             "--resamples", 0, "--save-hypotheses",
         ],
-        "inspect": ["inspect", run, "parameters", "--format", "text", "--output"],
         "augment": ["augment", "in.txt", "--model", run, "--output"],
         "distill": ["distill", run, "in.txt", "--valid", "in.txt", "in.txt", "--output"],
         "export": ["export", run, "--output"],
@@ -65,18 +64,26 @@ def test_any_other_file_is_replaced(run: Path, command: str) -> None:
     assert Path("old.txt").read_text() not in ("", LINES)
 
 
-def test_the_texts_of_all_models_and_of_a_configuration_are_safe(run: Path) -> None:
+def test_the_texts_of_all_models_of_an_ensemble_are_safe(run: Path) -> None:
     other = [*writing(Path("imported"))["translate"][2:-1], "--with", run]
     Path("imported").mkdir()
     assert "a text of the corpora" in refused("translate", "imported", *other, "-o", SOURCE)
+
+
+def test_the_texts_of_a_configuration_are_safe() -> None:
+    pytest.importorskip("nmt.extras.inspection")
     Path("a.txt").write_text(LINES)
     text = dump_config(run_config()).replace("a.de", "a.txt")
     Path("mine.yaml").write_text(text, encoding="utf-8")
-    assert "mine.yaml" in refused("inspect", "mine.yaml", "parameters", "-o", "a.txt")
+    result = CliRunner().invoke(app, ["inspect", "mine.yaml", "parameters", "-o", "a.txt"])
+    assert result.exit_code == 2
+    assert "a.txt is a text of the corpora or test sets in mine.yaml" in result.stderr
     assert Path("a.txt").read_text() == LINES
 
 
 @pytest.mark.parametrize("command", ["augment", "distill", "export", "average"])
 def test_no_folder_replaces_a_file(run: Path, command: str) -> None:
+    extra = {"distill": "nmt.extras.distillation", "export": "nmt.extras.exchange"}
+    pytest.importorskip(extra.get(command, "nmt"))
     for text in (SOURCE, Path("in.txt")):
         assert str(text) in refused(*writing(run)[command], text)
