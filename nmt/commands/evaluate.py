@@ -112,7 +112,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     for model in models_and_baseline:
         inputs += model.files
     # The test sets are those of the first model, or have the languages that the user says.
-    for model in models_and_baseline[1:]:
+    compared = models_and_baseline[1:] if models else models_and_baseline
+    for model in compared:
         for test in tests:
             model.check_languages(test)
     for path in (*options.report, options.save_hypotheses):

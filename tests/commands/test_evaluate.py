@@ -690,6 +690,11 @@ def test_a_baseline_or_another_model_of_another_language_pair_is_refused(
             continue
         said = refused(*flags, "-t", "one")
         assert f"{other} translates {source}-{target}, but one is en-de" in said
+    text = write(model.parent / "text", SENTENCES)
+    files = ["--hypothesis", text, "--source", text, "--reference", text, "-l", "en-de"]
+    result = invoke(*files, "--baseline", other)
+    assert result.exit_code == (0 if is_same else 2)
+    assert ("but text is en-de" in result.stderr) != is_same
 
 
 class Signing(UpperCaser):
