@@ -22,8 +22,8 @@ from nmt.cli.builder import COMMANDS, make_command, make_options, parameter_name
 from nmt.config.inference import LANGUAGE_KEYS
 from nmt.config.keys import LANGUAGE, aliases, find_key, known_key, normal
 from nmt.config.loader import load_config
-from nmt.config.translation import Translation
-from nmt.errors import ConfigError, NmtError, join_words
+from nmt.config.translation import MANY, Translation
+from nmt.errors import ConfigError, DeviceError, NmtError, join_words
 from nmt.registry import load_attribute
 
 # Flags that users most likely meant with extra arguments.
@@ -43,6 +43,7 @@ _REMARK = ": "  # Separates our flag from a remark on the difference.
 _SIDES = ("SOURCE", "TARGET")
 # Flags of files, which mean languages if their values are language codes.
 _OF_TEXTS = {"--input": "--from", "--output": "--to"} | dict.fromkeys(_SIDES, "--languages")
+_MAX_SETTINGS = {"init": 0, "train": MANY, "prepare": MANY}  # More are shown as YAML.
 _MANY = 99
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # Typer exports only this subclass.
 
@@ -70,8 +71,9 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         return proposal(problem, name, line.words(), line.translation)
     parameter = getattr(error, "param", None)
     if parameter is not None and not error.message:  # it is missing
-        remark = f" ({parameter.help.rstrip('.')}; {path} --help)"
-        problem = f"{path} needs {line.missing(len(line.plain))[0]}."
+        first = line.missing(len(line.plain))[0]
+        remark = f" ({first.help.rstrip('.')}; {path} --help)"
+        problem = f"{path} needs {parameter_name(first)}."
         return proposal(problem, name, line.words(), remark=remark)
     if name == "translate" and len(line.plain) > 2 and not any(map(_is_file, line.plain[1:])):
         problem = f"{path} reads text from a file or from standard input."
@@ -83,12 +85,16 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
     if not 0 < len(extra) <= len(free) or line.has_many or line.translation.left:
         return usage_error(error, path)
     if free[0] in ("--output", "--run-dir") and any(map(os.path.isfile, extra)):
-        problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(line.plain)}."
-        return ConfigError(problem, fix="Merge the files. To score translations: nmt evaluate")
+        files = line.plain[len(line.arguments) - 1 :]
+        problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(files)}."
+        return ConfigError(problem, fix="Merge the files. `nmt evaluate` scores translations.")
     del line.plain[len(line.arguments) :]
     for flag, value in zip(free, extra, strict=False):
         line.flags += [flag, value]
     problem = f"{path}: too many arguments: {', '.join(extra)}."
+    if name == "score" and Path(line.plain[0]).is_file():
+        remark = " (scores translations with a reference; nmt score needs a model)"
+        return proposal(problem, "evaluate", [*line.plain, *extra], remark=remark)
     return proposal(problem, name, line.words())
 
 
@@ -123,7 +129,8 @@ def proposal(
     command = f"{before}{join_words(['nmt', *name.split(), *words, *overrides])}{remark}"
     fix = f"Type: {command}"
     blanks = [x for x in words if _PLACEHOLDER.fullmatch(x) and not Path(x).exists()]
-    is_block = bool(translation.settings) and name in ("init", "train", "prepare")
+    num_settings = len(translation.settings)
+    is_block = num_settings > _MAX_SETTINGS.get(name, num_settings)
     try:
         if blanks:
             fix = f"Fill in {', '.join(blanks)}: {command}"
@@ -132,9 +139,12 @@ def proposal(
             is_block = is_block and name == "init"
     except NmtError as refusal:
         problem += f"\n  {refusal.problem}"
-        fix = refusal.fix
-        if refusal.__cause__ is None:  # the words are right, but not the files
-            fix = f"{fix.rstrip('.')}. Then: {command}"
+        then = "Then"
+        if isinstance(refusal, DeviceError):
+            then = "Where the device is"
+        fix = f"{refusal.fix.rstrip('.')}. {then}: {command}"
+        if isinstance(refusal.__cause__, _USAGE_ERROR):  # the command is not right
+            fix = refusal.fix
     if is_block:
         if name != "init":
             problem = f"nmt {name}: these are options of another toolkit."
@@ -373,21 +383,24 @@ class Line:
             place = self.arguments.index(name)
             plain += self.arguments[len(plain) : place]
             plain.insert(place, self.places[name])
-        return [*plain, *self.flags, *self.missing(len(plain))]
-
-    def missing(self, num_plain: int) -> list[str]:
-        """Return placeholders for what the command needs in addition to some arguments."""
-        words: list[str] = []
-        for parameter in self._command.params:
-            is_argument = parameter.param_type_name == "argument"
-            num_plain -= is_argument
-            if not parameter.required or (is_argument and num_plain >= 0):
-                continue
-            if is_argument:
-                words.append(parameter_name(parameter))
-            elif not {*parameter.opts} & {*self.flags}:
-                words += [parameter_name(parameter), parameter.metavar]
+        words = [*plain, *self.flags]
+        for parameter in self.missing(len(plain)):
+            words.append(parameter_name(parameter))
+            if parameter.param_type_name != "argument":
+                words.append(parameter.metavar)
         return words
+
+    def missing(self, num_plain: int) -> list[Any]:
+        """Return the required parameters that are not among some arguments and the flags."""
+        missing: list[Any] = []
+        for parameter in self._command.params:
+            is_given = bool({*parameter.opts} & {*self.flags})
+            if parameter.param_type_name == "argument":
+                num_plain -= 1
+                is_given = num_plain >= 0
+            if parameter.required and not is_given:
+                missing.append(parameter)
+        return missing
 
     def texts(self) -> list[str]:
         """Return two texts that are passed in place of a configuration, if there are any."""

@@ -32,7 +32,7 @@ target_language: de
 data: {train: [{source: a, target: b}], valid: {source: a, target: b}}
 training: {max_steps: 1}
 """
-_MAX_UNKNOWN = 4  # More unknown keys are hardly all misspelled.
+MANY = 4  # More unknown keys are those of another toolkit, not misspelled.
 _BRACKETS = "[](){}\"'"
 
 
@@ -89,7 +89,7 @@ def refuse_foreign(name: str, values: Mapping[str, Any], num_unknown: int) -> No
         text = json.dumps(value, ensure_ascii=False)
         typed = f"{'.'.join(map(str, path))}: {text}"
         translation.add(typed, known_key(path, value), text)
-    if num_unknown > max(num_known, _MAX_UNKNOWN):
+    if num_unknown > max(num_known, MANY):
         problem = f"{name} is the configuration of another toolkit.{translation.rest()}"
         fix = f"Write a configuration (nmt init SOURCE TARGET). {translation.as_yaml()}"
         raise ConfigError(problem, fix=fix)
