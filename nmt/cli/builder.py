@@ -46,6 +46,8 @@ GROUPS: Mapping[str, Sequence[str]] = _NAMES["groups"]
 PARENTS: Mapping[str, str] = _NAMES["parents"]
 # Commands of other tools, with hyphens -> the command to type here.
 FOREIGN_COMMANDS: Mapping[str, str] = _NAMES["foreign"]
+# Commands -> the flags that users most likely meant with extra arguments.
+BY_POSITION: Mapping[str, Sequence[str]] = _NAMES["by_position"]
 
 
 @dataclass(frozen=True)

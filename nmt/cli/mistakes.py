@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from nmt.cli.builder import COMMANDS, make_command, make_options, parameter_name
+from nmt.cli.builder import BY_POSITION, COMMANDS, make_command, make_options, parameter_name
 from nmt.config.inference import LANGUAGE_KEYS
 from nmt.config.keys import LANGUAGE, aliases, find_key, known_key, normal
 from nmt.config.loader import load_config
@@ -26,13 +26,6 @@ from nmt.config.translation import MANY, Translation
 from nmt.errors import ConfigError, DeviceError, NmtError, join_words
 from nmt.registry import load_attribute
 
-# Flags that users most likely meant with extra arguments.
-_BY_POSITION = {
-    **dict.fromkeys(("init", "average", "export", "import", "translate", "pull"), ("--output",)),
-    **dict.fromkeys(("score", "inspect"), ("--source", "--target")),
-    "train": ("--run-dir",),
-    "augment": ("--model", "--output"),
-}
 _OUTPUTS = ("output", "run_dir", "report", "report_dir", "save_hypotheses")
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
 _FLAG = re.compile("-+[A-Za-z].*", re.DOTALL)
@@ -81,7 +74,7 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         line.plain = line.plain[:1]
         return proposal(problem, name, line.words(), before=f"echo {join_words([text])} | ")
     extra = line.plain[len(line.arguments) :]
-    free = [flag for flag in _BY_POSITION.get(name, ()) if flag not in line.flags]
+    free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
     if not 0 < len(extra) <= len(free) or line.has_many or line.translation.left:
         return usage_error(error, path)
     if free[0] in ("--output", "--run-dir") and any(map(os.path.isfile, extra)):
@@ -258,7 +251,9 @@ class Line:
         else:
             if equals:
                 rest.appendleft(value)
-            ours = flag if flag in self._options else self._ours(normal(flag.lstrip("-")))
+            ours = flag
+            if flag not in self._options:
+                ours = self._ours(normal(flag.lstrip("-")))
             self._replace(flag, ours, self._values(flag, ours, rest))
 
     def _num_values(self, flag: str) -> int:
@@ -334,10 +329,12 @@ class Line:
             if not self.translation.add(typed, fixed, text):
                 return
         elif target.isupper():
-            self.plain += values[:1] if target in self.places else []
-            self.places.setdefault(target, (value and values[0]) or target)
-            for other in values[1:] if "--with" in self._options else ():  # an ensemble
+            if target in self.places:
+                self.plain += values[:1]
+            self.places.setdefault(target, [*values, target][0])
+            for other in values[1:]:  # an ensemble
                 words += ["--with", other]
+            is_accepted = not words or self._accepts(words)
         elif fixed:
             if fixed.endswith("cuda") and value.isdecimal() and int(value):
                 fixed += f":{value}"
@@ -347,10 +344,10 @@ class Line:
             words = [flag, *values]
             if self._num_values(flag) <= 1:
                 words = [flag, value][: 1 + self._num_values(flag)]
-            for listed in aliases().get(normal(value), ()):
-                if listed.startswith(f"{flag} "):
-                    words = listed.split()
-                    ours = listed
+            meanings = [x for x in aliases().get(normal(value), ()) if x.startswith(f"{flag} ")]
+            if meanings:
+                ours = meanings[0]
+                words = ours.split()
             is_accepted = self._accepts(words)
         if not is_accepted:
             self.translation.left.append(typed)
@@ -404,16 +401,17 @@ class Line:
 
     def texts(self) -> list[str]:
         """Return two texts that are passed in place of a configuration, if there are any."""
+        places = self.places
         if not self._trains:
             return []
-        is_config = self.plain[:1] and self.plain[0].endswith((".yaml", ".yml"))
-        if len(self.plain) > 1 and all(map(os.path.isfile, self.plain)) and not is_config:
-            return self.plain[:2]
-        if "PREFIX" in self.places:
+        files = list(filter(os.path.isfile, self.plain))
+        if len(files) > 1 and not files[0].endswith((".yaml", ".yml")):
+            return files[:2]
+        if "PREFIX" in places:
             settings = self.translation.settings
             languages = [settings[key] for key in LANGUAGE_KEYS if key in settings]
             codes = [*self._codes, *languages, *_SIDES]
-            return [f"{self.places['PREFIX']}.{code}" for code in codes[:2]]
-        if any(side in self.places for side in _SIDES):
-            return [self.places.get(side, side) for side in _SIDES]
-        return []
+            return [f"{places['PREFIX']}.{code}" for code in codes[:2]]
+        if places.keys().isdisjoint(_SIDES):
+            return []
+        return [places.get(side, side) for side in _SIDES]

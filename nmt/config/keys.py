@@ -21,6 +21,7 @@ from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, nearest_word
 
 KeyPath = tuple[str | int, ...]  # Keys and list positions from the root.
+Parts = Sequence[str | int]  # The same, as a list or tuple.
 Schema = Mapping[str, Any]  # A section or field of a JSON schema.
 
 ANY: Final = "*"  # In a `Key` path: any list position, or any name that users choose.
@@ -170,7 +171,7 @@ def describe_keys(start: str = "") -> str:
     return "\n\n".join(filter(None, blocks)).replace("``", "`") + "\n"
 
 
-def find_key(path: Sequence[str | int]) -> Key | None:
+def find_key(path: Parts) -> Key | None:
     """Return the key at a path, or None."""
     # Validation sets are described as a single section, but may be a list.
     names = tuple(part for part in path if not isinstance(part, int))
@@ -180,17 +181,22 @@ def find_key(path: Sequence[str | int]) -> Key | None:
     return None
 
 
-def _is_at(key: Key, path: Sequence[str | int]) -> bool:
+def dotted(path: Parts) -> str:
+    """Return the text of a path."""
+    return ".".join(map(str, path))
+
+
+def _is_at(key: Key, path: Parts) -> bool:
     return len(key.path) == len(path) == _num_shared(key.path, path)
 
 
-def _num_shared(pattern: Sequence[str], path: Sequence[str | int]) -> int:
+def _num_shared(pattern: Sequence[str], path: Parts) -> int:
     """Return how many leading parts of ``path`` match the key path ``pattern``."""
     same = (known in (ANY, str(part)) for known, part in zip(pattern, path, strict=False))
     return len(list(takewhile(bool, same)))
 
 
-def known_key(path: Sequence[str | int], value: Any = None) -> str:
+def known_key(path: Parts, value: Any = None) -> str:
     """Return nmt's name for a key; empty if the key is unknown.
 
     For another toolkit's name, the answer may be two keys or ``KEY=VALUE``, or include a remark.
@@ -203,25 +209,30 @@ def known_key(path: Sequence[str | int], value: Any = None) -> str:
     'model.encoder_layers and model.decoder_layers'
     """
     if find_key(path):
-        return ".".join(map(str, path))
+        return dotted(path)
     # An empty word in front distinguishes keys at the top level.
     words = ["", *map(normal, path)]
-    names = ["_".join(words[start:]) for start in range(len(words))]
-    keys = [key for name in names for key in aliases().get(name, ()) if not is_of_command_line(key)]
-    wanted = keys[0] if keys else words[-1]
+    wanted = words[-1]
+    is_listed = False
+    for start in reversed(range(len(words))):  # the longest name is the last
+        for ours in reversed(aliases().get("_".join(words[start:]), ())):
+            if not is_of_command_line(ours):
+                wanted = ours
+                is_listed = True
     if wanted in ("source", "target") and LANGUAGE.fullmatch(str(value)):
         wanted += "_language"
     beside = (*path[:-1], wanted)
     if find_key(beside):
-        return ".".join(map(str, beside))
-    if "." in wanted or (keys and find_key((wanted,))):
+        return dotted(beside)
+    if "." in wanted or (is_listed and find_key((wanted,))):
         return wanted
-    is_elsewhere = len(path) == 1 or not find_key(path[:1])
     alike = [key for key in all_keys() if key.path[-1] == wanted]
-    return _nearest(path, wanted, [x for x in alike if is_elsewhere or x.path[0] == path[0]])
+    if len(path) > 1 and find_key(path[:1]):  # another section of ours is not meant
+        alike = [key for key in alike if key.path[0] == path[0]]
+    return _nearest(path, wanted, alike)
 
 
-def nearest_key(path: Sequence[str | int], value: Any = None) -> str:
+def nearest_key(path: Parts, value: Any = None) -> str:
     """Return the answer of `known_key`, or the key with the most similar name.
 
     >>> nearest_key(("training", "lr"))
@@ -230,9 +241,10 @@ def nearest_key(path: Sequence[str | int], value: Any = None) -> str:
     return known_key(path, value) or _nearest(path, normal(path[-1]), all_keys())
 
 
-def _nearest(path: Sequence[str | int], wanted: str, keys: Sequence[Key]) -> str:
-    best = max(keys, key=lambda key: _likeness(key, path, wanted), default=None)
-    if best is None or _likeness(best, path, wanted) < _MIN_LIKENESS:
+def _nearest(path: Parts, wanted: str, keys: Sequence[Key]) -> str:
+    scores = {key: _likeness(key, path, wanted) for key in keys}
+    best = max(scores, key=lambda key: scores[key], default=None)
+    if best is None or scores[best] < _MIN_LIKENESS:
         return ""
     shared = _num_shared(best.path[:-1], path[:-1])
     return ".".join([*map(str, path[:shared]), *best.path[shared:]])
@@ -260,14 +272,14 @@ def is_of_command_line(ours: str) -> bool:
     return ours.startswith(("--", ": ")) or ours.isupper()
 
 
-def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
+def _likeness(key: Key, path: Parts, wanted: str) -> float:
     alike = difflib.SequenceMatcher(None, wanted, key.path[-1]).ratio()
     shared = _num_shared(key.path[:-1], path[:-1])
     same_section = shared == len(path) - 1 == len(key.path) - 1
     return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
 
 
-def unknown_key(path: Sequence[str | int], value: Any = None) -> str:
+def unknown_key(path: Parts, value: Any = None) -> str:
     """Return a message about a key that does not exist.
 
     Args:
@@ -285,7 +297,7 @@ def unknown_key(path: Sequence[str | int], value: Any = None) -> str:
     advice = "run `nmt config keys` for a list"
     if near:
         advice = f"did you mean {near}?"
-    return f"unknown key {'.'.join(map(str, path))}; {advice}"
+    return f"unknown key {dotted(path)}; {advice}"
 
 
 def choice_in(section: str, value: Any) -> str:
@@ -296,7 +308,8 @@ def choice_in(section: str, value: Any) -> str:
         if ours.startswith(f"{section}.") and "=" in ours:
             return ours.removeprefix(section)
     for key in all_keys():
-        if ".".join(key.path[:-1]) == section and value in key.allowed.split(", "):
+        is_inside = dotted(key.path[:-1]) == section
+        if is_inside and value in key.allowed.split(", "):
             return f".{key.path[-1]}={value}"
     return ""
 
@@ -344,7 +357,7 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
         path = detail["loc"]
         if detail["type"] == "extra_forbidden":
             problems += [(path, unknown_key(path, value)) for path, value in _unknown(detail)]
-        elif detail["type"] != "missing" or ".".join(map(str, path)) not in meant:
+        elif detail["type"] != "missing" or dotted(path) not in meant:
             problems.append((path, _sentence(detail)))
     return problems
 
@@ -365,24 +378,24 @@ def _key_with(name: str, path: KeyPath) -> str:
     found = next((key for key in keys if name in key.allowed.split(", ")), None)
     if found is None:
         return ""
-    dotted = ".".join(found.path)
-    return f" ({name} is for {dotted}: `set` {dotted}={name})"
+    key = dotted(found.path)
+    return f" ({name} is for {key}: `set` {key}={name})"
 
 
 def _sentence(detail: ErrorDetails) -> str:
     path = detail["loc"]
     kind = detail["type"]
     found = detail["input"]
-    dotted = ".".join(map(str, path))
+    name = dotted(path)
     key = find_key(path)
     context: Mapping[str, Any] = detail.get("ctx", {})
     if kind == "value_error":
-        return f"{dotted}: {context.get('error', detail['msg'])}".removeprefix(": ")
+        return f"{name}: {context.get('error', detail['msg'])}".removeprefix(": ")
     allowed = detail["msg"].lower().removeprefix("input should be ")
     if key:
         allowed = key.allowed
     if kind == "missing":
-        return f"{dotted} is missing; it must be {allowed}"
+        return f"{name} is missing; it must be {allowed}"
     shown = repr(found)
     if isinstance(found, list):
         shown = "a list"
@@ -392,10 +405,10 @@ def _sentence(detail: ErrorDetails) -> str:
         shown = json.dumps(found)
     if len(shown) > _MAX_SHOWN:
         shown = f"{shown[: _MAX_SHOWN - 3]}..."
-    sentence = f"{dotted} is {shown}; it must be {allowed}"
+    sentence = f"{name} is {shown}; it must be {allowed}"
     if key and key.is_section:
-        choice = choice_in(dotted, found)
-        return f"{sentence}; did you mean {dotted}{choice}?" if choice else sentence
+        choice = choice_in(name, found)
+        return f"{sentence}; did you mean {name}{choice}?" if choice else sentence
     if kind in ("literal_error", "unknown_name") and isinstance(found, str):
         names = context.get("names", allowed.split(", "))
         near = nearest_word(found, names)

@@ -124,9 +124,7 @@ def load_config(
             if choice:
                 explain(choice)
             return config
-    refuse_foreign(
-        str(path), document.values, sum("unknown key" in problem for problem in problems)
-    )
+    refuse_foreign(str(path), document.values)
     if file_error:
         problems += file_error.problem.split("\n  ")
     if len(problems) > 1:

@@ -15,6 +15,7 @@ from nmt.config.keys import (
     KeyPath,
     aliases,
     choice_in,
+    dotted,
     find_key,
     find_problems,
     known_key,
@@ -76,7 +77,7 @@ class Translation:
         return "\n    ".join(["\n  Without a counterpart:", *self.left])
 
 
-def refuse_foreign(name: str, values: Mapping[str, Any], num_unknown: int) -> None:
+def refuse_foreign(name: str, values: Mapping[str, Any]) -> None:
     """Check that a configuration is not that of another toolkit, in which most keys are unknown.
 
     Raises:
@@ -84,10 +85,14 @@ def refuse_foreign(name: str, values: Mapping[str, Any], num_unknown: int) -> No
     """
     translation = Translation()
     num_known = 0
+    num_unknown = 0
     for path, value in leaves(values):
-        num_known += find_key(path) is not None
+        if find_key(path):
+            num_known += 1
+        else:
+            num_unknown += 1
         text = json.dumps(value, ensure_ascii=False)
-        typed = f"{'.'.join(map(str, path))}: {text}"
+        typed = f"{dotted(path)}: {text}"
         translation.add(typed, known_key(path, value), text)
     if num_unknown > max(num_known, MANY):
         problem = f"{name} is the configuration of another toolkit.{translation.rest()}"
@@ -113,7 +118,7 @@ def _exchanged(ours: str, text: str) -> dict[str, str]:
 
 def _forms(key: str, text: str) -> Iterator[str]:
     """Yield a value of another toolkit in the forms that nmt may accept for a key."""
-    bare = text.strip(_BRACKETS)
+    bare = text.strip(_BRACKETS).replace('"', "")
     yield text
     yield bare
     yield f"[{bare.replace(':', ',')}]"
@@ -127,8 +132,8 @@ def _forms(key: str, text: str) -> Iterator[str]:
 
 def _is_accepted(key: str, text: str) -> bool:
     """Return whether a key accepts a value, whatever the rules between keys say."""
-    parts = key.split(".")
-    return all([*map(str, place)][: len(parts)] != parts for place, _ in _problems({key: text}))
+    problems = _problems({key: text})
+    return not any(f"{dotted(place)}.".startswith(f"{key}.") for place, _ in problems)
 
 
 def _problems(settings: Mapping[str, str]) -> list[tuple[KeyPath, str]]:
