@@ -63,7 +63,7 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         problem = f"{path}: unknown option {', '.join(line.renamed)}."
         return proposal(problem, name, line.words(), line.translation)
     parameter = getattr(error, "param", None)
-    if parameter is not None and not error.message:  # it is missing
+    if parameter and not error.message:  # it is missing
         first = line.missing(len(line.plain))[0]
         remark = f" ({first.help.rstrip('.')}; {path} --help)"
         problem = f"{path} needs {parameter_name(first)}."
@@ -71,11 +71,11 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
     if name == "translate" and len(line.plain) > 2 and not any(map(_is_file, line.plain[1:])):
         problem = f"{path} reads text from a file or from standard input."
         text = " ".join(line.plain[1:])
-        line.plain = line.plain[:1]
+        del line.plain[1:]
         return proposal(problem, name, line.words(), before=f"echo {join_words([text])} | ")
     extra = line.plain[len(line.arguments) :]
     free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
-    if not 0 < len(extra) <= len(free) or line.has_many or line.translation.left:
+    if "extra argument" not in error.format_message() or not 0 < len(extra) <= len(free):
         return usage_error(error, path)
     if free[0] in ("--output", "--run-dir") and any(map(os.path.isfile, extra)):
         files = line.plain[len(line.arguments) - 1 :]
@@ -132,9 +132,7 @@ def proposal(
             is_block = is_block and name == "init"
     except NmtError as refusal:
         problem += f"\n  {refusal.problem}"
-        then = "Then"
-        if isinstance(refusal, DeviceError):
-            then = "Where the device is"
+        then = "Where the device is" if isinstance(refusal, DeviceError) else "Then"
         fix = f"{refusal.fix.rstrip('.')}. {then}: {command}"
         if isinstance(refusal.__cause__, _USAGE_ERROR):  # the command is not right
             fix = refusal.fix
@@ -156,14 +154,14 @@ def check(name: str, words: Sequence[str]) -> None:
     """
     entry = COMMANDS[name]
     command = make_command(name, entry, load_attribute("nmt.cli.app:Command"))
-    values = parsed(command, words)
+    values = parsed(command, name, words)
     options = make_options(load_attribute(entry.options), values)
     model = getattr(options, "model", None)
     if isinstance(model, Path) and name != "inspect":
         load_attribute("nmt.checkpoint.model_folder:load_folder_config")(model)
     device = getattr(options, "device", "auto")
     config = getattr(options, "config", None)
-    if config is not None:
+    if config:
         device = load_config(config, options.set_).training.device
     if device != "auto":
         load_attribute("nmt.device.device:choose_device")(device)
@@ -180,14 +178,14 @@ def _check_path(path: Path, *, is_output: bool) -> None:
         raise ConfigError(f"{path} does not exist.", fix="Correct the path.")
 
 
-def parsed(command: Any, words: Sequence[str]) -> dict[str, Any]:
+def parsed(command: Any, name: str, words: Sequence[str]) -> dict[str, Any]:
     """Return the values of a command's parameters; raises `ConfigError` for Typer's errors."""
-    context = command.context_class(command, info_name=command.name)
+    context = command.context_class(command, info_name=name)
     try:
         with context:
             command.read(context, words)
     except _USAGE_ERROR as error:
-        raise usage_error(error, f"nmt {command.name}") from error
+        raise usage_error(error, f"nmt {name}") from error
     return dict(context.params)
 
 
@@ -216,7 +214,6 @@ class Line:
         self.flags: list[str] = []  # Flags and their values.
         self.places: dict[str, str] = {}  # Values of flags that are arguments here.
         self.arguments: list[str] = []
-        self.has_many = False  # Whether an argument may have several values.
         self._name = name
         self._trains = name in ("train", "prepare")
         self._codes: list[str] = []  # Language codes in place of files.
@@ -226,7 +223,6 @@ class Line:
         for parameter in command.params:
             if parameter.param_type_name == "argument":
                 self.arguments.append(parameter_name(parameter))
-                self.has_many |= parameter.nargs < 0
             else:
                 flags = (*parameter.opts, *parameter.secondary_opts)
                 self._options.update(dict.fromkeys(flags, parameter))
@@ -317,7 +313,6 @@ class Line:
         value = ",".join(values)
         typed = " ".join([foreign, *values])
         words: list[str] = []
-        is_accepted = bool(ours)
         if flag in _OF_TEXTS and LANGUAGE.fullmatch(value):
             ours = _OF_TEXTS[flag]
             if flag in _SIDES:
@@ -334,7 +329,6 @@ class Line:
             self.places.setdefault(target, [*values, target][0])
             for other in values[1:]:  # an ensemble
                 words += ["--with", other]
-            is_accepted = not words or self._accepts(words)
         elif fixed:
             if fixed.endswith("cuda") and value.isdecimal() and int(value):
                 fixed += f":{value}"
@@ -348,8 +342,7 @@ class Line:
             if meanings:
                 ours = meanings[0]
                 words = ours.split()
-            is_accepted = self._accepts(words)
-        if not is_accepted:
+        if not ours or not self._accepts(words):
             self.translation.left.append(typed)
             return
         self.flags += words
@@ -359,7 +352,7 @@ class Line:
     def _accepts(self, words: Sequence[str]) -> bool:
         """Return whether nmt accepts a flag with its values."""
         try:
-            parsed(self._command, words)
+            parsed(self._command, self._name, words)
         except ConfigError as error:
             # Typer's error without a message means that an argument is missing.
             return error.__cause__ is not None and not getattr(error.__cause__, "message", "")
@@ -409,7 +402,7 @@ class Line:
             return files[:2]
         if "PREFIX" in places:
             settings = self.translation.settings
-            languages = [settings[key] for key in LANGUAGE_KEYS if key in settings]
+            languages = filter(None, map(settings.get, LANGUAGE_KEYS))
             codes = [*self._codes, *languages, *_SIDES]
             return [f"{places['PREFIX']}.{code}" for code in codes[:2]]
         if places.keys().isdisjoint(_SIDES):

@@ -145,7 +145,7 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     metrics = [path.name for path in paths if path.name in METRICS and not path.exists()]
     if metrics:
         separated = ",".join([*options.metric, *metrics])
-        fix = f"Separate metrics by commas: --metric {separated}"
+        fix = f"Separate metrics by commas: `metric` {separated}"
         raise ConfigError(f"{metrics[0]} is a metric, not a file.", fix=fix)
     if not (more_paths or first.is_file()):
         return options  # a model that is missing, which is reported when it is loaded

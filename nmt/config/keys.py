@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -258,12 +259,12 @@ def normal(name: str | int) -> str:
 @cache
 def aliases() -> Mapping[str, Sequence[str]]:
     """Names in papers and other toolkits, and former names of keys -> current keys and flags."""
-    found: dict[str, list[str]] = {}
+    found = defaultdict[str, list[str]](list)
     for file in ("aliases.yaml", "renamed.yaml"):
         names = yaml.safe_load(Path(__file__).with_name(file).read_text("utf-8"))
         for ours, others in names.items():
             for name in others.split():
-                found.setdefault(name, []).append(ours)
+                found[name].append(ours)
     return found
 
 
@@ -372,16 +373,6 @@ def _unknown(detail: ErrorDetails) -> Iterator[tuple[KeyPath, Any]]:
         yield detail["loc"], value
 
 
-def _key_with(name: str, path: KeyPath) -> str:
-    """Return a hint if a key with a similar name in a different section allows the value."""
-    keys = (key for key in all_keys() if key.path[-1] == path[-1] and ANY not in key.path)
-    found = next((key for key in keys if name in key.allowed.split(", ")), None)
-    if found is None:
-        return ""
-    key = dotted(found.path)
-    return f" ({name} is for {key}: `set` {key}={name})"
-
-
 def _sentence(detail: ErrorDetails) -> str:
     path = detail["loc"]
     kind = detail["type"]
@@ -412,6 +403,6 @@ def _sentence(detail: ErrorDetails) -> str:
     if kind in ("literal_error", "unknown_name") and isinstance(found, str):
         names = context.get("names", allowed.split(", "))
         near = nearest_word(found, names)
-        hint = f" (did you mean {near}?)" if near else _key_with(found, path)
+        hint = f" (did you mean {near}?)" if near else ""
         sentence += context.get("advice") or hint
     return sentence

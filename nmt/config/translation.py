@@ -84,17 +84,13 @@ def refuse_foreign(name: str, values: Mapping[str, Any]) -> None:
         ConfigError: It is. The fix has its values in nmt's words.
     """
     translation = Translation()
-    num_known = 0
-    num_unknown = 0
+    is_known: list[bool] = []
     for path, value in leaves(values):
-        if find_key(path):
-            num_known += 1
-        else:
-            num_unknown += 1
+        is_known.append(find_key(path) is not None)
         text = json.dumps(value, ensure_ascii=False)
         typed = f"{dotted(path)}: {text}"
         translation.add(typed, known_key(path, value), text)
-    if num_unknown > max(num_known, MANY):
+    if is_known.count(False) > max(is_known.count(True), MANY):
         problem = f"{name} is the configuration of another toolkit.{translation.rest()}"
         fix = f"Write a configuration (nmt init SOURCE TARGET). {translation.as_yaml()}"
         raise ConfigError(problem, fix=fix)
