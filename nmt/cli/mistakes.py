@@ -21,7 +21,6 @@ import typer
 from nmt.cli.builder import BY_POSITION, COMMANDS, make_command, make_options, parameter_name
 from nmt.config.inference import LANGUAGE_KEYS
 from nmt.config.keys import LANGUAGE, aliases, find_key, known_key, normal
-from nmt.config.loader import load_config
 from nmt.config.translation import MANY, Translation
 from nmt.errors import ConfigError, DeviceError, NmtError, join_words
 from nmt.registry import load_attribute
@@ -159,10 +158,12 @@ def check(name: str, words: Sequence[str]) -> None:
     model = getattr(options, "model", None)
     if isinstance(model, Path) and name != "inspect":
         load_attribute("nmt.checkpoint.model_folder:load_folder_config")(model)
-    device = getattr(options, "device", "auto")
+    device = getattr(options, "device", None) or "auto"
     config = getattr(options, "config", None)
     if config:
-        device = load_config(config, options.set_).training.device
+        overrides = getattr(options, "overrides", options.set_)
+        load_config = load_attribute("nmt.commands.config:load_config")
+        device = load_config(config, overrides, explain=lambda _: None).training.device
     if device != "auto":
         load_attribute("nmt.device.device:choose_device")(device)
     for option, value in vars(options).items():

@@ -147,7 +147,8 @@ def described_sections(start: str = "") -> Iterator[tuple[str, str, list[Key]]]:
     for section, about in [((), ""), *sections]:
         keys = [key for key in shown if key.path[:-1] == section and not key.is_section]
         if keys:
-            yield ".".join(section) or "Top level", " ".join(about.split()), keys
+            title = ".".join(section) or "Top level"
+            yield title, " ".join(about.split()), keys
 
 
 def describe_keys(start: str = "") -> str:
@@ -248,7 +249,8 @@ def _nearest(path: Parts, wanted: str, keys: Sequence[Key]) -> str:
     if best is None or scores[best] < _MIN_LIKENESS:
         return ""
     shared = _num_shared(best.path[:-1], path[:-1])
-    return ".".join([*map(str, path[:shared]), *best.path[shared:]])
+    names = [*map(str, path[:shared]), *best.path[shared:]]
+    return ".".join(names)
 
 
 def normal(name: str | int) -> str:
@@ -277,7 +279,8 @@ def _likeness(key: Key, path: Parts, wanted: str) -> float:
     alike = difflib.SequenceMatcher(None, wanted, key.path[-1]).ratio()
     shared = _num_shared(key.path[:-1], path[:-1])
     same_section = shared == len(path) - 1 == len(key.path) - 1
-    return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
+    difference = abs(len(key.path) - len(path))
+    return alike + 0.03 * shared + 0.1 * same_section - 0.02 * difference
 
 
 def unknown_key(path: Parts, value: Any = None) -> str:

@@ -100,7 +100,9 @@ def _exchanged(ours: str, text: str) -> dict[str, str]:
     """Return a value of another toolkit as YAML, by nmt's keys; empty if nmt does not accept it."""
     name, _, fixed = f"{ours}{choice_in(ours, text.strip(_BRACKETS))}".partition("=")
     keys = name.split(" and ")
-    texts = text.split(":") if text.count(":") == len(keys) - 1 else [text] * len(keys)
+    texts = text.split(":")
+    if len(texts) != len(keys):
+        texts = [text] * len(keys)
     if fixed:
         is_on = text == "true" or "=" not in ours
         texts = [fixed] if is_on else []

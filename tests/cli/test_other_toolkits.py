@@ -284,7 +284,7 @@ def test_the_values_make_a_configuration_that_is_accepted() -> None:
     ("evaluate in.en in.en --metric comet", "unbabel-comet"),
     ("translate M in.de in.en", "only one FILE in.de in.en"),
     ("score in.en in.en", "nmt evaluate in.en in.en"),
-    ("train c.yaml --device gpu", "--device No CUDA device"),
+    ("train c.yaml --device gpu", "No CUDA device auto or cpu"),
     ("translate M/checkpoints/best in.de --beam 3", "--checkpoint best"),
 ])  # fmt: skip
 def test_a_mistake_is_answered_in_one_step(line: str, words: str) -> None:
