@@ -25,7 +25,7 @@ from nmt.data.formats.file_names import (
     sides_of,
     without_variant,
 )
-from nmt.data.formats.layout import Layout, Wanted
+from nmt.data.formats.layout import Layout, UncertainError, Wanted
 from nmt.data.formats.pair import ReadOptions, SentencePair
 from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
@@ -311,10 +311,15 @@ def _file_with_both_sides(search: _Search, file: _File) -> _Corpus:
     direction = direction_of(file.name)
     try:
         layout = layout_of(file.path, wanted)
-    except DataError:
-        if wanted.languages or direction is None:
+    except UncertainError as error:
+        if wanted.languages is None and direction is not None:
+            choice = replace(search.wanted, languages=direction)
+            return _file_with_both_sides(replace(search, wanted=choice), file)
+        choices = [replace(search, wanted=choice) for choice in error.choices]
+        if not choices:
             raise
-        layout = layout_of(file.path, replace(wanted, languages=direction))
+        commands = [each.command(search.places, each.wanted.languages) for each in choices]
+        raise _uncertain(error.problem, commands) from error
     source, target = layout.languages or (None, None)
     languages = (source, target) if source and target else direction
     return _Corpus((file,), wanted.languages or languages, _plain(file), layout=layout)

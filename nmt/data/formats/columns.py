@@ -14,8 +14,7 @@ from itertools import chain
 import langcodes
 
 from nmt.config.language_codes import matching, standard_language
-from nmt.data.formats.layout import Column
-from nmt.errors import DataError
+from nmt.data.formats.layout import Column, UncertainError, Wanted
 from nmt.text.languages import name_of
 
 _SIDES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text"))
@@ -77,16 +76,19 @@ def code_of_name(name: str) -> str | None:
         return None
 
 
-def choose_columns(rows: Sequence[Sequence[str]], name: str) -> tuple[Column, Column]:
+def choose_columns(
+    rows: Sequence[Sequence[str]], wanted: Wanted, name: str
+) -> tuple[Column, Column]:
     """Return the two columns with sentences, of a table whose header does not tell.
 
     Args:
         rows: The first rows, without a header.
+        wanted: What the user has named.
         name: Name of the file in messages.
 
     Raises:
-        DataError: There are not exactly two columns with sentences. The message shows the first
-            row.
+        UncertainError: There are not exactly two columns with sentences. The message shows the
+            first row.
     """
     widths = Counter(map(len, rows))
     usual_width = widths.most_common(1)[0][0]
@@ -101,7 +103,8 @@ def choose_columns(rows: Sequence[Sequence[str]], name: str) -> tuple[Column, Co
     cells = [f"{number}: {cell[:_SHOWN]}" for number, cell in enumerate(usual_rows[0])]
     problem = f"{name}: it is not certain which columns are source and target."
     problem += f" The first row is {', '.join(cells)}."
-    raise DataError(problem, fix="Choose both, counted from 0, as in `columns` 0,1.")
+    fix = "Choose both, counted from 0, as in `columns` 0,1."
+    raise UncertainError(problem, fix=fix, choices=wanted.choices(with_text))
 
 
 def are_texts(cells: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.data.formats.columns import code_of_name, named_columns
-from nmt.data.formats.layout import Format, Layout, Sample, Wanted
+from nmt.data.formats.layout import Format, Layout, Sample, UncertainError, Wanted
 from nmt.data.formats.pair import (
     BadPair,
     Pair,
@@ -69,16 +69,19 @@ def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> t
         name: Name of the file or data set in messages.
 
     Raises:
-        DataError: The record lacks a key, or it is not certain which keys are meant.
+        UncertainError: The record lacks a key, or it is not certain which keys are meant.
     """
-    keys = list(map(str, texts_of_record(record)))
-    columns: tuple[str, ...] = named_columns(keys, wanted.languages) or ("", "")
+    texts = texts_of_record(record)
+    keys = list(map(str, texts))
+    with_text = [key for key in keys if isinstance(texts[key], str | None)]  # `id` is a language
+    columns: tuple[str, ...] = named_columns(with_text, wanted.languages) or ("", "")
     if wanted.columns is not None:
         columns = tuple(map(str, wanted.columns))
     if not set(columns) <= set(keys):
         problem = f"{name}: it is not certain which texts are source and target."
         problem += f" The keys of the first record are {', '.join(keys)}."
-        raise DataError(problem, fix="Choose both, as in `columns` KEY,KEY, or set both languages.")
+        fix = "Choose both, as in `columns` KEY,KEY, or set both languages."
+        raise UncertainError(problem, fix=fix, choices=wanted.choices(with_text))
     return columns
 
 

@@ -6,12 +6,15 @@ Each format is a module of this package with a class that follows `Format`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 from pathlib import Path
 
 from nmt.config.language_codes import Languages
 from nmt.data.formats.pair import PairReader, ReadOptions
+from nmt.errors import DataError
 
 Column = int | str  # a number, from 0; or the name in a header, a key or a language code
 
@@ -59,6 +62,24 @@ class Wanted:
     columns: tuple[Column, ...] | None = None
     format: str | None = None
     encoding: str | None = None
+
+    def choices(self, columns: Sequence[Column]) -> list[Wanted]:
+        """Return each choice of two of these columns, in any order."""
+        return [replace(self, columns=pair) for pair in permutations(columns, 2)]
+
+
+class UncertainError(DataError):
+    """It is not certain which columns or languages are source and target.
+
+    Args:
+        problem: What is not certain.
+        fix: How to name them in a configuration.
+        choices: What the user may mean.
+    """
+
+    def __init__(self, problem: str, *, fix: str, choices: Iterable[Wanted] = ()) -> None:
+        super().__init__(problem, fix=fix)
+        self.choices = choices
 
 
 @dataclass(frozen=True)

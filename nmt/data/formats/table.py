@@ -71,7 +71,7 @@ class Table(Format):
             # `id` may be a language, but not above numbers.
             names_of_texts = [name for name, cells in cells_of_names if are_texts(cells)]
             named = named_columns(names_of_texts, wanted.languages)
-        columns = wanted.columns or named or choose_columns(rows, name)
+        columns = wanted.columns or named or choose_columns(rows, wanted, name)
         width = max(map(len, rows))
         numbers = tuple(_number_of(column, header, width, name) for column in columns)
         source, target, *_ = numbers

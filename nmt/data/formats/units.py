@@ -6,12 +6,12 @@ A format reads units; the layout and the pairs follow from the languages of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import islice, permutations, product
 from pathlib import Path
 
-from nmt.config.language_codes import Languages, is_same_language, matching
-from nmt.data.formats.layout import Format, Layout, Sample, Wanted
+from nmt.config.language_codes import Languages, is_same_language, matching, primary_code
+from nmt.data.formats.layout import Format, Layout, Sample, UncertainError, Wanted
 from nmt.data.formats.markup import root_name
 from nmt.data.formats.pair import (
     BadPair,
@@ -22,7 +22,6 @@ from nmt.data.formats.pair import (
     pair_of,
 )
 from nmt.data.formats.text import TextFile
-from nmt.errors import DataError
 
 SOURCE = "source"  # Stands for the code of a language that the file does not name.
 TARGET = "target"
@@ -91,7 +90,7 @@ def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Langua
         name: Name of the file in messages.
 
     Raises:
-        DataError: The file lacks a language, or it is not certain which languages are meant.
+        UncertainError: The file lacks a language, or it is not certain which languages are meant.
     """
     codes: list[str] = []
     for unit in units:
@@ -108,7 +107,14 @@ def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Langua
     problem = f"{name}: it is not certain which languages are source and target."
     problem += f" The languages of its first units are {', '.join(codes) or 'unknown'}."
     fix = "Set both languages, or choose two of these codes, as in `columns` CODE,CODE."
-    raise DataError(problem, fix=fix)
+    languages = dict.fromkeys(primary_code(code) for code in codes if code not in _UNNAMED)
+    pairs = permutations(languages, 2)
+    choices = [replace(wanted, languages=pair, columns=None) for pair in pairs]
+    if wanted.languages is not None:  # the file has several codes for one of them
+        source_codes, target_codes = (matching(language, codes) for language in wanted.languages)
+        columns = product(source_codes, target_codes)
+        choices = [replace(wanted, columns=pair) for pair in columns]
+    raise UncertainError(problem, fix=fix, choices=choices)
 
 
 def _code_in_file(

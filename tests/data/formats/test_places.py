@@ -268,6 +268,26 @@ def test_commands_to_choose_from_keep_the_other_options() -> None:
     assert command in raised.value.fix
 
 
+def test_the_columns_of_a_file_that_do_not_tell_are_commands_to_choose_from() -> None:
+    records = [f'{{"id": {number}, "x": "A dog.", "y": "Ein Hund."}}\n' for number in range(9)]
+    write("t.jsonl", text="".join(records))
+    error = refused("t.jsonl", languages="en-de")
+    for columns in ("x,y", "y,x"):  # numbers are no text
+        assert f"nmt init t.jsonl --languages en-de --columns {columns}" in error.fix
+    write("t.tsv", text="A dog.\tEin Hund.\tUn chien.\n" * 2)
+    assert "nmt init t.tsv --columns 2,0" in refused("t.tsv").fix
+
+
+def test_a_memory_with_two_codes_of_a_language_is_a_question_without_a_circle() -> None:
+    texts = {"en-US": "A color.", "en-GB": "A colour.", "de-DE": "Eine Farbe."}
+    unit = "".join(f'<tuv xml:lang="{x}"><seg>{texts[x]}</seg></tuv>' for x in texts)
+    write("t.tmx", text=f"<tmx version='1.4'><header/><body><tu>{unit}</tu></body></tmx>")
+    assert "nmt init t.tmx --languages en-de" in refused("t.tmx").fix
+    fix = refused("t.tmx", languages="en-de").fix
+    assert "nmt init t.tmx --languages en-de --columns en-GB,de-DE" in fix
+    assert fix.count("nmt init") == 2
+
+
 def test_the_order_of_languages_in_a_folder_is_a_question_unless_a_name_tells() -> None:
     write(
         *(
