@@ -45,7 +45,15 @@ def loading_arguments(options: ModelOptions) -> dict[str, Any]:
     if isinstance(options, SearchOptions):
         arguments["guard"] = not options.no_guard
         arguments["split"] = not options.no_split
+        arguments["sentences"] = options.sentences
     return arguments
+
+
+def log_split(num_split: int, num_lines: int) -> None:
+    """Log how many lines were split into sentences, if any."""
+    if num_split:
+        text = "%s of %s lines were split into sentences; `sentences` keep translates lines whole"
+        logger.info(text, f"{num_split:,}", f"{num_lines:,}")
 
 
 def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:

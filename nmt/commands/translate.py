@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.commands.loading import decoding_changes, loading_arguments, mbr, warn_of_language
+from nmt.commands.loading import (
+    decoding_changes,
+    loading_arguments,
+    log_split,
+    mbr,
+    warn_of_language,
+)
 from nmt.commands.options import TranslateOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
@@ -221,6 +227,7 @@ class _Writer:
         self._counts = GuardCounts()
         self._begin = time.perf_counter()
         self._num_failures = 0
+        self._num_split = 0
         self._first_failure: DataError | None = None
 
     def write(
@@ -262,6 +269,7 @@ class _Writer:
                 self._stream.write(output_line.encode("utf-8", "backslashreplace") + b"\n")
         self._stream.flush()
         self.num_lines += len(lines)
+        self._num_split += sum(bool(result.parts) for result in translated_lines.values())
         self._counts.add(translated_lines)
 
     def _output_lines(self, number: int, others: Mapping[str, Any], result: Result) -> list[str]:
@@ -289,11 +297,12 @@ class _Writer:
         return [f"{index} ||| {item.text} ||| {item.score:.4f}" for item in translations]
 
     def close(self) -> None:
-        """Log the counts of the guard.
+        """Log the counts of split lines and of the guard.
 
         Raises:
             DataError: JSON output contains errors.
         """
+        log_split(self._num_split, self.num_lines)
         message = self._counts.message(time.perf_counter() - self._begin)
         if message:
             logger.info(message)

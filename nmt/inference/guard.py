@@ -27,6 +27,7 @@ from nmt.inference.request import Alarm, Alarms, AlignedSegment, Result, TokenSc
 from nmt.inference.segment import SENTENCE_BORDER, Segment
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.languages import longest_loop
+from nmt.text.numbers import number_differences
 from nmt.text.tokenizer import Tokenizers
 
 _NGRAM_SIZE = 3
@@ -49,6 +50,8 @@ _FAULTS: dict[Alarm, str] = {
     "long": "length",
     "truncated": "length",
     "constraint": "required phrases",
+    "numbers": "numbers",
+    "lost": "placeholders",
 }
 # The log asks about the input if more than `_USUAL_SHARE` of the lines have an alarm. Fewer than
 # `_MIN_LINES` lines are too few to ask.
@@ -82,7 +85,8 @@ class Output:
     # Alarms of the first output that the output of the second search does not have.
     retried: Alarms = ()
     retry_seconds: float = 0.0  # Share of this segment in the time of second searches.
-    alignment: AlignedSegment | None = None  # None unless requested.
+    # Alignment of the best hypothesis; of all, if placeholders are inserted. Empty if not needed.
+    alignments: Sequence[AlignedSegment] = ()
     tokens: TokenScores = ()  # With log probabilities; empty unless requested.
 
 
@@ -120,10 +124,23 @@ class Guard:
             outputs.append(Output(hypotheses, self._alarms_of(segment, hypotheses)))
         self._retry(segments, outputs)
         for index, segment in enumerate(segments):
-            output = outputs[index]
-            if self._has_phrase_past_end(segment, output.hypotheses):
-                outputs[index] = replace(output, alarms=(*output.alarms, "constraint"))
+            outputs[index] = self._with_final_alarms(segment, outputs[index])
         return outputs
+
+    def _with_final_alarms(self, segment: Segment, output: Output) -> Output:
+        """Add the alarms for faults that no second search prevents."""
+        alarm_names = list(output.alarms)
+        if self._has_phrase_past_end(segment, output.hypotheses):
+            alarm_names.append("constraint")
+        if self.limits is not None and output.hypotheses:
+            source_tokenizer, target_tokenizer = self.tokenizers
+            source = source_tokenizer.decode(segment.ids)
+            missing, _ = number_differences(
+                source, target_tokenizer.decode(output.hypotheses[0].ids)
+            )
+            if missing:
+                alarm_names.append("numbers")
+        return replace(output, alarms=tuple(alarm_names))
 
     def _alarms_of(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> Alarms:
         """Return the alarms of the best hypothesis; none without limits or hypotheses."""
