@@ -371,7 +371,7 @@ class DataConfig(Section):
             ``both``: the tag of each language, in front of its side. null: ``source`` if the
             training corpora have several target languages.
         max_sentences: Most sentences of a line that the model translates as a whole; longer lines
-            are split. null: the number that 99% of the training lines do not exceed, which ``nmt
+            are split. null: the number that 90% of the training lines do not exceed, which ``nmt
             prepare`` counts.
     """
 

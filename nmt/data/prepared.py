@@ -63,7 +63,7 @@ class PreparedManifest(SealedManifest):
     source_vocab_size: int
     target_vocab_size: int
     counts: Mapping[str, Mapping[str, int]]  # by corpus: pairs read, kept, and dropped by reason
-    max_sentences: int = 1  # 99% of the training lines do not have more sentences
+    max_sentences: int = 1  # 90% of the training lines do not have more sentences
     scored_with: Sequence[str] = ()  # models that have scored the pairs
     files: Mapping[str, FileRecord]  # every other file of the folder
 

@@ -107,8 +107,10 @@ def mask_placeholders(text: str, protect: Sequence[str] = ()) -> str:
     """
 
     def mask(match: re.Match[str]) -> str:
-        is_space = match[0].startswith("</") or not any(map(str.isalnum, match[0]))
-        return len(match[0]) * (" " if is_space else "x")
+        length = len(match[0])
+        if match[0].startswith("</") or not any(map(str.isalnum, match[0])):
+            return " " * length
+        return ("x" * length).capitalize()  # it may begin a sentence
 
     return placeholder_pattern(protect).sub(mask, text)
 

@@ -140,7 +140,7 @@ class Result:
     @property
     def is_copied(self) -> bool:
         """Whether the text was copied, because it contains no language."""
-        return not self.num_tokens and self.text == self.source
+        return not self.num_tokens and self.text == self.source.strip()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON. Optional fields are left out if they are None."""

@@ -52,7 +52,7 @@ def test_no_piece_of_text_is_lost(tokenizers: Tokenizers, caplog: pytest.LogCapt
 def test_a_character_of_more_bytes_than_fit_is_read_in_several_parts(
     tokenizers: Tokenizers, max_length: int
 ) -> None:
-    """Nothing of it is lost: a Deseret letter has 4 bytes, which no vocabulary of German has as one."""
+    """Nothing of it is lost: a Deseret letter has 4 bytes, and is not in a German vocabulary."""
     text = "Hund \U00010437\U00010438"
     found = segment([Request(text)], tokenizers, OPTIONS, max_length=max_length).segments
     assert all(1 <= len(each.ids) <= max_length for each in found)
