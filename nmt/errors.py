@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from nmt.installation import CLONE, DISTRIBUTION
 
@@ -21,7 +21,7 @@ class NmtError(Exception):
         fix: Next action of the user, preferably a command to type.
     """
 
-    exit_code: ClassVar[int] = 1  # Exit code of the process.
+    exit_code = 1  # Exit code of the process.
 
     def __init__(self, problem: str, *, fix: str) -> None:
         super().__init__(f"{problem}\n  fix: {fix}")

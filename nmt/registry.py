@@ -102,8 +102,10 @@ def load_attribute(home: str) -> Any:
     """
     extra = _missing_extra(home)
     if extra:
-        problem = f"The folder nmt/extras/{extra} is missing from this installation."
-        raise ConfigError(problem, fix="Reinstall nmt with all of its folders.")
+        raise ConfigError(
+            f"The folder nmt/extras/{extra} is missing from this installation.",
+            fix="Reinstall nmt with all of its folders.",
+        )
     module, _, attribute = home.partition(":")
     return getattr(import_module(module), attribute)
 

@@ -133,10 +133,10 @@ def save_checkpoint(
         folder.parent.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(folder.parent).free
         if free_bytes < needed_bytes:
-            sizes = (
-                f"it needs {needed_bytes / 2**20:,.1f} MiB, {free_bytes / 2**20:,.1f} MiB are free"
+            raise OSError(
+                errno.ENOSPC,
+                f"it needs {needed_bytes / 2**20:,.1f} MiB, {free_bytes / 2**20:,.1f} MiB are free",
             )
-            raise OSError(errno.ENOSPC, sizes)
         with atomic.atomic_folder(folder, replace=True) as temporary:
             for name, tensors in tensors_by_file.items():
                 # safetensors needs contiguous tensors. Views of one buffer are allowed, because
@@ -156,8 +156,10 @@ def save_checkpoint(
         remedy = "Check that the folder can be written"
         if error.errno in _DISK_FULL:
             remedy = "Free disk space or lower training.keep_last"
-        fix = f"{remedy}, then run the same command again."
-        raise CheckpointError(f"{folder} was not written: {reason}.", fix=fix) from error
+        raise CheckpointError(
+            f"{folder} was not written: {reason}.",
+            fix=f"{remedy}, then run the same command again.",
+        ) from error
     return folder
 
 
@@ -283,8 +285,9 @@ def tensor_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (safetensors.SafetensorError, OSError) as error:
-        problem = f"{path} is not a valid safetensors file: {error}"
-        raise CheckpointError(problem, fix=_FIX) from error
+        raise CheckpointError(
+            f"{path} is not a valid safetensors file: {error}", fix=_FIX
+        ) from error
 
 
 def tensor_differences(tensors: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
@@ -330,15 +333,19 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
         try:
             manifest = Manifest.read(folder)
             if manifest.step != step:
-                fix = f"Rename the folder to {checkpoint_name(manifest.step)}."
-                raise CheckpointError(f"{folder} contains step {manifest.step:,}.", fix=fix)
+                raise CheckpointError(
+                    f"{folder} contains step {manifest.step:,}.",
+                    fix=f"Rename the folder to {checkpoint_name(manifest.step)}.",
+                )
             manifest.verify(folder, _FILES)
         except UnknownFormatError:
             raise  # written by a newer release and maybe intact, so it must not be skipped
         except CheckpointError as error:
             if strict:
-                fix = "Restore the checkpoint, or remove `strict_resume` to use an older one."
-                raise CheckpointError(error.problem, fix=fix) from error
+                raise CheckpointError(
+                    error.problem,
+                    fix="Restore the checkpoint, or remove `strict_resume` to use an older one.",
+                ) from error
             problems.append(error.problem)
         else:
             for problem in problems:

@@ -103,9 +103,10 @@ def readable() -> Iterator[None]:
     except OSError as error:
         if error.filename is None:  # not a file of the model, such as a library that fails to load
             raise
-        problem = f"{error.filename} cannot be read: {error.strerror or error}."
-        fix = "Make the files readable (chmod), or copy the folder again."
-        raise CheckpointError(problem, fix=fix) from error
+        raise CheckpointError(
+            f"{error.filename} cannot be read: {error.strerror or error}.",
+            fix="Make the files readable (chmod), or copy the folder again.",
+        ) from error
 
 
 def is_ctranslate2(folder: Path) -> bool:
@@ -137,17 +138,19 @@ def _no_model(folder: Path) -> CheckpointError:
             continue
         # A value of `checkpoint` as a folder, as in ``runs/mine/best``.
         if re.fullmatch(rf"step-\d+|{stored.BEST}|last|{stored.AVERAGE}", folder.name):
-            problem = f"{folder} is a checkpoint of the model {parent}."
-            fix = f"Pass {parent} with `checkpoint` {folder.name}."
-            return CheckpointError(problem, fix=fix)
+            return CheckpointError(
+                f"{folder} is a checkpoint of the model {parent}.",
+                fix=f"Pass {parent} with `checkpoint` {folder.name}.",
+            )
         return CheckpointError(f"{folder} is a part of the model {parent}.", fix=f"Pass {parent}.")
     if folder.is_dir():
         fix = _PASS_A_RUN
         models = _models_in(folder)
         if models:
             fix += f", such as {models}"
-        problem = f"{folder} is not a model folder: config.yaml is missing."
-        return CheckpointError(problem, fix=f"{fix}.")
+        return CheckpointError(
+            f"{folder} is not a model folder: config.yaml is missing.", fix=f"{fix}."
+        )
     if folder.is_file() and folder.suffix in (".yaml", ".yml"):
         return _config_as_model(folder, f"{folder} is a configuration, not a model")
     # Two words with a slash may be a model of the Hub: surely so after ``hub:``; and probably so if
@@ -157,8 +160,10 @@ def _no_model(folder: Path) -> CheckpointError:
         prefix, model = hub.groups()
         if prefix or not folder.parent.exists():
             pull = shell_command("pull", model, output=f"models/{folder.name}")
-            download = f"To download it from the Hugging Face Hub, run: {pull}"
-            return CheckpointError(f"{folder} does not exist here.", fix=download)
+            return CheckpointError(
+                f"{folder} does not exist here.",
+                fix=f"To download it from the Hugging Face Hub, run: {pull}",
+            )
     models = _models_in(folder.parent, Path("runs"))
     if models:
         fix = f"{_PASS_A_RUN}, such as {models}"
@@ -208,8 +213,10 @@ def load_folder_document(folder: Path) -> tuple[InferenceConfig, Mapping[str, An
     except NewerFormatError as error:
         raise CheckpointError(error.problem, fix=error.fix) from error
     except ConfigError as error:
-        problem = f"{path} was edited, or written by a different version of nmt:\n{error.problem}"
-        raise CheckpointError(problem, fix=_RESTORE) from error
+        raise CheckpointError(
+            f"{path} was edited, or written by a different version of nmt:\n{error.problem}",
+            fix=_RESTORE,
+        ) from error
 
 
 def recorded_data(record: Mapping[str, Any], folder: Path) -> DataConfig | None:
@@ -228,8 +235,10 @@ def recorded_data(record: Mapping[str, Any], folder: Path) -> DataConfig | None:
         return DataConfig.model_validate(record["data"])
     except ValidationError as error:
         problem = f"{folder / CONFIG}: this version of nmt cannot read the corpora of the training"
-        fix = "Pass files or a published test set instead of a test set of the model."
-        raise CheckpointError(f"{problem}: {what_is_wrong(error)}.", fix=fix) from error
+        raise CheckpointError(
+            f"{problem}: {what_is_wrong(error)}.",
+            fix="Pass files or a published test set instead of a test set of the model.",
+        ) from error
 
 
 def recorded_value(record: Mapping[str, Any], key: str) -> Any:
@@ -266,8 +275,9 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
         _check_run_files(folder, weights_dir, config)
     tokenizers = load_tokenizers(folder / TOKENIZER)
     if stored.MODEL not in manifest.files:
-        problem = f"{weights_dir / stored.MODEL} is missing."
-        raise CheckpointError(problem, fix="Use another checkpoint.")
+        raise CheckpointError(
+            f"{weights_dir / stored.MODEL} is missing.", fix="Use another checkpoint."
+        )
     return ModelFiles(config, record, tokenizers, manifest.step, weights_dir, manifest)
 
 
@@ -312,13 +322,15 @@ def _read_model(files: ModelFiles, path: Path) -> Transformer:
     try:
         model = build_model(config, *files.tokenizers.vocab_sizes)
     except ValueError as error:
-        problem = f"config.yaml and tokenizer of {files.folder} do not match: {error}."
-        raise CheckpointError(problem, fix=_RESTORE) from error
+        raise CheckpointError(
+            f"config.yaml and tokenizer of {files.folder} do not match: {error}.", fix=_RESTORE
+        ) from error
     weights = stored.load_tensors(path)
     problems = stored.tensor_differences(weights, model.state_dict())
     if problems:
-        problem = f"{path} does not match config.yaml and tokenizer:\n  {problems}"
-        raise CheckpointError(problem, fix=_RESTORE)
+        raise CheckpointError(
+            f"{path} does not match config.yaml and tokenizer:\n  {problems}", fix=_RESTORE
+        )
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     return model.eval()
 
@@ -365,15 +377,19 @@ def _check_run_files(folder: Path, weights_dir: Path, config: InferenceConfig) -
             changes += changed_settings(was, now, name)
     if changes:
         listed = "\n  ".join(changes)
-        problem = f"{folder / CONFIG} does not match the weights in {weights_dir}:\n  {listed}"
-        raise CheckpointError(problem, fix=_RESTORE)
+        raise CheckpointError(
+            f"{folder / CONFIG} does not match the weights in {weights_dir}:\n  {listed}",
+            fix=_RESTORE,
+        )
     recorded_hash = recorded.get("vocab_hash")
     tokenizer_dir = folder / TOKENIZER
     if recorded_hash is None or not tokenizer_dir.is_dir():
         return
     if tokenizer_hash(tokenizer_dir) != recorded_hash:
-        fix = "Restore the tokenizer folder of the run; the prepared data contain a copy."
-        raise CheckpointError(f"{tokenizer_dir} is not the tokenizer of this model.", fix=fix)
+        raise CheckpointError(
+            f"{tokenizer_dir} is not the tokenizer of this model.",
+            fix="Restore the tokenizer folder of the run; the prepared data contain a copy.",
+        )
 
 
 def _weights_dir(folder: Path, checkpoint: str) -> Path:
@@ -402,8 +418,10 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
     elif checkpoint in ("best", "last"):
         return _best_or_last(folder, checkpoint)
     else:
-        fix = "Set `checkpoint` to best, last, step-N or average."
-        raise ConfigError(f"`checkpoint` is {checkpoint[:_MAX_SHOWN]!r}.", fix=fix)
+        raise ConfigError(
+            f"`checkpoint` is {checkpoint[:_MAX_SHOWN]!r}.",
+            fix="Set `checkpoint` to best, last, step-N or average.",
+        )
     if not weights_dir.is_dir():
         raise CheckpointError(problem, fix=fix)
     return weights_dir
@@ -417,8 +435,9 @@ def _best_or_last(folder: Path, checkpoint: str) -> Path:
             return best
     newest = stored.newest_checkpoint(folder)
     if newest is None:
-        fix = "Train first: `nmt train CONFIG`."
-        raise CheckpointError(f"{folder} has no checkpoint yet.", fix=fix)
+        raise CheckpointError(
+            f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."
+        )
     if checkpoint == "best" and (folder / stored.BEST).is_file():
         text = "the best checkpoint of %s does not exist any more; using the newest, %s"
         logger.warning(text, folder, newest.name)
@@ -479,12 +498,16 @@ def check_new_folder(folder: Path, source: Path) -> None:
     fix = "Set `output` to a folder that you can write to."
     with write_errors(folder, ConfigError, fix=fix):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            fix = "Set `output` to a new folder, or delete this folder first."
-            raise ConfigError(f"{folder} already exists; nmt does not overwrite it.", fix=fix)
+            raise ConfigError(
+                f"{folder} already exists; nmt does not overwrite it.",
+                fix="Set `output` to a new folder, or delete this folder first.",
+            )
         checkpoints = stored.checkpoints_dir(source).resolve()
         if folder.resolve().is_relative_to(checkpoints):
-            fix = "Set `output` to a folder outside of the checkpoints."
-            raise ConfigError(f"{folder} is among the checkpoints of the run.", fix=fix)
+            raise ConfigError(
+                f"{folder} is among the checkpoints of the run.",
+                fix="Set `output` to a folder outside of the checkpoints.",
+            )
 
 
 @contextmanager
@@ -520,8 +543,10 @@ def new_model_folder(folder: Path, source: Path | None, step: int) -> Iterator[P
             Manifest.of(temporary, names, step).write(temporary)
     except OSError as error:
         reason = error.strerror or error
-        fix = "Choose an empty, writable folder on a disk with enough free space."
-        raise CheckpointError(f"{folder} was not written: {reason}.", fix=fix) from error
+        raise CheckpointError(
+            f"{folder} was not written: {reason}.",
+            fix="Choose an empty, writable folder on a disk with enough free space.",
+        ) from error
 
 
 def write_folder_config(folder: Path, config: InferenceConfig, record: Mapping[str, Any]) -> None:
@@ -555,12 +580,16 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
         weights = stored.load_tensors(path / stored.MODEL)
         for name, weight in weights.items():
             if not weight.isfinite().all():
-                problem = f"{path / stored.MODEL}: {name} contains values that are not finite."
-                raise CheckpointError(problem, fix="Remove this checkpoint: its training diverged.")
+                raise CheckpointError(
+                    f"{path / stored.MODEL}: {name} contains values that are not finite.",
+                    fix="Remove this checkpoint: its training diverged.",
+                )
         problems = stored.tensor_differences(weights, sums)
         if sums and problems:  # the first checkpoint has no other to match
-            fix = "Average only checkpoints of one run."
-            raise CheckpointError(f"{path} does not match {paths[0]}:\n  {problems}", fix=fix)
+            raise CheckpointError(
+                f"{path} does not match {paths[0]}:\n  {problems}",
+                fix="Average only checkpoints of one run.",
+            )
         for name in list(weights):
             weight = weights.pop(name)  # frees the memory before the next checkpoint is read
             if name in sums:

@@ -154,9 +154,10 @@ def check_resumable(
         changes.append("training.deterministic: is false")
     if changes and exact:
         listed = "\n  ".join(changes)
-        problem = f"Resuming would not be bit-exact on this machine:\n  {listed}"
-        fix = "Use the same machine type, torch version and settings, or remove `exact`."
-        raise CheckpointError(problem, fix=fix)
+        raise CheckpointError(
+            f"Resuming would not be bit-exact on this machine:\n  {listed}",
+            fix="Use the same machine type, torch version and settings, or remove `exact`.",
+        )
     return [f"resuming is not bit-exact: {change}" for change in changes]
 
 
@@ -179,9 +180,9 @@ def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
     num_batches = old_processes * recorded["batch"]["gradient_accumulation"]
     if num_batches % num_processes:
         cannot = f"which cannot be shared evenly by {num_processes} processes"
-        fix = f"Resume with a number of processes that divides {num_batches}."
         raise CheckpointError(
-            f"An update of this run has {num_batches} batches, {cannot}.", fix=fix
+            f"An update of this run has {num_batches} batches, {cannot}.",
+            fix=f"Resume with a number of processes that divides {num_batches}.",
         )
     return num_batches // num_processes
 
@@ -246,8 +247,7 @@ def refuse_other_keys(recorded: Identity, present: Identity, run_dir: Path) -> N
             listed += f" and {len(names) - _MAX_LISTED_KEYS} more"
         problem = f"{run_dir} was trained by a different version of nmt."
         problem += f" Configuration keys that only one of the versions has: {listed}."
-        fix = "To train again with this version, set a new run_dir."
-        raise CheckpointError(problem, fix=fix)
+        raise CheckpointError(problem, fix="To train again with this version, set a new run_dir.")
 
 
 def _key_paths(section: Mapping[str, Any], parent: tuple[str, ...] = ()) -> set[tuple[str, ...]]:

@@ -16,7 +16,7 @@ import sacrebleu
 
 from nmt.checkpoint.model_folder import find_model
 from nmt.commands.loading import decoding_changes, warn_of_language
-from nmt.commands.options import AugmentOptions, user_values
+from nmt.commands.options import AugmentOptions, CommandResult, user_values
 from nmt.data.corpus import Block
 from nmt.data.workers import BlockResult, StoredResults, map_blocks
 from nmt.errors import ConfigError, DataError
@@ -34,7 +34,7 @@ _EMPTY = "empty"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentReport:
+class AugmentReport(CommandResult):
     """Counts of lines read, written and dropped."""
 
     corpus: str  # The new corpus: source, tab, target.
@@ -55,10 +55,6 @@ class AugmentReport:
         name = self.tag[1:-1]  # without the angle brackets
         lines.append(f"    - {{name: {name}, tsv: {self.corpus}, tag: {self.tag}}}")
         return "\n".join(lines)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self)
 
 
 def augment(options: AugmentOptions) -> AugmentReport:
@@ -81,8 +77,10 @@ def augment(options: AugmentOptions) -> AugmentReport:
     references = options.references
     translator = _load_translator(options)
     if references and _count_lines(text) != _count_lines(references):
-        problem = f"{text} and {references} have different numbers of lines."
-        raise DataError(problem, fix="Pass one reference for each line of the text.")
+        raise DataError(
+            f"{text} and {references} have different numbers of lines.",
+            fix="Pass one reference for each line of the text.",
+        )
     models = [find_model(folder, options.checkpoint).sha256 for folder in options.model]
     _ = translator.direction  # raises an error before the work begins if a language is missing
     warn_of_language(str(text), _read_lines(text), translator)
@@ -145,8 +143,10 @@ def _load_translator(options: AugmentOptions) -> Translator:
         CheckpointError: A model is missing or damaged.
     """
     if options.references and (options.sample or not options.forward):
-        problem = "`references` needs `forward`, and cannot be combined with `sample`."
-        raise ConfigError(problem, fix="Add `forward` and remove `sample`, or drop `references`.")
+        raise ConfigError(
+            "`references` needs `forward`, and cannot be combined with `sample`.",
+            fix="Add `forward` and remove `sample`, or drop `references`.",
+        )
     first_model, *other_models = options.model
     decoding = user_values(options, "seed", "beam_size")
     if options.sample:
@@ -171,8 +171,10 @@ def _load_translator(options: AugmentOptions) -> Translator:
         return translator
     beam_size = translator.options.decoding.beam_size
     if beam_size == 1:
-        problem = "`references` choose a translation of the beam, but the beam size is 1."
-        raise ConfigError(problem, fix="Set `beam_size` 5.")
+        raise ConfigError(
+            "`references` choose a translation of the beam, but the beam size is 1.",
+            fix="Set `beam_size` 5.",
+        )
     return translator.with_options(n_best=beam_size)
 
 

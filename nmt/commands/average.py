@@ -36,13 +36,14 @@ def average(options: AverageOptions) -> TextResult:
     check_new_folder(options.output, run_dir)
     checkpoints = dict(list_checkpoints(run_dir))  # step -> folder
     if not checkpoints:
-        fix = "Pass a run folder created by `nmt train`."
-        raise CheckpointError(f"{run_dir} has no checkpoints.", fix=fix)
+        raise CheckpointError(
+            f"{run_dir} has no checkpoints.", fix="Pass a run folder created by `nmt train`."
+        )
     missing_steps = [str(step) for step in sorted(options.step) if step not in checkpoints]
     if missing_steps:
-        fix = f"Set `step` to one of: {', '.join(map(str, sorted(checkpoints)))}."
         raise CheckpointError(
-            f"{run_dir} has no checkpoint of step {', '.join(missing_steps)}.", fix=fix
+            f"{run_dir} has no checkpoint of step {', '.join(missing_steps)}.",
+            fix=f"Set `step` to one of: {', '.join(map(str, sorted(checkpoints)))}.",
         )
     if options.best is not None:
         num_wanted = options.best
@@ -63,9 +64,10 @@ def average(options: AverageOptions) -> TextResult:
     for step, folder in folders.items():
         recorded_step = Manifest.read(folder).step
         if recorded_step != step:  # the folder was renamed
-            problem = f"{folder} contains the checkpoint of step {recorded_step:,}."
-            fix = f"Rename the folder to step-{recorded_step:08}."
-            raise CheckpointError(problem, fix=fix)
+            raise CheckpointError(
+                f"{folder} contains the checkpoint of step {recorded_step:,}.",
+                fix=f"Rename the folder to step-{recorded_step:08}.",
+            )
     # Fail now if the model could not be loaded later.
     load_model(run_dir, f"step-{max(folders)}")
     logger.info("averaging the checkpoints of step %s", ", ".join(f"{step:,}" for step in folders))
@@ -88,6 +90,8 @@ def _scores(checkpoints: Mapping[int, Path]) -> dict[int, float]:
     Manifest.read(folder).verify(folder, (STATE,))
     scores = dict(read_state(folder).get("progress", {}).get("history", []))
     if not scores.keys() & checkpoints.keys():
-        problem = f"{folder / STATE} contains no validation scores, so `best` cannot be used."
-        raise CheckpointError(problem, fix="Use `last` or `step` instead of `best`.")
+        raise CheckpointError(
+            f"{folder / STATE} contains no validation scores, so `best` cannot be used.",
+            fix="Use `last` or `step` instead of `best`.",
+        )
     return scores

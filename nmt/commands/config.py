@@ -101,7 +101,7 @@ def _values_of_run(config: RunConfig, path: Path | str, overrides: Sequence[str]
     return changed_settings(settings_of(config_without_run), settings_of(config))
 
 
-ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry("kind of advice")
+ADVICE = Registry[Callable[[RunConfig], Iterable[str]]]("kind of advice")
 
 
 def advice(config: RunConfig) -> list[str]:

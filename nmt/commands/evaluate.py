@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config
@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 
 _EXTERNAL = "external"
 # What they are: see ``nmt/registry.toml``.
-Analysis: TypeAlias = Callable[..., Any]
+Analysis = Callable[..., Any]
 ANALYSES = Registry[Analysis]("analysis")
 # Content of a `report` file by its extension.
-ReportWriter: TypeAlias = Callable[[EvaluationReport, Sequence["EvaluatedModel"]], str]
+ReportWriter = Callable[[EvaluationReport, Sequence["EvaluatedModel"]], str]
 REPORTS = Registry[ReportWriter]("report format")
 REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
 
@@ -388,7 +388,9 @@ class EvaluatedSet:
 
 
 def limit_section(evaluated_set: EvaluatedSet) -> ReportSection | None:
-    """Score the text that is as close to the first reference as each model can write.
+    """Score the text that is as close to a reference as each model can write.
+
+    Of several references, the one is used of which the model can write the most lines.
 
     Returns:
         The best possible scores of the models; None if all models can write the whole reference.
@@ -397,7 +399,9 @@ def limit_section(evaluated_set: EvaluatedSet) -> ReportSection | None:
     rows = [["system", "lines", "best possible scores", "for example line"]]
     for model in evaluated_set.models:
         assert model.target_tokenizer is not None
-        loss = loss_of(evaluated_set.test.references[0], model.target_tokenizer)
+        references = evaluated_set.test.references
+        losses = [loss_of(reference, model.target_tokenizer) for reference in references]
+        loss = min(losses, key=lambda loss: len(loss.changed))
         num_changed = len(loss.changed)
         if not num_changed:
             continue

@@ -40,8 +40,9 @@ from nmt.data.corpus import (
     text_files,
     valid_sets,
 )
-from nmt.data.formats.pair import BadPair, ReadOptions
-from nmt.data.formats.wmt import is_set, texts_of_set
+from nmt.data.formats.file_names import is_set
+from nmt.data.formats.pair import BadPair, Pair, ReadOptions, place_of
+from nmt.data.formats.text import open_sides
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError, ConfigError, DataError, did_you_mean, shell_command
@@ -166,8 +167,10 @@ def check_options(options: EvaluateOptions) -> None:
     baseline = options.baseline
     if not (options.models or options.hypothesis):
         command = shell_command("evaluate", "RUN", test=options.test)
-        fix = f"Pass a run folder, as in `{command}`, or `hypothesis` FILE."
-        raise ConfigError("No model and no translations to score.", fix=fix)
+        raise ConfigError(
+            "No model and no translations to score.",
+            fix=f"Pass a run folder, as in `{command}`, or `hypothesis` FILE.",
+        )
     files = [*options.hypothesis, *options.reference, options.source, baseline]
     if files.count(Path("-")) > 1:
         raise ConfigError("Standard input can be read only once.", fix="Pass files, not -.")
@@ -175,8 +178,10 @@ def check_options(options: EvaluateOptions) -> None:
     if options.fail_if_worse and baseline is None:
         raise ConfigError("`fail_if_worse` needs `baseline`.", fix="Add `baseline` FILE.")
     if options.fail_if_worse and options.resamples == 0:
-        fix = "Set `resamples` to 1000, for example."
-        raise ConfigError("`fail_if_worse` needs `resamples` above 0.", fix=fix)
+        raise ConfigError(
+            "`fail_if_worse` needs `resamples` above 0.",
+            fix="Set `resamples` to 1000, for example.",
+        )
 
 
 def _check_models(options: EvaluateOptions) -> None:
@@ -196,24 +201,32 @@ def _check_models(options: EvaluateOptions) -> None:
     unusable = changed(options, *needing_model)
     if needing_model and unusable:  # without names, `changed` compares all options
         verb = "needs" if len(unusable) == 1 else "need"
-        problem = f"`{'`, `'.join(unusable)}` {verb} a model."
-        raise ConfigError(problem, fix="Pass a model folder, or remove this option.")
+        raise ConfigError(
+            f"`{'`, `'.join(unusable)}` {verb} a model.",
+            fix="Pass a model folder, or remove this option.",
+        )
     if options.with_ and len(models) > 1:
-        fix = "Evaluate the ensemble in a separate command."
-        raise ConfigError("`with` cannot be combined with several models.", fix=fix)
+        raise ConfigError(
+            "`with` cannot be combined with several models.",
+            fix="Evaluate the ensemble in a separate command.",
+        )
     output = options.save_hypotheses
     if output and (len(models) > 1 or output == Path("-")):
-        problem = "`save_hypotheses` needs exactly one model, and a file, not standard output."
-        raise ConfigError(problem, fix=_KEEPS_ALL)
+        raise ConfigError(
+            "`save_hypotheses` needs exactly one model, and a file, not standard output.",
+            fix=_KEEPS_ALL,
+        )
     # These options do not apply to the baseline, so they make the same model another system. All
     # other search options apply to both sides.
     if baseline is None or changed(options, "checkpoint", "mbr", "with_"):
         return
     if baseline.resolve() in [model.resolve() for model in models]:
         command = shell_command("translate", baseline, input="SOURCE", output="FILE", beam_size=5)
-        problem = f"`baseline` {baseline}: both sides are the same model with the same options."
-        fix = f"Translate one side with different options (`{command}`), then pass `baseline` FILE."
-        raise ConfigError(problem, fix=fix)
+        raise ConfigError(
+            f"`baseline` {baseline}: both sides are the same model with the same options.",
+            fix=f"Translate one side with different options (`{command}`), then pass "
+            "`baseline` FILE.",
+        )
 
 
 def load_test_sets(
@@ -244,13 +257,28 @@ def load_test_sets(
         if not names:
             raise ConfigError(problem, fix=fix)
     if len(names) + has_files > 1:  # the files are one test set
-        _check_several(options)
+        baseline = options.baseline
+        if baseline is not None and (baseline.is_dir() or baseline.suffix == ".json"):
+            baseline = None  # a model or a report, which can have all test sets
+        # With `reference`, hypotheses and labels belong to the test set of the files.
+        are_ambiguous = (options.hypothesis or options.slice_) and not options.reference
+        if baseline or are_ambiguous or not options.models:
+            raise ConfigError(
+                "Files of translations or labels cannot be combined with several test sets.",
+                fix="Choose one test set with `test` NAME or `reference` FILE.",
+            )
+        if options.save_hypotheses:
+            raise ConfigError(
+                "`save_hypotheses` cannot be combined with several test sets.", fix=_KEEPS_ALL
+            )
     sets = [_named_set(name, options.languages, direction, configured) for name in names]
     if options.reference:
         if configured and direction is None:
             listed = ", ".join(map(str, configured.directions))
-            fix = f"Add `languages` with one of these pairs: {listed}."
-            raise ConfigError("The language pair is unknown: the model has several.", fix=fix)
+            raise ConfigError(
+                "The language pair is unknown: the model has several.",
+                fix=f"Add `languages` with one of these pairs: {listed}.",
+            )
         set_of_files = _read_files(options.source, options.reference, direction)
         # Each text has a file, except for a missing source, which is last.
         texts = [*set_of_files.references, set_of_files.source or ()]
@@ -260,21 +288,6 @@ def load_test_sets(
     elif options.source:
         raise ConfigError("`source` needs `reference`.", fix="Add `reference` FILE.")
     return sets
-
-
-def _check_several(options: EvaluateOptions) -> None:
-    """Refuse files if there are several test sets, because each file belongs to one."""
-    baseline = options.baseline
-    if baseline is not None and (baseline.is_dir() or baseline.suffix == ".json"):
-        baseline = None  # a model or a report, which can have all test sets
-    # With `reference`, hypotheses and labels belong to the test set of the files.
-    are_ambiguous = (options.hypothesis or options.slice_) and not options.reference
-    if baseline or are_ambiguous or not options.models:
-        problem = "Files of translations or labels cannot be combined with several test sets."
-        raise ConfigError(problem, fix="Choose one test set with `test` NAME or `reference` FILE.")
-    if options.save_hypotheses:
-        problem = "`save_hypotheses` cannot be combined with several test sets."
-        raise ConfigError(problem, fix=_KEEPS_ALL)
 
 
 def _direction(options: EvaluateOptions, configured: ConfiguredSets | None) -> Direction | None:
@@ -291,8 +304,10 @@ def _direction(options: EvaluateOptions, configured: ConfiguredSets | None) -> D
         return configured.directions[0]
     source, _, target = options.languages.partition("-")
     if not (source and target) or "-" in target:
-        fix = "Use SOURCE-TARGET, for example `languages` en-de."
-        raise ConfigError(f"{options.languages!r} is not a language pair.", fix=fix)
+        raise ConfigError(
+            f"{options.languages!r} is not a language pair.",
+            fix="Use SOURCE-TARGET, for example `languages` en-de.",
+        )
     if options.reference:  # sacreBLEU checks the codes of its own sets
         where = f"`languages` {options.languages}"
         check_languages({f"{where}, source": source, f"{where}, target": target})
@@ -321,24 +336,28 @@ def _named_set(
         pair = corpus.direction(configured.languages)
         is_same = direction is not None and all(map(is_same_language, direction, pair))
         if languages and not is_same:
-            problem = f"Test set {name} of the model's configuration is {pair}, not {languages}."
-            fix = "Remove `languages`; it applies to files and to sacreBLEU test sets."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(
+                f"Test set {name} of the model's configuration is {pair}, not {languages}.",
+                fix="Remove `languages`; it applies to files and to sacreBLEU test sets.",
+            )
         test = _configured_set(name, corpus, configured)
         return replace(test, name=name, tag=corpus.tag)
     if configured and configured.problem and name not in published_names():
         raise configured.problem  # the set may be in the data that cannot be read
     if direction is None:
-        fix = "Add `languages` PAIR, for example `languages` en-de."
-        raise ConfigError(f"Test set {name}: the language pair is unknown.", fix=fix)
+        raise ConfigError(
+            f"Test set {name}: the language pair is unknown.",
+            fix="Add `languages` PAIR, for example `languages` en-de.",
+        )
     try:
         source, references = published_test_set(name, direction)
     except ConfigError as error:
         if not corpora:
             raise
         names = f"The model's configuration contains {', '.join(corpora)}."
-        problem = f"{error.problem} {names}{did_you_mean(name, corpora)}"
-        raise ConfigError(problem, fix=error.fix) from error
+        raise ConfigError(
+            f"{error.problem} {names}{did_you_mean(name, corpora)}", fix=error.fix
+        ) from error
     return replace(_read_files(source, references, direction), name=name)
 
 
@@ -350,24 +369,17 @@ def _configured_set(name: str, corpus: CorpusConfig, configured: ConfiguredSets)
     configured.check_files(corpus)
     direction = corpus.direction(configured.languages)
     check_plain_text(corpus, direction)
-    sources, references = text_files(corpus, direction)
+    sources, targets = text_files(corpus, direction)
     if len(sources) == 1:
-        test = _read_files(sources[0], references, direction, corpus.encoding)
+        test = _read_files(sources[0], targets, direction, corpus.encoding)
         return test.first(corpus.max_pairs)
     # Source and target are in the same file or data set, or in shards.
     options = ReadOptions(*direction, max_characters=_UNBOUNDED_CHARACTERS)
-    source_lines = []
-    target_lines = []
-    for pair in read_corpus(corpus, options):
-        if isinstance(pair, BadPair):
-            problem = f"Test set {name}, line {pair.line:,}: {pair.reason}."
-            raise DataError(problem, fix="Correct the line.")
-        source_lines.append(pair.source)
-        target_lines.append(pair.target)
+    source_lines, *references = _texts_of(read_corpus(corpus, options), name)
     return EvaluationSet(
         name=name,
-        source=tuple(source_lines),
-        references=(tuple(target_lines),),
+        source=source_lines,
+        references=tuple(references),
         source_language=direction.source,
         target_language=direction.target,
         files=corpus_files(corpus),
@@ -396,7 +408,10 @@ def _read_files(
         files.append(source)
     # The references, then the source.
     if source and all(map(is_set, files)):
-        texts = texts_of_set(source, references, encoding)
+        options = ReadOptions("", "", max_characters=_UNBOUNDED_CHARACTERS)
+        [pairs] = open_sides([source, *references], encoding, options).columns
+        source_lines, *texts = _texts_of(pairs, str(source))
+        texts.append(source_lines)
     else:
         texts = [read_text(path, encoding) for path in files]
     num_lines = len(texts[0])
@@ -414,6 +429,25 @@ def _read_files(
         target_language=direction and direction.target,
         files=tuple(files),
     )
+
+
+def _texts_of(pairs: Iterable[Pair], name: str) -> list[tuple[str, ...]]:
+    """Return the sources, and the lines of each reference. References of a part are left out.
+
+    Args:
+        pairs: The pairs of a test set.
+        name: Its name in messages.
+
+    Raises:
+        DataError: A pair cannot be read, or has no reference.
+    """
+    rows = []
+    for pair in pairs:
+        if isinstance(pair, BadPair):
+            fix = "Correct the line; each sentence needs a translation in each reference."
+            raise DataError(f"Test set {place_of(pair, name)}: {pair.reason}.", fix=fix)
+        rows.append((pair.source, pair.target, *pair.other_targets))
+    return list(zip(*rows, strict=False))
 
 
 def read_text(path: Path, encoding: str | None = None) -> tuple[str, ...]:
@@ -472,8 +506,10 @@ def read_labels(
     for option in options:
         name, _, path = option.partition("=")
         if not (name and path):
-            fix = "Write, for example, `slice` domain=labels.txt."
-            raise ConfigError(f"`slice` {option}: write NAME=FILE.", fix=fix)
+            raise ConfigError(
+                f"`slice` {option}: write NAME=FILE.",
+                fix="Write, for example, `slice` domain=labels.txt.",
+            )
         labels[name] = _read_aligned(Path(path), test, limit)
     return labels
 

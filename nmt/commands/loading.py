@@ -69,8 +69,10 @@ def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
             raise ConfigError(f"`{name}` needs `mbr`.", fix=f"Add `mbr` chrf, or remove `{name}`.")
         return None
     if beam_size is not None:
-        fix = "Remove `beam_size`, and set `mbr_candidates`."
-        raise ConfigError(f"`beam_size` {beam_size} cannot be combined with `mbr`.", fix=fix)
+        raise ConfigError(
+            f"`beam_size` {beam_size} cannot be combined with `mbr`.",
+            fix="Remove `beam_size`, and set `mbr_candidates`.",
+        )
     # Imported only here, because its metrics take time to load.
     mbr_class: type[Mbr] = load_attribute("nmt.inference.mbr:Mbr")
     return mbr_class(options.mbr, options.mbr_candidates or 32, options.mbr_from or "samples")

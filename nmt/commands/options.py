@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, get_args
 
@@ -49,8 +49,10 @@ def _override(text: str) -> str:
     if "=" not in text:
         key, _, value = text.partition(":")
         override = f"`set` {key or 'KEY'}={value.strip() or 'VALUE'}"
-        fix = f"Join key and value with an equals sign, without spaces: {override}"
-        raise ConfigError(f"`set` {text}: expected KEY=VALUE.", fix=fix)
+        raise ConfigError(
+            f"`set` {text}: expected KEY=VALUE.",
+            fix=f"Join key and value with an equals sign, without spaces: {override}",
+        )
     return text
 
 
@@ -64,8 +66,10 @@ def _model_folder(text: str) -> Path:
     # Without access to its parents, `is_dir` would raise an error.
     is_folder = os.access(folder, os.F_OK) and folder.is_dir()
     if is_folder and not os.access(folder, os.R_OK | os.X_OK):
-        fix = "Make the folder readable (chmod -R u+rX), or copy the folder."
-        raise CheckpointError(f"You have no permission to read {folder}.", fix=fix)
+        raise CheckpointError(
+            f"You have no permission to read {folder}.",
+            fix="Make the folder readable (chmod -R u+rX), or copy the folder.",
+        )
     return folder
 
 
@@ -130,8 +134,9 @@ class ModelOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.with_ and self.ensemble_mean is not None:
-            fix = "Add `with` MODEL2, or remove `ensemble_mean`."
-            raise ConfigError("`ensemble_mean` needs `with`.", fix=fix)
+            raise ConfigError(
+                "`ensemble_mean` needs `with`.", fix="Add `with` MODEL2, or remove `ensemble_mean`."
+            )
 
 
 class TranslatorOptions(ModelOptions):
@@ -241,8 +246,10 @@ class PrepareOptions(PreparationOptions):
         unused_names = changed(self, *PreparationOptions.__dataclass_fields__)
         if self.verify and unused_names:
             name = unused_names[0]
-            problem = f"`verify` cannot be combined with `{name}`: it only checks files."
-            raise ConfigError(problem, fix=f"Remove `{name}`.")
+            raise ConfigError(
+                f"`verify` cannot be combined with `{name}`: it only checks files.",
+                fix=f"Remove `{name}`.",
+            )
 
 
 class TrainOptions(Options):
@@ -299,13 +306,16 @@ class AverageOptions(Options):
         super().__post_init__()
         names = changed(self, "last", "best", "step")
         if len(names) > 1:
-            problem = f"`{'` and `'.join(names)}` cannot be combined."
-            raise ConfigError(problem, fix="Pass only one.")
+            raise ConfigError(
+                f"`{'` and `'.join(names)}` cannot be combined.", fix="Pass only one."
+            )
         repeated = {step for step in self.step if self.step.count(step) > 1}
         if repeated:
             listed = ", ".join(map(str, sorted(repeated)))
-            fix = "Pass each checkpoint once; all checkpoints have the same weight."
-            raise ConfigError(f"`step` {listed} is repeated.", fix=fix)
+            raise ConfigError(
+                f"`step` {listed} is repeated.",
+                fix="Pass each checkpoint once; all checkpoints have the same weight.",
+            )
 
 
 class AugmentOptions(Options):
@@ -424,11 +434,14 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.file is not None and self.input is not None:
-            problem = f"{self.file} and `input` {self.input} cannot be combined."
-            raise ConfigError(problem, fix="Pass only one.")
+            raise ConfigError(
+                f"{self.file} and `input` {self.input} cannot be combined.", fix="Pass only one."
+            )
         if self.min_confidence is not None and not 0 <= self.min_confidence <= 100:
-            fix = "Use a chrF score from 0 to 100."
-            raise ConfigError(f"`min_confidence` is {self.min_confidence:g}.", fix=fix)
+            raise ConfigError(
+                f"`min_confidence` is {self.min_confidence:g}.",
+                fix="Use a chrF score from 0 to 100.",
+            )
         self.check_output(self.n_best or 1)
 
     def check_output(self, n_best: int) -> None:
@@ -451,8 +464,10 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
         elif self.alignments and n_best > 1:
             problem = f"the alignments of {n_best} translations"
         if problem:
-            fix = "Add `format` json, or remove these options."
-            raise ConfigError(f"Plain text output cannot show {problem}.", fix=fix)
+            raise ConfigError(
+                f"Plain text output cannot show {problem}.",
+                fix="Add `format` json, or remove these options.",
+            )
 
     @property
     def source(self) -> Path | None:
@@ -498,11 +513,15 @@ class ScoreOptions(ModelOptions):
         super().__post_init__()
         if (self.source is None) != (self.target is None):
             missing = "source" if self.source is None else "target"
-            fix = "Pass both `source` and `target`, or write source<TAB>target to standard input."
-            raise ConfigError(f"`{missing}` is missing.", fix=fix)
+            raise ConfigError(
+                f"`{missing}` is missing.",
+                fix="Pass both `source` and `target`, or write source<TAB>target to standard "
+                "input.",
+            )
         if self.source and is_standard(self.source) and is_standard(self.target):
-            fix = "Pass a file for `source` or `target`."
-            raise ConfigError("Standard input can be read only once.", fix=fix)
+            raise ConfigError(
+                "Standard input can be read only once.", fix="Pass a file for `source` or `target`."
+            )
 
 
 _BS = "bs; ar with `fail_if_worse`"
@@ -676,8 +695,12 @@ class CommandResult(Protocol):
         ...
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        ...
+        """Return plain data for JSON: by default, the fields of a dataclass."""
+        fields: Any = self
+        values = asdict(fields)
+        return {
+            name: str(item) if isinstance(item, Path) else item for name, item in values.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,10 @@ def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
     if sys.stdin is not None and not sys.stdin.isatty():
         piped = sys.stdin.buffer
         if any(map(is_piped, config.data.train)) and _is_device(piped):
-            problem = "The training corpus is standard input, which is not connected (/dev/null)."
-            fix = "Run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(
+                "The training corpus is standard input, which is not connected (/dev/null).",
+                fix="Run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command.",
+            )
     return prepare_data(config, options, piped=piped)
 
 
@@ -252,7 +253,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         material = Material(
             filters=config.filters, languages=train_directions[0], directions=directions,
             corpora=recipe.corpora, held_out=held_out, configured=configured, folder=folder,
-            score_with=score_with, scratch=scratch, workers=reading.workers,
+            score_with=score_with, scratch=scratch, workers=reading.workers, files=reading.files,
         )  # fmt: skip
         diagnosis = make_diagnosis(material, filters)
 
@@ -452,10 +453,7 @@ def _write(
     """
     folder = reading.folder / part
     corpora = reading.recipe.corpora if part == TRAIN else reading.recipe.valid_sets
-    references: dict[str, list[list[str]]] = {}  # the second ones and so on, by set
-    if part == VALID:
-        references = {name: reading.other_references(name) for name in corpora}
-    num_references = max(map(len, references.values()), default=0)
+    valid_pairs: list[SentencePair] = []
     all_lines = encoded.lines
     with StoreWriter(folder, max(encoded.tokenizers.vocab_sizes)) as writer:
         for index, (name, corpus) in enumerate(corpora.items()):
@@ -478,35 +476,24 @@ def _write(
                 line_numbers = all_lines.lines[rows]
                 writer.append(source, target, index, line_numbers)
                 if part == VALID:
-                    pairs = kept_pairs(block, is_kept)
-                    _append_text(folder, pairs, references[name], num_references)
+                    valid_pairs += kept_pairs(block, is_kept)
     log.check_kept("training" if part == TRAIN else "validation", corpora)
+    _write_text(folder, valid_pairs)
     return ParallelStore.open(folder)
 
 
-def _append_text(
-    folder: Path,
-    pairs: Sequence[SentencePair],
-    references: Sequence[Sequence[str]],
-    num_references: int,
-) -> None:
-    """Write the text of validation pairs, to score translations during training.
+def _write_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
+    """Write the text of all validation pairs, to score translations during training.
 
-    Args:
-        folder: Folder of the validation pairs.
-        pairs: The next pairs of a set.
-        references: Lines of the set in its references after the first one.
-        num_references: Number of these references in any set.
+    The lines of a reference that a pair does not have are empty.
     """
-    texts = {"source": [pair.source for pair in pairs], "target": [pair.target for pair in pairs]}
-    for number in range(num_references):
-        lines = [""] * len(pairs)
-        if number < len(references):
-            lines = [references[number][pair.line - 1] for pair in pairs]
-        texts[f"target.{number + 1}"] = lines
-    for name, lines in texts.items():
-        with (folder / f"{name}.txt").open("ab") as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
+    rows = [(pair.source, pair.target, *pair.other_targets) for pair in pairs]
+    texts = itertools.zip_longest(*rows, fillvalue="")
+    further_names = (f"target.{number}" for number in itertools.count(1))
+    names = itertools.chain(("source", "target"), further_names)
+    for name, lines in zip(names, texts, strict=False):
+        content = "".join(f"{line}\n" for line in lines)
+        (folder / f"{name}.txt").write_bytes(content.encode())
 
 
 def recipe_of(config: RunConfig) -> Recipe:
@@ -528,21 +515,26 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
     check_languages(config.language_codes)
     if options.score_with and len(config.directions) > 1:
         listed = ", ".join(map(str, config.directions))
-        problem = f"`score_with` scores a single direction, but data.train has {listed}."
-        raise ConfigError(problem, fix="Score each direction with its own configuration.")
+        raise ConfigError(
+            f"`score_with` scores a single direction, but data.train has {listed}.",
+            fix="Score each direction with its own configuration.",
+        )
     model = config.training.init_from
     if model is not None and not (model / TOKENIZER).is_dir():
-        problem = f"training.init_from {model} is not a model: it has no {TOKENIZER} folder."
-        fix = "Use a run folder, or a folder created by `nmt average` or `nmt import`."
-        raise ConfigError(problem, fix=fix)
+        raise ConfigError(
+            f"training.init_from {model} is not a model: it has no {TOKENIZER} folder.",
+            fix="Use a run folder, or a folder created by `nmt average` or `nmt import`.",
+        )
     if model is not None and config.training.keeps_vocabulary:
         tags = config.language_tags or "null"
         old_tags = tags  # a model without this setting is checked by its vocabulary below
         if (model / CONFIG).is_file():
             old_tags = load_folder_config(model).language_tags or tags
         if old_tags != tags:
-            problem = f"data.language_tags is {tags}, but {old_tags} in training.init_from {model}."
-            raise ConfigError(problem, fix=f"Set data.language_tags to {old_tags}.")
+            raise ConfigError(
+                f"data.language_tags is {tags}, but {old_tags} in training.init_from {model}.",
+                fix=f"Set data.language_tags to {old_tags}.",
+            )
         tokenizers = load_tokenizers(model / TOKENIZER)
         recipe = recipe_of(config)
         for corpus in config.data.corpora.values():
@@ -551,9 +543,11 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
     for path, symbols in zip(config.tokenizer.models or (), config.tag_symbols, strict=False):
         unknown = [symbol for symbol in symbols if symbol not in Tokenizer.load(path).symbols]
         if unknown:
-            problem = f"tokenizer.from: {path} splits {', '.join(unknown)}."
-            fix = "Learn it again with these symbols as --user_defined_symbols, or leave them out."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(
+                f"tokenizer.from: {path} splits {', '.join(unknown)}.",
+                fix="Learn it again with these symbols as --user_defined_symbols, or leave "
+                "them out.",
+            )
     check_files(config.data.corpora)
     check_hub(config.data)
 
@@ -573,5 +567,7 @@ def _check_replaceable(folder: Path, *, is_requested: bool) -> None:
             why = "was prepared from other corpora or settings, or is damaged"
             logger.info("%s %s; preparing it again", folder, why)
     elif folder.exists() and any(folder.iterdir()):
-        fix = "Set prepared_dir to a new folder, or remove this folder."
-        raise DataError(f"{folder} exists, but was not created by `nmt prepare`.", fix=fix)
+        raise DataError(
+            f"{folder} exists, but was not created by `nmt prepare`.",
+            fix="Set prepared_dir to a new folder, or remove this folder.",
+        )

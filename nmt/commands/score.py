@@ -77,9 +77,10 @@ def _read_table() -> Iterator[_Pairs]:
                 # A blank line is a pair of blank sentences.
                 cells = line.split("\t") if line.strip() else ["", ""]
                 if len(cells) != 2:
-                    problem = f"Standard input, line {number:,} has {len(cells) - 1} tabs, not 1."
-                    fix = "Write source, tab, target. `cut -f 1,2` selects two columns."
-                    raise DataError(problem, fix=fix)
+                    raise DataError(
+                        f"Standard input, line {number:,} has {len(cells) - 1} tabs, not 1.",
+                        fix="Write source, tab, target. `cut -f 1,2` selects two columns.",
+                    )
                 pairs.append((cells[0], cells[1]))
             yield pairs
 

@@ -77,8 +77,7 @@ def train(options: TrainOptions) -> CommandResult | None:
         names = changed(options, "strict_resume", "exact")
         if names:
             flags = " and ".join(f"`{name}`" for name in names)
-            problem = f"`dry_run` cannot be combined with {flags}."
-            raise ConfigError(problem, fix=f"Remove {flags}.")
+            raise ConfigError(f"`dry_run` cannot be combined with {flags}.", fix=f"Remove {flags}.")
         return load_attribute(_DRY_RUN)(options)
     config = load_config(options.config, options.overrides)
     if options.devices == 1:

@@ -93,8 +93,9 @@ def build(
             raise
         fix = "Choose a smaller model.preset or tokenizer.vocab_size, set training.optimizer.kind "
         fix += "to adafactor, or use a device with more memory."
-        problem = "Out of memory while building the model and its optimizer."
-        raise DeviceError(problem, fix=fix) from error
+        raise DeviceError(
+            "Out of memory while building the model and its optimizer.", fix=fix
+        ) from error
     loader = _build_loader(config, batch, data, updater)
     seed_rank(config.training.seed, processes.rank)  # processes draw different dropout masks
     # The filters do not count BOS, which makes sources longer by one token.
@@ -231,8 +232,10 @@ def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
     # In BPE, the n-th merge has the score -n. Other kinds of vocabulary have log probabilities,
     # which are not whole numbers.
     if any(score % 1 for score in scores):
-        problem = "batch.bpe_dropout needs a BPE vocabulary, but this vocabulary is not BPE."
-        raise ConfigError(problem, fix="Set batch.bpe_dropout to 0, or tokenizer.kind to bpe.")
+        raise ConfigError(
+            "batch.bpe_dropout needs a BPE vocabulary, but this vocabulary is not BPE.",
+            fix="Set batch.bpe_dropout to 0, or tokenizer.kind to bpe.",
+        )
     return SubwordDropout(pieces, scores, is_normal, rate)
 
 
@@ -271,21 +274,20 @@ def _build_validation_sets(
             references = [[lines[row] for row in scored_rows] for lines in data.valid_references]
             text = HeldOutText(
                 [data.valid_source[row] for row in scored_rows],
-                [data.valid_target[row] for row in scored_rows],
+                list(filter(any, references)),  # a set may have fewer
                 load_tokenizers(data.tokenizer_dir),
                 options,
                 language=direction.target,
                 metric=str(validation.metric),
                 device=str(updater.device),
                 command=validation.command,
-                other_references=list(filter(any, references)),  # a set may have fewer
             )
             if updater.processes.rank == 0:
                 # Report a missing package, model or program before training: the first access to
                 # the scorers loads them.
                 text.scorers  # noqa: B018
                 if text.metric == COMMAND:
-                    text.run_command(text.references, is_trial=True)
+                    text.run_command(text.references[0], is_trial=True)
         validation_set = ValidationSet(
             name=name,
             direction=direction,
@@ -313,8 +315,8 @@ def _tags_of(config: RunConfig, corpus: CorpusConfig) -> dict[str, Any]:
     return {"source_language": source, "target_language": target, "tag": corpus.tag}
 
 
-def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[str]]:
-    """Return source and reference lines of the validation sets that choose the best checkpoint."""
+def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[list[str]]]:
+    """Return the sources and the references of the sets that choose the best checkpoint."""
     # These are the sets of `data.valid`. Their lines come before the lines of all other sets.
     tags_by_set = [_tags_of(config, corpus) for corpus in config.data.valid]
     requests = []
@@ -322,7 +324,7 @@ def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request]
     for line, set_index in zip(data.valid_source, data.valid.corpus.tolist(), strict=False):
         if set_index < len(tags_by_set):
             requests.append(Request(line, **tags_by_set[set_index]))
-    return requests, data.valid_target[: len(requests)]
+    return requests, [lines[: len(requests)] for lines in data.valid_references]
 
 
 def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) -> dict[str, Any]:
@@ -507,8 +509,10 @@ def check_tools(config: RunConfig) -> None:
     if validation.metric not in (None, "loss", COMMAND):
         split_argument(validation.metric)
     if validation.command and shutil.which(validation.command[0]) is None:
-        problem = f"training.validation.command: there is no program {validation.command[0]}."
-        raise ConfigError(problem, fix="Install the program, or correct the command.")
+        raise ConfigError(
+            f"training.validation.command: there is no program {validation.command[0]}.",
+            fix="Install the program, or correct the command.",
+        )
     if config.training.lora is not None:
         load_attribute(_ADAPT)  # raises an error if the extra is missing
     for name in config.training.trackers:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.commands.loading import (
@@ -40,7 +40,7 @@ from nmt.text.preprocessing import find_preprocessing
 
 logger = logging.getLogger(__name__)
 
-Chunk: TypeAlias = tuple[int, list[Request | DataError]]  # number of the first line, lines
+Chunk = tuple[int, list[Request | DataError]]  # number of the first line, lines
 
 # A word with a slash or an extension: the name of a file, not a sentence.
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")
@@ -131,14 +131,17 @@ def load_translator(options: TranslateOptions) -> Translator:
     elif decoding.return_alternatives:
         beamless_option = "decoding.return_alternatives"
     if beamless_option and beam_size not in (None, 1):
-        problem = f"`beam_size` {beam_size} cannot be combined with {beamless_option}."
-        fix = "Remove one of the two options; `n_best` sets the number of translations per line."
-        raise ConfigError(problem, fix=fix)
+        raise ConfigError(
+            f"`beam_size` {beam_size} cannot be combined with {beamless_option}.",
+            fix="Remove one of the two options; `n_best` sets the number of translations per line.",
+        )
     if translator.options.confidence is None:
         problem = f"{model} has no confidence.json, so its translations have no confidence scores"
         if options.min_confidence is not None:
-            fix = "Use a run that completed training, with at least 100 validation lines."
-            raise ConfigError(f"{problem}.", fix=fix)
+            raise ConfigError(
+                f"{problem}.",
+                fix="Use a run that completed training, with at least 100 validation lines.",
+            )
         if options.format == "json":
             logger.info("%s", problem)
     return translator
@@ -259,8 +262,10 @@ class _Writer:
                     error = DataError(f"Line {number:,}: {error.problem}", fix=error.fix)
                 if self._options.format == "text":
                     self._stream.flush()
-                    fix = f"{error.fix} With `format` json, all other lines are translated."
-                    raise DataError(error.problem, fix=fix)
+                    raise DataError(
+                        error.problem,
+                        fix=f"{error.fix} With `format` json, all other lines are translated.",
+                    )
                 self._num_failures += 1
                 self._first_failure = self._first_failure or error
                 output_lines = [_json_line({**others, ERROR: error.problem})]

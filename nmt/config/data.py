@@ -21,8 +21,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from nmt.config.filling import PLACES, with_path
-from nmt.config.language_codes import matching
+from nmt.config.filling import FORMATS, PLACES, with_path
+from nmt.config.language_codes import Languages, matching
 from nmt.config.paths import is_pattern
 from nmt.config.section import (
     Binds,
@@ -126,7 +126,7 @@ def code_of_tag(symbol: str) -> str | None:
 
 
 def tagged_languages(
-    tags: LanguageTags | None, direction: tuple[str, str]
+    tags: LanguageTags | None, direction: Languages
 ) -> tuple[str | None, str | None]:
     """Return the languages whose tags begin the source and the target; None for no tag.
 
@@ -145,9 +145,7 @@ def tagged_languages(
     return None, None
 
 
-def chosen_tags(
-    tags: LanguageTags | None, directions: Iterable[tuple[str, str]]
-) -> LanguageTags | None:
+def chosen_tags(tags: LanguageTags | None, directions: Iterable[Languages]) -> LanguageTags | None:
     """Return the place of language tags: ``tags``, or the source if there are several targets.
 
     >>> chosen_tags(None, [("en", "de"), ("en", "fr")]), chosen_tags(None, [("en", "de")])
@@ -166,7 +164,6 @@ _FILES: Any = {
 _Files = Annotated[Many[FilePath], Field(json_schema_extra=_FILES)]
 _COLUMNS: Any = {"allowed": "a list of two numbers from 0, or two names"}
 _Column = NonNegativeInt | Annotated[str, Field(min_length=1)]
-_FORMAT_KEYS = ("tsv", "csv", "jsonl")
 
 
 class CorpusConfig(Section):
@@ -238,7 +235,7 @@ class CorpusConfig(Section):
             return ""
         return self.tag if re.fullmatch(TAG_PATTERN, self.tag) else f"<{self.tag}>"
 
-    def direction(self, default: tuple[str, str]) -> Direction:
+    def direction(self, default: Languages) -> Direction:
         """Return the languages of the corpus; ``default`` contains those of the run."""
         return Direction(self.source_language or default[0], self.target_language or default[1])
 
@@ -269,7 +266,7 @@ class CorpusConfig(Section):
     def _disagreements(self) -> Iterator[str]:
         # The first key is ``source``, which stands for source and target.
         keys = [key for key in PLACES if key != "target"]
-        set_keys = [key for key in (*keys, *_FORMAT_KEYS) if getattr(self, key) not in (None, ())]
+        set_keys = [key for key in (*keys, *FORMATS) if getattr(self, key) not in (None, ())]
         if bool(self.source) != bool(self.target):
             yield "source and target must be set together"
         elif len(set_keys) != 1:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
@@ -17,14 +17,14 @@ from nmt.config.keys import KeyPath, find_key, unknown_key
 from nmt.errors import ConfigError, did_you_mean
 from nmt.installation import SHIPPED, shipped_configs, shipped_file
 
-MAX_BYTES: Final = 1 << 20  # Maximum file size; configurations have a few thousand bytes.
+MAX_BYTES = 1 << 20  # Maximum file size; configurations have a few thousand bytes.
 # Limits after expansion: nested YAML aliases can create billions of values.
-MAX_VALUES: Final = 20_000
-_MAX_DEPTH: Final = 100
+MAX_VALUES = 20_000
+_MAX_DEPTH = 100
 _MAX_INDEX_DIGITS = 9  # int() refuses thousands of digits.
 _MAX_DIGITS = 99
 # Paths with this prefix are relative to the folder of the configuration file.
-BESIDE: Final = "@config/"
+BESIDE = "@config/"
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _TAGS = {_CORE_TAG + kind for kind in ("map", "seq", "str", "bool", "null", "float", "int")}
@@ -88,13 +88,16 @@ def read_document(path: Path) -> YamlDocument:
         problem, fix = _unreadable(path, str(error.strerror or error))
         raise ConfigError(problem, fix=fix) from error
     if len(data) > MAX_BYTES:
-        fix = "Pass a YAML configuration, not a corpus."
-        raise ConfigError(f"{path} is larger than {MAX_BYTES:,} bytes.", fix=fix)
+        raise ConfigError(
+            f"{path} is larger than {MAX_BYTES:,} bytes.",
+            fix="Pass a YAML configuration, not a corpus.",
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        problem = f"{path}: byte {error.start:,} is not UTF-8."
-        raise ConfigError(problem, fix="Save the file as UTF-8.") from error
+        raise ConfigError(
+            f"{path}: byte {error.start:,} is not UTF-8.", fix="Save the file as UTF-8."
+        ) from error
     return parse_document(text, name=str(path), folder=file_path.parent)
 
 

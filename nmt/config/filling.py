@@ -33,7 +33,7 @@ _CHOICES = ("preset", "kind")
 # Keys that say where a corpus is. If one has changed, it is another corpus.
 PLACES = ("source", "target", "path", "huggingface", "sacrebleu", "demo")
 # Keys that stand for ``path`` and a ``format`` with their name.
-_FORMATS = ("tsv", "csv", "jsonl")
+FORMATS = ("tsv", "csv", "jsonl")
 _ADAMW_RATE = 1e-3  # Usual `peak_lr` of AdamW.
 _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 
@@ -174,11 +174,11 @@ def with_path(corpus: Values) -> dict[str, Any]:
     >>> with_path({"csv": "a", "weight": 2}), with_path({"source": "a", "tsv": None})
     ({'weight': 2, 'path': 'a', 'format': 'csv'}, {'source': 'a'})
     """
-    changed = {key: value for key, value in corpus.items() if key not in _FORMATS}
-    used = [key for key in _FORMATS if corpus.get(key) is not None]
+    changed = {key: value for key, value in corpus.items() if key not in FORMATS}
+    used = [key for key in FORMATS if corpus.get(key) is not None]
     if any(isinstance(corpus[key], Mapping) for key in used):
         return dict(corpus)  # test sets with these names
-    is_old = all(key in corpus for key in _FORMATS)
+    is_old = all(key in corpus for key in FORMATS)
     if is_old and used != ["tsv"] and list(corpus.get("columns") or ()) == [0, 1]:
         del changed["columns"]
     if not used:
@@ -261,9 +261,9 @@ def own_model(values: Values) -> str:
     Then the other keys that the configuration leaves open have the general defaults, because the
     values of a scale were measured together with its model.
     """
-    if _section(values, "training").get("init_from") is not None:
+    if section_of(values, "training").get("init_from") is not None:
         return "training.init_from"
-    model = _section(values, "model")
+    model = section_of(values, "model")
     if "preset" in model:
         return "model.preset"
     if all(key in model for key in _SIZE_KEYS):
@@ -271,16 +271,15 @@ def own_model(values: Values) -> str:
     return ""
 
 
-def _section(values: Values, key: str) -> Values:
+def section_of(values: Values, key: str) -> Values:
+    """Return the section at a key; empty if it is missing, null or an error, reported later."""
     section = values.get(key)
-    if not isinstance(section, Mapping):  # null, or an error that is reported later
-        return {}
-    return section
+    return section if isinstance(section, Mapping) else {}
 
 
 def has_limit(values: Values) -> bool:
     """Whether a configuration says when training ends."""
-    training = _section(values, "training")
+    training = section_of(values, "training")
     return any(training.get(key) is not None for key in (*_LIMITS, "patience"))
 
 
@@ -292,7 +291,7 @@ def with_scale(values: Values, num_characters: int) -> dict[str, Any]:
     """
     sections = scale_of(num_characters).sections
     usual = sections["training"]
-    training = _section(values, "training")
+    training = section_of(values, "training")
     if own_model(values):
         if has_limit(values):
             return dict(values)
@@ -315,7 +314,7 @@ def added_values(filled: Values, values: Values, prefix: str = "") -> Iterator[t
     """
     for key, value in filled.items():
         if isinstance(value, Mapping):
-            yield from added_values(value, _section(values, key), f"{prefix}{key}.")
+            yield from added_values(value, section_of(values, key), f"{prefix}{key}.")
         elif key not in values:
             yield f"{prefix}{key}", value
 

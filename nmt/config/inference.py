@@ -15,6 +15,7 @@ from nmt.config.data import (
     TokenizerConfig,
     chosen_tags,
 )
+from nmt.config.filling import section_of
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.section import Count, FilePath, Many, Section
 
@@ -67,9 +68,9 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> inference_section(values)["directions"]
     [('de', 'fr')]
     """
-    data = _section(values, "data")
-    training = _section(values, "training")
-    corpora = [*_sections(data, "train"), *_sections(_section(data, "replay"), "train")]
+    data = section_of(values, "data")
+    training = section_of(values, "training")
+    corpora = [*_sections(data, "train"), *_sections(section_of(data, "replay"), "train")]
     directions: list[tuple[Any, Any]] = []
     for corpus in corpora:
         # A corpus without languages has those of the run.
@@ -83,18 +84,12 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
     section["language_tags"] = chosen_tags(data.get("language_tags"), well_formed)
     if data.get("max_sentences") is not None:
         section["max_sentences"] = data["max_sentences"]
-    filters = _section(values, "filters")
+    filters = section_of(values, "filters")
     if "max_length" in filters:
         section["max_length"] = filters["max_length"]
     if training.get("lora") is not None:
         section["base_model"] = training.get("init_from")
     return section
-
-
-def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the section at a key; empty if the key is missing or has another value."""
-    section = values.get(key)
-    return section if isinstance(section, Mapping) else {}
 
 
 def _sections(values: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:

@@ -15,7 +15,8 @@ from typing import TypeVar
 from langcodes import Language
 from langcodes.tag_parser import LanguageTagError
 
-_Pair = TypeVar("_Pair", bound=tuple[str, str])
+Languages = tuple[str, str]  # codes of source and target
+_Pair = TypeVar("_Pair", bound=Languages)
 _MOST_CODES = 4096  # Codes in a cache; clients of a server can send any code.
 
 

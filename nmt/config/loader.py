@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -42,7 +42,7 @@ from nmt.config.run import RunConfig
 from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError
 
-CONFIG: Final = "config.yaml"  # In run folders and model folders.
+CONFIG = "config.yaml"  # In run folders and model folders.
 
 
 def load_config(
@@ -199,8 +199,7 @@ def load_inference(
     record = values.get(RECORD) or {}
     for name, section in ((INFERENCE, inference), (RECORD, record)):
         if not isinstance(section, dict):
-            problem = f"{path}: {name} must be a section."
-            raise ConfigError(problem, fix="Restore the file.")
+            raise ConfigError(f"{path}: {name} must be a section.", fix="Restore the file.")
     # Overrides may change the section `inference`, and ``data`` of the record.
     settings = {**inference, "data": record.get("data")}
     document.values = settings
@@ -208,13 +207,16 @@ def load_inference(
         try:
             document.override(text)
         except ValueError as error:
-            fix = "`nmt config keys decoding` describes every key."
-            raise ConfigError(f"`set` {text}: {error}.", fix=fix) from error
+            raise ConfigError(
+                f"`set` {text}: {error}.", fix="`nmt config keys decoding` describes every key."
+            ) from error
     # The first word of an override, before a dot or the equals sign, is a key of the top level.
     unused = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
     if unused:
-        fix = f"Remove the override. Here you can set keys of {', '.join(read)}."
-        raise ConfigError(f"`set` {', '.join(unused)} has no effect on a trained model.", fix=fix)
+        raise ConfigError(
+            f"`set` {', '.join(unused)} has no effect on a trained model.",
+            fix=f"Remove the override. Here you can set keys of {', '.join(read)}.",
+        )
     data = settings.pop("data")
     if data is not None:
         record = {**record, "data": data}
@@ -234,8 +236,9 @@ def load_inference(
         problems = [
             f"{document.place(key).text}: {message}" for key, message in find_problems(error)
         ]
-        fix = "Correct the file. `nmt config keys` describes every key."
-        raise ConfigError("\n  ".join(problems), fix=fix) from error
+        raise ConfigError(
+            "\n  ".join(problems), fix="Correct the file. `nmt config keys` describes every key."
+        ) from error
     return config, record
 
 
@@ -294,17 +297,20 @@ def _read_keys(path: Path, *, default: int) -> YamlDocument:
         if path.suffix in (".yaml", ".yml", "") or not path.is_file():
             raise
         # The file is probably a text file.
-        problem = f"{path} is not a YAML configuration: {error.problem.removeprefix(f'{path}: ')}"
-        fix = "To train on two text files, run `nmt init SOURCE TARGET`."
-        raise ConfigError(problem, fix=fix) from error
+        raise ConfigError(
+            f"{path} is not a YAML configuration: {error.problem.removeprefix(f'{path}: ')}",
+            fix="To train on two text files, run `nmt init SOURCE TARGET`.",
+        ) from error
     return document
 
 
 def _mapping(document: YamlDocument, path: Path) -> dict[str, Any]:
     """Return the keys and values of a document, which must have at least one."""
     if not isinstance(document.values, dict) or not document.values:
-        fix = "Run `nmt init SOURCE TARGET` to write a configuration."
-        raise ConfigError(f"{path} contains no keys.", fix=fix)
+        raise ConfigError(
+            f"{path} contains no keys.",
+            fix="Run `nmt init SOURCE TARGET` to write a configuration.",
+        )
     return document.values
 
 
@@ -335,8 +341,10 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
         return DecodingConfig.model_validate({**values, **changes})
     except ValidationError as error:
         problems = "\n  ".join(text for _, text in find_problems(error))
-        fix = "Correct the options. `nmt config keys decoding` describes every key."
-        raise ConfigError(f"Decoding options: {problems}.", fix=fix) from error
+        raise ConfigError(
+            f"Decoding options: {problems}.",
+            fix="Correct the options. `nmt config keys decoding` describes every key.",
+        ) from error
 
 
 def dump_inference(config: InferenceConfig, record: Mapping[str, Any]) -> str:

@@ -57,10 +57,10 @@ def migrate(
     migrated = dict(document)
     number = migrated.pop(FORMAT_KEY, default)
     if type(number) is not int or number < 1:
-        problem = (
-            f"{name}: {FORMAT_KEY} is {number!r}; it must be a whole number from 1 to {FORMAT}."
+        raise ConfigError(
+            f"{name}: {FORMAT_KEY} is {number!r}; it must be a whole number from 1 to {FORMAT}.",
+            fix=f"Write {FORMAT_KEY}: {FORMAT}, or restore the file.",
         )
-        raise ConfigError(problem, fix=f"Write {FORMAT_KEY}: {FORMAT}, or restore the file.")
     if number > FORMAT:
         raise NewerFormatError(name, number)
     for old_format in range(number, FORMAT):

@@ -116,7 +116,12 @@ class ModelConfig(Section):
     def _disagreements(self) -> Iterator[str]:
         heads = self.num_heads
         for dim in (self.model_dim, self.decoder_dim):
-            nearest = self._nearest_width(dim)
+            step = heads  # suitable widths are multiples of this number
+            if self.positions == "rotary":
+                step *= 2  # each head has an even width
+            elif self.positions.startswith("sinusoidal"):
+                step = lcm(step, 2)  # the whole width is even
+            nearest = step * max(round(dim / step), 1)
             if dim % heads:
                 fix = f"use num_heads {_nearest_divisor(dim, heads)} or the width {nearest}"
                 yield f"num_heads ({heads}) must divide the width {dim}: {fix}"
@@ -129,15 +134,6 @@ class ModelConfig(Section):
             yield f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({heads}): {fix}"
         if self.shares_inputs and self.decoder_dim != self.model_dim:
             yield f"{self.embeddings} embeddings need decoder_model_dim equal to model_dim"
-
-    def _nearest_width(self, dim: int) -> int:
-        """Return the width nearest to ``dim`` that suits heads and positions."""
-        step = self.num_heads  # Suitable widths are multiples of this number.
-        if self.positions == "rotary":
-            step *= 2  # each head has an even width
-        elif self.positions.startswith("sinusoidal"):
-            step = lcm(step, 2)  # the whole width is even
-        return step * max(round(dim / step), 1)
 
     @property
     def shares_inputs(self) -> bool:

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-_HOME = "~"
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})", re.ASCII)
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{\w+\})", re.ASCII)
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -18,20 +17,21 @@ def expanded(path: Path) -> Path:
     A path that exists is taken literally.
 
     Raises:
-        ValueError: A variable is not defined.
+        ValueError: A variable is not defined, or its value contains a variable: a recorded
+            configuration, which is expanded again, would have another path.
 
     >>> expanded(Path("train.de"))
     PosixPath('train.de')
     """
-    text = str(path)
-    names = [match[1] or match[2] for match in _VARIABLE.finditer(text)]
-    if not (names or path.parts[:1] == (_HOME,)) or path.exists():
+    text = os.path.expanduser(os.path.expandvars(path))  # noqa: PTH111 - an unknown user is no error
+    undefined = _VARIABLE.search(text)
+    if (text == str(path) and not undefined) or path.exists():
         return path
-    for name in names:
-        if name not in os.environ:
-            raise ValueError(f"{path}: the environment variable {name} is not set")
-    text = _VARIABLE.sub(lambda match: os.environ[match[1] or match[2]], text)
-    return Path(text).expanduser()
+    if undefined:
+        name = undefined[0].strip("${}")
+        problem = f"{path}: the environment variable {name} is not set"
+        raise ValueError(f"{problem}, or the value of another one contains it")
+    return Path(text)
 
 
 def is_pattern(path: Path) -> bool:

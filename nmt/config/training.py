@@ -157,13 +157,14 @@ class ValidationConfig(Section):
     Args:
         beam_size: Beam size for BLEU and chrF; 1 (greedy search) is fastest.
         max_sentences: Maximum sentences of each set to translate for BLEU and chrF; the loss always
-            uses the whole set.
+            uses the whole set, and the first of several references.
         metric: Metric that selects the best checkpoint and stops early: ``loss``, ``command``, or
             a metric of ``nmt evaluate``, such as ``bleu`` or ``comet:MODEL``. null: ``chrf`` if a
             target language is written without spaces, such as Chinese or Thai; otherwise ``bleu``.
         command: Program that scores the translations, for example ``python score.py {source}
-            {hypothesis} {reference}``. The names in braces are replaced by text files. The last
-            word that it prints is the score; higher is better.
+            {hypothesis} {reference}``. The names in braces are replaced by text files; a word
+            with ``{reference}`` is repeated for each reference of the set. The last word that it
+            prints is the score; higher is better.
         choose_by: Score that selects the best checkpoint if there are several validation sets:
             their mean, or the score of the worst set (``minimum``).
     """

@@ -45,6 +45,8 @@ Texts = Sequence[tuple[str, str]]  # sources and targets
 SentenceKey = tuple[tuple[str, str], ...]
 # Of the source, the target and the pair.
 SentenceKeys = tuple[SentenceKey, SentenceKey, SentenceKey]
+# Of the source, the references, and the pairs with each reference.
+HeldOutKeys = list[tuple[SentenceKey, ...]]
 
 
 def _is_clear(share: float, rival_share: float) -> bool:
@@ -195,22 +197,17 @@ class CorpusCheck:
             warning = tokenized_text(lines, language)
             if warning is not None:
                 yield warning
-        correlation = self._length_correlation()
-        if self._num_pairs >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
-            text = f"source and target lengths hardly correlate ({correlation:.2f})"
-            yield f"{text}. Are the files aligned line by line?"
-
-    def _length_correlation(self) -> float:
-        """Return the correlation of the log lengths of both sides: high for translations.
-
-        1 if a side has lines of one length only, which has no correlation.
-        """
+        # The correlation of the log lengths of both sides is high for translations. It is 1 if a
+        # side has lines of one length only, which has no correlation.
         means = self._sums / max(self._num_pairs, 1)  # of the products of each two values
         mean_logs = means[0, 1:]  # products with 1
         covariance = means[1:, 1:] - np.outer(mean_logs, mean_logs)  # (2, 2)
         variances = np.diag(covariance).clip(0)  # rounding may make them negative
         spread = np.sqrt(variances.prod())
-        return float(covariance[0, 1] / spread) if spread > 1e-9 else 1.0
+        correlation = float(covariance[0, 1] / spread) if spread > 1e-9 else 1.0
+        if self._num_pairs >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
+            text = f"source and target lengths hardly correlate ({correlation:.2f})"
+            yield f"{text}. Are the files aligned line by line?"
 
     def swapped(self) -> Iterator[str]:
         """Yield a warning if each side looks like the language of the other side."""
@@ -259,9 +256,9 @@ def held_out_sets(recipe: Recipe) -> tuple[dict[str, CorpusConfig], list[str]]:
     published_names = {corpus.sacrebleu for corpus in configured}
     excluded = {*published_names, *sets, *not_downloaded}
     cached = cached_test_sets((config.source_language, config.target_language))
-    for name, (source, target) in cached.items():
+    for name, (source, references) in cached.items():
         if name not in excluded:
-            sets[name] = CorpusConfig(source=(source,), target=(target,))
+            sets[name] = CorpusConfig(source=(source,), target=tuple(references))
     return sets, not_downloaded
 
 
@@ -277,24 +274,24 @@ class Overlap:
     sentences are kept in memory.
 
     Args:
-        sets: Source, target and line number of each pair, by the name of the set.
+        sets: The pairs, by the name of the set.
         directions: Languages of each set.
     """
 
     def __init__(
         self, sets: Mapping[str, Sequence[SentencePair]], directions: Mapping[str, Direction]
     ) -> None:
-        self._sets: dict[str, list[SentenceKeys]] = {}  # by name: the keys of each pair
+        self._sets: dict[str, list[HeldOutKeys]] = {}  # by name: the keys of each pair
         self._wanted = set[SentenceKey]()  # keys of all sets
         self._seen = set[SentenceKey]()  # those that occur in the training data
         for name, pairs in sets.items():
-            set_keys = [sentence_keys(directions[name], *pair) for pair in pairs]
+            set_keys = [held_out_keys(directions[name], pair) for pair in pairs]
             self._sets[name] = set_keys
-            self._wanted.update(*set_keys)
+            self._wanted.update(*chain.from_iterable(set_keys))
 
     def see(self, pairs: Sequence[SentencePair], direction: Direction) -> None:
         """Record the held-out sentences that occur in a block of training pairs."""
-        keys = chain.from_iterable(sentence_keys(direction, *pair) for pair in pairs)
+        keys = chain.from_iterable(sentence_keys(direction, *pair[:2]) for pair in pairs)
         self._seen |= self._wanted.intersection(keys)
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -302,8 +299,8 @@ class Overlap:
         counts = {}
         for name, set_keys in self._sets.items():
             num_seen = np.zeros(3, np.int64)  # sources, targets and pairs
-            for keys in set_keys:
-                num_seen += [key in self._seen for key in keys]  # True counts 1
+            for keys in set_keys:  # True counts 1
+                num_seen += [not self._seen.isdisjoint(alternatives) for alternatives in keys]
             num_sources, num_targets, num_pairs = num_seen.tolist()
             counts[name] = {
                 "pairs": len(set_keys),
@@ -315,11 +312,17 @@ class Overlap:
         return counts
 
 
-def sentence_keys(direction: Direction, source: str, target: str, _line: int) -> SentenceKeys:
+def held_out_keys(direction: Direction, pair: SentencePair) -> HeldOutKeys:
+    """Return the keys of a held-out pair: of the source, of the references, and of the pairs."""
+    references = pair.target, *pair.other_targets
+    keys = [sentence_keys(direction, pair.source, reference) for reference in references]
+    return list(zip(*keys, strict=True))
+
+
+def sentence_keys(direction: Direction, source: str, target: str) -> SentenceKeys:
     """Return keys that identify the source, the target and the pair. No side may be blank.
 
-    A pair and the reversed pair have the same key. Spacing does not count. Called with the fields
-    of a `SentencePair`.
+    A pair and the reversed pair have the same key. Spacing does not count.
     """
     languages = min(direction), max(direction)  # the same for both directions
     source_side = direction.source, " ".join(source.split())

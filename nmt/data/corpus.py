@@ -13,22 +13,20 @@ from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.filling import TextSize, UnknownSizeError
+from nmt.config.language_codes import Languages
 from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
-from nmt.data.formats.layout import Wanted
-from nmt.data.formats.lines import decoded_lines, raw_lines, refuse_wide_text, shown_path
+from nmt.data.formats.file_names import is_set
+from nmt.data.formats.layout import Layout, Wanted
 from nmt.data.formats.pair import (
-    BadPair,
     Pair,
     PairReader,
     ReadOptions,
     SentencePair,
-    as_read,
     pair_of,
 )
-from nmt.data.formats.text import open_sides
-from nmt.data.formats.wmt import is_set
+from nmt.data.formats.text import TextFile, open_sides, shown_path
 from nmt.data.hubs import huggingface_pairs, published_test_set
 from nmt.errors import ConfigError, DataError
 from nmt.files.archive import place_in_archive
@@ -101,13 +99,8 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-def has_shards(config: CorpusConfig) -> bool:
-    """Whether a corpus has several files with pairs, so that line numbers occur again."""
-    return max(len(matching_files(config.path)), len(matching_files(config.source))) > 1
-
-
 def text_files(
-    config: CorpusConfig, languages: tuple[str, str]
+    config: CorpusConfig, languages: Languages
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return the text files of both sides, if they are separate: shards, or one and its references.
 
@@ -124,8 +117,10 @@ def text_files(
         return sources, targets
     problem = shard_problem(sources, targets)
     if problem:
-        fix = "Pass the files of both sides in the same order, or list them as several corpora."
-        raise DataError(f"{problem}.", fix=fix)
+        raise DataError(
+            f"{problem}.",
+            fix="Pass the files of both sides in the same order, or list them as several corpora.",
+        )
     return sources, targets
 
 
@@ -140,12 +135,16 @@ def check_sources(data: DataConfig) -> bool:
     num_piped = sum(map(is_piped, data.train))
     num_standard = sum(map(is_standard, files))  # more, if another key or another section has "-"
     if num_piped > 1 or num_standard > num_piped:
-        problem = "Standard input (-) can only be the path of a single training corpus."
-        raise ConfigError(problem, fix="Write the other corpora to files, and use their paths.")
+        raise ConfigError(
+            "Standard input (-) can only be the path of a single training corpus.",
+            fix="Write the other corpora to files, and use their paths.",
+        )
     for path in files:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            problem = f"{path} is a pipe or a device, but nmt reads a corpus twice."
-            raise DataError(problem, fix="Write the text to a file first.")
+            raise DataError(
+                f"{path} is a pipe or a device, but nmt reads a corpus twice.",
+                fix="Write the text to a file first.",
+            )
     return num_piped > 0
 
 
@@ -179,7 +178,7 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
         raise DataError("\n  ".join(problems), fix=f"{fix}@config/, at the configuration's folder.")
 
 
-def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
+def check_plain_text(corpus: CorpusConfig, languages: Languages) -> None:
     """Check that no tool has segmented, escaped or marked up the files of a corpus.
 
     Reads only the first lines. Corpora on hubs and in sacrebleu are not checked.
@@ -191,13 +190,12 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
     Raises:
         DataError: See `nmt.text.preprocessing`; or a file is unreadable.
     """
-    most = ReadOptions(*languages).max_characters
+    options = ReadOptions(*languages, "skip")
     for path in matching_files((*corpus.source, *corpus.target)):
         if is_set(path):
             continue
-        lines = [line or b"" for line in islice(raw_lines(path, corpus.encoding, most), NUM_LINES)]
-        refuse_wide_text(path, b"\n".join(lines))
-        texts = [line.decode("utf-8", "replace") for line in lines]
+        raw_lines = TextFile(path, corpus.encoding, options).raw_lines()
+        texts = [(line or b"").decode("utf-8", "replace") for line in islice(raw_lines, NUM_LINES)]
         check_plain(texts, str(path))
     for path in matching_files(corpus.path):
         # Item i of each list is the text of line i + 1, so that messages have the right line. Lines
@@ -205,7 +203,7 @@ def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
         sources: list[str] = []
         targets: list[str] = []
         shard = corpus.model_copy(update={"path": (path,)})
-        for pair in first_pairs(shard, ReadOptions(*languages, "skip"), NUM_LINES):
+        for pair in first_pairs(shard, options, NUM_LINES):
             empty_lines = [""] * (pair.line - 1 - len(sources))
             sources += [*empty_lines, pair.source]
             targets += [*empty_lines, pair.target]
@@ -239,32 +237,6 @@ def first_pairs(config: CorpusConfig, options: ReadOptions, num_pairs: int) -> l
     return [pair for pair in pairs if isinstance(pair, SentencePair)]
 
 
-def other_references(config: CorpusConfig, options: ReadOptions, num_lines: int) -> list[list[str]]:
-    """Return the lines of every reference of a held-out set but the first one.
-
-    Args:
-        config: The set. Without several references, the list is empty.
-        options: How to read it. A line that cannot be read is empty.
-        num_lines: Lines of the set that are used.
-
-    Raises:
-        DataError: A reference has another number of lines.
-    """
-    languages = options.source_language, options.target_language
-    sources, targets = text_files(config, languages)
-    references = []
-    for path in targets[1:] if len(sources) == 1 else ():
-        name = str(path)
-        most = options.max_characters
-        raw = islice(raw_lines(path, config.encoding, most), config.max_pairs)
-        lines = decoded_lines(raw, name, 1, options, most, config.encoding)
-        texts = ["" if isinstance(line, BadPair) else line for line in lines]
-        if len(texts) != num_lines:
-            raise DataError.not_parallel(str(targets[0]), name, (num_lines, len(texts)))
-        references.append(texts)
-    return references
-
-
 @dataclass(frozen=True)
 class Block:
     """Consecutive pairs of a corpus, not yet decoded.
@@ -295,13 +267,14 @@ class Block:
         Raises:
             DataError: See `read_corpus`.
         """
-        return list(self.parse(*self.columns, self.first - self.num_before))
+        pairs = list(self.parse(*self.columns, self.first - self.num_before))
+        if self.shard is not None:
+            pairs = [pair._replace(file=self.shard) for pair in pairs]
+        return pairs
 
 
-def read_blocks(
-    config: CorpusConfig, options: ReadOptions, size: int = BLOCK_PAIRS
-) -> Iterator[Block]:
-    """Yield the pairs of a corpus in blocks of up to ``size`` pairs; the first blocks are smaller.
+def read_blocks(config: CorpusConfig, options: ReadOptions) -> Iterator[Block]:
+    """Yield the pairs of a corpus in blocks of up to 10,000 pairs; the first blocks are smaller.
 
     Raises:
         DataError: See `read_corpus`. Problems in single lines are raised by `Block.pairs`.
@@ -318,8 +291,8 @@ def read_blocks(
         shard = reader.names[0] if len(openers) > 1 else None
         num_before = num_read
         while num_read < max_pairs:
-            num_wanted = min(size, max_pairs - num_read)
-            if num_read < size:
+            num_wanted = min(BLOCK_PAIRS, max_pairs - num_read)
+            if num_read < BLOCK_PAIRS:
                 num_wanted = min(num_wanted, _FIRST_PAIRS)
             columns = _next_columns(reader, num_wanted, num_read - num_before)
             if not columns[0]:
@@ -329,15 +302,17 @@ def read_blocks(
     if not num_read:
         # A corpus without files is a data set of a hub.
         origin = " and ".join(names) or f"{config.huggingface} (split {config.split})"
-        fix = "Pass files with one sentence (or pair) per line, or set a split that has rows."
-        raise DataError(f"{origin}: no sentence pairs.", fix=fix)
+        raise DataError(
+            f"{origin}: no sentence pairs.",
+            fix="Pass files with one sentence (or pair) per line, or set a split that has rows.",
+        )
 
 
 def _next_columns(reader: PairReader, num_wanted: int, num_read: int) -> tuple[Sequence[Any], ...]:
     """Return the items of the next pairs in each column of a reader.
 
     Raises:
-        DataError: There are two files, of which one is shorter.
+        DataError: There are several files, of which one is shorter.
     """
     columns = tuple(list(islice(column, num_wanted)) for column in reader.columns)
     counts = [len(column) for column in columns]
@@ -345,63 +320,62 @@ def _next_columns(reader: PairReader, num_wanted: int, num_read: int) -> tuple[S
         # Count the lines before this block, and the lines after it, for the message.
         for side, column in enumerate(reader.columns):
             counts[side] += num_read + sum(1 for _ in column)
-        source, target = counts
-        raise DataError.not_parallel(reader.names[0], reader.names[1], (source, target))
+        files = zip(counts, reader.names, strict=True)
+        source, *others = files
+        other = next(file for file in others if file[0] != source[0])
+        raise DataError.not_parallel(source[1], other[1], (source[0], other[0]))
     return columns
 
 
 def _openers(config: CorpusConfig, options: ReadOptions) -> list[Callable[[], PairReader]]:
     """Return a function for each shard of a corpus that opens it.
 
-    Of several references, the first one is read.
-
     Raises:
         ConfigError: The sacrebleu test set does not exist.
         DataError: The test set cannot be downloaded, or the shards of both sides do not match.
     """
-    languages = options.source_language, options.target_language
     if config.path:
-        wanted = Wanted(languages, config.columns)
         paths = matching_files(config.path)
-        return [partial(_open_path, path, config, wanted, options) for path in paths]
+        return [partial(_open_path, path, config, options) for path in paths]
+    languages = options.source_language, options.target_language
     sources, targets = text_files(config, languages)
     if not sources:
         return [partial(_open_pairs, config, languages, options)]
-    sides = zip(sources, targets, strict=False)  # there may be more references
-    return [partial(open_sides, *files, config.encoding, options) for files in sides]
+    shards: Iterable[tuple[Path, ...]] = zip(sources, targets, strict=False)
+    if len(sources) == 1:  # which may have several references
+        shards = [(*sources, *targets)]
+    return [partial(open_sides, files, config.encoding, options) for files in shards]
 
 
-def _open_path(
-    path: Path, config: CorpusConfig, wanted: Wanted, options: ReadOptions
-) -> PairReader:
+def _open_path(path: Path, config: CorpusConfig, options: ReadOptions) -> PairReader:
     """Open a file with both sides."""
-    layout = layout_of(path, wanted, format_name=config.format, encoding=config.encoding)
-    return open_file(path, layout, options)
+    languages = options.source_language, options.target_language
+    return open_file(path, _layout(path, config, languages), options)
 
 
-def layout_note(config: CorpusConfig, languages: tuple[str, str]) -> str | None:
+def _layout(path: Path, config: CorpusConfig, languages: Languages) -> Layout:
+    return layout_of(path, Wanted(languages, config.columns, config.format, config.encoding))
+
+
+def layout_note(config: CorpusConfig, languages: Languages) -> str | None:
     """Return how the file of a corpus with both sides is read, as a sentence; None without one."""
     for path in matching_files(config.path):
-        wanted = Wanted(languages, config.columns)
-        layout = layout_of(path, wanted, format_name=config.format, encoding=config.encoding)
-        return f"{shown_path(path)} is read as {layout}"
+        return f"{shown_path(path)} is read as {_layout(path, config, languages)}"
     return None
 
 
-def _open_pairs(
-    config: CorpusConfig, languages: tuple[str, str], options: ReadOptions
-) -> PairReader:
+def _open_pairs(config: CorpusConfig, languages: Languages, options: ReadOptions) -> PairReader:
     """Open the demo corpus, or a data set of a hub."""
     if config.demo is not None:
         texts = demo_pairs(config.demo, *languages)
     else:
         texts = huggingface_pairs(str(config.huggingface), config, languages)
     pairs = (pair_of(*pair, line, options) for line, pair in enumerate(texts, start=1))
-    return PairReader([], [pairs], as_read)
+    return PairReader([], [pairs])
 
 
 def measure_text(
-    corpora: Sequence[CorpusConfig], languages: tuple[str, str], *, enough: float = inf
+    corpora: Sequence[CorpusConfig], languages: Languages, *, enough: float = inf
 ) -> TextSize:
     """Count the pairs and the characters of both sides that one epoch reads, before filtering.
 
@@ -422,9 +396,10 @@ def measure_text(
     for corpus in corpora:
         if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
             name = corpus.huggingface or corpus.sacrebleu or "standard input"
-            problem = f"The size of {name} is unknown until it is read."
-            fix = "Set the time of training in minutes: `set` training.max_minutes=60."
-            raise UnknownSizeError(problem, fix=fix)
+            raise UnknownSizeError(
+                f"The size of {name} is unknown until it is read.",
+                fix="Set the time of training in minutes: `set` training.max_minutes=60.",
+            )
         for block in read_blocks(corpus, ReadOptions(*corpus.direction(languages), "skip")):
             for pair in block.pairs:
                 if isinstance(pair, SentencePair):

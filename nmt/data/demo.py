@@ -281,7 +281,9 @@ def demo_pairs(split: str, source_language: str, target_language: str) -> Iterat
     # not.
     languages = [primary_code(source_language), primary_code(target_language)]
     if sorted(languages) != ["de", "en"]:
-        problem = f"The demo corpus is English and German, not {' and '.join(languages)}."
-        raise ConfigError(problem, fix="Set source_language and target_language to en and de.")
+        raise ConfigError(
+            f"The demo corpus is English and German, not {' and '.join(languages)}.",
+            fix="Set source_language and target_language to en and de.",
+        )
     for english, german in islice(copy(_CORPUS), *_SPLITS[split]):
         yield (english, german) if languages[0] == "en" else (german, english)

@@ -39,6 +39,8 @@ class Material:
     languages: tuple[str, str]  # of the first training corpus
     directions: Mapping[str, Direction] = field(default_factory=dict)  # by corpus and set
     corpora: Mapping[str, CorpusConfig]  # training corpora, by their names in reports
+    # See `nmt.data.reading.CorpusReader`; complete when the corpora have been read.
+    files: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     held_out: Mapping[str, Sequence[SentencePair]]  # usable pairs of each held-out set
     configured: Collection[str] = ()  # names of the held-out sets of the configuration
     score_with: Sequence[Path] = ()  # models that score the pairs
@@ -118,8 +120,8 @@ class Diagnosis:
         return report
 
 
-DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry("diagnosis of corpora")
-LEAKAGE: Registry[Callable[..., Any]] = Registry("search for leakage")
+DIAGNOSES = Registry[Callable[[Material], Diagnosis]]("diagnosis of corpora")
+LEAKAGE = Registry[Callable[..., Any]]("search for leakage")
 
 
 def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
@@ -140,8 +142,10 @@ def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
         if filters.actions.get(reason) == "drop"
     ]
     if settings:
-        problem = f"{' and '.join(settings)} needs nmt/extras/cleaning, which is missing."
-        raise ConfigError(problem, fix="Reinstall nmt with all folders, or remove these settings.")
+        raise ConfigError(
+            f"{' and '.join(settings)} needs nmt/extras/cleaning, which is missing.",
+            fix="Reinstall nmt with all folders, or remove these settings.",
+        )
     filters.skipped |= dict.fromkeys(
         (*of_diagnosis, NEAR), "The folder nmt/extras/cleaning is missing."
     )

@@ -18,17 +18,17 @@ from nmt.registry import Registry
 from nmt.text.identification import NO_PROFILES, LanguageProfiles
 
 # Actions of the reasons that the configuration cannot change.
-ALWAYS: Mapping[str, Action] = MappingProxyType({
+ALWAYS: Mapping[str, Action] = {
     "blank": "drop", "bad_utf8": "drop", "untranslated": "drop", "characters": "drop",
     "length": "drop", "bytes": "drop",
     "nul": "drop", "columns": "drop", "syntax": "drop",
-})  # fmt: skip
+}  # fmt: skip
 # Reasons of pairs that cannot be read: `filters.on_bad_row` decides about many of them.
-BAD_ROWS: Mapping[str, str] = MappingProxyType({
+BAD_ROWS: Mapping[str, str] = {
     "nul": "contain NUL characters",
     "columns": "lack a column",
     "syntax": "cannot be parsed",
-})  # fmt: skip
+}  # fmt: skip
 # Reasons with a configurable action; keys of the ``filters`` section.
 REASONS = tuple(
     name for name, field in FilterConfig.model_fields.items()
@@ -93,13 +93,11 @@ class Filter:
 # A method of a filter, called with the texts or the lengths of source and target.
 _Check = Callable[[Any, Any], PairProblem | str | None]
 # Makers of the filters of ``filters.extra``, called with the parameters in the configuration.
-FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
+FILTERS = Registry[Callable[..., Filter]]("filter of filters.extra")
 
 
 # Makers of the filters that look at the texts of a pair, in the order in which they are called.
-REASON_FILTERS: Registry[Callable[[FilterConfig, str, str, LanguageProfiles], Filter]] = Registry(
-    "filter"
-)
+REASON_FILTERS = Registry[Callable[[FilterConfig, str, str, LanguageProfiles], Filter]]("filter")
 
 
 class Blank(Filter):
@@ -287,8 +285,10 @@ def training_filters(
             text_filter = REASON_FILTERS[reason](config, source, target, profiles)
         except ConfigError as error:
             if actions[reason] == "drop":
-                problem = f"filters.{reason} is set to `drop`, but cannot run. {error.problem}"
-                raise ConfigError(problem, fix=error.fix) from error
+                raise ConfigError(
+                    f"filters.{reason} is set to `drop`, but cannot run. {error.problem}",
+                    fix=error.fix,
+                ) from error
             if reason == "language" and config.language.model is not None:
                 raise  # the user has chosen this model
             skipped[reason] = f"{error.problem} Fix: {error.fix}"
@@ -304,8 +304,9 @@ def training_filters(
         try:
             filters.append(FILTERS[name](**parameters))
         except (TypeError, ValueError) as error:
-            problem = f"filters.extra.{name}: {error}."
-            raise ConfigError(problem, fix="Correct the parameters of this filter.") from error
+            raise ConfigError(
+                f"filters.extra.{name}: {error}.", fix="Correct the parameters of this filter."
+            ) from error
     return FilterChain(filters, actions, skipped, warnings)
 
 

@@ -14,18 +14,20 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from nmt.config.data import CorpusConfig, DataConfig
-from nmt.config.language_codes import is_same_language, matching_pairs
+from nmt.config.language_codes import Languages, is_same_language, matching_pairs
 from nmt.data.formats.json_lines import columns_of_record, texts_of_record
 from nmt.data.formats.layout import Wanted
 from nmt.errors import ConfigError, DataError, join_words, nearest_word, shell_command
 from nmt.files.atomic import atomic_folder, write_errors
 from nmt.files.progress import progress_bar
+from nmt.report.page import visible
 
 PREFIX = "hub:"
 # Names of file formats in `datasets`.
@@ -69,7 +71,7 @@ def check_hub(data: DataConfig) -> None:
 
 
 def huggingface_pairs(
-    name: str, config: CorpusConfig, languages: tuple[str, str]
+    name: str, config: CorpusConfig, languages: Languages
 ) -> Iterator[tuple[str, str]]:
     """Yield source and target of each row; a missing text becomes an empty string.
 
@@ -99,8 +101,10 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
     options: dict[str, Any] = {"split": config.split, "streaming": is_streamed}
     if path.is_file():
         if path.suffix not in _LOADERS:
-            problem = f"{path}: `huggingface` reads {', '.join(_LOADERS)}, not {path.suffix}."
-            raise DataError(problem, fix="Convert the file, or set tsv or jsonl instead.")
+            raise DataError(
+                f"{path}: `huggingface` reads {', '.join(_LOADERS)}, not {path.suffix}.",
+                fix="Convert the file, or set tsv or jsonl instead.",
+            )
         # A single local file is one split, for any value of `split`.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
     else:
@@ -124,12 +128,13 @@ def _reading(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # `datasets` raises errors of many types
-        problem = f"`datasets` cannot read {place}: {type(error).__name__}: {error}"
-        fix = "Check the name, subset, split and connection, or pass local files in their place."
-        raise DataError(problem, fix=fix) from error
+        raise DataError(
+            f"`datasets` cannot read {place}: {type(error).__name__}: {error}",
+            fix="Check the name, subset, split and connection, or pass local files in their place.",
+        ) from error
 
 
-def save_data_set(place: str, languages: tuple[str, str] | None, folder: Path) -> Path:
+def save_data_set(place: str, languages: Languages | None, folder: Path) -> Path:
     """Write the texts of a data set as JSON lines, with a file for each part of a project.
 
     Args:
@@ -158,10 +163,13 @@ def save_data_set(place: str, languages: tuple[str, str] | None, folder: Path) -
     with _reading(f"{name} (subset {subset})"):
         splits = _datasets().get_dataset_split_names(name, subset)
     logger.info("%s (subset %s) has the splits %s", name, subset, ", ".join(splits))
+    logger.info("%s: the licence is %s", name, _licence(name))
     parts = {_PARTS[split]: split for split in splits if split in _PARTS}
     if "train" not in parts:
-        problem = f"{name} (subset {subset}) has no split train, but {', '.join(splits)}."
-        raise DataError(problem, fix="Choose a data set with text for training.")
+        raise DataError(
+            f"{name} (subset {subset}) has no split train, but {', '.join(splits)}.",
+            fix="Choose a data set with text for training.",
+        )
     copy = folder / re.sub(r"[^\w.-]+", "--", f"{name}-{subset}").strip("-")
     with write_errors(copy, DataError), atomic_folder(copy, replace=True) as temporary:
         for part, split in parts.items():
@@ -176,7 +184,17 @@ def save_data_set(place: str, languages: tuple[str, str] | None, folder: Path) -
     return copy
 
 
-def _subset(name: str, subsets: Sequence[str], languages: tuple[str, str] | None) -> str:
+def _licence(name: str) -> str:
+    """Return the licence of a data set, which `datasets` does not read."""
+    card = Path(name, "README.md")
+    licence = None
+    with suppress(Exception):  # there is no card, or no connection
+        cards = import_module("huggingface_hub").DatasetCard  # slow to load
+        licence = cards.load(card if card.exists() else name).data.license
+    return visible(str(licence or "not named in its card"))
+
+
+def _subset(name: str, subsets: Sequence[str], languages: Languages | None) -> str:
     """Return the only subset, or the one whose name is the language pair in any order."""
     if len(subsets) == 1:
         return subsets[0]
@@ -186,8 +204,10 @@ def _subset(name: str, subsets: Sequence[str], languages: tuple[str, str] | None
         if len(matches) == 1:
             return "-".join(matches.pop())
     commands = [shell_command("init", f"{PREFIX}{name}/{each}") for each in subsets[:_MOST_SHOWN]]
-    problem = f"{name} has {len(subsets)} subsets, and it is not certain which one is meant."
-    raise ConfigError(problem, fix="\n    ".join(["Choose one of these commands:", *commands]))
+    raise ConfigError(
+        f"{name} has {len(subsets)} subsets, and it is not certain which one is meant.",
+        fix="\n    ".join(["Choose one of these commands:", *commands]),
+    )
 
 
 def _datasets() -> Any:
@@ -202,7 +222,7 @@ def _sacrebleu() -> Any:
     return sacrebleu
 
 
-def cached_test_sets(languages: tuple[str, str]) -> dict[str, tuple[Path, Path]]:
+def cached_test_sets(languages: Languages) -> dict[str, tuple[Path, list[Path]]]:
     """Return the source and reference files of sacrebleu's downloaded test sets, by name.
 
     Args:
@@ -213,7 +233,7 @@ def cached_test_sets(languages: tuple[str, str]) -> dict[str, tuple[Path, Path]]
         pair = _languages_of(source.stem.rpartition(".")[2])
         references = sorted(source.parent.glob(f"{source.stem}.ref*"))
         if references and all(map(is_same_language, languages, pair)):
-            found[source.parent.relative_to(folder).as_posix()] = source, references[0]
+            found[source.parent.relative_to(folder).as_posix()] = source, references
     return found
 
 
@@ -223,12 +243,12 @@ def published_names() -> list[str]:
     return [f"{x}: {', '.join(sorted(pairs_of(x)))}" for x in sorted(_sacrebleu().DATASETS)]
 
 
-def _languages_of(pair: str) -> tuple[str, str]:
+def _languages_of(pair: str) -> Languages:
     source, _, target = pair.partition("-")
     return source, target
 
 
-def published_test_set(name: str, languages: tuple[str, str]) -> tuple[Path, list[Path]]:
+def published_test_set(name: str, languages: Languages) -> tuple[Path, list[Path]]:
     """Return the source and reference files of a sacrebleu test set; download it on first use.
 
     Args:
@@ -242,14 +262,18 @@ def published_test_set(name: str, languages: tuple[str, str]) -> tuple[Path, lis
     utils, data_sets = _sacrebleu().utils, _sacrebleu().DATASETS
     if name not in data_sets:
         near, lists = nearest_word(name, [*data_sets]), shell_command("evaluate", list=True)
-        fix = f"Did you mean {near}?" if near else f"`{lists}` lists all test sets."
-        raise ConfigError(f"sacrebleu has no test set {name!r}.", fix=fix)
+        raise ConfigError(
+            f"sacrebleu has no test set {name!r}.",
+            fix=f"Did you mean {near}?" if near else f"`{lists}` lists all test sets.",
+        )
     published = map(_languages_of, utils.get_langpairs_for_testset(name))
     pairs = ["-".join(each) for each in matching_pairs(languages, published)]
     if len(pairs) != 1:
         known = sorted(pairs or utils.get_langpairs_for_testset(name))
-        problem = f"The test set {name} does not have the language pair {'-'.join(languages)}."
-        raise ConfigError(problem, fix=f"Use one of {', '.join(known)}.")
+        raise ConfigError(
+            f"The test set {name} does not have the language pair {'-'.join(languages)}.",
+            fix=f"Use one of {', '.join(known)}.",
+        )
     pair = pairs[0]
     folder, url = Path(utils.SACREBLEU_DIR, name), str((data_sets[name].data or [""])[0])
     is_here = any(path.is_file() and path.suffix != ".lock" for path in folder.rglob("*"))
@@ -264,8 +288,10 @@ def published_test_set(name: str, languages: tuple[str, str]) -> tuple[Path, lis
         fix += f"the variable SACREBLEU to the folder that contains {name}."
         raise DataError(f"Cannot download test set {name} ({pair}): {error}", fix=fix) from error
     if not references:
-        problem = f"The test set {name} ({pair}) has no reference."
-        raise DataError(problem, fix="Choose a test set with references.")
+        raise DataError(
+            f"The test set {name} ({pair}) has no reference.",
+            fix="Choose a test set with references.",
+        )
     return Path(source), [Path(reference) for reference in references]
 
 

@@ -138,13 +138,6 @@ class Position:
     stage_epochs: int = 0  # Completed epochs of this stage.
     stage_updates: int = 0  # Completed updates of this stage.
 
-    def next_stage(self) -> Position:
-        """Return the position at the start of the next stage, in a new epoch.
-
-        If this epoch has begun, it ends here: then the number of completed epochs rises by 1.
-        """
-        return Position(self.epoch + (self.batch > 0), 0, self.stage + 1)
-
 
 @dataclass(frozen=True)
 class _PlannedUpdate:
@@ -204,8 +197,10 @@ class Loader:
         source_lengths, target_lengths = self.lengths(selected)
         if not len(source_lengths):
             shown = ", ".join(map(str, weights))
-            fix = "Raise data.train.*.weight, the number of times that an epoch reads a corpus."
-            raise DataError(f"The weights ({shown}) select none of {len(store):,} pairs.", fix=fix)
+            raise DataError(
+                f"The weights ({shown}) select none of {len(store):,} pairs.",
+                fix="Raise data.train.*.weight, the number of times that an epoch reads a corpus.",
+            )
         batches = plan_batches(  # of indices into the rows of the epoch
             source_lengths,
             target_lengths,
@@ -294,7 +289,8 @@ class Loader:
         after = replace(after, stage_epochs=epochs, stage_updates=updates)
         is_last = after.stage + 1 == len(self.stages)
         if not is_last and self.stages[after.stage].is_over(epochs, updates):
-            return after.next_stage()
+            # A new epoch: if this one has begun, it ends here and counts as completed.
+            return Position(after.epoch + (after.batch > 0), 0, after.stage + 1)
         return after
 
     def epoch_updates(self) -> Iterator[int]:

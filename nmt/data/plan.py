@@ -206,8 +206,10 @@ def plan_batches(
     pair_lengths = source_lengths + target_lengths
     longest = int(pair_lengths.max())
     if max_tokens is not None and longest > max_tokens:
-        problem = f"A sentence pair has {longest:,} tokens; the limit is {max_tokens:,}."
-        raise DataError(problem, fix="Raise batch.max_tokens, or lower filters.max_length.")
+        raise DataError(
+            f"A sentence pair has {longest:,} tokens; the limit is {max_tokens:,}.",
+            fix="Raise batch.max_tokens, or lower filters.max_length.",
+        )
     # Total tokens of the sorted pairs up to each pair, this pair included. (n,)
     cumulative = np.cumsum(pair_lengths[order], dtype=np.int64)
     budget = max_tokens or int(cumulative[-1])

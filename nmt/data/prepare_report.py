@@ -353,19 +353,21 @@ class PrepareReport:
     recommended: Mapping[str, Any] = field(default_factory=dict)
     kept_with_recommended: int = 0
     # By reason that is not off: ``count`` of training pairs, ``action``, and ``examples`` (corpus,
-    # line, source, target, value).
+    # line, source, target, value, file).
     reasons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # Ranges of source lines (``corpus``, ``start``, ``end``) whose translations are ``offset``
-    # lines below; above if negative.
+    # Ranges of source lines (``corpus``; ``file``, if it has several; ``start`` and ``end`` in the
+    # file) whose translations are ``offset`` lines below; above if negative. ``pairs_before`` are
+    # in the corpus before the range.
     shifts: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    # Ranges of lines (``corpus``, ``start``, ``end``) that are not translations.
+    # Such ranges of lines that are not translations.
     unrelated: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    # Held-out sentences (``set``, ``line``) in training lines (``corpus``, ``train_line``);
-    # ``kind`` is ``exact`` or ``near``. The first leak of a kind has both texts: ``sentence`` and
-    # ``train_text``.
+    # Held-out sentences (``set``, ``line``) in training lines (``corpus``, ``train_line``). Of
+    # several files, ``set`` or ``corpus`` is the file. ``kind`` is ``exact`` or ``near``. The first
+    # leak of a kind has both texts: ``sentence`` and ``train_text``.
     leakage: Sequence[Mapping[str, Any]] = field(default_factory=list)
     # By held-out set: its number of pairs, and how many sources, targets and pairs are also in the
-    # training data. ``near_sources_in_train``: with one or two words changed, or inside a line.
+    # training data, with any of their references. ``near_sources_in_train``: with one or two words
+    # changed, or inside a line.
     overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unchecked: Sequence[str] = ()  # held-out sets that are not downloaded, so not compared
     lengths: Sequence[Sequence[int]] = ()  # source and target length of some kept pairs

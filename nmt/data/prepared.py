@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from nmt.config.data import CorpusConfig, DataConfig, tagged_languages
 from nmt.config.run import RunConfig
 from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped, valid_sets
-from nmt.data.formats.lines import SPOOL
+from nmt.data.formats.text import SPOOL
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError, shell_command
 from nmt.files.json_file import (
@@ -114,12 +114,15 @@ class PreparedManifest(SealedManifest):
             if version == FORMAT_VERSION:  # for another version see the end
                 return TypeAdapter(cls).validate_python(values)
         except FileNotFoundError as error:
-            problem = f"{folder} is not a prepared folder: {MANIFEST} is missing."
-            raise DataError(problem, fix="Run `nmt prepare CONFIG`.") from error
+            raise DataError(
+                f"{folder} is not a prepared folder: {MANIFEST} is missing.",
+                fix="Run `nmt prepare CONFIG`.",
+            ) from error
         except (OSError, ValueError) as error:
             raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
-        problem = f"{path} has format version {version}; this release reads {FORMAT_VERSION}."
-        raise DataError(problem, fix=AGAIN)
+        raise DataError(
+            f"{path} has format version {version}; this release reads {FORMAT_VERSION}.", fix=AGAIN
+        )
 
 
 def verify_prepared(folder: Path) -> Mapping[str, FileRecord]:
@@ -170,12 +173,12 @@ class PreparedData:
 
     @property
     def valid_references(self) -> list[list[str]]:
-        """Lines of each reference after the first one, as `valid_target`.
+        """Lines of each reference; the first ones are `valid_target`.
 
         The lines of a set with fewer references are empty.
         """
         files = (self.folder / VALID).glob("target.*.txt")
-        return list(map(read_lines, sorted(files)))
+        return [self.valid_target, *map(read_lines, sorted(files))]
 
 
 @dataclass(frozen=True, kw_only=True)

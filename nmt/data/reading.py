@@ -25,7 +25,7 @@ import numpy as np
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.advice import ReasonSets, reason_set
 from nmt.data.checks import CorpusCheck, name_of_test
-from nmt.data.corpus import BLOCK_PAIRS, Block, other_references, read_blocks
+from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
 from nmt.data.diagnosis import Diagnosis, Looked
 from nmt.data.filters import BAD_ROWS, FilterChain, ListedProblem, PairProblem
 from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
@@ -87,9 +87,8 @@ class _FilterPass:
         for index, pair_problems in sorted(problems.items()):
             pair = block.pairs[index]
             source, target = _texts(pair)
-            file = block.shard or ""
             listed += [  # a problem is its reason, value and limit
-                ListedProblem(self.corpus, pair.line, *problem, source, target, file)
+                ListedProblem(self.corpus, pair.line, *problem, source, target, pair.file)
                 for problem in pair_problems
             ]
             found[index] |= reason_set(problem.reason for problem in pair_problems)
@@ -148,43 +147,6 @@ class TextPass(_FilterPass):
         for row, problem in looked.problems.items():
             problems.setdefault(indices[row], []).append(problem)
         return dict(looked.arrays)
-
-
-class BadRows:
-    """Counts the pairs of a corpus that cannot be read.
-
-    Args:
-        corpus: Name of the corpus.
-    """
-
-    def __init__(self, corpus: str) -> None:
-        self._corpus = corpus
-        self._counts = Counter[str]()
-        self._first: dict[str, ListedProblem] = {}  # the first pair of each reason
-
-    def update(self, problems: Iterable[Sequence[Any]], counts: Mapping[str, int]) -> None:
-        """Add the problems of a block, as fields of a `ListedProblem`, and the counts."""
-        self._counts.update(counts)
-        for row in problems:
-            problem = ListedProblem(*row)
-            if problem.reason in BAD_ROWS:
-                self._first.setdefault(problem.reason, problem)
-
-    def check(self) -> None:
-        """Check that few pairs cannot be read.
-
-        Raises:
-            DataError: There are too many for one of the reasons. The message shows the first.
-        """
-        num_read = self._counts[READ]
-        for reason, first in self._first.items():
-            count = self._counts[reason]
-            if count > _MOST_BAD_ROWS * num_read:
-                problem = f"{self._corpus}: {count:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
-                problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
-                fix = "Correct the rows, or format, columns and encoding of the corpus. To drop "
-                fix += "these pairs, set filters.on_bad_row: skip."
-                raise DataError(f"{problem}{first.value!r}.", fix=fix)
 
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
@@ -289,6 +251,8 @@ class CorpusReader:
     stages: dict[str, float] = field(default_factory=dict)  # seconds of each stage
     # By the names of corpora and held-out sets in reports:
     num_lines: dict[str, int] = field(default_factory=dict)
+    # The files by the number of pairs before each; without a name if there is only one.
+    files: dict[str, dict[int, str]] = field(default_factory=dict)
     is_kept: dict[str, list[Mask]] = field(default_factory=dict)  # of each block
     # Of each block: the lines that have reasons, and these. Few lines have some.
     found: dict[str, list[tuple[Rows, ReasonSets]]] = field(default_factory=dict)
@@ -319,15 +283,6 @@ class CorpusReader:
         filters = self.recipe.config.filters
         languages = self.recipe.config.direction(corpus)
         return ReadOptions(*languages, filters.on_bad_utf8, filters.max_characters)
-
-    def other_references(self, name: str) -> list[list[str]]:
-        """Return the lines of every reference of a validation set but the first one.
-
-        Raises:
-            DataError: A reference has another number of lines.
-        """
-        corpus = self.corpora[name]
-        return other_references(corpus, self.options(corpus), self.num_lines[name])
 
     def map(
         self, verb: str, name: str, function: Callable[[Block], BlockResult], depends_on: Any
@@ -368,26 +323,46 @@ class CorpusReader:
             name: Name of the corpus.
             direction: Languages of the corpus.
             results: The blocks, and the results of `TextPass` for them.
+
+        Raises:
+            DataError: More than a hundredth of the pairs cannot be read, each for the same reason.
         """
         masks: list[Mask] = []
-        bad_rows = BadRows(name)
+        counts = Counter[str]()
+        bad_rows: dict[str, ListedProblem] = {}  # the first one of each reason
         self.is_kept[name] = masks
         self.found[name] = []
+        files: dict[int, str] = {}
+        self.files[name] = files
         check = CorpusCheck(*direction)
         self.checks[name] = check
         for block, result in results:
             is_kept = result.arrays["is_kept"]
+            files[block.num_before] = block.shard or ""
             pairs = kept_pairs(block, is_kept)
             masks.append(is_kept)
             found = result.arrays["found"]
             lines_found = np.flatnonzero(found)
             self.found[name].append((lines_found, found[lines_found]))
-            bad_rows.update(*result.values)
+            problems, block_counts = result.values
+            counts.update(block_counts)
+            for row in problems:
+                listed = ListedProblem(*row)
+                if listed.reason in BAD_ROWS:
+                    bad_rows.setdefault(listed.reason, listed)
             check.update([pair[:2] for pair in pairs])
             yield pairs, result
         self.num_lines[name] = sum(map(len, masks))
-        if self.recipe.config.filters.on_bad_row == "error":
-            bad_rows.check()
+        if self.recipe.config.filters.on_bad_row == "skip":
+            return
+        num_read = counts[READ]
+        for reason, first in bad_rows.items():
+            if counts[reason] > _MOST_BAD_ROWS * num_read:
+                problem = f"{name}: {counts[reason]:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
+                problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
+                fix = "Correct the rows, or format, columns and encoding of the corpus. To drop "
+                fix += "these pairs, set filters.on_bad_row: skip."
+                raise DataError(f"{problem}{first.value!r}.", fix=fix)
 
     def blocks_to_filter(
         self, name: str, encoded: EncodedCorpora, diagnosis: Diagnosis

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from types import MappingProxyType
-from typing import TypeAlias
 
 import numpy as np
 
@@ -24,9 +22,9 @@ from nmt.text.noise import Noise, spacing, title_case, typos, upper_case, withou
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
 from nmt.text.tokenizer import Tokenizers
 
-Sides: TypeAlias = tuple[FlatIds, FlatIds]  # Ids of the sources and of the targets.
+Sides = tuple[FlatIds, FlatIds]  # Ids of the sources and of the targets.
 # (epoch, rows of the store, stored ids) -> the ids to use in this epoch.
-Resegment: TypeAlias = Callable[[int, Rows, Sides], Sides]
+Resegment = Callable[[int, Rows, Sides], Sides]
 
 # Share of words with a typo in a pair that gets typos. It is higher than in real text, so that most
 # pairs can stay without noise.
@@ -39,13 +37,13 @@ _MIXING = (
 )
 # The kinds of noise of `nmt.config.data.NoiseConfig`, in the order in which they are applied, and
 # whether they change the target too.
-_NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
+_NOISES: Mapping[str, tuple[Noise, bool]] = {
     "no_final_punctuation": (without_punctuation, True),
     "typos": (partial(typos, rate=_TYPO_RATE), False),
     "spacing": (spacing, False),
     "title_case": (title_case, True),
     "upper_case": (upper_case, True),
-})  # fmt: skip
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,10 @@ class ParallelStore:
         try:
             return cls(folder)
         except (OSError, ValueError) as error:
-            fix = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
-            raise DataError(f"{folder} is not a complete token store: {error}", fix=fix) from error
+            raise DataError(
+                f"{folder} is not a complete token store: {error}",
+                fix=f"Run `{shell_command('prepare', 'CONFIG', force=True)}`.",
+            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (self._folder,)

@@ -178,8 +178,10 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
         raise ConfigError.needs("`scheduler`", "Dask", extra="cluster") from error
     is_here = scheduler == LOCAL
     if not is_here and workers is not None:
-        problem = "`workers` cannot be combined with the address of a running scheduler."
-        raise ConfigError(problem, fix="Remove `workers`: nmt uses all workers of the scheduler.")
+        raise ConfigError(
+            "`workers` cannot be combined with the address of a running scheduler.",
+            fix="Remove `workers`: nmt uses all workers of the scheduler.",
+        )
     options: dict[str, Any] = {"address": scheduler, "timeout": _CONNECT_SECONDS}
     if is_here:
         options = {"n_workers": workers or usable_cores(), "threads_per_worker": 1}
@@ -187,8 +189,10 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
     try:
         client = distributed.Client(**options)
     except (OSError, ValueError, TypeError) as error:
-        fix = "Run `dask scheduler` on that host, and pass its address, such as tcp://host:8786."
-        raise ConfigError(f"No Dask scheduler answers at {scheduler}: {error}", fix=fix) from error
+        raise ConfigError(
+            f"No Dask scheduler answers at {scheduler}: {error}",
+            fix="Run `dask scheduler` on that host, and pass its address, such as tcp://host:8786.",
+        ) from error
     with client:
         num_threads = sum(client.nthreads().values())  # of all workers; 0 before they connect
         yield Workers(client.get_executor(), 2 * max(num_threads, 1), 1, see_files=is_here)
@@ -235,8 +239,10 @@ def map_blocks(
 
 def has_changed(corpus: str) -> DataError:
     """Return the error for a corpus whose lines have changed since the first pass."""
-    fix = "Run the same command again when no program writes to the corpus."
-    return DataError(f"The corpus {corpus} changed during `nmt prepare`.", fix=fix)
+    return DataError(
+        f"The corpus {corpus} changed during `nmt prepare`.",
+        fix="Run the same command again when no program writes to the corpus.",
+    )
 
 
 @dataclass(frozen=True)

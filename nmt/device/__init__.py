@@ -37,8 +37,10 @@ def gpu_number(device: str, num_gpus: int) -> int:
     """
     chosen_index = device.partition(":")[2]  # N as text; empty for ``cuda``
     if chosen_index and local_size() > 1:
-        fix = "Use device cuda, which gives each process a GPU, or start a single process."
-        raise DeviceError(f"{local_size()} processes cannot share {device}.", fix=fix)
+        raise DeviceError(
+            f"{local_size()} processes cannot share {device}.",
+            fix="Use device cuda, which gives each process a GPU, or start a single process.",
+        )
     index = int(chosen_index or local_rank())
     if index >= num_gpus:
         problem = f"There is no GPU for process {index}"

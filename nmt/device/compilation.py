@@ -142,9 +142,10 @@ def compile_layers(
     except Exception as error:
         reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
         if not is_auto:
-            fix = "Set training.compile to false, or install g++ (and triton for a GPU)."
-            problem = f"The layers cannot be compiled on {device}: {reason}"
-            raise DeviceError(problem, fix=fix) from error
+            raise DeviceError(
+                f"The layers cannot be compiled on {device}: {reason}",
+                fix="Set training.compile to false, or install g++ (and triton for a GPU).",
+            ) from error
         switch(None)  # the layers may be partly compiled
         return Compilation(False, f"layers not compiled ({reason})")
     return Compilation(True, f"layers compiled in {time.perf_counter() - begin:.0f} s")

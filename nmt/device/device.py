@@ -57,12 +57,16 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "mps":
         if torch.backends.mps.is_available():
             return torch.device("mps")
-        fix = "Use device auto or cpu. mps needs macOS 14 or later and an Apple processor."
-        raise DeviceError("No mps device: torch cannot find an Apple GPU.", fix=fix)
+        raise DeviceError(
+            "No mps device: torch cannot find an Apple GPU.",
+            fix="Use device auto or cpu. mps needs macOS 14 or later and an Apple processor.",
+        )
     has_cuda = torch.cuda.is_available()
     if wanted.startswith("cuda") and not has_cuda:
-        fix = "Use device auto or cpu, or install a CUDA build of torch."
-        raise DeviceError("No CUDA device: torch cannot find a GPU.", fix=fix)
+        raise DeviceError(
+            "No CUDA device: torch cannot find a GPU.",
+            fix="Use device auto or cpu, or install a CUDA build of torch.",
+        )
     if not has_cuda or wanted == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", gpu_number(wanted, torch.cuda.device_count()))
@@ -106,9 +110,10 @@ def deterministic(device: torch.device, *, wanted: bool) -> Iterator[None]:
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in str(error):
             raise
-        fix = "Set training.deterministic to false; resuming is then not bit-exact."
-        problem = f"An operation is not deterministic on this GPU: {str(error).splitlines()[0]}"
-        raise DeviceError(problem, fix=fix) from error
+        raise DeviceError(
+            f"An operation is not deterministic on this GPU: {str(error).splitlines()[0]}",
+            fix="Set training.deterministic to false; resuming is then not bit-exact.",
+        ) from error
     finally:
         torch.use_deterministic_algorithms(was_on)
         settings.fill_uninitialized_memory = was_filling

@@ -177,9 +177,10 @@ def join() -> Processes:
     try:
         return ProcessGroup()
     except (RuntimeError, ValueError) as error:
-        problem = f"The {size} processes cannot connect to each other: {error}"
-        fix = "Start the processes with torchrun, set `devices`, or unset WORLD_SIZE."
-        raise DeviceError(problem, fix=fix) from error
+        raise DeviceError(
+            f"The {size} processes cannot connect to each other: {error}",
+            fix="Start the processes with torchrun, set `devices`, or unset WORLD_SIZE.",
+        ) from error
 
 
 @contextmanager

@@ -22,7 +22,7 @@ _FLOAT16_CAPABILITY = 7
 _BFLOAT16_CAPABILITY = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Precision:
     """The dtypes of training.
 
@@ -69,8 +69,10 @@ def choose_precision(wanted: Literal["auto"] | PrecisionName, device: torch.devi
         DeviceError: A 16-bit type is chosen for an Apple GPU.
     """
     if device.type == "mps" and wanted in ("bfloat16", "float16"):
-        fix = "Set training.precision to auto or float32."
-        raise DeviceError(f"Training on mps does not support {wanted}, only float32.", fix=fix)
+        raise DeviceError(
+            f"Training on mps does not support {wanted}, only float32.",
+            fix="Set training.precision to auto or float32.",
+        )
     if wanted == "auto":
         wanted = fastest_dtype(device)
     return Precision(wanted, device.type)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from stat import S_ISLNK
 from typing import IO, Any
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 from nmt.errors import DataError, nearest_word
-from nmt.files.compression import opener_of
+from nmt.files.compression import decompressed
 
 HEADER_BYTES = tarfile.BLOCKSIZE  # Number of first bytes that identify an archive.
 _ZIP_MARKS = (b"PK\x03\x04", b"PK\x05\x06")  # of a member, and of the end
@@ -28,7 +28,7 @@ _OFFICE_MEMBERS = frozenset(["[Content_Types].xml", "META-INF/manifest.xml"])
 _ENCRYPTED = 1  # Bit in `ZipInfo.flag_bits`.
 _MOST_HEADER_BYTES = 1 << 24  # of all headers of a .tar file, which bounds memory
 _MOST_SHOWN = 10
-_REST_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
 _DOCUMENTS = ("readme", "license", "licence", "copying", "notice", "changelog", "citation")
 
 
@@ -67,14 +67,14 @@ class _Headers:
         return self._stream.read(size)
 
 
-class _Stream(io.RawIOBase):
-    """A stream that closes its archive, too."""
+class PieceStream(io.RawIOBase):
+    """A stream of the bytes that a generator yields in pieces; closing it closes the generator."""
 
-    def __init__(self, stream: IO[bytes], rest: IO[bytes] | None, archive: ExitStack) -> None:
+    def __init__(self, pieces: Generator[bytes, None, None]) -> None:
         super().__init__()
-        self._stream = stream
-        self._rest = rest
-        self._archive = archive
+        self._pieces = pieces
+        # The first piece is read now, because only a generator that has begun can be closed.
+        self._rest = memoryview(next(pieces, b""))
 
     def readable(self) -> bool:
         """Return True: the stream can be read."""
@@ -82,15 +82,16 @@ class _Stream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with the next bytes; return their number, 0 at the end."""
-        piece = self._stream.read(len(buffer))
-        buffer[: len(piece)] = piece
-        while not piece and self._rest is not None and self._rest.read(_REST_BYTES):
-            pass  # the checksum of a compressed archive is at its end
-        return len(piece)
+        if not self._rest:
+            self._rest = memoryview(next(filter(None, self._pieces), b""))
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
 
     def close(self) -> None:
-        """Close the stream and the archive."""
-        self._archive.close()
+        """Close the stream and the generator."""
+        self._pieces.close()
         super().close()
 
 
@@ -109,9 +110,7 @@ def is_archive_file(path: Path) -> bool:
     """Whether a file is an archive. A damaged file is not."""
     try:
         with path.open("rb") as file:
-            opener = opener_of(file.peek())
-            stream = file if opener is None else opener(file)
-            return is_archive(stream.read(HEADER_BYTES))
+            return is_archive(decompressed(file).read(HEADER_BYTES))
     except Exception:  # reading the file reports the problem
         return False
 
@@ -144,22 +143,7 @@ def open_member(archive: Path, name: str) -> IO[bytes]:
         DataError: The archive is damaged or hostile, or does not contain the file; or the file is
             itself an archive.
     """
-    shown = archive / name
-    names = []
-    with _damage_reported(archive), ExitStack() as stack:
-        for member in _members(archive, stack):
-            names.append(member.name)
-            if member.name != name:
-                continue
-            if member.problem:
-                fix = "Unpack the archive, and pass the files."
-                raise DataError(f"{shown} is {member.problem}.", fix=fix)
-            return _opened(member, shown, stack)
-    hint = ""
-    similar_name = nearest_word(name, names)
-    if similar_name:
-        hint = f" Did you mean {archive / similar_name}?"
-    raise DataError(f"{archive} does not contain {name}.{hint}", fix=_choice(archive, names))
+    return io.BufferedReader(PieceStream(_content(archive, name)))
 
 
 def open_single_member(archive: Path) -> IO[bytes]:
@@ -168,11 +152,13 @@ def open_single_member(archive: Path) -> IO[bytes]:
     Raises:
         DataError: The archive has no text, or several. The message has their names.
     """
-    members = [each for each in members_of(archive) if not is_document(each.name)]
-    names = [each.name for each in members if not each.problem]
+    members = members_of(archive)
+    names = [each.name for each in members if not (each.problem or is_document(each.name))]
     if len(names) != 1:
-        problem = f"{archive} is an archive with {len(names)} texts, not a text file."
-        raise DataError(problem, fix=_choice(archive, names))
+        raise DataError(
+            f"{archive} is an archive with {len(names)} texts, not a text file.",
+            fix=_choice(archive, names),
+        )
     return open_member(archive, names[0])
 
 
@@ -197,6 +183,37 @@ def _choice(archive: Path, names: list[str]) -> str:
     return f"Pass one of its files, such as {archive / names[0]}. It contains {shown}."
 
 
+def _content(archive: Path, name: str) -> Generator[bytes, None, None]:
+    """Yield the pieces of a file in an archive. Raises the errors of `open_member`."""
+    names = []
+    with _damage_reported(archive), ExitStack() as stack:
+        for member in _members(archive, stack):
+            names.append(member.name)
+            if member.name != name:
+                continue
+            shown = archive / name
+            if member.problem:
+                raise DataError(
+                    f"{shown} is {member.problem}.", fix="Unpack the archive, and pass the files."
+                )
+            packed = stack.enter_context(member.open_stream())
+            stream = stack.enter_context(decompressed(packed))
+            if is_archive(stream.peek(HEADER_BYTES)):
+                raise DataError(
+                    f"{shown} is an archive in an archive.", fix="Unpack the outer archive."
+                )
+            while piece := stream.read(_PIECE_BYTES):
+                yield piece
+            while member.rest is not None and member.rest.read(_PIECE_BYTES):
+                pass
+            return
+    hint = ""
+    similar_name = nearest_word(name, names)
+    if similar_name:
+        hint = f" Did you mean {archive / similar_name}?"
+    raise DataError(f"{archive} does not contain {name}.{hint}", fix=_choice(archive, names))
+
+
 @contextmanager
 def _damage_reported(archive: Path) -> Iterator[None]:
     """Raise a DataError for the errors that damaged archives cause in several libraries."""
@@ -205,8 +222,10 @@ def _damage_reported(archive: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        problem = f"{archive} is not an archive that nmt reads, or is damaged: {error}"
-        raise DataError(problem, fix="Download it again, or pass text files.") from error
+        raise DataError(
+            f"{archive} is not an archive that nmt reads, or is damaged: {error}",
+            fix="Download it again, or pass text files.",
+        ) from error
 
 
 def _members(archive: Path, stack: ExitStack) -> Iterator[Member]:
@@ -220,36 +239,36 @@ def _members(archive: Path, stack: ExitStack) -> Iterator[Member]:
     members = _zip_members(file, stack) if is_zip else _tar_members(file, stack)
     for member in members:
         if member.name.startswith(("/", "../")):
-            problem = f"{archive} contains {member.name!a}, a name that leads out of the archive."
-            raise DataError(problem, fix="Do not use it, or unpack the files that you trust.")
+            raise DataError(
+                f"{archive} contains {member.name!a}, a name that leads out of the archive.",
+                fix="Do not use it, or unpack the files that you trust.",
+            )
         yield member
 
 
 def _zip_members(file: IO[bytes], stack: ExitStack) -> Iterator[Member]:
     archive = stack.enter_context(ZipFile(file))
     if not _OFFICE_MEMBERS.isdisjoint(archive.namelist()):
-        problem = f"{file.name} is a document of an office program, not text."
-        raise DataError(problem, fix="Save a table as .csv or .tsv in UTF-8, or a text as .txt.")
+        raise DataError(
+            f"{file.name} is a document of an office program, not text.",
+            fix="Save a table as .csv or .tsv in UTF-8, or a text as .txt.",
+        )
     for info in archive.infolist():
+        problem = ""
+        if info.flag_bits & _ENCRYPTED:
+            problem = "encrypted"
+        elif info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+            # The library reads the output of other methods as a whole, which a hostile archive may
+            # make larger than memory.
+            problem = "compressed with a method that nmt does not read"
+        elif S_ISLNK(info.external_attr >> 16):
+            problem = "a link"
         if not info.is_dir():
-            yield Member(normpath(info.filename), _zip_problem(info), partial(archive.open, info))
-
-
-def _zip_problem(info: ZipInfo) -> str:
-    if info.flag_bits & _ENCRYPTED:
-        return "encrypted"
-    # The library reads the output of other methods as a whole, which a hostile archive may make
-    # larger than memory.
-    if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-        return "compressed with a method that nmt does not read"
-    if S_ISLNK(info.external_attr >> 16):
-        return "a link"
-    return ""
+            yield Member(normpath(info.filename), problem, partial(archive.open, info))
 
 
 def _tar_members(file: io.BufferedReader, stack: ExitStack) -> Iterator[Member]:
-    opener = opener_of(file.peek())
-    stream = file if opener is None else stack.enter_context(opener(file))
+    stream = stack.enter_context(decompressed(file))
     headers: Any = _Headers(stream)
     archive = tarfile.open(fileobj=headers, mode="r:", encoding="utf-8")  # noqa: SIM115 - the stack closes the file
 
@@ -260,16 +279,5 @@ def _tar_members(file: io.BufferedReader, stack: ExitStack) -> Iterator[Member]:
     for info in archive:
         if not info.isdir():
             problem = "" if info.isfile() else "a link or a device"
-            rest = None if opener is None else stream
+            rest = None if stream is file else stream
             yield Member(normpath(info.name), problem, partial(opened, info), rest)
-
-
-def _opened(member: Member, shown: Path, stack: ExitStack) -> IO[bytes]:
-    """Open a member; the stream takes over the stack."""
-    stream = stack.enter_context(member.open_stream())
-    opener = opener_of(stream.peek(HEADER_BYTES))
-    if opener is not None:
-        stream = stack.enter_context(opener(stream))
-    if is_archive(stream.peek(HEADER_BYTES)):
-        raise DataError(f"{shown} is an archive in an archive.", fix="Unpack the outer archive.")
-    return io.BufferedReader(_Stream(stream, member.rest, stack.pop_all()))

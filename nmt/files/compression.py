@@ -26,8 +26,10 @@ def _open_zstandard(file: Path | IO[bytes]) -> Any:
             window = library.DecompressionParameter.window_log_max
             return library.open(file, options={window: _LONGEST_WINDOW})
     shown = file if isinstance(file, Path) else "The input"
-    problem = f"{shown} is compressed with Zstandard, but backports.zstd is not installed."
-    raise DataError(problem, fix="Run `pip install backports.zstd`, or decompress the file.")
+    raise DataError(
+        f"{shown} is compressed with Zstandard, but backports.zstd is not installed.",
+        fix="Run `pip install backports.zstd`, or decompress the file.",
+    )
 
 
 # By suffix: a pattern for the first bytes, and a function that opens the file.
@@ -40,6 +42,12 @@ COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
     ".zst": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard),
 }
 LONGEST_MARK = 10  # Number of first bytes that identify a compression.
+
+
+def decompressed(stream: Any) -> Any:
+    """Return a stream of the decompressed bytes; the same stream if it is not compressed."""
+    opener = opener_of(stream.peek(LONGEST_MARK))
+    return stream if opener is None else opener(stream)
 
 
 def opener_of(start: bytes) -> Callable[..., Any] | None:

@@ -96,18 +96,15 @@ def _persist(
                 most_bytes = num_bytes()
                 num_failures = 0
             num_failures += 1
-            if num_failures == _MAX_FAILURES or not _is_temporary(error):
-                problem = f"{url} cannot be downloaded: {_reason(error)}."
-                raise DataError(problem, fix=fix) from error
+            may_succeed = not isinstance(error, ValueError)
+            if isinstance(error, HTTPError):
+                may_succeed = error.code >= _FIRST_OF_SERVER or error.code in _TEMPORARY
+            if num_failures == _MAX_FAILURES or not may_succeed:
+                raise DataError(
+                    f"{url} cannot be downloaded: {_reason(error)}.", fix=fix
+                ) from error
             logger.info("%s: %s; trying again", urlsplit(url).hostname, _reason(error))
             time.sleep(_PAUSE_SECONDS * num_failures)
-
-
-def _is_temporary(error: Exception) -> bool:
-    """Whether the same request may succeed later."""
-    if isinstance(error, HTTPError):
-        return error.code >= _FIRST_OF_SERVER or error.code in _TEMPORARY
-    return not isinstance(error, ValueError)
 
 
 def _reason(error: Exception) -> str:

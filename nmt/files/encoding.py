@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 import io
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any
 
-from nmt.errors import ConfigError
-from nmt.files.archive import place_in_archive
-from nmt.files.lines import open_binary, read_pieces
+from nmt.errors import ConfigError, DataError
+from nmt.files.archive import PieceStream, place_in_archive
+from nmt.files.lines import first_bytes, open_binary, read_pieces
 
 START_BYTES = 1 << 20  # of a file, from which its encoding and its format are found out
 # Byte order marks: a longer one may begin with a shorter one, so it comes first.
@@ -21,6 +22,7 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
+_WIDE_SHARE = 0.25  # Share of NUL bytes in UTF-16, if most characters are Latin; half of the bytes.
 _WIDE = ("utf-16", "utf-32")
 # The declaration of XML, or the header of a gettext catalogue after comments.
 _DECLARATION = re.compile(
@@ -40,7 +42,6 @@ _LANGUAGES = {
 }
 # Rare encodings that resemble Western European ones.
 _OLD_MACS = ["mac_iceland", "mac_latin2", "mac_roman", "mac_turkish"]
-_READ_BYTES = 1 << 20
 _BAD_BYTES = "nmt-bad-bytes"  # Name of the handler of bad bytes.
 _ESCAPED = 0xDC00  # The lone surrogate of a byte, minus the byte.
 
@@ -59,8 +60,10 @@ def standard_encoding(name: str) -> str:
         encoding.decode(b"")
         "".encode(name)  # `rot13` and others that are no encodings of text raise an error
     except (LookupError, TypeError) as error:
-        fix = "Use a name that Python knows, such as utf-8, utf-16, latin-1, cp1252 or shift_jis."
-        raise ConfigError(f"There is no encoding {name!r}.", fix=fix) from error
+        raise ConfigError(
+            f"There is no encoding {name!r}.",
+            fix="Use a name that Python knows, such as utf-8, utf-16, latin-1 or shift_jis.",
+        ) from error
     return encoding.name
 
 
@@ -113,59 +116,34 @@ def probable_encoding(start: bytes) -> str | None:
     return best.encoding
 
 
-def _escape_bad_bytes(error: UnicodeError) -> tuple[str, int]:
+def _escape_bad_byte(error: Any) -> tuple[str, int]:
     """Decode one bad byte as a lone surrogate, which `surrogateescape` encodes as a bad byte."""
-    if not isinstance(error, UnicodeDecodeError):
-        raise error
     bad_byte = max(error.object[error.start], 0x80)  # smaller ones are good in UTF-8
     return chr(_ESCAPED + bad_byte), error.start + 1
 
 
-codecs.register_error(_BAD_BYTES, _escape_bad_bytes)
+codecs.register_error(_BAD_BYTES, _escape_bad_byte)
 
 
-class Transcoder(io.RawIOBase):
-    """A stream that reads text in any encoding as UTF-8, with LF at the end of each line.
+def _in_utf8(
+    stream: IO[bytes], name: str, encoding: str, *, ends_with_cr: bool
+) -> Generator[bytes, None, None]:
+    """Yield text in any encoding in pieces of UTF-8, with LF at the end of each line.
 
     Bytes that are not text in the encoding become bytes that are not UTF-8, so that
     `nmt.files.lines.decode_line` finds them.
 
     Args:
-        stream: The bytes of the file; closed with this stream.
+        stream: The bytes of the file; closed at the end.
+        name: Name of the file in messages.
         encoding: Encoding of the text, by its standard name.
         ends_with_cr: Whether lines end with CR alone, as in files of old Macs.
     """
-
-    def __init__(self, stream: IO[bytes], encoding: str, ends_with_cr: bool) -> None:
-        super().__init__()
-        self._stream = stream
-        self._decoder: Any = codecs.getincrementaldecoder(encoding)(_BAD_BYTES)
-        self._ends_with_cr = ends_with_cr
-        self._rest = b""  # UTF-8 that has not been read yet
-
-    def readable(self) -> bool:
-        """Return True: the stream can be read."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; return their number, 0 at the end."""
-        is_at_end = False
-        while not self._rest and not is_at_end:
-            piece = self._stream.read(_READ_BYTES)
-            is_at_end = not piece
-            text = self._decoder.decode(piece, is_at_end)
-            if self._ends_with_cr:
-                text = text.replace("\r", "\n")
-            self._rest = text.encode(UTF8, "surrogateescape")
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
-
-    def close(self) -> None:
-        """Close both streams."""
-        self._stream.close()
-        super().close()
+    with stream:
+        pieces = read_pieces(stream, name, START_BYTES)
+        for text in codecs.iterdecode(pieces, encoding, _BAD_BYTES):
+            ended = text.replace("\r", "\n") if ends_with_cr else text
+            yield ended.encode(UTF8, "surrogateescape")
 
 
 def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
@@ -180,18 +158,25 @@ def open_text(path: Path, encoding: str | None = None) -> IO[bytes]:
 
     Raises:
         ConfigError: Python does not know the encoding.
-        DataError: See `open_binary`.
+        DataError: See `open_binary`; or the text is UTF-16 without a byte order mark, but is read
+            as UTF-8.
     """
-    stream = open_binary(path)
     start = b""
     if path.is_file() or place_in_archive(path):  # the first bytes of a pipe cannot be read twice
-        with open_binary(path) as beginning:
-            start = next(read_pieces(beginning, str(path), START_BYTES), b"")
+        start = first_bytes(path, START_BYTES)
     encoding = marked_encoding(start) or standard_encoding(encoding or UTF8)
     if encoding in _WIDE:  # without a mark: as Windows writes it
         encoding += "-le"
+    if encoding == UTF8 and start.count(0) > _WIDE_SHARE * len(start):
+        encoding = probable_encoding(start)
+        raise DataError(
+            f"{path} has many NUL bytes: it is probably {encoding}.",
+            fix=f"Set `encoding` to {encoding}, or convert the file to UTF-8.",
+        )
     text = start.decode(encoding, "replace")
     ends_with_cr = "\r" in text and "\n" not in text
+    stream = open_binary(path)
     if encoding == UTF8 and not ends_with_cr:
         return stream
-    return io.BufferedReader(Transcoder(stream, encoding, ends_with_cr))
+    pieces = _in_utf8(stream, str(path), encoding, ends_with_cr=ends_with_cr)
+    return io.BufferedReader(PieceStream(pieces))

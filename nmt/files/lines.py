@@ -72,7 +72,8 @@ def open_binary(path: Path) -> IO[bytes]:
     try:
         path = shipped_file(path)
         if path.is_dir():
-            raise DataError(f"{path} is a folder, not a text file.", fix="Pass a text file.")
+            fix = f"Pass a text file, or in a configuration a pattern, such as {path / '*.de'}."
+            raise DataError(f"{path} is a folder, not a text file.", fix=fix)
         place = place_in_archive(path)
         if place is not None:
             return open_member(*place)
@@ -85,16 +86,20 @@ def open_binary(path: Path) -> IO[bytes]:
         opener = opener_of(start)
         if opener is None:
             if start and path.suffix in COMPRESSIONS:  # a compressed file may be empty
-                fix = "Download the file again; if it is plain text, rename it."
-                raise DataError(f"{path} is not a {path.suffix} file.", fix=fix)
+                raise DataError(
+                    f"{path} is not a {path.suffix} file.",
+                    fix="Download the file again; if it is plain text, rename it.",
+                )
             return path.open("rb")
         opened: IO[bytes] = opener(path)
         return opened
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist.{near_file(path)}", fix=CHECK_PATH) from error
     except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror or error}."
-        raise DataError(problem, fix="Check the permissions of the file.") from error
+        raise DataError(
+            f"{path} cannot be read: {error.strerror or error}.",
+            fix="Check the permissions of the file.",
+        ) from error
 
 
 def plain_name(path: Path) -> str:
@@ -145,8 +150,10 @@ def open_input(path: Path | None) -> Iterator[IO[bytes]]:
     try:
         opener = opener_of(peek(LONGEST_MARK))
     except OSError as error:
-        problem = f"Standard input cannot be read: {error.strerror or error}."
-        raise DataError(problem, fix="Pass a file as `input`.") from error
+        raise DataError(
+            f"Standard input cannot be read: {error.strerror or error}.",
+            fix="Pass a file as `input`.",
+        ) from error
     if opener is not None:
         stream = opener(stream)
     yield stream
@@ -172,9 +179,12 @@ def read_pieces(
     try:
         while piece := read(size):
             yield piece
+    except DataError:
+        raise
     except Exception as error:  # each compression library raises its own errors
-        problem = f"{name} is damaged or truncated: {error}"
-        raise DataError(problem, fix="Download or compress it again.") from error
+        raise DataError(
+            f"{name} is damaged or truncated: {error}", fix="Download or compress it again."
+        ) from error
 
 
 def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Iterator[list[bytes]]:
@@ -247,8 +257,10 @@ def decode_line(line: bytes, name: str, line_number: int) -> str:
         if line_number == 1:
             _reject_other_encodings(line, name)
         place = f"{name}, line {line_number:,}, byte {error.start + 1}"
-        fix = "Convert the file to UTF-8 (iconv), or set filters.on_bad_utf8: skip."
-        raise DataError(f"{place}: 0x{line[error.start]:02x} is not UTF-8.", fix=fix) from error
+        raise DataError(
+            f"{place}: 0x{line[error.start]:02x} is not UTF-8.",
+            fix="Convert the file to UTF-8 (iconv), or set filters.on_bad_utf8: skip.",
+        ) from error
 
 
 def _reject_other_encodings(start: bytes, name: str) -> None:
@@ -259,18 +271,23 @@ def _reject_other_encodings(start: bytes, name: str) -> None:
         shown_file = "FILE"
         if Path(name).is_file():
             shown_file = join_words([name])
-        fix = f"Convert the file: iconv -f {encoding} -t UTF-8 {shown_file} > NEW"
-        raise DataError(f"{name} is {encoding}, not UTF-8.", fix=fix)
+        raise DataError(
+            f"{name} is {encoding}, not UTF-8.",
+            fix=f"Convert the file: iconv -f {encoding} -t UTF-8 {shown_file} > NEW",
+        )
     # A line of text may contain a NUL or a few bad bytes. Programs, images and weights have many.
     is_long = len(start) >= _BINARY_BYTES
     if is_long and is_archive(start):
-        fix = "Pass the name of the archive, or unpack it."
-        raise DataError(f"{name} is an archive, not text.", fix=fix)
+        raise DataError(
+            f"{name} is an archive, not text.", fix="Pass the name of the archive, or unpack it."
+        )
     has_many_nulls = is_long and start.count(0) * _BINARY_BYTES > len(start)
     # One bad character may be the last one, which is cut.
     if has_many_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:
-        problem = f"{name} is a binary file: it has NUL bytes and bytes that are not UTF-8."
-        raise DataError(problem, fix="Pass a text file in UTF-8.")
+        raise DataError(
+            f"{name} is a binary file: it has NUL bytes and bytes that are not UTF-8.",
+            fix="Pass a text file in UTF-8.",
+        )
 
 
 def decoded_lines(stream: IO[bytes], name: str) -> Iterator[str]:
@@ -303,6 +320,16 @@ def read_start(path: Path, num_lines: int) -> list[str]:
         lines = split_lines(stream, str(path), max_bytes=MAX_LINE_BYTES)
         first_lines = [line or b"" for line in islice(lines, num_lines)]  # None is a long line
     return [line.decode("utf-8", "replace") for line in first_lines]
+
+
+def first_bytes(path: Path, size: int) -> bytes:
+    """Return up to ``size`` bytes from the start of a file, decompressed.
+
+    Raises:
+        DataError: The file is missing or damaged.
+    """
+    with open_binary(path) as stream:
+        return next(read_pieces(stream, str(path), size), b"")
 
 
 def count_lines(path: Path) -> int:

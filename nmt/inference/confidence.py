@@ -27,7 +27,7 @@ from pydantic import ConfigDict, Field
 from nmt.checkpoint.model_folder import CONFIDENCE, read_extra, write_extra
 from nmt.files.progress import progress_bar
 from nmt.inference.request import Request, Result
-from nmt.metrics.metric import MetricOptions, MetricScorer
+from nmt.metrics.metric import MetricOptions, MetricScorer, References
 
 _RIDGE = 10.0  # for features with variance 1, summed over all lines
 _SMOOTH_CHARACTERS = 10  # added to both lengths of a ratio, because short lines vary more
@@ -141,7 +141,7 @@ def read_confidence(folder: Path) -> ConfidenceModel | None:
 
 
 def calibrate_confidence(
-    run_dir: Path, sources: Sequence[Request], targets: Sequence[str], translate: Translate
+    run_dir: Path, sources: Sequence[Request], references: References, translate: Translate
 ) -> None:
     """Fit a model to translations of the validation set, and write ``confidence.json``.
 
@@ -150,23 +150,23 @@ def calibrate_confidence(
     Args:
         run_dir: Run folder to write to.
         sources: Source lines of the validation sets that choose the best checkpoint.
-        targets: Reference lines of the same sets.
+        references: References of the same sets; the lines that a set does not have are empty.
         translate: Translates lines with the trained model.
 
     Raises:
         CheckpointError: The folder is not writable.
     """
-    all_pairs = zip(sources, targets, strict=True)
-    pairs = [(source, target) for source, target in all_pairs if source.text.strip()]
+    all_pairs = zip(sources, *references, strict=True)
+    pairs = [pair for pair in all_pairs if pair[0].text.strip()]
     if len(pairs) < _MIN_LINES:
         return
     num_lines = min(len(pairs), _MAX_TRANSLATED)
     # Lines at equal distances, from the first to the last one.
     rows = np.linspace(0, len(pairs) - 1, num_lines, dtype=np.int64)
-    lines, references = zip(*[pairs[row] for row in rows], strict=True)
+    lines, *chosen_references = zip(*[pairs[row] for row in rows], strict=True)
     with progress_bar("fitting confidence", unit="lines", total=num_lines, leave=False) as bar:
         results = translate(lines, bar.update)
-    scorer = MetricScorer("chrf", [references], MetricOptions())
+    scorer = MetricScorer("chrf", chosen_references, MetricOptions())
     statistics = scorer.statistics([result.text for result in results])
     scores = scorer.sentence_scores(statistics)
     # Normalization may drop all characters of a line. Its translation is empty and has no features.

@@ -183,8 +183,10 @@ def _find_code(option: str, code: str | None, codes: Iterable[str]) -> str | Non
         return None
     matches = matching(code, codes)
     if len(matches) > 1:
-        problem = f"`{option}` {code} is ambiguous: the model has {' and '.join(matches)}."
-        raise ConfigError(problem, fix=_language_fix(option, matches))
+        raise ConfigError(
+            f"`{option}` {code} is ambiguous: the model has {' and '.join(matches)}.",
+            fix=_language_fix(option, matches),
+        )
     if not matches:
         raise _unknown_language(option, code, codes)
     return matches[0]
@@ -201,11 +203,15 @@ def _language_fix(option: str, codes: Iterable[str]) -> str:
 
 def _missing_language(option: str, codes: Iterable[str]) -> MissingLanguageError:
     side = {"from": "source", "to": "target"}[option]
-    problem = f"The model has several {side} languages, and none is chosen."
-    return MissingLanguageError(problem, fix=_language_fix(option, codes))
+    return MissingLanguageError(
+        f"The model has several {side} languages, and none is chosen.",
+        fix=_language_fix(option, codes),
+    )
 
 
 def _unknown_language(option: str, code: str, codes: Iterable[str]) -> ConfigError:
     preposition = {"from": "from", "to": "into"}[option]
-    problem = f"The model does not translate {preposition} {code!r}.{did_you_mean(code, codes)}"
-    return ConfigError(problem, fix=_language_fix(option, codes))
+    return ConfigError(
+        f"The model does not translate {preposition} {code!r}.{did_you_mean(code, codes)}",
+        fix=_language_fix(option, codes),
+    )

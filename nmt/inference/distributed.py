@@ -140,9 +140,9 @@ def ahead(
 
 
 @contextmanager
-def errors_only(name: str = "nmt") -> Iterator[None]:
-    """Log only errors in the logger ``name`` and below while the context is active."""
-    logger = logging.getLogger(name)
+def errors_only() -> Iterator[None]:
+    """Log only errors of nmt while the context is active."""
+    logger = logging.getLogger("nmt")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

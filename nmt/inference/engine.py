@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 Mean = Literal["arithmetic", "geometric"]
 # Optional outputs, in addition to texts and scores.
-OutputName: TypeAlias = Literal["alignments", "attention", "token_scores"]
+OutputName = Literal["alignments", "attention", "token_scores"]
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 _CONVERTED = (None, "float32", "int8")  # Dtypes for which ``auto`` chooses CTranslate2 on a CPU.
 _REWRITE = "`nmt train CONFIG`, which writes it without training again"
-_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
 def parse_dtype(text: str) -> Dtype | None:
@@ -103,8 +103,10 @@ class Ensemble:
         total = sum(weights)
         is_usable = 0 < total < math.inf  # false if a weight is NaN
         if min(weights) < 0 or not is_usable:
-            fix = "Pass non-negative weights, and at least one above 0."
-            raise ConfigError(f"`weights` {shown}: a weight is negative, or all are 0.", fix=fix)
+            raise ConfigError(
+                f"`weights` {shown}: a weight is negative, or all are 0.",
+                fix="Pass non-negative weights, and at least one above 0.",
+            )
         return tuple(weight / total for weight in weights)
 
 
@@ -164,8 +166,10 @@ class EngineLacksError(ConfigError):
 
 def damaged_weights() -> CheckpointError:
     """Return the error for a model that computes NaN."""
-    problem = "The model's probabilities are NaN: its weights are damaged."
-    return CheckpointError(problem, fix="Set `checkpoint` to step-N, or train again.")
+    return CheckpointError(
+        "The model's probabilities are NaN: its weights are damaged.",
+        fix="Set `checkpoint` to step-N, or train again.",
+    )
 
 
 class Engine(ABC):
@@ -348,8 +352,9 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         if common.min(initial=0) < 0 or candidates.min() < -1:  # -1 pads the candidates
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        fix = f"Delete it, then run {_REWRITE}."
-        raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
+        raise CheckpointError(
+            f"{path} is damaged: {error}.", fix=f"Delete it, then run {_REWRITE}."
+        ) from error
     return shortlist
 
 
@@ -362,8 +367,10 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
     """
     shortlist = read_shortlist(folder, vocab_sizes)
     if shortlist is None:
-        problem = f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist."
-        raise ConfigError(problem, fix=f"Run {_REWRITE}, or set decoding.shortlist to false.")
+        raise ConfigError(
+            f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist.",
+            fix=f"Run {_REWRITE}, or set decoding.shortlist to false.",
+        )
     return shortlist
 
 
@@ -392,8 +399,8 @@ class LoadedModel:
 
 
 # Loads the model of a folder. Raises `EngineLacksError` if it does not support the needs.
-EngineLoader: TypeAlias = Callable[[Path, EngineOptions, Needs], LoadedModel]
-ENGINES: Registry[EngineLoader] = Registry("engine")
+EngineLoader = Callable[[Path, EngineOptions, Needs], LoadedModel]
+ENGINES = Registry[EngineLoader]("engine")
 
 
 def choose_engine(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
@@ -445,7 +452,7 @@ def _runs_on_gpu(device: str) -> bool:
     """Whether torch would use a GPU. Imports torch, which is slow, only if a GPU driver exists."""
     if device != "auto":
         return device != "cpu"
-    if sys.platform == "linux" and not any(path.exists() for path in _GPU_DRIVERS):
+    if sys.platform == "linux" and not any(path.exists() for path in GPU_DRIVERS):
         return False
     import torch  # noqa: PLC0415
 

@@ -18,7 +18,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
@@ -92,7 +92,7 @@ class Output:
 
 Changes = Mapping[str, Any]  # Changed decoding options.
 HypothesisLists = Sequence[Sequence[Hypothesis]]  # Hypotheses of each segment, best first.
-SearchAgain: TypeAlias = Callable[[Sequence[Segment], Changes], HypothesisLists]
+SearchAgain = Callable[[Sequence[Segment], Changes], HypothesisLists]
 
 
 @dataclass(frozen=True)

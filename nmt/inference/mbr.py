@@ -38,9 +38,7 @@ def _bleu(options: MetricOptions) -> UtilityOf:
 
 
 # Metrics that can compare candidates. Each entry makes the `UtilityOf` for the options of a metric.
-UTILITIES: Registry[Callable[[MetricOptions], UtilityOf]] = Registry(
-    "utility of MBR decoding", suggest=False
-)
+UTILITIES = Registry[Callable[[MetricOptions], UtilityOf]]("utility of MBR decoding", suggest=False)
 UTILITIES.register("chrf", lambda _options: lambda _source: pairwise_chrf)
 UTILITIES.register("bleu", _bleu)
 # Epsilon cutoff if the options do not configure sampling (Freitag et al. 2023). Without a cutoff,

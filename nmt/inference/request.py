@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from nmt.errors import DataError, nearest_word
 from nmt.files.json_file import parse_json
@@ -27,7 +27,7 @@ Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorte
 # long, and its end is not translated. ``constraint``: a required phrase follows the end of the
 # sentence instead of being part of it. ``numbers``: a number of the source is missing. ``lost``: a
 # placeholder of the source is missing.
-Alarm: TypeAlias = Literal[
+Alarm = Literal[
     "loop", "repetition", "short", "long", "compression", "truncated", "constraint", "numbers",
     "lost",
 ]  # fmt: skip

@@ -261,16 +261,19 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     exported = [str(path) for path in folders if is_ctranslate2(path)]
     if exported:
         lacking = "it cannot run in torch, score given translations or join an ensemble"
-        problem = f"{', '.join(exported)} is a CTranslate2 export: {lacking}."
-        raise ConfigError(problem, fix="Remove `engine`, or use the run folder that was exported.")
+        raise ConfigError(
+            f"{', '.join(exported)} is a CTranslate2 export: {lacking}.",
+            fix="Remove `engine`, or use the run folder that was exported.",
+        )
     if dtype == "int8":
         raise ConfigError("int8 needs the CTranslate2 engine.", fix="Remove `dtype`.")
     prepare_process(options.threads)
     device = choose_device(options.device)
     is_cpu = device.type == "cpu"
     if dtype == "float16" and is_cpu:
-        fix = "Remove `dtype`, or use `dtype` bfloat16 on this CPU."
-        raise ConfigError("float16 needs a GPU.", fix=fix)
+        raise ConfigError(
+            "float16 needs a GPU.", fix="Remove `dtype`, or use `dtype` bfloat16 on this CPU."
+        )
     bundles = [load_model(path, options.checkpoint) for path in folders]
     _check_alike(folders, bundles)
     if dtype is None:
@@ -303,6 +306,7 @@ def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> Non
         if not has_same_languages or tokenizer_hash(folder / "tokenizer") != first_hash:
             different.append(str(folder))
     if different:
-        problem = f"{', '.join(different)}: languages or vocabulary differ from {folders[0]}."
-        fix = "Use models trained on the same languages with the same tokenizer."
-        raise CheckpointError(problem, fix=fix)
+        raise CheckpointError(
+            f"{', '.join(different)}: languages or vocabulary differ from {folders[0]}.",
+            fix="Use models trained on the same languages with the same tokenizer.",
+        )

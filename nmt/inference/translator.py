@@ -195,8 +195,10 @@ class Translator:
             translation = replace(translation, max_length=max_length)
         elif max_positions is not None:
             fix = "Remove `no_split` (split=False) to cut lines into segments of at most "
-            problem = f"{folder} cannot read long lines: the model has {max_positions:,} positions."
-            raise ConfigError(problem, fix=f"{fix}{loaded.max_length:,} tokens.")
+            raise ConfigError(
+                f"{folder} cannot read long lines: the model has {max_positions:,} positions.",
+                fix=f"{fix}{loaded.max_length:,} tokens.",
+            )
         return cls(loaded.engine, loaded.tokenizers, translation)
 
     def with_options(self, **changes: Any) -> Translator:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from nmt.errors import ConfigError, DataError
 from nmt.registry import Registry
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # `--help` imports this module, and numpy is slow to import
 
 Floats: TypeAlias = "npt.NDArray[np.float64]"
 # Paired bootstrap resampling, or approximate randomization.
-Significance: TypeAlias = Literal["bs", "ar"]
+Significance = Literal["bs", "ar"]
 # One or more streams of lines. Line i of each stream is a reference of sentence i.
 References = Sequence[Sequence[str]]
 # Computed in every validation and evaluation.
@@ -53,10 +53,10 @@ class Metric(ABC):
         options: Preparation of texts.
     """
 
-    label: ClassVar[str]  # Name in tables and charts.
-    lower_is_better: ClassVar[bool] = False  # Whether the metric counts errors.
-    decimals: ClassVar[int] = 2  # Decimals of scores in tables and messages.
-    argument: ClassVar[str] = ""  # Word for the text after a colon, if the name can have one.
+    label: str  # Name in tables and charts.
+    lower_is_better = False  # Whether the metric counts errors.
+    decimals = 2  # Decimals of scores in tables and messages.
+    argument = ""  # Word for the text after a colon, if the name can have one.
     signature: str  # Settings that are needed to reproduce the score.
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Metric(ABC):
 
 
 # Metrics by their names in flags, configurations and results.
-METRICS: Registry[type[Metric]] = Registry("metric", suggest=False)
+METRICS = Registry[type[Metric]]("metric", suggest=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,22 +57,29 @@ def _errors_of(error: subprocess.CalledProcessError) -> str:
     return error.stderr.decode("utf-8", "replace").strip()
 
 
-def score_by_program(command: Sequence[str], texts: Mapping[str, Sequence[str]]) -> float:
+def score_by_program(command: Sequence[str], texts: Mapping[str, References]) -> float:
     """Return the score that a program prints as its last word.
 
     Args:
-        command: Words of the command. The name of a text in braces is replaced by its file.
-        texts: Lines of each text by name.
+        command: Words of the command. The name of a text in braces is replaced by its file. A word
+            is repeated for each file if the text has several.
+        texts: By name: the lines of the text in each of its files.
 
     Raises:
         DataError: The program cannot be started, fails, or does not print a finite number.
     """
     shown_command = shlex.join(command)
     with TemporaryDirectory(prefix="nmt-") as folder:
-        for name, lines in texts.items():
-            path = Path(folder, name)
-            path.write_bytes("".join(f"{line}\n" for line in lines).encode())
-            command = [word.replace(f"{{{name}}}", str(path)) for word in command]
+        for name, files in texts.items():
+            paths = []
+            for number, lines in enumerate(files, start=1):
+                path = Path(folder, f"{name}.{number}")
+                path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+                paths.append(str(path))
+            words: list[str] = []
+            for word in command:
+                words += dict.fromkeys(word.replace(f"{{{name}}}", path) for path in paths)
+            command = words
         try:
             score = float(run_program(command).split()[-1])
             if math.isfinite(score):

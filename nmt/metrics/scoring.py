@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
-from typing import TypeAlias
 
 import numpy as np
 import regex
@@ -35,7 +34,7 @@ from nmt.text.languages import UNSPACED, script_class
 from nmt.text.preprocessing import TOKENIZED, find_preprocessing
 
 # Takes statistics summed over the sentences of R corpora, (R, D); returns their scores, (R,).
-CorpusScore: TypeAlias = Callable[[Floats], Floats]
+CorpusScore = Callable[[Floats], Floats]
 
 _CHUNK_DRAWS = 1 << 22  # Draws held in memory at once.
 # numpy draws this many booleans at once. A chunk must be a multiple of it, so that the chunks

@@ -56,7 +56,7 @@ class RelativePositions(nn.Module):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PositionScheme:
     """Constructors of the parts of a scheme, called with the model section and a width."""
 
@@ -66,7 +66,24 @@ class PositionScheme:
     relative: Callable[[ModelConfig, int], RelativePositions] | None = None
 
 
-POSITIONS: Registry[PositionScheme] = Registry("position scheme")
+POSITIONS = Registry[PositionScheme]("position scheme")
+
+
+def rates(dim: int, layout: str) -> Tensor:
+    """Return the angular frequency of each pair of sine and cosine of `sinusoids`.
+
+    Pair i has the frequency 10000^(-2i / D), as in Vaswani et al. (2017), or 10000^(-i / (D / 2 -
+    1)) in ``sinusoidal-halves``: wavelengths grow by a constant factor.
+
+    Returns:
+        (D / 2,), float64, because late positions have large angles, which lose digits in float32.
+    """
+    num_pairs = dim // 2
+    num_steps = num_pairs  # that lead from the wavelength 2 pi to 10000 * 2 pi
+    if layout == "sinusoidal-halves":
+        num_steps = max(num_pairs - 1, 1)
+    steps = torch.arange(num_pairs, dtype=torch.float64)
+    return torch.exp(steps * (-math.log(10_000.0) / num_steps))
 
 
 def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
@@ -84,16 +101,8 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
     Returns:
         (num_positions, D), in torch's default dtype.
     """
-    num_rates = dim // 2
-    # Wavelengths grow by a constant factor. This many steps lead from 2 pi to 10000 * 2 pi.
-    num_steps = num_rates
-    if layout == "sinusoidal-halves":
-        num_steps = max(num_rates - 1, 1)
-    # In float64, because late positions have large angles, which lose digits in float32.
-    steps = torch.arange(num_rates, dtype=torch.float64)
-    rates = torch.exp(steps * (-math.log(10_000.0) / num_steps))  # radians per position
     positions = torch.arange(num_positions, dtype=torch.float64)
-    angles = positions.unsqueeze(1) * rates
+    angles = positions.unsqueeze(1) * rates(dim, layout)
     waves = (angles.sin(), angles.cos())
     if layout == "sinusoidal":
         table = torch.stack(waves, dim=-1).flatten(1)

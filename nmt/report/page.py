@@ -78,16 +78,16 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals["digest"] = _digest  # allows a script in a Content-Security-Policy
+    environment.globals["digest"] = digest  # allows a script in a Content-Security-Policy
     environment.filters["zip"] = zip
     environment.filters["count"] = "{:,}".format
     return environment
 
 
-def _digest(script: str) -> str:
+def digest(script: str) -> str:
     """Return the SHA-256 hash of a script in Base64, as a Content-Security-Policy needs it."""
-    digest = hashlib.sha256(script.encode()).digest()
-    return base64.b64encode(digest).decode()
+    sha256 = hashlib.sha256(script.encode())
+    return base64.b64encode(sha256.digest()).decode()
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -105,7 +105,7 @@ def module(template: str, **values: Any) -> Any:
     return _environment().get_template(template).make_module(values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Axis:
     """An axis of a chart, from its first to its last tick."""
 
@@ -127,7 +127,7 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Curve:
     """A line of a chart."""
 
@@ -146,7 +146,7 @@ class Curve:
         return short_number(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chart:
     """Curves with common axes."""
 

@@ -62,8 +62,10 @@ def search(
     name = _selector_name(options, has_phrases=has_phrases)
     selector_class = SELECTORS[name]
     if has_phrases and not selector_class.meets_required_phrases:
-        fix = f"Use beam search: remove the options that select {name} search."
-        raise ConfigError(f"decoding: {name} search does not support required phrases.", fix=fix)
+        raise ConfigError(
+            f"decoding: {name} search does not support required phrases.",
+            fix=f"Use beam search: remove the options that select {name} search.",
+        )
     rules = Rules(source.lengths, options, constraints, stepper.max_positions, end_loops=end_loops)
     device = source.ids.device
     state = stepper.start(source)

@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -169,7 +169,7 @@ class Selector(ABC):
 
     # Whether outputs contain the required phrases of `Constraints`. If not, such a search raises an
     # error.
-    meets_required_phrases: ClassVar[bool] = False
+    meets_required_phrases = False
 
     @abstractmethod
     def __init__(self, inputs: SearchInputs) -> None: ...
@@ -191,7 +191,7 @@ class Selector(ABC):
         """Return the hypotheses of every sentence, in the order of the output."""
 
 
-SELECTORS: Registry[type[Selector]] = Registry("search")
+SELECTORS = Registry[type[Selector]]("search")
 
 
 class FinishedHypotheses:

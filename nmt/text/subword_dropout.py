@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from math import inf, log, log1p
 from random import Random
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-_Ids: TypeAlias = tuple[int, ...]
+_Ids = tuple[int, ...]
 _SPACE = "\u2581"
 # Size of the cache of words, about 1 KB each. The first words of a corpus are mostly frequent ones.
 _MAX_WORDS = 1 << 16

@@ -71,8 +71,10 @@ def load_tokenizers(folder: Path) -> Tokenizers:
         return Tokenizers(joint.for_source(), joint)
     missing = [name for name in (SOURCE, TARGET) if not (folder / name).is_file()]
     if missing:
-        fix = "Prepare the data again, or copy the tokenizer folder of the run here."
-        raise TokenizerError(f"{folder} has neither {JOINT} nor {' nor '.join(missing)}.", fix=fix)
+        raise TokenizerError(
+            f"{folder} has neither {JOINT} nor {' nor '.join(missing)}.",
+            fix="Prepare the data again, or copy the tokenizer folder of the run here.",
+        )
     source = Tokenizer.load(folder / SOURCE)
     return Tokenizers(source.for_source(), Tokenizer.load(folder / TARGET))
 
@@ -111,22 +113,29 @@ class Tokenizer:
         try:
             model = path.read_bytes()
         except OSError as error:
-            problem = f"{path} cannot be read: {error.strerror}."
-            raise TokenizerError(problem, fix="Correct the path, or restore the file.") from error
+            raise TokenizerError(
+                f"{path} cannot be read: {error.strerror}.",
+                fix="Correct the path, or restore the file.",
+            ) from error
         try:
             if not model:  # SentencePiece accepts an empty file without an error
                 raise RuntimeError("empty")
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            fix = "Restore the file from the prepared folder, or prepare the data again."
-            raise TokenizerError(f"{path} is not a valid SentencePiece model.", fix=fix) from error
+            raise TokenizerError(
+                f"{path} is not a valid SentencePiece model.",
+                fix="Restore the file from the prepared folder, or prepare the data again.",
+            ) from error
         ids = tuple(getattr(processor, name)() for name in _IDS)
         needed_ids = tuple(_IDS.values())
         if ids != needed_ids:
             problem = f"{path} has the ids {ids} for pad, unk, bos, eos; nmt needs {needed_ids}."
             options = " ".join(f"--{name}={value}" for name, value in _IDS.items())
-            fix = f"Use a model of `nmt prepare`, or one that SentencePiece learned with {options}."
-            raise TokenizerError(problem, fix=fix)
+            raise TokenizerError(
+                problem,
+                fix="Use a model of `nmt prepare`, or one that SentencePiece learned with "
+                f"{options}.",
+            )
         return cls(processor)
 
     @classmethod
@@ -281,8 +290,9 @@ class Tokenizer:
             if self.tags:
                 examples = [name.strip("<>") for name in list(self.tags)[:TAGS_SHOWN]]
                 fix = f"Use a tag such as {', '.join(examples)}."
-            problem = f"The vocabulary has no tag {tag!r}.{did_you_mean(tag, self.tags)}"
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(
+                f"The vocabulary has no tag {tag!r}.{did_you_mean(tag, self.tags)}", fix=fix
+            )
         return self.tags[symbol]
 
     def language_id(self, code: str) -> int:
@@ -449,14 +459,17 @@ def _explained(message: str, config: TokenizerConfig, name: str, size: int) -> T
         fix = f"Set {key} to {max_size} or less."
         if max_size < config.min_vocab_size:
             fix = "Set tokenizer.byte_fallback: false, or use more training text."
-        problem = f"The training text is too small for a {vocabulary}; the maximum is {max_size:,}."
-        return VocabularySizeError(problem, fix=fix)
+        return VocabularySizeError(
+            f"The training text is too small for a {vocabulary}; the maximum is {max_size:,}.",
+            fix=fix,
+        )
     too_small = re.search(r"smaller than required_chars.*vs (\d+)", message)
     if too_small:
         min_size = int(too_small[1])
-        problem = f"A {vocabulary} is too small: the characters alone need {min_size:,}."
-        fix = f"Set {key} to {min_size} or more, or lower character_coverage."
-        return VocabularySizeError(problem, fix=fix)
+        return VocabularySizeError(
+            f"A {vocabulary} is too small: the characters alone need {min_size:,}.",
+            fix=f"Set {key} to {min_size} or more, or lower character_coverage.",
+        )
     problem = f"SentencePiece could not learn a vocabulary: {message.strip()}"
     if "sentences_.empty()" in message or "all_chars_count" in message:
         problem = "The training corpora are empty: cannot learn a vocabulary."

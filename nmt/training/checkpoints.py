@@ -210,7 +210,7 @@ class Progress:
         return progress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingSummary:
     """Result of a training run: its last step, why it ended, and the best weights."""
 
@@ -379,8 +379,9 @@ class CheckpointWriter:
         if self.saved_step < progress.step:
             problem = f"The disk is full: the last step, {progress.step:,}, could not be saved."
             resumes = f"training resumes at step {self.saved_step:,}"
-            fix = f"Free disk space, then run the same command again; {resumes}."
-            raise CheckpointError(problem, fix=fix)
+            raise CheckpointError(
+                problem, fix=f"Free disk space, then run the same command again; {resumes}."
+            )
 
     def _write(
         self,

@@ -29,7 +29,7 @@ from nmt.metrics.metric import REPORTED_METRICS, label_of
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingEvent:
     """An update, validation, save, note, or the start or end of training, to be reported."""
 

@@ -69,7 +69,7 @@ class Objective(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CrossEntropy:
     """Label-smoothed cross-entropy."""
 
@@ -89,7 +89,7 @@ class CrossEntropy:
         return LossSum(loss, batch.num_target_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RDrop:
     """R-Drop: cross-entropy plus the divergence of two passes with different dropout masks."""
 

@@ -62,13 +62,17 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
     if unknown_parts:
         problem = f"no parameter of the model begins with {', '.join(unknown_parts)}."
         roots = sorted({name.split(".")[0] for name in parameters})
-        fix = f"Use {', '.join(roots)}, or a layer, such as encoder.0."
-        raise ConfigError(f"training.freeze: {problem}", fix=fix)
+        raise ConfigError(
+            f"training.freeze: {problem}",
+            fix=f"Use {', '.join(roots)}, or a layer, such as encoder.0.",
+        )
     for name, parameter in parameters.items():
         parameter.requires_grad_(name not in frozen_names)
     if len(frozen_names) == len(parameters):
-        problem = "training.freeze leaves no parameter to train."
-        raise ConfigError(problem, fix="Remove one or more parts from training.freeze.")
+        raise ConfigError(
+            "training.freeze leaves no parameter to train.",
+            fix="Remove one or more parts from training.freeze.",
+        )
 
 
 class FlatParameters:
@@ -374,8 +378,10 @@ def copy_tensors(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -
         if tensor is None or tensor.shape != target.shape:
             shape = "nothing" if tensor is None else str(tuple(tensor.shape))
             needed = f"{name}, but the model needs {tuple(target.shape)}"
-            fix = "Copy the model section from the config.yaml of the run."
-            raise CheckpointError(f"The checkpoint has {shape} for {needed}.", fix=fix)
+            raise CheckpointError(
+                f"The checkpoint has {shape} for {needed}.",
+                fix="Copy the model section from the config.yaml of the run.",
+            )
         target.copy_(tensor)
 
 
@@ -486,8 +492,9 @@ class ModelOptimizer:
             problem = "The optimizer state of the checkpoint does not fit. "
             problem += f"Stored: {', '.join(stored_kinds) or 'nothing'}. "
             problem += f"Needed for every trained parameter: {', '.join(needed_kinds)}."
-            fix = "Copy optimizer, ema_decay and freeze from the config.yaml of the run."
-            raise CheckpointError(problem, fix=fix)
+            raise CheckpointError(
+                problem, fix="Copy optimizer, ema_decay and freeze from the config.yaml of the run."
+            )
         copy_tensors(state, current_state)
         self.parameters.sync_from_master()
 

@@ -141,8 +141,10 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
     """
     num_gpus = torch.cuda.device_count()
     if training.device != "cpu" and num_gpus and num_gpus < num_processes:
-        problem = f"`devices` is {num_processes}, but this machine has {num_gpus} GPUs."
-        raise DeviceError(problem, fix=f"Set `devices` to {num_gpus}, or training.device to cpu.")
+        raise DeviceError(
+            f"`devices` is {num_processes}, but this machine has {num_gpus} GPUs.",
+            fix=f"Set `devices` to {num_gpus}, or training.device to cpu.",
+        )
     cores_per_process = max(1, usable_cores() // num_processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(training.threads or cores_per_process))
     options = ["--standalone", f"--nproc-per-node={num_processes}", "--module", "nmt"]
@@ -172,6 +174,7 @@ def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
     # A negative exit code is the number of the signal that killed the process.
     signal_name = signal.Signals(-failure.exitcode).name
     process = f"Process {rank} of {num_processes} (pid {failure.pid})"
-    problem = f"{process} was killed by {signal_name}; all processes ended."
-    fix = "Run the same command again to resume. If memory ran out, lower batch.max_tokens."
-    return ProcessKilledError(problem, fix=fix)
+    return ProcessKilledError(
+        f"{process} was killed by {signal_name}; all processes ended.",
+        fix="Run the same command again to resume. If memory ran out, lower batch.max_tokens.",
+    )

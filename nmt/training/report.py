@@ -89,7 +89,7 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunRecord:
     """What the files of a run say, by kind. Updates, validations and starts are sorted by step."""
 

@@ -49,7 +49,7 @@ _FIRST_SIZE = 2048
 _PASSES_FOR_R_DROP = 36
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingSetup:
     """Model, data and tools that one process trains with, from `nmt.commands.train_setup.build`."""
 
@@ -62,7 +62,7 @@ class TrainingSetup:
     adapter: AdapterRecord | None = None  # Set if only adapters are trained.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimePlan:
     """Estimated times of the parts of a training run, in seconds."""
 
@@ -183,7 +183,7 @@ def _validation_seconds(validator: Validator, most_seconds: float) -> float:
             seconds += of_item * count
         if text and text.command and not processes.rank:
             begin = time.perf_counter()
-            text.run_command(text.references)
+            text.run_command(text.references[0])
             seconds += time.perf_counter() - begin
     return processes.share(seconds)
 
@@ -320,8 +320,11 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
     fits = min(processes.gather(fits))
     if fits < smallest:
         pair = f"but a pair can have {max_length} tokens (filters.max_length) on each side"
-        fix = "Lower filters.max_length, or use training.activation_checkpointing or another model."
-        raise DeviceError(f"Memory fits batches of about {fits:,} tokens, {pair}.", fix=fix)
+        raise DeviceError(
+            f"Memory fits batches of about {fits:,} tokens, {pair}.",
+            fix="Lower filters.max_length, or use training.activation_checkpointing or "
+            "another model.",
+        )
     count = -(-own // fits)
     found = {"max_tokens": max(smallest, -(-own // count)), "tokens_per_update": None}
     found["gradient_accumulation"] = count

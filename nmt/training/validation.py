@@ -26,6 +26,7 @@ from nmt.metrics.metric import (
     REPORTED_METRICS,
     MetricOptions,
     MetricScorer,
+    References,
     as_quality,
     default_metrics,
     format_score,
@@ -47,16 +48,16 @@ _NO_SCORER = ("loss", COMMAND)
 _READABLE = 1e6  # larger perplexities are shown in scientific notation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scores:
     """Result of a validation: the scores of a set, or the combined scores of several sets."""
 
-    loss: float  # Cross-entropy of the references per token, without smoothing, in nats.
+    loss: float  # Cross-entropy of the first references per token, without smoothing, in nats.
     # Scores of the translations, by metric; empty if the set has no text.
     text: Mapping[str, float] = field(default_factory=dict)
     # Tokenizer of BLEU. Scores with different tokenizers are not comparable.
     bleu_tokenizer: str | None = None
-    # (source, translation, reference) of the best, the median and the worst sentence by chrF.
+    # (source, translation, references) of the best, the median and the worst sentence by chrF.
     samples: tuple[tuple[str, str, str], ...] = ()
     sample_chrf: tuple[float, ...] = ()  # chrF of each sample.
     # Training loss per token, without dropout, for comparison with the loss of the updates.
@@ -172,7 +173,7 @@ class HeldOutText:
     """The text of a validation set, and how to translate and score it."""
 
     sources: Sequence[str]
-    references: Sequence[str]  # the first ones
+    references: References
     tokenizers: Tokenizers
     options: TranslationOptions
     language: str  # Language code of the references.
@@ -183,8 +184,6 @@ class HeldOutText:
     # Factor and offset that limit the output length by the source length. A model that has not
     # learned to produce EOS must not delay training.
     longest: tuple[float, int] = (2.0, 5)
-    # Further references for the metrics: the lines of each.
-    other_references: Sequence[Sequence[str]] = ()
 
     def translator(self, engine: TorchEngine, progress: Callable[[int], object]) -> Translator:
         """Return a translator that calls ``progress`` with the number of translated sources."""
@@ -213,8 +212,7 @@ class HeldOutText:
         names = sorted(defaults, key=lambda name: name != self.metric)
         if self.metric not in (*defaults, *_NO_SCORER):
             names.append(self.metric)
-        references = [self.references, *self.other_references]
-        scorers = [MetricScorer(name, references, options) for name in names]
+        scorers = [MetricScorer(name, self.references, options) for name in names]
         return {scorer.name: scorer for scorer in scorers}
 
     @cached_property
@@ -235,7 +233,8 @@ class HeldOutText:
             scores[COMMAND] = self.run_command(hypotheses)
         sentence_chrf = self.scorers["chrf"].sentence_scores(tables["chrf"])
         rows = choose_samples(sentence_chrf)
-        sentences = list(zip(self.sources, hypotheses, self.references, strict=True))
+        references = map(" / ".join, zip(*self.references, strict=True))
+        sentences = list(zip(self.sources, hypotheses, references, strict=True))
         return {
             "text": scores,
             "bleu_tokenizer": self._bleu_tokenizer,
@@ -249,7 +248,7 @@ class HeldOutText:
         Raises:
             DataError: The program fails in a trial.
         """
-        texts = {"source": self.sources, "hypothesis": hypotheses, "reference": self.references}
+        texts = {"source": [self.sources], "hypothesis": [hypotheses], "reference": self.references}
         try:
             return score_by_program(self.command, texts)
         except DataError as error:
@@ -281,8 +280,7 @@ class ValidationSet:
             text = replace(
                 self.text,
                 sources=_spread(self.text.sources, num_lines),
-                references=_spread(self.text.references, num_lines),
-                other_references=(),
+                references=[_spread(self.text.references[0], num_lines)],
                 longest=(1.0, 3),  # factor and offset
                 command=(),  # which may need all lines, or a constant time
             )

@@ -53,6 +53,25 @@ def test_an_expected_failure_is_a_message_and_its_exit_code(
     assert "Traceback" in CliRunner().invoke(app, ["prepare", DEMO, "--verbose"]).stderr
 
 
+@pytest.mark.parametrize(("words", "problem", "fix"), [
+    (["--quiet", "translate", "x"], "No such option: --quiet",
+     "Put options after the command: nmt COMMAND [OPTIONS]"),
+    (["config", "--quiet", "show"], "No such option: --quiet",
+     "Put options after the command: nmt config COMMAND [OPTIONS]"),
+    (["qqqqq"], "nmt: unknown command qqqqq.", "Run `nmt --help` for a list of commands."),
+    (["translate", "x", "--beam-size", "many"],
+     "Invalid value for '--beam-size' / '-b': Input should be a valid integer, "
+     "unable to parse string as an integer.",
+     "Run `nmt translate --help` for arguments and options."),
+])  # fmt: skip
+def test_words_in_the_wrong_place_are_answered_with_advice(
+    words: list[str], problem: str, fix: str
+) -> None:
+    result = CliRunner().invoke(app, words, prog_name="nmt")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: {problem}\n  fix: {fix}\n"
+
+
 def test_an_unexpected_failure_keeps_its_traceback_and_an_interrupt_exits_with_130(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

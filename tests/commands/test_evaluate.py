@@ -354,6 +354,10 @@ def test_the_scores_of_a_model_that_makes_no_mistake_are_told_if_its_tokenizer_d
     text = invoke(*flags).stdout
     assert f"chrF {expected:.2f}" in text
     assert "becomes" in text
+    other = write(model.parent / "other", ["without this letter" for _ in SENTENCES])
+    references = ("--reference", model.parent / "test.upper", "--reference", other)
+    of_files = (model, "--source", model.parent / "test.lower", *references, "--metric", "chrf")
+    assert "limit" not in scores_of(*of_files, "--resamples", 0)  # the second one can be written
 
 
 def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None:
@@ -396,6 +400,17 @@ def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     assert any(re.match("wmt14: .*en-de", line) for line in listed)
 
 
+def test_a_bad_line_of_a_set_of_several_files_has_the_name_of_its_file(model: Path) -> None:
+    for number in (1, 2):
+        for code in ("en", "de"):
+            write(model.parent / f"part{number}.{code}", ["a", "b\0" if number == 2 else "b"])
+    place = f"{{source: {model.parent}/part*.en, target: {model.parent}/part*.de}}"
+    text = (model / "config.yaml").read_text()
+    (model / "config.yaml").write_text(text.replace("  test:\n", f"  test:\n    parts: {place}\n"))
+    said = " ".join(refused(model, "-t", "parts", code=3).split())
+    assert f"Test set {model.parent}/part2.en, line 2: nul" in said
+
+
 def test_references_of_the_configuration_count_as_those_of_the_command(model: Path) -> None:
     source, first = model.parent / "test.lower", model.parent / "test.upper"
     second = write(model.parent / "second", ["nothing" for _ in SENTENCES])
@@ -409,6 +424,30 @@ def test_references_of_the_configuration_count_as_those_of_the_command(model: Pa
     assert of_config["num_references"] == of_command["num_references"] == 2
     assert of_config["systems"] == of_command["systems"]
     assert of_config["systems"][0]["scores"][0]["value"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(("flags", "tags"), [
+    ((), ["<own>", None]), (("--tag", "<news>"), ["<news>", "<news>"]),
+])  # fmt: skip
+def test_a_set_has_its_tag_unless_the_command_has_one(
+    flags: tuple[str, ...], tags: list[str | None], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(model / "config.yaml").model_dump(exclude_unset=True)
+    (corpus,) = config["data"]["train"]
+    config["data"] |= {
+        "train": [corpus, corpus | {"tag": "<own>", "name": "own"}],
+        "test": {"one": corpus | {"tag": "<own>"}, "two": corpus},
+    }
+    (model / "config.yaml").write_text(dump_config(RunConfig.model_validate(config)))
+    asked: list[str | None] = []
+
+    def with_options(self: Any, **options: Any) -> Any:
+        asked.append(options["tag"])
+        return self
+
+    monkeypatch.setattr(UpperCaser, "with_options", with_options)
+    scores_of(model, "--metric", "chrf", *flags)
+    assert asked == tags
 
 
 def test_each_test_set_is_translated_in_its_direction(

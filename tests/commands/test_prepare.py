@@ -366,10 +366,11 @@ def test_validation_text_has_all_references(tmp_path: Path) -> None:
     prepare(config)
     prepared = PreparedData.open(config.prepared_dir)
     assert prepared.valid_target == [*target[:2], *target[1:]]
-    assert prepared.valid_references == [["", "", *map(str.upper, target[1:])]]
+    second_lines = ["", "", *map(str.upper, target[1:])]
+    assert prepared.valid_references == [prepared.valid_target, second_lines]
     write(tmp_path, "second.en", target[1:])
     config = config_for(tmp_path, data=data, prepared_dir=str(tmp_path / "new" / "prepared"))
-    refused(config, r"held\.en has 9 lines but .*second\.en has 8")
+    refused(config, r"held\.de has 9 lines but .*second\.en has 8")
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])

@@ -32,6 +32,18 @@ def test_a_variable_that_is_not_set_is_an_error_unless_a_file_has_this_name(
     assert expanded(Path("$NOWHERE")) == Path("$NOWHERE")
 
 
+def test_an_expanded_path_is_not_expanded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIGHT", "data")
+    monkeypatch.setenv("LEFT", "RIGHT")
+    for text in ("$LEFT", "x/${RIGHT}/$5", "$RIGHT$", "~/$RIGHT", "$$5", "~other"):
+        once = expanded(Path(text))
+        assert expanded(once) == once
+    # Expanded twice, both would become other paths.
+    for text, left in (("$$LEFT", "RIGHT"), ("~/$$RIGHT", "data")):
+        with pytest.raises(ValueError, match=f"variable {left} is not set, or"):
+            expanded(Path(text))
+
+
 def test_a_pattern_gives_its_files_in_natural_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

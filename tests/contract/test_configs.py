@@ -19,7 +19,7 @@ from nmt.config.keys import describe_keys
 from nmt.config.loader import load_config
 from nmt.data.corpus import read_corpus
 from nmt.data.demo import demo_pairs
-from nmt.data.formats.pair import ReadOptions
+from nmt.data.formats.pair import ReadOptions, SentencePair
 from nmt.data.prepared import PreparedData
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +88,7 @@ def test_the_data_of_every_configuration_are_read_from_a_local_copy(
         pairs = list(read_corpus(config.data.corpora[key], ReadOptions(*codes)))
         split = config.data.corpora[key].split
         assert pairs == [
-            (f"{split} {n} in {codes[0]}", f"{split} {n} in {codes[1]}", n + 1)
+            SentencePair(f"{split} {n} in {codes[0]}", f"{split} {n} in {codes[1]}", n + 1)
             for n in range(counts[key])
         ]
     report = prepare_data(config)

@@ -32,9 +32,12 @@ def test_other_names_are_refused_as_python_does() -> None:
         nmt.tranlate  # noqa: B018
 
 
-@pytest.mark.parametrize("module", ["nmt", "nmt.cli", "nmt.commands.prepare", "nmt.report.page"])
-def test_torch_is_not_loaded_by(module: str) -> None:
-    heavy = "{'torch', 'datasets', 'jinja2'}"
+@pytest.mark.parametrize(
+    "module",
+    ["nmt", "nmt.cli", "nmt.commands.prepare", "nmt.commands.translate", "nmt.report.page"],
+)
+def test_what_few_commands_need_is_not_loaded_by(module: str) -> None:
+    heavy = "{'torch', 'datasets', 'jinja2', 'lxml', 'sacrebleu'}"
     code = f"import sys, {module}; print(sorted({heavy} & {{*sys.modules}}))"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, check=True, timeout=LIMIT

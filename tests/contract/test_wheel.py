@@ -174,6 +174,21 @@ def test_every_example_of_the_help_works_in_an_empty_folder(environment: dict[st
             shell(runnable(line), quick)
 
 
+def test_no_message_points_to_a_document_that_the_wheel_lacks() -> None:
+    """Comments may, because they are read in a clone."""
+    num_files = 0
+    for name in packaged():
+        path = ROOT / re.sub("^nmt/configs/", "configs/", name)
+        if path.suffix not in (".py", ".j2", ".toml"):
+            continue
+        num_files += 1
+        lines = path.read_text("utf-8").splitlines()
+        if path.suffix != ".j2":  # its comments are written into files of the user
+            lines = [line.partition("#")[0] for line in lines]
+        assert "nmt/docs" not in "\n".join(lines), name
+    assert num_files > 100
+
+
 def test_in_a_clone_the_command_for_an_extra_names_the_clone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -115,6 +115,22 @@ def test_unrelated_and_identical_sides_are_noticed(multi30k: Pairs) -> None:
     assert "11% of the pairs have identical sides" in next(check.warnings())
 
 
+def test_a_pair_counts_once_however_many_of_its_references_occur() -> None:
+    there = Direction("de", "en")
+    pairs = [
+        SentencePair("eins", "one", 1, ("an one", "a one")),
+        SentencePair("zwei", "two", 2, ("a pair",)),
+        SentencePair("drei", "three", 3),
+    ]
+    overlap = Overlap({"valid": pairs}, {"valid": there})
+    overlap.see([SentencePair("eins", "a one", 1), SentencePair("eins", "an one", 2)], there)
+    overlap.see([SentencePair("Paar", "a  pair", 3)], there)
+    assert overlap.counts()["valid"] == {
+        "pairs": 3, "sources_in_train": 1, "near_sources_in_train": 0,
+        "targets_in_train": 2, "pairs_in_train": 1,
+    }  # fmt: skip
+
+
 def test_held_out_sentences_of_both_sides_are_counted() -> None:
     """FAULTS 39."""
     there = Direction("de", "en")

@@ -202,7 +202,12 @@ def test_shards_give_the_pairs_of_the_whole_with_the_lines_of_their_files(
     lines = [line for rows in shards for line in range(1, len(rows) + 2)]
     assert [pair.line for pair in found] == lines
     for pair, expected in zip(found, whole, strict=True):
-        assert pair == expected._replace(line=pair.line)
+        assert pair == expected._replace(line=pair.line, file=pair.file)
+    names = [
+        str(folder / f"part{number}") if len(shards) > 1 else "" for number in range(len(shards))
+    ]
+    files = [name for name, rows in zip(names, shards, strict=True) for _ in range(len(rows) + 1)]
+    assert [pair.file for pair in found] == files
     config = CorpusConfig.model_validate({"path": folder / "part*", **place})
     blocks = list(read_blocks(config, OPTIONS))
     ends = [block.first + len(block) for block in blocks]
@@ -299,9 +304,9 @@ def test_a_row_without_both_texts_is_a_bad_pair(
 
 
 @pytest.mark.parametrize("row", ['"a,b', '"a" b,c'])
-def test_quotes_that_do_not_match_stop_a_table(row: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.csv, line 2: the quotes do not match"):
-        pairs_of(csv=write(tmp_path, "a.csv", f"a,b\n{row}\n"))
+def test_a_row_whose_quotes_do_not_match_is_a_bad_pair(row: str, tmp_path: Path) -> None:
+    _, bad = pairs_of(csv=write(tmp_path, "a.csv", f"a,b\n{row}\n"))
+    assert bad == BadPair("syntax", 2, row)
 
 
 def test_json_may_contain_line_feeds_surrogates_and_null(tmp_path: Path) -> None:

@@ -20,7 +20,14 @@ from nmt.commands.prepare import recipe_of
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.corpus import corpus_files, read_corpus
 from nmt.data.formats.pair import ReadOptions
-from nmt.data.hubs import check_hub, hub_address, published_test_set, reaches, save_data_set
+from nmt.data.hubs import (
+    cached_test_sets,
+    check_hub,
+    hub_address,
+    published_test_set,
+    reaches,
+    save_data_set,
+)
 from nmt.data.prepare_report import current_report
 from nmt.errors import ConfigError, DataError
 from tests.commands.preparing import config_for, corpus, prepare
@@ -294,6 +301,19 @@ def test_a_download_that_fails_names_the_test_set(
     assert f"~/.sacrebleu/wmt14 to {tmp_path / 'wmt14'} here" in caught.value.fix
 
 
+def test_downloaded_sets_are_found_with_all_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sacrebleu.utils.SACREBLEU_DIR", str(tmp_path))
+    (tmp_path / "wmt21").mkdir()
+    names = [f"wmt21.en-de.{field}" for field in ("src", "refA", "refB", "docid")]
+    source, *references, _ = [tmp_path / "wmt21" / name for name in names]
+    for name in names:
+        (tmp_path / "wmt21" / name).touch()
+    assert cached_test_sets(("en", "de")) == {"wmt21": (source, references)}
+    assert cached_test_sets(("de", "en")) == {}
+
+
 def test_a_copied_folder_of_sacrebleu_is_a_test_set(tmp_path: Path) -> None:
     """The remedy of the error above works without a connection."""
     from sacrebleu import DATASETS
@@ -349,6 +369,20 @@ def test_a_data_set_becomes_a_folder_with_its_parts(tmp_path: Path) -> None:
     assert [len(texts) for _, texts in sorted(files.items())] == [4, 1, 2]
     assert save_data_set(f"hub:{place}", None, tmp_path / "downloads") == copy
     assert saved(copy) == files
+
+
+def test_the_licence_in_the_card_of_a_data_set_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    place = data_set(tmp_path / "org", {"only": ["train"]})
+    save_data_set(f"hub:{place}", None, tmp_path)
+    assert f"{place}: the licence is not named in its card" in caplog.messages
+    card = place / "README.md"
+    text = card.read_text("utf-8").replace("---\n", "---\nlicense: cc-by-4.0\n", 1)
+    card.write_text(text, encoding="utf-8")
+    save_data_set(f"hub:{place}", None, tmp_path)
+    assert f"{place}: the licence is cc-by-4.0" in caplog.messages
 
 
 @pytest.mark.parametrize("languages", [("de", "en"), ("eng", "deu")])

@@ -109,7 +109,7 @@ def test_unreadable_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = written(tmp_path, b"<html>not found</html>", "train.de.gz")
     for wrong, problem in (
         (tmp_path / "nowhere", "nowhere does not exist"),
-        (tmp_path, "is a folder"),
+        (tmp_path, r"is a folder(.|\n)*a pattern, such as .*\*\.de"),
         (path, r"train\.de\.gz is not a \.gz file"),  # a saved error page
     ):
         with pytest.raises(DataError, match=problem):
@@ -141,10 +141,14 @@ def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[IO[bytes], int]]:
-    """What is read, and the descriptor to write to."""
+    """What is read, and the descriptor to write to; a reader that waits too long gets an end."""
     reading, writing = os.pipe()
+    end = threading.Timer(LIMIT, os.close, [writing])
+    end.daemon = True
+    end.start()
     with os.fdopen(reading, "rb") as stream:
         yield stream, writing
+    end.cancel()
 
 
 MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"\xef\xbb\xbf")

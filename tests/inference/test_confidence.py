@@ -123,7 +123,7 @@ def test_confidence_is_fitted_to_lines_of_all_validation_sets(tmp_path: Path) ->
         folder = tmp_path / str(count)
         folder.mkdir()
         asked.clear()
-        calibrate_confidence(folder, list(map(Request, sources)), sources, answer)
+        calibrate_confidence(folder, list(map(Request, sources)), [sources], answer)
         assert len(asked) == num_asked
         fitted = read_confidence(folder)
         assert (fitted is not None) == bool(num_asked)
@@ -133,6 +133,26 @@ def test_confidence_is_fitted_to_lines_of_all_validation_sets(tmp_path: Path) ->
             assert (rows[0], rows[-1]) == (0, count - 1)
             steps = set(np.diff(rows).tolist())
             assert steps <= {count // num_asked, -(-count // num_asked)}
+
+
+def test_confidence_is_fitted_to_all_references(tmp_path: Path) -> None:
+    """Each output agrees with the second reference, as far as there is one."""
+    texts = [f"line number {row}" for row in range(100)]
+
+    def answer(lines: Sequence[Request], _: Callable[[int], object]) -> list[Result]:
+        return [replace(result(-1.0), text=line.text) for line in lines]
+
+    others = ["xyz"] * 100
+    half = [*texts[:50], *[""] * 50]
+    for references, expected in (([others, texts], 100.0), ([others, half], 50.0)):
+        calibrate_confidence(tmp_path, list(map(Request, texts)), references, answer)
+        fitted = read_confidence(tmp_path)
+        assert fitted is not None
+        results = answer(list(map(Request, texts)), lambda _: None)
+        found = [fitted.estimate(each) for each in results]
+        assert np.mean([each for each in found if each is not None]) == pytest.approx(
+            expected, 1e-3
+        )
 
 
 @pytest.fixture(scope="module")

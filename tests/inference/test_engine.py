@@ -115,7 +115,7 @@ def test_the_engine_follows_from_device_dtype_and_folder(
     for name in ("ctranslate2", "torch"):
         toys.register(name, loader(name))
     monkeypatch.setattr(engines, "ENGINES", toys)
-    monkeypatch.setattr(engines, "_GPU_DRIVERS", ())
+    monkeypatch.setattr(engines, "GPU_DRIVERS", ())
     asked = EngineOptions(**options)
     for is_exported, expected in ((False, trained), (True, exported)):
         monkeypatch.setattr(engines, "is_ctranslate2", Mock(return_value=is_exported))

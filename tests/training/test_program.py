@@ -142,8 +142,38 @@ def test_missing_tools_are_reported_before_data_are_prepared(
     assert not config.prepared_dir.exists()
 
 
+def test_a_program_gets_all_references_of_each_set() -> None:
+    """A word is repeated for each of them; the other words are not."""
+    write_corpus(Path())
+    lines_of_target = Path("valid.en").read_text()
+    Path("upper.en").write_text(lines_of_target.upper())
+    Path("save.py").write_text(
+        "import json, sys\n"
+        "texts = [[name, *open(path).read().splitlines()]\n"
+        "         for name, _, path in (word.partition('=') for word in sys.argv[1:])]\n"
+        "open('calls.txt', 'a').write(json.dumps(texts) + '\\n')\n"
+        "print(7)\n"
+    )
+    words = ["save.py", "source={source}", "reference={reference}", "hypothesis={hypothesis}"]
+    config = make_config(
+        validation={"command": [sys.executable, *words], "metric": "command"}, max_steps=5
+    )
+    both = {"source": (Path("valid.de"),), "target": (Path("valid.en"), Path("upper.en"))}
+    several = config.data.valid[0].model_copy(update={"name": "several", **both})
+    data = config.data.model_copy(update={"valid": (*config.data.valid, several)})
+    fit(config.model_copy(update={"data": data}))
+    calls = [json.loads(line) for line in Path("calls.txt").read_text().splitlines()]
+    names = [[name for name, *_ in call] for call in calls]
+    one = ["source", "reference", "hypothesis"]
+    two = ["source", "reference", "reference", "hypothesis"]
+    assert names == [one, two, one, two]  # the trial, and a validation
+    targets = lines_of_target.splitlines()
+    for call in calls[1::2]:
+        assert [lines for _, *lines in call[1:3]] == [targets, [line.upper() for line in targets]]
+
+
 def test_the_last_word_is_the_score_and_no_shell_reads_the_command() -> None:
-    texts = {"source": ["ä b"], "hypothesis": ["$HOME", "x\u2028y"]}
+    texts = {"source": [["ä b"]], "hypothesis": [["$HOME", "x\u2028y"]]}
     show = "import sys; print(open(sys.argv[2], 'rb').read(), sys.argv[1], '-1.5e1')"
     assert score_by_program([sys.executable, "-c", show, "$(id)", "{hypothesis}"], texts) == -15
 

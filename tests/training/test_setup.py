@@ -227,7 +227,7 @@ def test_samples_are_source_translation_and_reference_of_the_best_the_median_and
     references = ["the dog runs home", "a cat", "two women sing"]
     hypotheses = ["the dog sat at home", "xyz", "two women sing"]
     nobody: Any = None
-    text = HeldOutText(["a", "b", "c"], references, nobody, nobody, "en")
+    text = HeldOutText(["a", "b", "c"], [references], nobody, nobody, "en")
     found = text.score(hypotheses)
     assert found["samples"] == (
         ("c", "two women sing", "two women sing"),
@@ -249,13 +249,12 @@ def test_a_translation_may_agree_with_any_reference() -> None:
     nobody: Any = None
     hypotheses = ["the dog runs home", "a large cat sleeps here"]
     references = [["the dog runs home", "other words"], ["other words", hypotheses[1]]]
-    text = HeldOutText(["a", "b"], references[0], nobody, nobody, "en")
+    text = HeldOutText(["a", "b"], references[:1], nobody, nobody, "en")
     assert text.score(hypotheses)["text"]["bleu"] < 90
-    both = replace(text, other_references=references[1:])
-    assert both.score(hypotheses)["text"] == {
-        "bleu": pytest.approx(100),
-        "chrf": pytest.approx(100),
-    }
+    both = replace(text, references=references)
+    found = both.score(hypotheses)
+    assert found["text"] == {"bleu": pytest.approx(100), "chrf": pytest.approx(100)}
+    assert found["samples"][-1] == ("b", hypotheses[1], f"other words / {hypotheses[1]}")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +273,7 @@ def test_the_first_score_is_the_metric_that_selects_or_suits_the_language(
     language: str, metric: str, order: list[str]
 ) -> None:
     nobody: Any = None
-    text = HeldOutText(["a"], ["b"], nobody, nobody, language, metric)
+    text = HeldOutText(["a"], [["b"]], nobody, nobody, language, metric)
     assert [*text.score(["c"])["text"]] == order
 
 

@@ -166,7 +166,32 @@ def test_a_set_is_translated_and_scored_in_its_direction_with_the_tags_of_its_pa
     assert line["bleu_tokenizer"] is None
     requests, references = choosing_lines(config, data)  # for the confidence of translations
     assert [request.tag for request in requests] == [None] * 12 + ["<x>"] * 12
-    assert references == data.valid_target
+    assert references == [data.valid_target]
+
+
+def test_a_domain_tag_needs_no_language_tags() -> None:
+    """A set is translated with the tag that its pairs have in the prepared data."""
+    values = make_config().model_dump()
+    (corpus,) = values["data"]["train"]
+    corpus["tag"] = "<x>"
+    (plain,) = values["data"]["valid"]
+    values["data"]["valid"] = [{**plain, "name": "plain"}, {**plain, "name": "x", "tag": "<x>"}]
+    config = RunConfig.model_validate(values)
+    assert config.language_tags is None
+    fit(config)
+    data = PreparedData.open(config.prepared_dir)
+    setup = setup_of(config)
+    first_ids = []
+    for number, held_out in enumerate(setup.validator.sets):
+        assert held_out.text is not None
+        rows = np.flatnonzero(data.valid.corpus == number)[:8]
+        translator = held_out.text.translator(TorchEngine(setup.updater.model), lambda _: None)
+        segments = translator.segment(held_out.text.sources).segments
+        assert [each.read_ids for each in segments] == data.valid.source.ids(rows).rows()
+        first_ids.append({each.read_ids[0] for each in segments})
+    tag_id = held_out.text.tokenizers.source.tag_id("<x>")
+    assert first_ids[1] == {tag_id}
+    assert tag_id not in first_ids[0]
 
 
 @pytest.mark.long

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
-from nmt.data.formats.lines import refuse_wide_text, shown_path
 from nmt.data.formats.pair import PairReader, ReadOptions
+from nmt.data.formats.text import shown_path
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, declared_encoding, open_text, standard_encoding
-from nmt.files.lines import plain_name, read_pieces
+from nmt.files.lines import first_bytes, plain_name, read_pieces
 from nmt.registry import Registry
 
 # In the order in which they are tried on a file whose name does not tell.
@@ -32,25 +32,15 @@ def sample_of(path: Path, encoding: str | None = None) -> Sample:
         ConfigError: The encoding is unknown.
         DataError: The file is missing, empty or damaged.
     """
-    start = _start_of(path, encoding)
-    if encoding is None:
-        encoding = declared_encoding(start)
-        if encoding is not None:
-            start = _start_of(path, encoding)
-    refuse_wide_text(path, start)
+    encoding = encoding or declared_encoding(first_bytes(path, START_BYTES))
+    with open_text(path, encoding) as stream:
+        start = next(read_pieces(stream, str(path), START_BYTES), b"")
     if not start.strip():
         raise DataError(f"{shown_path(path)} is empty.", fix="Pass a file with sentence pairs.")
     return Sample(path, start, standard_encoding(encoding or "utf-8"))
 
 
-def _start_of(path: Path, encoding: str | None) -> bytes:
-    with open_text(path, encoding) as stream:
-        return next(read_pieces(stream, str(path), START_BYTES), b"")
-
-
-def layout_of(
-    path: Path, wanted: Wanted, *, format_name: str | None = None, encoding: str | None = None
-) -> Layout:
+def layout_of(path: Path, wanted: Wanted) -> Layout:
     """Find out how the pairs of a file are stored.
 
     The format is the one that the user names, or that recognises the content, or that the suffix of
@@ -58,17 +48,15 @@ def layout_of(
 
     Args:
         path: A file with both sides.
-        wanted: Languages and columns that the user has named.
-        format_name: Name of the format; None if the file decides.
-        encoding: Encoding; None for UTF-8, or that of the byte order mark.
+        wanted: What the user has said about the file.
 
     Raises:
         ConfigError: The format or the encoding is unknown.
         DataError: The file has no format of `FORMATS`, is damaged, or is ambiguous.
     """
-    sample = sample_of(path, encoding)
-    if format_name is not None:
-        return FORMATS[format_name].layout(sample, wanted)
+    sample = sample_of(path, wanted.encoding)
+    if wanted.format is not None:
+        return FORMATS[wanted.format].layout(sample, wanted)
     suffix = Path(plain_name(path)).suffix.lower()
     by_name = [each for each in all_formats() if suffix in each.suffixes]
     by_content = [each for each in all_formats() if each.recognises(sample)]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from nmt.config.language_codes import primary_code, standard_language
+from nmt.config.language_codes import Languages, primary_code, standard_language
 from nmt.data.formats.columns import code_of_name
 from nmt.files.lines import plain_name
 from nmt.text.languages import script_of
@@ -33,6 +33,12 @@ _PARTS: dict[str, Part] = {
     **dict.fromkeys(("test", "testing", "tst", "devtest", "newstest", "eval"), "test"),
 }  # fmt: skip
 _SHORTEST_NAME = 5  # Letters of the name of a language, such as Greek.
+SGML_SUFFIXES = (".sgm", ".sgml")
+
+
+def is_set(path: Path) -> bool:
+    """Whether the suffix of a file is that of a set in SGML, one side of which it contains."""
+    return Path(plain_name(path)).suffix.lower() in SGML_SUFFIXES
 
 
 @lru_cache(4096)
@@ -86,13 +92,13 @@ def sides_of(name: str) -> Iterator[tuple[str, str]]:
             yield side, _SIDE_WORD.sub("", rest) if language else rest
 
 
-def _languages_in(direction: re.Match[str]) -> tuple[str, str] | None:
+def _languages_in(direction: re.Match[str]) -> Languages | None:
     source = language_of(direction[1])
     target = language_of(direction[2])
     return (source, target) if source and target else None
 
 
-def direction_of(name: str) -> tuple[str, str] | None:
+def direction_of(name: str) -> Languages | None:
     """Return the last pair of languages in a name, such as ``en-de``; None if there is none.
 
     >>> direction_of("Corpus.en-de.de"), direction_of("train.de"), direction_of("to-do.pt_BR")

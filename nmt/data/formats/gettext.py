@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import polib
 
 from nmt.data.formats.layout import Sample
-from nmt.data.formats.lines import decoded_lines
-from nmt.data.formats.markup import TextSource
-from nmt.data.formats.pair import EXCERPT, BadPair, ReadOptions
+from nmt.data.formats.pair import BadPair
+from nmt.data.formats.text import TextFile
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
-from nmt.files.lines import MAX_LINE_BYTES, split_lines
 
 _EMPTY_HEADER = 'msgid ""\nmsgstr ""\n'
 _MOST_CHARACTERS = 1_000_000  # of an entry
@@ -36,28 +34,28 @@ def _is_catalogue(sample: Sample) -> bool:
     return has_entry and all(map(_LINE.match, sample.lines))
 
 
-def _units(source: TextSource) -> Iterator[Unit | BadPair]:
+def _units(file: TextFile) -> Iterator[Unit | BadPair]:
     """Yield the entries; fuzzy and obsolete ones without a translation; of plurals, the first form.
 
     Contexts are ignored. A header names the target language, and may name the source language.
     """
     source_language = SOURCE
     target_language = TARGET
-    for entry in _entries(source):
+    for entry in _entries(file):
         if entry.bad is not None:
             yield entry.bad._replace(line=entry.line)
             continue
         try:
             catalogue = polib.pofile(entry.text)  # its line feed makes it a text, not a path
         except OSError:
-            yield BadPair("syntax", entry.line, entry.text[:EXCERPT])
+            yield BadPair("syntax", entry.line, entry.text)
             continue
         header = catalogue.metadata
         if header:
             source_language = header.get("X-Source-Language") or SOURCE
             target_language = header.get("Language") or TARGET
         elif not catalogue and "msgid" in entry.text and _EMPTY_HEADER not in entry.text:
-            yield BadPair("syntax", entry.line, entry.text[:EXCERPT])
+            yield BadPair("syntax", entry.line, entry.text)
         for message in catalogue:
             translation = None
             if message.translated():  # and not fuzzy or obsolete
@@ -66,29 +64,25 @@ def _units(source: TextSource) -> Iterator[Unit | BadPair]:
             yield Unit(entry.line, {source_language: message.msgid, target_language: translation})
 
 
-def _entries(source: TextSource) -> Iterator[_Entry]:
+def _entries(file: TextFile) -> Iterator[_Entry]:
     """Yield the entries. The first comment or message after a translation starts the next one."""
-    options = ReadOptions("", "", source.on_bad_utf8)
     entry = _Entry(line=1)
     has_translation = False
-    with source.open_stream() as stream:
-        lines = split_lines(stream, source.name, max_bytes=MAX_LINE_BYTES)
-        texts = decoded_lines(lines, source.name, 1, options, MAX_LINE_BYTES)
-        for number, item in enumerate(texts, start=1):
-            text = item.excerpt if isinstance(item, BadPair) else item
-            content = text.lstrip().removeprefix(_OBSOLETE).lstrip()
-            if has_translation and content.startswith(_STARTS):
-                yield entry
-                entry = _Entry(number)
-                has_translation = False
-            has_translation |= content.startswith("msgstr")
-            if isinstance(item, BadPair):
-                entry.bad = item
-            elif len(entry.text) > _MOST_CHARACTERS:
-                entry.bad = BadPair("characters", number)
-            else:
-                entry.text += f"{text}\n"
+    for number, item in enumerate(file.texts(file.raw_lines(), 1), start=1):
+        text = item.text if isinstance(item, BadPair) else item
+        content = text.lstrip().removeprefix(_OBSOLETE).lstrip()
+        if has_translation and content.startswith(_STARTS):
+            yield entry
+            entry = _Entry(number)
+            has_translation = False
+        has_translation |= content.startswith("msgstr")
+        if isinstance(item, BadPair):
+            entry.bad = item
+        elif len(entry.text) > _MOST_CHARACTERS:
+            entry.bad = BadPair("characters", number)
+        else:
+            entry.text += f"{text}\n"
     yield entry
 
 
-PO = UnitFormat("po", (".po", ".pot"), _is_catalogue, _units)
+PO = UnitFormat("po", (".po", ".pot"), _units, _is_catalogue)

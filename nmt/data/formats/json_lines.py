@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.data.formats.columns import code_of_name, named_columns
-from nmt.data.formats.layout import Layout, Sample, Wanted
-from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines, shown_path
+from nmt.data.formats.layout import Format, Layout, Sample, Wanted
 from nmt.data.formats.pair import (
-    EXCERPT,
     BadPair,
     Pair,
     PairReader,
@@ -20,16 +18,17 @@ from nmt.data.formats.pair import (
     SentencePair,
     pair_of,
 )
+from nmt.data.formats.text import TextFile, shown_path
 from nmt.errors import DataError
 
+_EXCERPT = 80  # characters
+_FROM_ARRAY = "python3 -c 'import json, sys; [print(json.dumps(x)) for x in json.load(sys.stdin)]'"
+_FROM_ARRAY += " < FILE > FILE.jsonl"
 _TEXTS = "translation"  # Key of an object with the texts, as data sets of the hub have it.
 
 
-class JsonLines:
+class JsonLines(Format):
     """The format ``jsonl``."""
-
-    name = "jsonl"
-    suffixes = (".jsonl", ".ndjson", ".json")
 
     def recognises(self, sample: Sample) -> bool:
         """Whether the first line is an object."""
@@ -41,8 +40,8 @@ class JsonLines:
         first_object = next(filter(None, map(_object_of, sample.lines)), None)
         if first_object is None:
             first_line = sample.lines[0]
-            problem = f"{name}, line 1: expected a JSON object, found {first_line[:EXCERPT]!r}."
-            fix = "Write one object per line; `jq -c '.[]' FILE` does that for an array of objects."
+            problem = f"{name}, line 1: expected a JSON object, found {first_line[:_EXCERPT]!r}."
+            fix = f"Write one object per line. For an array of objects, run: {_FROM_ARRAY}"
             raise DataError(problem, fix=fix)
         columns = columns_of_record(first_object, wanted, name)
         languages = code_of_name(columns[0]), code_of_name(columns[1])
@@ -50,9 +49,8 @@ class JsonLines:
 
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file; any process can parse its lines."""
-        lines = raw_lines(path, layout.encoding, options.max_characters * LINES_PER_SIDE)
-        name = shown_path(path)
-        return PairReader([name], [lines], partial(_pairs, name, layout, options))
+        file = TextFile(path, layout.encoding, options)
+        return PairReader([file.name], [file.raw_lines()], partial(_pairs, file, layout))
 
 
 def texts_of_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,12 +93,10 @@ def _object_of(line: str) -> dict[str, Any] | None:
 
 
 def _pairs(
-    name: str, layout: Layout, options: ReadOptions, lines: Sequence[bytes | None], first: int
+    file: TextFile, layout: Layout, lines: Sequence[bytes | None], first: int
 ) -> Iterator[Pair]:
     """Yield the pairs of a block of lines; null is a blank text."""
-    most = options.max_characters * LINES_PER_SIDE
-    decoded = decoded_lines(lines, name, first, options, most, layout.encoding)
-    for number, line in enumerate(decoded, first):
+    for number, line in enumerate(file.texts(lines, first), first):
         if isinstance(line, BadPair):
             yield line
             continue
@@ -109,15 +105,15 @@ def _pairs(
             continue
         record = _object_of(line)
         if record is None:
-            yield BadPair("syntax", number, line[:EXCERPT])
+            yield BadPair("syntax", number, line)
             continue
         texts = texts_of_record(record)
         sides = [texts.get(str(column), False) for column in layout.columns or ()]
         if all(isinstance(side, str | None) for side in sides):
             source, target = (side or "" for side in sides)
-            yield pair_of(source, target, number, options)
+            yield pair_of(source, target, number, file.options)
         else:
-            yield BadPair("columns", number, line[:EXCERPT])
+            yield BadPair("columns", number, line)
 
 
-JSONL = JsonLines()
+JSONL = JsonLines("jsonl", (".jsonl", ".ndjson", ".json"))

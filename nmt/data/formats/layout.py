@@ -5,12 +5,12 @@ Each format is a module of this package with a class that follows `Format`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
+from nmt.config.language_codes import Languages
 from nmt.data.formats.pair import PairReader, ReadOptions
 
 Column = int | str  # a number, from 0; or the name in a header, a key or a language code
@@ -51,10 +51,14 @@ class Wanted:
     Args:
         languages: Codes of the source and the target language.
         columns: Columns of source and target.
+        format: Name of the format.
+        encoding: Encoding; None also for that of a byte order mark.
     """
 
-    languages: tuple[str, str] | None = None
+    languages: Languages | None = None
     columns: tuple[Column, Column] | None = None
+    format: str | None = None
+    encoding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,27 +99,24 @@ class Layout:
             text += f", columns {' and '.join(columns)}"
         return text
 
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """The numbers of both columns of a table, from 0."""
-        source, target = self.columns or (0, 1)
-        return int(source), int(target)
 
+@dataclass(frozen=True)
+class Format(ABC):
+    """One format of files that contain both sides.
 
-class Format(Protocol):
-    """One format of files that contain both sides."""
+    Args:
+        name: Name in configurations and messages, such as ``tmx``.
+        suffixes: Suffixes of file names, such as ``.tmx``.
+    """
 
-    @property
-    def name(self) -> str:
-        """Name in configurations and messages, such as ``tmx``."""
+    name: str
+    suffixes: tuple[str, ...]
 
-    @property
-    def suffixes(self) -> Sequence[str]:
-        """Suffixes of file names, such as ``.tmx``."""
-
+    @abstractmethod
     def recognises(self, sample: Sample) -> bool:
         """Whether the content of a file certainly has this format, whatever its name is."""
 
+    @abstractmethod
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find out how the pairs of a file are stored.
 
@@ -124,6 +125,7 @@ class Format(Protocol):
                 languages are source and target. The message names the possible ones.
         """
 
+    @abstractmethod
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file to read its pairs.
 

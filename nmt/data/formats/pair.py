@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from nmt.text import without_surrogates
 
+_EXCERPT = 80  # characters
 # Why a pair could not be read. `filters.on_bad_utf8` decides about the first reason, and
 # `filters.on_bad_row` about the last three. What is untranslated has no translation, or one that
 # its file marks as unfinished or obsolete.
@@ -19,18 +20,33 @@ class SentencePair(NamedTuple):
 
     source: str
     target: str
-    line: int  # number in the corpus, from 1
+    line: int  # number in its file, from 1
+    other_targets: tuple[str, ...] = ()  # further references, in a validation or test set
+    file: str = ""  # if the corpus has several
 
 
 class BadPair(NamedTuple):
     """A pair that cannot be read."""
 
     reason: BadReason
-    line: int  # number in the corpus, from 1
-    excerpt: str = ""  # the beginning of the line, if it can be shown
+    line: int  # number in its file, from 1
+    text: str = ""  # if it can be shown
+    file: str = ""  # if the corpus has several
+
+    @property
+    def excerpt(self) -> str:
+        """The beginning of the text."""
+        return self.text[:_EXCERPT]
 
 
 Pair = SentencePair | BadPair
+
+
+def place_of(pair: Pair, corpus: str = "") -> str:
+    """Return the file of a pair, or the corpus if it has only one, and the line."""
+    file = pair.file or corpus
+    line = f"line {pair.line:,}"
+    return f"{file}, {line}" if file else line
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,10 @@ class ReadOptions:
     skip_advice: str = "set filters.on_bad_utf8: skip"  # how to leave out pairs with bad bytes
 
 
+def _as_read(pairs: Sequence[Pair], _: int) -> Sequence[Pair]:
+    return pairs
+
+
 @dataclass(frozen=True)
 class PairReader:
     """The pairs of a corpus that is open, to be read in blocks.
@@ -53,24 +73,21 @@ class PairReader:
         columns: Iterators over raw data, with one item per pair in each: the lines of both files,
             the lines of one file, or pairs.
         parse: Returns the pairs of a block. Called in any process, with the items of the block from
-            each column, and the line number of the first pair.
+            each column, and the line number of the first pair. By default, they are pairs.
     """
 
     names: Sequence[str]
     columns: Sequence[Iterator[Any]]
-    parse: Callable[..., Iterable[Pair]]
+    parse: Callable[..., Iterable[Pair]] = _as_read
 
 
 def pair_of(source: str, target: str, line: int, options: ReadOptions) -> Pair:
     """Make a pair of texts that may contain line feeds, lone surrogates and NUL characters."""
     if max(len(source), len(target)) > options.max_characters:
-        return BadPair("characters", line, source[:EXCERPT])
+        return BadPair("characters", line, source)
     if "\0" in source or "\0" in target:
-        return BadPair("nul", line, f"{source}\t{target}"[:EXCERPT])
+        return BadPair("nul", line, f"{source}\t{target}")
     return SentencePair(one_line(source), one_line(target), line)
-
-
-EXCERPT = 80  # characters
 
 
 def one_line(text: str) -> str:
@@ -78,8 +95,3 @@ def one_line(text: str) -> str:
     if not text.isascii():
         text = without_surrogates(text)
     return text.replace("\n", " ")
-
-
-def as_read(pairs: Sequence[Pair], _: int) -> Sequence[Pair]:
-    """Return pairs that were read as pairs: the ``parse`` of such a `PairReader`."""
-    return pairs

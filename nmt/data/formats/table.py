@@ -7,27 +7,26 @@ a row may have several lines, so it is parsed while it is read.
 from __future__ import annotations
 
 import csv
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from nmt.data.formats.columns import are_texts, choose_columns, code_of_name, named_columns
-from nmt.data.formats.layout import Column, Layout, Sample, Wanted
-from nmt.data.formats.lines import LINES_PER_SIDE, decoded_lines, raw_lines, shown_path
+from nmt.data.formats.layout import Column, Format, Layout, Sample, Wanted
 from nmt.data.formats.pair import (
-    EXCERPT,
     BadPair,
     Pair,
     PairReader,
     ReadOptions,
     SentencePair,
-    as_read,
     pair_of,
 )
+from nmt.data.formats.text import TextFile, shown_path
 from nmt.errors import DataError
 
 _DELIMITERS = ",;\t|"
@@ -36,18 +35,14 @@ _QUOTE = '"'
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Format):
     """The format of a table.
 
     Args:
-        name: Name of the format.
-        suffixes: Suffixes of its files.
         delimiter: Between two fields; empty if the file decides.
         is_quoted: Whether quotes always enclose fields; False if the file decides.
     """
 
-    name: str
-    suffixes: tuple[str, ...]
     delimiter: str = ""
     is_quoted: bool = False
 
@@ -68,16 +63,22 @@ class Table:
             raise DataError(f"{name} has no rows.", fix="Pass a file with sentence pairs.")
         header = [cell.strip() for cell in rows[0]]
         full_rows = [row for row in rows[1:] if len(row) == len(header)]
+        cells_of_names = list(zip(header, zip(*full_rows, strict=True), strict=False))
         named = None
         if wanted.languages is not None:
             named = named_columns(header, wanted.languages)
         if named is None:
-            named = named_columns(_names_of_texts(header, full_rows), wanted.languages)
+            # `id` may be a language, but not above numbers.
+            names_of_texts = [name for name, cells in cells_of_names if are_texts(cells)]
+            named = named_columns(names_of_texts, wanted.languages)
         columns = wanted.columns or named or choose_columns(rows, name)
         width = max(map(len, rows))
         source, target = (_number_of(column, header, width, name) for column in columns)
         are_named = named is not None or any(isinstance(column, str) for column in columns)
-        has_header = are_named or _names_numbers(header, full_rows)
+        are_numbers = [
+            name.isalpha() and all(map(str.isdecimal, cells)) for name, cells in cells_of_names
+        ]
+        has_header = are_named or any(are_numbers)
         languages = None
         if has_header and max(source, target) < len(header):
             languages = code_of_name(header[source]), code_of_name(header[target])
@@ -93,74 +94,86 @@ class Table:
 
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a table; a table with quotes is parsed here, others in any process."""
-        most = options.max_characters * LINES_PER_SIDE
-        names = [shown_path(path)]
+        file = TextFile(path, layout.encoding, options)
         if layout.is_quoted:
-            return PairReader(names, [_quoted_pairs(path, layout, options)], as_read)
-        # Without the header.
-        lines = islice(raw_lines(path, layout.encoding, most), int(layout.has_header), None)
-        return PairReader(names, [lines], partial(_plain_pairs, names[0], layout, options))
+            return PairReader([file.name], [_quoted_pairs(file, layout)])
+        lines = islice(file.raw_lines(), int(layout.has_header), None)  # without the header
+        return PairReader([file.name], [lines], partial(_plain_pairs, file, layout))
 
 
 def _plain_pairs(
-    name: str, layout: Layout, options: ReadOptions, lines: Sequence[bytes | None], first: int
+    file: TextFile, layout: Layout, lines: Sequence[bytes | None], first: int
 ) -> Iterator[Pair]:
     """Yield the pairs of a block of lines that are one row each."""
-    most = options.max_characters * LINES_PER_SIDE
     first_line = first + layout.has_header  # in the file
-    texts = decoded_lines(lines, name, first_line, options, most, layout.encoding)
-    for number, text in enumerate(texts, first_line):
+    for number, text in enumerate(file.texts(lines, first_line), first_line):
         if isinstance(text, BadPair):
             yield text
         elif not text.strip() and layout.delimiter not in text:
             yield SentencePair("", "", number)
         else:
-            yield _pair_of_row(text.split(layout.delimiter), layout, number, options)
+            yield _pair_of_row(text.split(layout.delimiter), layout, number, file.options)
 
 
-def _quoted_pairs(path: Path, layout: Layout, options: ReadOptions) -> Iterator[Pair]:
+class _Line(NamedTuple):
+    number: int  # in the file, from 1
+    text: str
+    bad: BadPair | None  # why it cannot be read
+
+
+def _quoted_pairs(file: TextFile, layout: Layout) -> Iterator[Pair]:
     """Yield the pairs of a table whose fields may contain line breaks.
 
-    Raises:
-        DataError: The quotes do not match.
+    A row whose quotes do not match would contain the following rows: only its first line is left
+    out, and reading continues at the next line.
     """
-    name = shown_path(path)
-    most = options.max_characters * LINES_PER_SIDE
-    bad_lines: list[BadPair] = []  # of the row that is being read
+    lines = _decoded_lines(file)
+    row: list[_Line] = []  # that is being read
+    unread = deque[_Line]()  # lines that are read again
 
     def texts() -> Iterator[str]:
-        raw = raw_lines(path, layout.encoding, most)
-        for number, line in enumerate(raw, start=1):
-            [text] = decoded_lines([line], name, number, options, most, layout.encoding)
-            if isinstance(text, BadPair):
-                bad_lines.append(text)
-                # The quotes of a bad line count, but not its text.
-                text = (line or b"").decode("utf-8", "replace")
-            yield f"{text}\n"
+        while True:
+            line = unread.popleft() if unread else next(lines, None)
+            if line is None:
+                return
+            row.append(line)
+            yield f"{line.text}\n"
 
-    rows = csv.reader(texts(), delimiter=layout.delimiter, strict=True)
-    first_line = 1  # of the next row
-    try:
-        for index, row in enumerate(rows):
-            if bad_lines:  # a row with a bad line is dropped as a whole
-                yield bad_lines[0]
-                bad_lines.clear()
-            elif not row:
-                yield SentencePair("", "", first_line)
-            elif index > 0 or not layout.has_header:
-                yield _pair_of_row(row, layout, first_line, options)
-            first_line = rows.line_num + 1
-    except csv.Error as error:
-        problem = f"{name}, line {rows.line_num:,}: the quotes do not match ({error})."
-        fix = "Quote fields that contain separators, quotes or line breaks, and double the quotes."
-        raise DataError(problem, fix=fix) from error
+    while True:
+        try:
+            for cells in csv.reader(texts(), delimiter=layout.delimiter, strict=True):
+                first_line = row[0].number
+                bad_pairs = [line.bad for line in row if line.bad]
+                row.clear()
+                if bad_pairs:  # a row with a bad line is dropped as a whole
+                    yield bad_pairs[0]
+                elif not cells:
+                    yield SentencePair("", "", first_line)
+                elif first_line > 1 or not layout.has_header:
+                    yield _pair_of_row(cells, layout, first_line, file.options)
+            return
+        except csv.Error:
+            first, *others = row
+            row.clear()
+            unread.extendleft(reversed(others))
+            yield first.bad or BadPair("syntax", first.number, first.text)
+
+
+def _decoded_lines(file: TextFile) -> Iterator[_Line]:
+    for number, line in enumerate(file.raw_lines(), start=1):
+        [text] = file.texts([line], number)
+        if isinstance(text, BadPair):
+            # The quotes of a bad line count, but not its text.
+            yield _Line(number, (line or b"").decode("utf-8", "replace"), text)
+        else:
+            yield _Line(number, text, None)
 
 
 def _pair_of_row(row: Sequence[str], layout: Layout, line: int, options: ReadOptions) -> Pair:
     """Return the pair of a row, which may be too short."""
-    source, target = layout.numbers
+    source, target = map(int, layout.columns or (0, 1))
     if len(row) <= max(source, target):
-        return BadPair("columns", line, " ".join(row)[:EXCERPT])
+        return BadPair("columns", line, " ".join(row))
     return pair_of(row[source], row[target], line, options)
 
 
@@ -176,23 +189,6 @@ def _number_of(column: Column, header: Sequence[str], width: int, name: str) -> 
         return header.index(str(column))
     problem = f"{name} has no column {column}. Its first row is {', '.join(header)}."
     raise DataError(problem, fix="Set `columns` to two of these names, or to numbers from 0.")
-
-
-def _names_of_texts(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the names of the columns with texts: `id` may be a language, but not of numbers."""
-    names = []
-    for name, cells in zip(header, zip(*rows, strict=True), strict=False):
-        if are_texts(cells):
-            names.append(name)
-    return names
-
-
-def _names_numbers(first_row: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row has a word above a column of numbers, so that it is a header."""
-    for name, cells in zip(first_row, zip(*rows, strict=True), strict=False):
-        if name.strip().isalpha() and all(map(str.isdecimal, cells)):
-            return True
-    return False
 
 
 def _sniffed_delimiter(lines: Sequence[str]) -> str:

@@ -9,20 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from nmt.config.language_codes import is_same_language
-from nmt.data.formats.layout import Sample
-from nmt.data.formats.markup import XML_LANGUAGE, ElementReader, TextSource, root_name, text_of
+from nmt.data.formats.markup import XML_LANGUAGE, read_elements, text_of
 from nmt.data.formats.pair import BadPair
+from nmt.data.formats.text import TextFile
 from nmt.data.formats.units import Unit, UnitFormat
 
 
-def _is_tmx(sample: Sample) -> bool:
-    return root_name(sample.text) == "tmx"
-
-
-def _units(source: TextSource) -> Iterator[Unit | BadPair]:
+def _units(file: TextFile) -> Iterator[Unit | BadPair]:
     """Yield the units; the text in the source language is the first one."""
     source_language = ""  # of the memory; units may have another one
-    for item in ElementReader(source, ["tu"]).read():
+    for item in read_elements(file, ["tu"]):
         if isinstance(item, BadPair):
             yield item
             continue
@@ -50,4 +46,4 @@ def _language_of(variant: Any) -> str:
     return variant.get(XML_LANGUAGE) or variant.get("lang", "")  # `lang` until TMX 1.3
 
 
-TMX = UnitFormat("tmx", (".tmx",), _is_tmx, _units)
+TMX = UnitFormat("tmx", (".tmx",), _units)

@@ -10,24 +10,22 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from nmt.config.language_codes import is_same_language, matching
-from nmt.data.formats.layout import Layout, Sample, Wanted
-from nmt.data.formats.markup import TextSource, source_of_file, source_of_sample
+from nmt.config.language_codes import Languages, is_same_language, matching
+from nmt.data.formats.layout import Format, Layout, Sample, Wanted
+from nmt.data.formats.markup import root_name
 from nmt.data.formats.pair import (
-    EXCERPT,
     BadPair,
     Pair,
     PairReader,
     ReadOptions,
-    as_read,
     pair_of,
 )
+from nmt.data.formats.text import TextFile
 from nmt.errors import DataError
 
 SOURCE = "source"  # Stands for the code of a language that the file does not name.
 TARGET = "target"
 _UNNAMED = (SOURCE, TARGET)
-Codes = tuple[str, str]  # of both languages
 Texts = Mapping[str, str | None]  # by language code
 _SAMPLED_UNITS = 1000
 
@@ -47,37 +45,41 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class UnitFormat:
+class UnitFormat(Format):
     """A format whose files contain units.
 
     Args:
-        name: Name in configurations.
-        suffixes: Suffixes of file names.
-        recognises: Whether the content of a file certainly has this format.
-        read: Yields the units of a text, and what cannot be read.
+        read: Yields the units of a file, and what cannot be read.
+        is_format: Whether the content of a file certainly has this format. None for XML whose root
+            has the name of the format.
     """
 
-    name: str
-    suffixes: tuple[str, ...]
-    recognises: Callable[[Sample], bool]
-    read: Callable[[TextSource], Iterator[Unit | BadPair]]
+    read: Callable[[TextFile], Iterator[Unit | BadPair]]
+    is_format: Callable[[Sample], bool] | None = None
+
+    def recognises(self, sample: Sample) -> bool:
+        """Whether the content has this format."""
+        if self.is_format is None:
+            return root_name(sample.text) == self.name
+        return self.is_format(sample)
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the languages of both sides in the first units."""
-        first_items = islice(self.read(source_of_sample(sample)), _SAMPLED_UNITS)
-        units = [item for item in first_items if isinstance(item, Unit)]
+        file = TextFile(sample.path, sample.encoding, ReadOptions("", "", "skip"))
+        items = islice(self.read(file), _SAMPLED_UNITS)
+        units = [item for item in items if isinstance(item, Unit)]
         columns = choose_languages(units, wanted, str(sample.path))
         source, target = (None if code in _UNNAMED else code for code in columns)
         return Layout(self.name, sample.encoding, columns, (source, target))
 
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
         """Open a file; its units are parsed while it is read."""
-        source = source_of_file(path, layout.encoding, options.on_bad_utf8)
-        pairs = pairs_of_units(self.read(source), layout, options)
-        return PairReader([str(path)], [pairs], as_read)
+        file = TextFile(path, layout.encoding, options)
+        pairs = pairs_of_units(self.read(file), layout, options)
+        return PairReader([file.name], [pairs])
 
 
-def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Codes:
+def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Languages:
     """Return the codes of source and target: the wanted ones, or the only two.
 
     Args:
@@ -105,7 +107,9 @@ def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Codes:
     raise DataError(problem, fix="Choose two of these codes, as in `columns` CODE,CODE.")
 
 
-def _code_in_file(languages: Codes, side: int, units: Sequence[Unit], codes: Sequence[str]) -> str:
+def _code_in_file(
+    languages: Languages, side: int, units: Sequence[Unit], codes: Sequence[str]
+) -> str:
     """Return the code that finds the texts of a language; empty if it is not certain.
 
     ``en`` finds ``en-US`` and ``en-GB``, unless the same unit has both.
@@ -155,4 +159,4 @@ def pairs_of_units(
         if source is not None and target is not None:
             yield pair_of(source, target, unit.line, options)
         elif len(texts) < 2:
-            yield BadPair("untranslated", unit.line, " ".join(texts)[:EXCERPT])
+            yield BadPair("untranslated", unit.line, " ".join(texts))

@@ -11,21 +11,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nmt.data.formats.layout import Layout, Sample
-from nmt.data.formats.markup import (
-    ElementReader,
-    TextSource,
-    root_name,
-    source_of_file,
-    text_of,
+from nmt.data.formats.file_names import SGML_SUFFIXES
+from nmt.data.formats.layout import Sample
+from nmt.data.formats.markup import read_elements, root_name, text_of
+from nmt.data.formats.pair import (
+    BadPair,
+    Pair,
+    PairReader,
+    ReadOptions,
+    SentencePair,
+    pair_of,
 )
-from nmt.data.formats.pair import EXCERPT, BadPair, PairReader, ReadOptions, as_read
-from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat, pairs_of_units
+from nmt.data.formats.text import TextFile
+from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 from nmt.errors import DataError
-from nmt.files.encoding import START_BYTES
-from nmt.files.lines import plain_name
+from nmt.files.encoding import START_BYTES, open_text
 
-_SGML_SUFFIXES = (".sgm", ".sgml")
 _SGML_ROOTS = ("srcset", "refset", "tstset", "mteval")
 _XML_ROOT = "dataset"
 # Side, and attribute with the language, by tag.
@@ -58,63 +59,31 @@ class Segment(NamedTuple):
     line: int
 
 
-def is_set(path: Path) -> bool:
-    """Whether the suffix of a file is that of a set in SGML, one side of which it contains."""
-    return Path(plain_name(path)).suffix.lower() in _SGML_SUFFIXES
+def open_set(files: Sequence[Path], encoding: str | None, options: ReadOptions) -> PairReader:
+    """Open the source and the references of a set in SGML to read its pairs."""
+    texts = [TextFile(path, encoding, options) for path in files]
+    return PairReader(list(map(str, files)), [_pairs(texts, options)])
 
 
-def open_set(
-    source: Path, reference: Path, encoding: str | None, options: ReadOptions
-) -> PairReader:
-    """Open both sides of a set in SGML to read its pairs."""
-    source_text = source_of_file(source, encoding, options.on_bad_utf8)
-    reference_text = source_of_file(reference, encoding, options.on_bad_utf8)
-    units = _units_of_sides(source_text, reference_text)
-    layout = Layout(WMT.name, columns=(SOURCE, TARGET))
-    pairs = pairs_of_units(units, layout, options)
-    return PairReader([str(source), str(reference)], [pairs], as_read)
-
-
-def texts_of_set(
-    source: Path, references: Sequence[Path], encoding: str | None
-) -> list[tuple[str, ...]]:
-    """Return the texts of each reference and, last, of the source, in the order of the source.
-
-    Raises:
-        DataError: A segment cannot be read, or does not have one translation per reference.
-    """
-    sides = [source_of_file(path, encoding, "error") for path in (*references, source)]
-    rows = []
-    for item in aligned_segments(sides[-1], sides[:-1]):
-        row: tuple[str, ...] = ()
-        if isinstance(item, BadPair):
-            line = item.line
-        else:
-            segment, translations = item
-            line = segment.line
-            row = (*(translation.text for translation in translations), segment.text)
-        if len(row) != len(sides):
-            problem = f"{source}, line {line:,}: the segment cannot be read, or does not have "
-            problem += f"{len(references)} references."
-            raise DataError(problem, fix="Pass the files of one set, each with a reference.")
-        rows.append(row)
-    return list(zip(*rows, strict=True))
-
-
-def _units_of_sides(source: TextSource, reference: TextSource) -> Iterator[Unit | BadPair]:
-    """Yield a unit for each segment of the source, whatever languages the files name."""
-    for item in aligned_segments(source, [reference]):
-        if isinstance(item, BadPair):
-            yield item
+def _pairs(texts: Sequence[TextFile], options: ReadOptions) -> Iterator[Pair]:
+    """Yield a pair for each segment of the first text, whatever languages the files name."""
+    for segment, translations in aligned_segments(texts[0], texts[1:]):
+        if isinstance(segment, BadPair):
+            yield segment
             continue
-        segment, references = item
-        translation = references[0].text if references else None
-        yield Unit(segment.line, {SOURCE: segment.text, TARGET: translation})
+        references = tuple(translation.text for translation in translations)
+        if len(references) < len(texts) - 1:
+            yield BadPair("untranslated", segment.line, segment.text)
+            continue
+        pair = pair_of(segment.text, references[0], segment.line, options)
+        if isinstance(pair, SentencePair):
+            pair = pair._replace(other_targets=references[1:])
+        yield pair
 
 
 def aligned_segments(
-    source: TextSource, references: Sequence[TextSource]
-) -> Iterator[tuple[Segment, Sequence[Segment]] | BadPair]:
+    source: TextFile, references: Sequence[TextFile]
+) -> Iterator[tuple[Segment | BadPair, Sequence[Segment]]]:
     """Yield each segment of the source with its references, in the order of their files.
 
     Args:
@@ -137,24 +106,24 @@ def aligned_segments(
     has_sources = False
     for segment in read_segments(source):
         if isinstance(segment, BadPair):
-            yield segment
+            yield segment, ()
         elif segment.side == SOURCE and translations:
             has_sources = True
             yield segment, translations.get(segment.key, ())
     if not has_sources:
-        files = dict.fromkeys(text.name for text in (source, *references))
+        files = dict.fromkeys(file.name for file in (source, *references))
         names = " and ".join(files)
         problem = f"{names}: sources or references are missing; a set in SGML is several files."
         fix = "Pass the source and the reference, as in {source: SET-src.de.sgm, target: "
         raise DataError(problem, fix=f"{fix}SET-ref.en.sgm}}.")
 
 
-def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
+def read_segments(file: TextFile) -> Iterator[Segment | BadPair]:
     """Yield the segments of all sides of a set."""
-    with text.open_stream() as stream:
+    with open_text(file.path, file.encoding) as stream:
         start = stream.read(START_BYTES).decode("utf-8", "replace")
     is_sgml = root_name(start) != _XML_ROOT
-    for item in ElementReader(text, ["seg"], is_html=is_sgml).read():
+    for item in read_elements(file, ["seg"], is_html=is_sgml):
         if isinstance(item, BadPair):
             yield item
             continue
@@ -163,7 +132,7 @@ def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
         document = next(element.iterancestors("doc"), None)
         around = next(element.iterancestors(*_SIDES), None)
         if document is None or "id" not in element.attrib:
-            yield BadPair("syntax", line, content[:EXCERPT])
+            yield BadPair("syntax", line, content)
         elif around is not None:  # and not the output of a system
             side, attribute = _SIDES[around.tag]
             language = around.get(attribute, _ANY_LANGUAGE)
@@ -174,16 +143,15 @@ def read_segments(text: TextSource) -> Iterator[Segment | BadPair]:
             yield Segment(side, language, key, content, line)
 
 
-def _units(source: TextSource) -> Iterator[Unit | BadPair]:
+def _units(file: TextFile) -> Iterator[Unit | BadPair]:
     """Yield the segments with the first reference in each language."""
-    for item in aligned_segments(source, [source]):
-        if isinstance(item, BadPair):
-            yield item
+    for segment, references in aligned_segments(file, [file]):
+        if isinstance(segment, BadPair):
+            yield segment
             continue
-        segment, references = item
-        texts: dict[str, str | None] = {segment.language: segment.text}
-        for reference in references:
-            texts.setdefault(reference.language, reference.text)
+        texts: dict[str, str | None] = {}
+        for each in (segment, *references):
+            texts.setdefault(each.language, each.text)
         yield Unit(segment.line, texts)
 
 
@@ -192,4 +160,4 @@ def _is_wmt(sample: Sample) -> bool:
     return root in _SGML_ROOTS or (root == _XML_ROOT and "<seg" in sample.text)
 
 
-WMT = UnitFormat("wmt", (*_SGML_SUFFIXES, ".xml"), _is_wmt, _units)
+WMT = UnitFormat("wmt", (*SGML_SUFFIXES, ".xml"), _units, _is_wmt)

@@ -10,9 +10,9 @@ from typing import Any
 
 from lxml import etree
 
-from nmt.data.formats.layout import Sample
-from nmt.data.formats.markup import ElementReader, TextSource, root_name, text_of
+from nmt.data.formats.markup import read_elements, text_of
 from nmt.data.formats.pair import BadPair
+from nmt.data.formats.text import TextFile
 from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 
 _UNIT_TAGS = ("trans-unit", "segment")  # of XLIFF 1 and 2
@@ -22,13 +22,9 @@ _TARGET_LANGUAGE = etree.XPath("ancestor::*/@target-language | ancestor::*/@trgL
 _UNFINISHED = ("new", "needs-", "initial")  # Beginnings of states.
 
 
-def _is_xliff(sample: Sample) -> bool:
-    return root_name(sample.text) == "xliff"
-
-
-def _units(source: TextSource) -> Iterator[Unit | BadPair]:
+def _units(file: TextFile) -> Iterator[Unit | BadPair]:
     """Yield the units. A target that is empty or not finished is None."""
-    for item in ElementReader(source, _UNIT_TAGS).read():
+    for item in read_elements(file, _UNIT_TAGS):
         if isinstance(item, BadPair):
             yield item
             continue
@@ -55,6 +51,4 @@ def _text_of_child(unit: Any, tag: str) -> str | None:
     return text if text.strip() else None
 
 
-XLIFF = UnitFormat(
-    "xliff", (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff"), _is_xliff, _units
-)
+XLIFF = UnitFormat("xliff", (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff"), _units)

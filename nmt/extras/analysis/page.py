@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import chain
 from typing import Any
@@ -108,7 +108,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
     if evaluation.baseline and len(systems) == 1:
         systems.append(evaluation.baseline)
     source = evaluation.source
-    reference = evaluation.references[0]
+    references = list(zip(*evaluation.references, strict=True))  # of each line
     name = systems[0].name
     lines = systems[0].lines
     scorer = MetricScorer("chrf", evaluation.references, MetricOptions())
@@ -116,7 +116,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
     scores = list(map(scorer.sentence_scores, statistics))  # of each system: a score for each line
     # Indices of the lines, from the lowest to the highest score of the first system.
     ascending = sorted(range(len(lines)), key=scores[0].__getitem__)
-    worst = [row for row in ascending if lines[row] != reference[row]]
+    worst = [row for row in ascending if lines[row] not in references[row]]
     worst = worst[:_SHOWN]
     descending = ascending[::-1]
     rows_by_title = {f"Worst of {name}": worst, f"Best of {name}": descending[:_SHOWN]}
@@ -137,7 +137,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
 
     def sentence(row: int) -> dict[str, Any]:
         """Return one sentence: labelled texts in parts, of which True marks the differences."""
-        texts = [("reference", [(reference[row], False)])]
+        texts = [("reference", [(reference, False)]) for reference in references[row]]
         glosses = []
         if source:
             texts.insert(0, ("source", [(source[row], False)]))
@@ -151,7 +151,7 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
                 if result.alarms:
                     label += f", suspicious: {', '.join(result.alarms)}"
             line = system.lines[row]
-            differences = word_differences(line, reference[row])
+            differences = word_differences(line, references[row])
             texts.append((label, differences))
         return {"line": row + 1, "parts": texts, "gloss": glosses}
 
@@ -178,15 +178,15 @@ def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:
     return list(zip(source_words, map(" ".join, aligned), strict=True))
 
 
-def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
-    """Split a text into parts. True marks a part that is not in the reference.
+def word_differences(text: str, references: Iterable[str]) -> list[tuple[str, bool]]:
+    """Split a text into parts. True marks a part that is not in the most similar reference.
 
-    >>> word_differences("a big dog runs", "a small dog runs")
+    >>> word_differences("a big dog runs", ["a small dog runs", "it runs"])
     [('a', False), ('big', True), ('dog runs', False)]
     """
     words = text.split()
-    reference_words = reference.split()
-    matcher = SequenceMatcher(a=words, b=reference_words, autojunk=False)
+    matchers = [SequenceMatcher(None, words, line.split(), autojunk=False) for line in references]
+    matcher = max(matchers, key=SequenceMatcher.ratio)
     parts = []
     position = 0  # of the first word that is in no part yet
     # The last matching block is empty, at the end of the text: no words can remain after the loop.

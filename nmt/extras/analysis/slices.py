@@ -10,6 +10,7 @@ occurrences with the same ids are counted.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -161,10 +162,10 @@ def groups_of_system(
         yield Group("numbers", number_labels, _KEPT)
         yield Group("names and copied tokens", name_labels, _KEPT)
     ratios = []
-    for output, reference in zip(system.lines, references[0], strict=True):
+    for output, *line_references in zip(system.lines, *references, strict=True):
         # In characters. The 1 keeps the ratio finite if the reference is empty.
-        ratio = (len(output) + 1) / (len(reference) + 1)
-        ratios.append(ratio)
+        line_ratios = [(len(output) + 1) / (len(reference) + 1) for reference in line_references]
+        ratios.append(min(line_ratios, key=lambda ratio: abs(math.log(ratio))))
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
     if system.results:  # a file of translations has no results of a guard
         labels = ["suspicious" if result.alarms else "not suspicious" for result in system.results]
@@ -287,7 +288,7 @@ def _copy_label(required: set[str], output: set[str]) -> str:
     return "kept" if required <= output else "lost"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LineCounts:
     """How often the words of one line occur in the training data."""
 

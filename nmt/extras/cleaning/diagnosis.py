@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
+from itertools import compress, product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.corpus import has_shards
 from nmt.data.diagnosis import Diagnosis, Looked, Material
 from nmt.data.filters import ListedProblem, PairProblem, filter_actions
 from nmt.data.formats.pair import SentencePair
@@ -35,6 +34,7 @@ from nmt.extras.cleaning.scores import (
     ScorePairs,
     Scores,
     dual_scorer,
+    parts_of,
     read_scores,
     write_scores,
 )
@@ -79,16 +79,15 @@ def look_at(
 
 @dataclass(frozen=True)
 class _LineNumbers:
-    """The numbers of the lines of a corpus in its file. Only the path of the store is pickled."""
+    """The numbers of the lines of a corpus in its files. Only the path of the store is pickled."""
 
     store: ParallelStore
     start: int  # first row of the corpus
     end: int  # row after its last row
 
-    def __getitem__(self, pairs: slice) -> list[int]:
-        """Return the numbers of some pairs, which are counted from 0."""
-        numbers = self.store.lines[self.start : self.end]
-        return list(map(int, numbers[pairs]))
+    def __getitem__(self, pairs: Any) -> Any:
+        """Return the number of a pair, counted from 0, or of a slice of pairs."""
+        return self.store.lines[self.start : self.end][pairs].tolist()
 
 
 class CorpusDiagnosis(Diagnosis):
@@ -113,8 +112,8 @@ class CorpusDiagnosis(Diagnosis):
         # Line number and score (by the two models) of every kept pair of all corpora, in order.
         self._dual_lines = array("q")
         self._dual_scores = array("f")
-        # Of each corpus: the index of its first kept pair among those of all corpora, and the
-        # index after its last one.
+        # Of each corpus, or of its files: the index of its first kept pair among those of all
+        # corpora, and the index after its last one.
         self._spans: dict[str, tuple[int, int]] = {}
         # By configured and detected language: the number of pairs, and corpus and line of the
         # first ones.
@@ -124,7 +123,7 @@ class CorpusDiagnosis(Diagnosis):
         self._ranges: Mapping[str, Sequence[Range]] = {}  # misaligned ranges of each corpus
         self._num_returned = 0  # kept pairs in all blocks for which `of_block` was called
         self._num_lines: Mapping[str, int] = {}  # of each corpus
-        # Of each corpus of a single file, which may have a header and pairs of several lines.
+        # Of each corpus and set. Files may have headers and pairs of several lines.
         self._line_numbers: dict[str, _LineNumbers] = {}
         self._writing: Future[None] | None = None  # the file of lexical scores
 
@@ -137,8 +136,9 @@ class CorpusDiagnosis(Diagnosis):
     ) -> None:
         """Record the hashes, leaks, languages and model scores of the next block of a corpus."""
         num_before = self._repeat_finder.count  # kept pairs of all blocks before this one
-        first, _ = self._spans.get(corpus, (num_before, num_before))
-        self._spans[corpus] = first, num_before + len(pairs)
+        place = next((pair.file for pair in pairs), "") or corpus
+        first, _ = self._spans.get(place, (num_before, num_before))
+        self._spans[place] = first, num_before + len(pairs)
         self._repeat_finder.add(looked[_HASHES])
         self._leaks.update(corpus, pairs, looked[_LEAKS])
         for problem in found:
@@ -183,13 +183,12 @@ class CorpusDiagnosis(Diagnosis):
             self._ranges = alignment.ranges
         self.lexicon = alignment.lexicon
         if isinstance(lines, ParallelStore):
-            for name, corpus in material.corpora.items():
-                if not has_shards(corpus):
-                    self._line_numbers[name] = _LineNumbers(lines, *spans[name])
-        path = material.folder / LEXICAL
-        self._writing = material.workers.submit(
-            write_scores, path, alignment.scores, self._line_numbers
-        )
+            for name, span in spans.items():
+                self._line_numbers[name] = _LineNumbers(lines, *span)
+            path = material.folder / LEXICAL
+            self._writing = material.workers.submit(
+                write_scores, path, alignment.scores, self._line_numbers, material.files
+            )
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
@@ -245,20 +244,22 @@ class CorpusDiagnosis(Diagnosis):
                 lines[name] = self._dual_lines[start:end]
                 scores[name] = np.array(self._dual_scores[start:end], np.float32)
             path = self.material.folder / DUAL
-            write_scores(path, scores, lines)
+            write_scores(path, scores, lines, {place: {0: ""} for place in scores})
         if self._writing is not None:
             self._writing.result()
         shifts = []
         unrelated = []
         for corpus, ranges in self._ranges.items():
-            for misaligned in ranges:
-                start = misaligned.start
-                end = misaligned.end
-                if corpus in self._line_numbers:
-                    numbers = self._line_numbers[corpus]
-                    [start] = numbers[start - 1 : start]
-                    [end] = numbers[end - 1 : end]
-                entry = {"corpus": corpus, "start": start, "end": end}
+            numbers = self._line_numbers[corpus]
+            num_pairs = numbers.end - numbers.start
+            parts = list(parts_of(self.material.files[corpus], num_pairs))
+            for misaligned, (file, first, stop) in product(ranges, parts):
+                before = max(misaligned.start - 1, first)
+                end = min(misaligned.end, stop)
+                if before >= end:
+                    continue  # the range is in other files
+                entry = {"corpus": corpus, "file": file, "pairs_before": before}
+                entry |= {"start": numbers[before], "end": numbers[end - 1]}
                 if misaligned.offset is None:
                     unrelated.append(entry)
                 else:
@@ -336,10 +337,13 @@ def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """
     largest_first = sorted(ranges, key=lambda entry: entry["start"] - entry["end"])
     for entry in largest_first[:_MAX_NOTES]:
-        lines = f"{entry['corpus']}: lines {entry['start']:,} to {entry['end']:,}"
+        place = entry["file"] or entry["corpus"]
+        lines = f"{place}: lines {entry['start']:,} to {entry['end']:,}"
         offset = entry.get("offset")  # Unrelated ranges have none, and others are not 0.
         if offset:
-            direction = "below" if offset > 0 else "above"
+            direction = "above"
+            if offset > 0:
+                direction = "below"
             distance = abs(offset)
             unit = "line" if distance == 1 else "lines"
             yield f"shifted: {lines}: the translations are {distance} {unit} {direction}"

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Cooccurrences, Lexicon, Pairs, batches, cells_of
-from nmt.data.store import Lines, Mask, Rows
+from nmt.data.store import IntArray, Lines, Mask, Rows
 from nmt.data.workers import HERE, Workers
 from nmt.text.flat import FlatIds, Ids
 
@@ -43,7 +43,6 @@ _USUALLY_ABOVE = 0.95  # Share of all translations that score clearly above rand
 # Ratio of standard deviation to median absolute deviation of a normal distribution.
 _NORMAL_RATIO = 1.4826
 Values = npt.NDArray[np.floating]
-Lengths = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float32]
 _FLOOR = 0.1  # Weight of a token's overall frequency in its translation probability (smoothing).
 _PRIOR = 0.5  # Pseudo-count of co-occurrences with unseen words.
@@ -248,7 +247,7 @@ class PairMeasures(NamedTuple):
     num_tokens: npt.NDArray[np.integer]  # Tokens of both lines together; 0 if one is blank.
 
     @classmethod
-    def of(cls, nats: Values, source_lengths: Lengths, target_lengths: Lengths) -> PairMeasures:
+    def of(cls, nats: Values, source_lengths: IntArray, target_lengths: IntArray) -> PairMeasures:
         """Compute the measurements from the scores in nats and the lengths in tokens.
 
         The arrays may have any shapes that broadcast: (P,) for pairs; (S, T), (S, 1) and (T,) for

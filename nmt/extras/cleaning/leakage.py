@@ -24,9 +24,9 @@ import numpy.typing as npt
 import regex
 
 from nmt.config.data import Direction
-from nmt.data.checks import SentenceKey, sentence_keys
+from nmt.data.checks import SentenceKey, held_out_keys, sentence_keys
 from nmt.data.filters import PairProblem
-from nmt.data.formats.pair import SentencePair
+from nmt.data.formats.pair import SentencePair, place_of
 from nmt.extras.cleaning.repeats import Hashes, normalized, word_hash
 from nmt.text.flat import FlatIds
 from nmt.text.languages import UNSPACED, script_class
@@ -292,13 +292,13 @@ class CopySearch:
         sources = []
         for held_out in sets:
             for pair in held_out.pairs:
-                place = f"{held_out.name}, line {pair.line}"
+                place = place_of(pair, held_out.name)
                 self._places.append((held_out, place))
                 sources.append(pair.source)
                 if held_out.is_configured:
-                    source_key, target_key, _ = sentence_keys(held_out.direction, *pair)
-                    self._exact.setdefault(source_key, place)
-                    self._exact.setdefault(target_key, place)
+                    source_keys, reference_keys, _ = held_out_keys(held_out.direction, pair)
+                    for key in (*source_keys, *reference_keys):
+                        self._exact.setdefault(key, place)
         self._index = LeakageIndex(sources)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -316,7 +316,7 @@ class CopySearch:
         direction = self._directions[corpus]
         places = {}
         for row, pair in enumerate(pairs):
-            source_key, target_key, _ = sentence_keys(direction, *pair)
+            source_key, target_key, _ = sentence_keys(direction, *pair[:2])
             place = self._exact.get(source_key) or self._exact.get(target_key)
             if place:
                 places[row] = place
@@ -342,12 +342,8 @@ class Leaks:
         directions: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     ) -> None:
         self._directions = directions
-        # Of each held-out sentence: the name of its set and its line number there; its text.
-        self._set_lines: list[tuple[str, int]] = []
-        self._sources: list[str] = []
-        for name, pairs in sets.items():
-            self._set_lines += ((name, pair.line) for pair in pairs)
-            self._sources += (pair.source for pair in pairs)
+        # Each held-out sentence with the name of its set.
+        self._held_out = [(name, pair) for name, pairs in sets.items() for pair in pairs]
         # By the index of a held-out sentence that has a copy: whether it has an exact copy.
         self._has_exact: dict[int, bool] = {}
         self._num_copies = Counter[int]()  # by the index of the held-out sentence
@@ -364,7 +360,7 @@ class Leaks:
                 exact copy. (leaks, 3).
         """
         for row, held_out, is_exact in leaks.tolist():
-            set_name, line = self._set_lines[held_out]
+            set_name, held_out_pair = self._held_out[held_out]
             direction = self._directions.get(corpus)
             if direction != self._directions.get(set_name):
                 continue
@@ -380,10 +376,10 @@ class Leaks:
                 continue
             pair = pairs[row]
             kind = "exact" if is_exact else "near"
-            entry = {"set": set_name, "line": line, "corpus": corpus}
-            entry |= {"train_line": pair.line, "kind": kind}
+            entry = {"set": held_out_pair.file or set_name, "line": held_out_pair.line}
+            entry |= {"corpus": pair.file or corpus, "train_line": pair.line, "kind": kind}
             if is_first:
-                entry |= {"sentence": self._sources[held_out], "train_text": pair.source}
+                entry |= {"sentence": held_out_pair.source, "train_text": pair.source}
             self.entries.append(entry)
 
     def num_near(self) -> dict[str, int]:
@@ -391,7 +387,7 @@ class Leaks:
         num_near = Counter[str]()
         for held_out, has_exact in self._has_exact.items():
             if not has_exact:
-                set_name, _ = self._set_lines[held_out]
+                set_name, _ = self._held_out[held_out]
                 num_near[set_name] += 1
         return dict(num_near)
 

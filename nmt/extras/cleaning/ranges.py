@@ -20,12 +20,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.store import Lines, Mask, Rows
+from nmt.data.store import IntArray, Lines, Mask, Rows
 from nmt.extras.cleaning.evidence import (
     MAX_NATS_AGAINST,
     Evidence,
     Floats,
-    Lengths,
     PairMeasures,
     PairScorer,
     Values,
@@ -33,7 +32,7 @@ from nmt.extras.cleaning.evidence import (
 from nmt.text.flat import FlatIds
 
 MOST_OFFSET = 100  # Maximum shift, in lines up or down, that is found.
-# Lengths are compared in windows of this many lines; a window starts after every `_HOP` lines.
+# IntArray are compared in windows of this many lines; a window starts after every `_HOP` lines.
 _WINDOW = 50
 _HOP = 25
 _FISHER_GAIN = 5.0  # Minimum gain of an offset over no offset, in standard deviations.
@@ -277,7 +276,7 @@ def first_offsets(lines: Lines, first_row: int, end_row: int) -> Rows:
     return np.where(is_unknown, corpus_offset, offsets)
 
 
-def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Rows, Values]:
+def likely_offsets(source_lengths: IntArray, target_lengths: IntArray) -> tuple[Rows, Values]:
     """Guess the offset of each line from the lengths of the 50 lines around it.
 
     Args:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -116,26 +115,42 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
     return np.array(values[:num_lines], np.float32)
 
 
+def parts_of(files: Mapping[int, str], num_pairs: int) -> Iterator[tuple[str, int, int]]:
+    """Yield each file of a corpus, the number of pairs before it, and that of the pairs up to it.
+
+    Args:
+        files: The files by the number of pairs before each.
+        num_pairs: Number of pairs of the corpus.
+    """
+    ends = [*files, num_pairs][1:]
+    for (start, file), end in zip(files.items(), ends, strict=True):
+        yield file, start, end
+
+
 def write_scores(
-    path: Path, scores: Mapping[str, Scores], lines: Mapping[str, Any] = MappingProxyType({})
+    path: Path,
+    scores: Mapping[str, Scores],
+    lines: Mapping[str, Any],
+    files: Mapping[str, Mapping[int, str]],
 ) -> None:
     """Write a compressed TSV file of corpus, line and score. The same scores give the same bytes.
 
     Args:
         path: A new file.
         scores: The scores of each corpus.
-        lines: Line number of each score, by corpus, to be sliced. If a corpus is missing, its pairs
-            are numbered from 1.
+        lines: Line number of each score, by corpus, to be sliced.
+        files: The files of each corpus: see `parts_of`.
     """
-    with open_table(path, "corpus", "line", "score") as file:
+    with open_table(path, "corpus", "line", "score") as table:
         for corpus, corpus_scores in scores.items():
-            line_numbers = lines.get(corpus, range(1, len(corpus_scores) + 1))
-            for start in range(0, len(corpus_scores), _WRITTEN_AT_ONCE):
-                block = slice(start, start + _WRITTEN_AT_ONCE)
-                block_scores = corpus_scores[block].tolist()
-                rows = zip(line_numbers[block], block_scores, strict=True)
-                texts = [f"{corpus}\t{line}\t{score:.4f}\n" for line, score in rows]
-                file.write("".join(texts).encode())
+            for file, first, end in parts_of(files[corpus], len(corpus_scores)):
+                for start in range(first, end, _WRITTEN_AT_ONCE):
+                    block = slice(start, min(start + _WRITTEN_AT_ONCE, end))
+                    block_scores = corpus_scores[block].tolist()
+                    rows = zip(lines[corpus][block], block_scores, strict=True)
+                    place = file or corpus
+                    texts = [f"{place}\t{line}\t{score:.4f}\n" for line, score in rows]
+                    table.write("".join(texts).encode())
 
 
 def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:

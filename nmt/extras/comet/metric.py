@@ -172,8 +172,9 @@ def _package() -> Any:
         with warnings.catch_warnings(action="ignore"):
             return import_module("comet")
     except ImportError as error:
-        package = f"unbabel-comet ({error})"
-        raise ConfigError.needs("The metric comet", package, extra="comet") from error
+        raise ConfigError.needs(
+            "The metric comet", f"unbabel-comet ({error})", extra="comet"
+        ) from error
     finally:
         root.removeHandler(silent)
 

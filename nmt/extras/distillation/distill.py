@@ -24,7 +24,7 @@ from nmt.checkpoint.files import MODEL, adapter_record
 from nmt.checkpoint.model_folder import ModelFiles, find_model, recorded_data
 from nmt.commands.augment import CORPUS, SETTINGS, augment, check_output_folder
 from nmt.commands.config import load_config
-from nmt.commands.options import AugmentOptions, user_values
+from nmt.commands.options import AugmentOptions, CommandResult, user_values
 from nmt.commands.train import fit
 from nmt.config import loader
 from nmt.config.data import CorpusConfig, Direction
@@ -74,7 +74,7 @@ _OF_TEACHER = ("model.", "tokenizer.", "training.init_")
 _ONE_BY_ONE = 100  # Sentences that are translated one at a time.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """Size, quality and speed of one system."""
 
@@ -86,8 +86,8 @@ class Row:
     milliseconds: float  # Median time of one sentence alone.
 
 
-@dataclass(frozen=True, slots=True)
-class DistillReport:
+@dataclass(frozen=True)
+class DistillReport(CommandResult):
     """The student, and how it compares with the teacher."""
 
     model: str  # Folder of the exported student.
@@ -108,10 +108,6 @@ class DistillReport:
         if self.test.startswith("data.valid"):
             note += ", which also chose the best checkpoint; set `test` for a fair comparison"
         return f"{text_table(cells)}\n{note}\n\nnext: {command}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self)
 
 
 def distill(options: DistillOptions) -> DistillReport:

@@ -98,8 +98,7 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
     model_config = model.model
     shared = model_config.shares_inputs
     if shared and model.source.tokens != model.target.tokens:
-        problem = "The model has one embedding matrix for two different vocabularies."
-        raise damaged(problem)
+        raise damaged("The model has one embedding matrix for two different vocabularies.")
     sides = []
     for side in (model.source, model.target):
         # A shared vocabulary needs the subwords of both SentencePiece models.
@@ -120,8 +119,7 @@ def _write_imported(model: Imported, options: ImportOptions, origin: str) -> Imp
         expected = build_model(model_config, *new.vocab_sizes)
     problems = tensor_differences(new.weights, expected.state_dict())
     if problems:
-        problem = f"The weights do not match the configuration of the model:\n  {problems}"
-        raise damaged(problem)
+        raise damaged(f"The weights do not match the configuration of the model:\n  {problems}")
     for name, array in new.weights.items():
         if not np.isfinite(array).all():
             raise damaged(f"{name} contains NaN or infinity.")
@@ -267,8 +265,10 @@ def _codes(
     for code in (source, target):
         symbol = language_symbol(code, tags)
         if symbol is None:
-            problem = f"`languages`: the model has no language {code}.{did_you_mean(code, codes)}"
-            raise ConfigError(problem, fix=f"Use codes of the model, such as {default_codes[0]}.")
+            raise ConfigError(
+                f"`languages`: the model has no language {code}.{did_you_mean(code, codes)}",
+                fix=f"Use codes of the model, such as {default_codes[0]}.",
+            )
         tag_codes.append(symbol[2:-1])  # without "<2" and ">"
     source, target = tag_codes
     return source, target
@@ -385,8 +385,7 @@ def _reorder(original: Weights, sides: Sequence[_Side]) -> _Contents:
             rows = side.output_rows
             missing_value = _MISSING_BIAS
         if rows.max() >= len(table):
-            problem = f"{name} has {len(table):,} rows, fewer than the size of the vocabulary."
-            raise damaged(problem)
+            raise damaged(f"{name} has {len(table):,} rows, fewer than the size of the vocabulary.")
         # One copy only: the matrix of a multilingual model takes a gigabyte. Missing rows are
         # copies of row 0 until they get their value.
         table = table[np.maximum(rows, 0)]

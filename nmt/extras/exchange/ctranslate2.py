@@ -191,8 +191,10 @@ class CTranslate2Target(ExportTarget):
     def adapt(self, config: InferenceConfig) -> InferenceConfig:
         import_ctranslate2()
         if unsupported := not_expressed(config.model):
-            fix = "Export with `to` safetensors, or train a model without this option."
-            raise ConfigError(f"CTranslate2 does not support {', '.join(unsupported)}.", fix=fix)
+            raise ConfigError(
+                f"CTranslate2 does not support {', '.join(unsupported)}.",
+                fix="Export with `to` safetensors, or train a model without this option.",
+            )
         options = config.decoding
         # The export has the defaults of these options.
         dropped_names = set(_NOT_FOLLOWED)
@@ -406,8 +408,10 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
             problems.append(f"{cache} cannot be written ({error.strerror or error})")
     problem = f"the model cannot be converted: {'; '.join(problems)}"
     logger.info("%s", problem)  # explains the slower engine, torch
-    fix = "Make either folder writable, or use `engine` torch."
-    raise EngineLacksError(f"The CTranslate2 engine cannot be used: {problem}.", fix=fix)
+    raise EngineLacksError(
+        f"The CTranslate2 engine cannot be used: {problem}.",
+        fix="Make either folder writable, or use `engine` torch.",
+    )
 
 
 def _is_complete(folder: Path) -> bool:
@@ -486,8 +490,9 @@ class CTranslate2Engine(Engine):
         package = import_ctranslate2()
         num_gpus = package.get_cuda_device_count()
         if device not in ("auto", "cpu") and not num_gpus:
-            fix = "Use `device` cpu, or `device` auto."
-            raise DeviceError("CTranslate2 cannot find a CUDA device.", fix=fix)
+            raise DeviceError(
+                "CTranslate2 cannot find a CUDA device.", fix="Use `device` cpu, or `device` auto."
+            )
         self.on_gpu = device != "cpu" and num_gpus > 0
         try:
             record = read_json(folder / RECORD)
@@ -721,8 +726,10 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
         converted = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
     engine = CTranslate2Engine(converted, device=options.device, threads=options.threads)
     if dtype not in (None, engine.dtype):  # None: any type of an export is fine
-        fix = f"Remove `dtype`, or export again with `quantization` {dtype}."
-        raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
+        raise ConfigError(
+            f"{folder} was exported in {engine.dtype}.",
+            fix=f"Remove `dtype`, or export again with `quantization` {dtype}.",
+        )
     return LoadedModel(engine, tokenizers, config.decoding, config.max_length, Languages.of(config))
 
 

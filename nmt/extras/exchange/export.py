@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from nmt.checkpoint.model_folder import (
     write_folder_config,
 )
 from nmt.checkpoint.run import trained_on
+from nmt.commands.options import CommandResult
 from nmt.config.document import dump_document
 from nmt.config.inference import InferenceConfig
 from nmt.data.corpus import corpus_names
@@ -85,11 +86,11 @@ class ExportTarget:
             shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
 
 
-EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry("export target")
+EXPORT_TARGETS = Registry[Callable[[], ExportTarget]]("export target")
 
 
 @dataclass(frozen=True)
-class WrittenFolder:
+class WrittenFolder(CommandResult):
     """The output of a command that writes a model folder: text or JSON."""
 
     output: Path  # The model folder.
@@ -97,10 +98,6 @@ class WrittenFolder:
     def as_text(self) -> str:
         """Return only the path of the folder, for use in scripts."""
         return str(self.output)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data for JSON."""
-        return asdict(self) | {"output": str(self.output)}
 
 
 @dataclass(frozen=True)
@@ -135,13 +132,17 @@ def export(options: ExportOptions) -> ExportSummary:
     to = options.to
     check_new_folder(output, source)
     if is_ctranslate2(source):
-        problem = f"{source} is already an export, and cannot be exported again."
-        raise ConfigError(problem, fix="Pass the run or model folder that was exported.")
+        raise ConfigError(
+            f"{source} is already an export, and cannot be exported again.",
+            fix="Pass the run or model folder that was exported.",
+        )
     target = EXPORT_TARGETS[to]()
     dtype = options.quantization or target.dtypes[0]
     if dtype not in target.dtypes:
-        fix = f"Remove `quantization`, or use {' or '.join(target.dtypes)}."
-        raise ConfigError(f"`to` {to} does not support `quantization` {dtype}.", fix=fix)
+        raise ConfigError(
+            f"`to` {to} does not support `quantization` {dtype}.",
+            fix=f"Remove `quantization`, or use {' or '.join(target.dtypes)}.",
+        )
     files = find_model(source, options.checkpoint)
     merged_config = files.config.model_copy(update={"base_model": None})  # adapters are merged
     config = target.adapt(merged_config)

@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from nmt.checkpoint.files import MODEL, adapter_record
 from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model, log_next_commands
+from nmt.commands.options import CommandResult
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
 from nmt.extras.exchange.export import (
@@ -55,8 +56,8 @@ _IMPORT_FILE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PushResult:
+@dataclass(frozen=True)
+class PushResult(CommandResult):
     """What `nmt push` has uploaded or, in a dry run, would upload."""
 
     repository: str
@@ -68,10 +69,6 @@ class PushResult:
         """Return the URL of the commit; after a dry run, the model card and the list of files."""
         files = [f"{size:>12,}  {name}" for name, size in self.files.items()]
         return self.address or "\n".join([self.card, *files])
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data for JSON."""
-        return asdict(self)
 
 
 def push(options: PushOptions) -> PushResult:
@@ -95,8 +92,10 @@ def push(options: PushOptions) -> PushResult:
     model = find_model(folder)
     model.manifest.verify(folder)
     if adapter_record(folder / MODEL):
-        problem = f"{folder} contains adapters only, which need the base model."
-        raise ConfigError(problem, fix=f"Export the merged model first: {export}")
+        raise ConfigError(
+            f"{folder} contains adapters only, which need the base model.",
+            fix=f"Export the merged model first: {export}",
+        )
     results = list[dict[str, Any]]()  # entries of the model-index
     for path in options.scores:
         results += _model_index_results(path)
@@ -152,9 +151,11 @@ def _model_index_results(path: Path) -> Iterator[dict[str, Any]]:
     try:
         evaluations = read_report(path)
     except (OSError, ValueError) as error:
-        problem = f"{path} is not a JSON report of `nmt evaluate`."
-        fix = f"Create the report again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
-        raise DataError(problem, fix=fix) from error
+        raise DataError(
+            f"{path} is not a JSON report of `nmt evaluate`.",
+            fix=f"Create the report again: {shell_command('evaluate', 'MODEL', json=True)} > "
+            f"{path}",
+        ) from error
     for evaluation in evaluations:
         metrics = [
             _model_index_field(score.metric, value=score.value, args={"signature": score.signature})
@@ -255,9 +256,9 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
                 download(local_dir=folder, allow_patterns=sorted(names))
                 shutil.rmtree(folder / ".cache", ignore_errors=True)  # written by huggingface_hub
                 Manifest.read(folder).verify(folder)
-                find_model(folder)  # raises an error if the folder is not a model
+                languages = find_model(folder).config.languages  # fails if this is not a model
             log_next_commands(output)
-            return version, ImportSummary(output, find_model(output).config.languages)
+            return version, ImportSummary(output, languages)
         needed_names = [name for name in sorted(names) if _IMPORT_FILE.fullmatch(name)]
         if is_nmt_model:
             needed_names = sorted(names)
@@ -267,8 +268,11 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
         elif not any(name.endswith(".npz") for name in names):
             kinds = "an nmt model folder nor a Marian, M2M-100 or NLLB model"
             problem = f"{repository} is neither {kinds}"
-            fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
-            raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
+            raise CheckpointError(
+                f"{problem}: {MANIFEST} is missing.",
+                fix="Use a model that `nmt push` uploaded, or an OPUS-MT model, such as "
+                f"{EXAMPLE}.",
+            )
         source = Path(download(allow_patterns=needed_names))
         terms = getattr(info.card_data, "license", None) or "unknown"
         page = f"{hub_address()}/{repository}"
@@ -280,8 +284,9 @@ def parse_name(text: str) -> tuple[str, str | None]:
     """Split ``ORG/NAME`` or ``ORG/NAME@REVISION`` into repository and revision."""
     match = _NAME.fullmatch(text)
     if match is None:
-        fix = f"Write ORG/NAME, such as {EXAMPLE}."
-        raise ConfigError(f"{text!r} is not a valid Hub name.", fix=fix)
+        raise ConfigError(
+            f"{text!r} is not a valid Hub name.", fix=f"Write ORG/NAME, such as {EXAMPLE}."
+        )
     return match[1], match[2]
 
 
@@ -293,8 +298,11 @@ def check_names(repository: str, names: set[str]) -> None:
     foreign_names = sorted(name for name in names if not _MODEL_FILE.fullmatch(name))
     if foreign_names:
         problem = f"{repository} contains files that nmt never writes into a model folder"
-        fix = "Pull an earlier version (ORG/NAME@COMMIT), or check who can write to the repository."
-        raise CheckpointError(f"{problem}: {', '.join(foreign_names[:5])}.", fix=fix)
+        raise CheckpointError(
+            f"{problem}: {', '.join(foreign_names[:5])}.",
+            fix="Pull an earlier version (ORG/NAME@COMMIT), or check who can write to the "
+            "repository.",
+        )
 
 
 @contextmanager
@@ -306,8 +314,10 @@ def _connection(repository: str, action: str) -> Iterator[Any]:
         action: What the caller does with the repository: ``pushed`` or ``pulled``.
     """
     if not reaches(hub_address()):
-        problem = f"{repository} was not {action}: {hub_address()} cannot be reached."
-        raise CheckpointError(problem, fix="Check the network, and HF_ENDPOINT if it is set.")
+        raise CheckpointError(
+            f"{repository} was not {action}: {hub_address()} cannot be reached.",
+            fix="Check the network, and HF_ENDPOINT if it is set.",
+        )
     try:
         yield import_module("huggingface_hub")  # slow to load
     except NmtError:
@@ -315,5 +325,7 @@ def _connection(repository: str, action: str) -> Iterator[Any]:
     except Exception as error:  # huggingface_hub passes on errors of its dependencies
         first_line = str(error).strip().split("\n")[0]
         reason = first_line.rstrip(".") or type(error).__name__
-        fix = "Check the name, the network and the permissions of the token in HF_TOKEN."
-        raise CheckpointError(f"{repository} was not {action}: {reason[:300]}.", fix=fix) from error
+        raise CheckpointError(
+            f"{repository} was not {action}: {reason[:300]}.",
+            fix="Check the name, the network and the permissions of the token in HF_TOKEN.",
+        ) from error

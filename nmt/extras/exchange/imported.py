@@ -62,7 +62,7 @@ _SUPPORTED: Mapping[str, Mapping[str, Sequence[Any]]] = {
 _MAX_RATIO = 64  # Size of the unpacked files, as a multiple of the archive: against zip bombs.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Vocabulary:
     """The vocabulary of one side: a SentencePiece model and the tokens of the embedding matrix."""
 
@@ -87,7 +87,7 @@ class Vocabulary:
         return cls(model, tokens, frozenset(filter(is_tag, tokens)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Imported:
     """A model in memory, with settings converted to those of nmt."""
 
@@ -128,8 +128,10 @@ def damaged(problem: str) -> CheckpointError:
 
 def refused(what: str) -> CheckpointError:
     """Return the error for a model with an unsupported feature, such as "an ensemble"."""
-    problem = f"The model uses {what}, which nmt does not support."
-    return CheckpointError(problem, fix="Import a different model, or train a model: `nmt init`.")
+    return CheckpointError(
+        f"The model uses {what}, which nmt does not support.",
+        fix="Import a different model, or train a model: `nmt init`.",
+    )
 
 
 @contextmanager
@@ -196,8 +198,9 @@ def weight_files(place: object, names: Sequence[str]) -> list[str]:
     unsupported_names = sorted(name for name in names if _OTHER_WEIGHTS.fullmatch(name))
     if unsupported_names:
         problem += f", only {', '.join(unsupported_names)}"
-    fix = "Download model.safetensors or pytorch_model.bin into the folder."
-    raise CheckpointError(f"{problem}.", fix=fix)
+    raise CheckpointError(
+        f"{problem}.", fix="Download model.safetensors or pytorch_model.bin into the folder."
+    )
 
 
 def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:

@@ -111,8 +111,10 @@ def is_resized(options: ImportOptions) -> bool:
     # The first option of a pair changes what the second one does.
     for name, needed_name in (("add_pieces", "add_vocabulary"), ("like", "add_language")):
         if getattr(options, name) and not getattr(options, needed_name):
-            fix = f"Pass `{needed_name}`, or remove `{name}`."
-            raise ConfigError(f"`{name}` has no effect without `{needed_name}`.", fix=fix)
+            raise ConfigError(
+                f"`{name}` has no effect without `{needed_name}`.",
+                fix=f"Pass `{needed_name}`, or remove `{name}`.",
+            )
     is_trimmed = options.keep_vocabulary or options.keep_language
     is_grown = options.add_vocabulary or options.add_language
     return bool(is_trimmed or is_grown)

@@ -390,8 +390,10 @@ def resize(
             tokenizer_of(models[0]).language_id(code)
     for code in options.add_language:
         if tag_symbol(code, tags):
-            problem = f"The model has a tag of the language {code} already."
-            raise ConfigError(problem, fix="Remove it from `add_language`.")
+            raise ConfigError(
+                f"The model has a tag of the language {code} already.",
+                fix="Remove it from `add_language`.",
+            )
 
     def texts_of(option: str, side: int) -> list[Path]:
         """Return those files of an option that count for one side: 0 is source, 1 is target."""
@@ -406,8 +408,10 @@ def resize(
             if matching(codes[side], suffixes) or not matching(other_code, suffixes):
                 side_paths.append(path)
         if paths and not side_paths:
-            fix = "Pass text of both languages: the model has a vocabulary for each."
-            raise ConfigError(f"`{option}` has no text for the language {codes[side]}.", fix=fix)
+            raise ConfigError(
+                f"`{option}` has no text for the language {codes[side]}.",
+                fix="Pass text of both languages: the model has a vocabulary for each.",
+            )
         return side_paths
 
     # Groups of sides. Vocabularies with the same entries change together.
@@ -507,8 +511,9 @@ def _trim(
     for index, place, lines in _blocks(texts, "comparing subwords"):
         ids = old_ids[_encode_block(new_tokenizers[index], lines)]
         if not np.array_equal(ids, _encode_block(old_tokenizers[index], lines)):
-            fix = "Keep the tags that occur in the text."
-            raise CheckpointError(f"{place}: these tokens would change.", fix=fix)
+            raise CheckpointError(
+                f"{place}: these tokens would change.", fix="Keep the tags that occur in the text."
+            )
     return trimmed_models, kept_ids
 
 
@@ -535,8 +540,10 @@ def _grow(
     if options.add_vocabulary:
         spec = last_model.trainer_spec
         if spec.model_type not in (spec.BPE, spec.UNIGRAM):
-            problem = "Only BPE and unigram vocabularies can grow; this one has whole words."
-            raise CheckpointError(problem, fix="Remove `add_vocabulary`.")
+            raise CheckpointError(
+                "Only BPE and unigram vocabularies can grow; this one has whole words.",
+                fix="Remove `add_vocabulary`.",
+            )
         tokenizers = [tokenizer_of(model) for model in models]
         words = Counter[str]()
         for index, _, lines in _blocks(texts, "counting words"):

@@ -271,25 +271,19 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
         return total / sum(map(len, log_probs))
 
     baseline = mean_log_prob()  # with all heads
-
-    def losses_of(module: Attention) -> list[float]:
-        """Return the loss without each head of one attention sublayer."""
-        losses = []
-        for head in range(1, module.num_heads + 1):
-            with without_head(module, head):
-                losses.append(baseline - mean_log_prob())
-        return losses
-
-    losses_by_kind = {}
+    losses: dict[Kind, list[list[float]]] = {}
     for kind in KINDS:
-        layers = model.decoder
-        name = "self_attention"
-        if kind == "encoder":
-            layers = model.encoder
-        elif kind == "cross":
-            name = "cross_attention"
-        losses_by_kind[kind] = [losses_of(getattr(layer, name)) for layer in layers]
-    return losses_by_kind
+        layers = model.encoder if kind == "encoder" else model.decoder
+        name = "cross_attention" if kind == "cross" else "self_attention"
+        losses[kind] = []
+        for layer in layers:
+            module: Attention = getattr(layer, name)
+            losses_of_layer = []
+            for head in range(1, module.num_heads + 1):
+                with without_head(module, head):
+                    losses_of_layer.append(baseline - mean_log_prob())
+            losses[kind].append(losses_of_layer)
+    return losses
 
 
 def _role(shares: Sequence[float | None]) -> str:

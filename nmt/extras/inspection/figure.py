@@ -293,7 +293,14 @@ def figure_lines(figure: Figure) -> list[str]:
             rows = [[label, *values] for label, values in labelled]
             return _table(["", *figure.columns], rows)
         case Tree():
-            return _tree(figure)
+            lines = []
+            for path in sorted(figure.paths):  # depth first
+                node = figure.nodes[path[-1]]
+                indent = "  " * (len(path) - 1)
+                lines.append(
+                    f"{_MARKS[node.kind]} {indent}{visible(node.label)}  {visible(node.detail)}"
+                )
+            return [*lines, "* part of the translation, + finished, x dead end"]
         case Steps():
             step_lines = map(_step, figure.steps)
             return list(chain.from_iterable(step_lines))
@@ -377,11 +384,8 @@ def _cell_text(cell: Cell, form: str) -> str:
 
 def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
     """Return for each column whether it contains only numbers, which are right-aligned."""
-    return list(map(_is_numeric, zip_longest(*rows)))
-
-
-def _is_numeric(column: Iterable[Cell]) -> bool:
-    return not any(isinstance(cell, str) for cell in column)
+    columns = zip_longest(*rows)
+    return [str not in map(type, column) for column in columns]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
@@ -394,13 +398,3 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
             columns[index] = [cell.rjust(width) for cell in columns[index]]
     aligned_rows = list(zip(*columns, strict=True))
     return text_table(aligned_rows).splitlines()
-
-
-def _tree(figure: Tree) -> list[str]:
-    """Return a line for each node, indented below the parent node."""
-    lines = []
-    for path in sorted(figure.paths):  # depth first
-        node = figure.nodes[path[-1]]
-        indent = "  " * (len(path) - 1)
-        lines.append(f"{_MARKS[node.kind]} {indent}{visible(node.label)}  {visible(node.detail)}")
-    return [*lines, "* part of the translation, + finished, x dead end"]

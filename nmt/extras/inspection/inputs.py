@@ -29,7 +29,7 @@ from nmt.extras.inspection.figure import (
     vector_text,
 )
 from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels, step_labels
-from nmt.model.positions import POSITIONS, sinusoids
+from nmt.model.positions import POSITIONS, rates, sinusoids
 from nmt.packed import Packed
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
 from nmt.text.flat import FlatIds
@@ -265,21 +265,6 @@ def _subword_table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]])
 def _number_labels(count: int, first: int = 0) -> list[str]:
     """Return ``count`` consecutive numbers as texts."""
     return [str(number) for number in range(first, first + count)]
-
-
-def rates(dim: int, layout: str) -> Tensor:
-    """Return the angular frequency of each pair of sine and cosine: (D / 2,), float64.
-
-    ``layout`` is a key of `LAYOUTS`, here and in the functions below. Pair i has the frequency
-    10000^(-2i / D), as in Vaswani et al. (2017), or 10000^(-i / (D / 2 - 1)) in
-    ``sinusoidal-halves``.
-    """
-    num_pairs = dim // 2
-    num_steps = num_pairs
-    if layout == "sinusoidal-halves":
-        num_steps = max(num_pairs - 1, 1)
-    exponents = -torch.arange(num_pairs, dtype=torch.float64) / num_steps
-    return 10_000.0**exponents
 
 
 def pair_columns(dim: int, layout: str) -> tuple[Tensor, Tensor]:

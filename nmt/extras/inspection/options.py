@@ -1,6 +1,6 @@
 """The views and the options of ``nmt inspect``. Imports neither torch nor the views.
 
-To add a view, write a function ``(Inspected) -> Iterator[Figure]`` and an entry in `VIEWS`. The
+To add a view, write a function ``(Inspected) -> Iterator[Figure]`` and an entry in views.toml. The
 docstring of the function is the title and the explanation on the page, so write the docstring for
 readers of the page. The requirements of a view (`View.needs`) are checked before models or data are
 loaded.
@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from nmt.commands.options import Overrides, Tag, file_or_standard
 from nmt.config.flag import OF_THE_MODEL, Flag, Options
+from nmt.installation import read_toml
 
 OutputFormat = Literal["text", "html", "svg", "json"]
 
@@ -21,41 +22,19 @@ OutputFormat = Literal["text", "html", "svg", "json"]
 # "sentence": trained weights and a sentence; "pass": a sentence. For a pass, a configuration gets
 # random weights.
 Need = Literal["configuration", "vocabulary", "model", "sentence", "pass"]
-# Fields of the options that have an effect in a view.
-_MODEL = ("checkpoint",)
-_SEARCH = ("source", "tag", "beam_size", "set_", *_MODEL)
-_TRACE = (*_SEARCH, "unmasked")
-_PAIR = (*_SEARCH, "target")
-_LAYER = (*_PAIR, "layer")
-_HEAD = (*_LAYER, "head")
-_TEST_SET = ("tag", *_MODEL, "test", "limit")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """Where a view is implemented, its requirements, and its summary."""
 
     module: str  # Module of this package with the function that has the name of the view.
     needs: Need
     summary: str  # One line for ``--help`` and for the end of the page.
-    options: tuple[str, ...] = _PAIR  # Fields of the options that have an effect.
+    options: list[str]  # Fields of the options that have an effect.
 
 
-VIEWS: dict[str, View] = {
-    "parameters": View("structure", "configuration", "parameter count of each part", ()),
-    "diagram": View("structure", "configuration", "sublayers, norms and residual connections", ()),
-    "shapes": View("structure", "pass", "shape, mean and spread of every tensor", _LAYER),
-    "vocabulary": View("inputs", "vocabulary", "subwords, ids, vectors, nearest neighbours"),
-    "positions": View("inputs", "configuration", "position encoding, similar positions", _MODEL),
-    "shift": View("inputs", "vocabulary", "a small batch: decoder input, output and masks"),
-    "attention": View("attention", "pass", "attention of each layer and head", _HEAD),
-    "score": View("sublayers", "pass", "attention calculated step by step", _HEAD),
-    "flow": View("sublayers", "pass", "residual stream, gradients, entropy of heads"),
-    "alignment": View("attention", "sentence", "word alignment of source and target"),
-    "trace": View("prediction", "sentence", "steps of the search, and beam tree", _TRACE),
-    "distributions": View("prediction", "sentence", "predicted probabilities and the target"),
-    "heads": View("attention", "model", "role and importance of each head", _TEST_SET),
-}
+VIEWS = {name: View(**row) for name, row in read_toml(__file__, "views.toml").items()}
 # The page lists these views only as commands, because they need more time or several checkpoints.
 NOT_IN_PAGE = ("distributions", "heads")
 

@@ -181,15 +181,6 @@ def trace_search(
     return stepper.moments, hypotheses
 
 
-@dataclass(frozen=True)
-class ObservedSearch:
-    """A search with all its steps."""
-
-    options: DecodingConfig
-    moments: list[Moment]
-    best: Ids  # The best hypothesis.
-
-
 def trace(inspected: Inspected) -> Iterator[Figure]:
     """Trace of the search.
 
@@ -199,15 +190,15 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
     hypothesis is the log probability divided by the length penalty, plus the coverage penalty. The
     hypothesis with the highest score is the translation.
     """
-    # The search and, if its translation was suspicious, the second search.
-    searches: list[ObservedSearch] = []
+    # The search and, if its translation was suspicious, the second search: options, steps and the
+    # best hypothesis.
+    searches: list[tuple[DecodingConfig, list[Moment], Ids]] = []
     tokenizer = inspected.tokenizers.target
 
     def observe(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
         check_options(options)
         moments, hypotheses = trace_search(inspected.model, ids, options)
-        best = hypotheses[0].ids
-        searches.append(ObservedSearch(options, moments, best))
+        searches.append((options, moments, hypotheses[0].ids))
         return hypotheses
 
     output = inspected.translate(observe)
@@ -220,14 +211,13 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
         reason = f"The first translation was suspicious ({alarms}), so there is a second search."
         outcome = f"The {_ORDINALS[used_index]} translation is used. `nmt translate` does the same."
         yield TextFigure("Second search", [reason, outcome])
-    for index, observed_search in enumerate(searches):
+    for index, (options, moments, best) in enumerate(searches):
         prefix = prefixes[index]
-        moments = observed_search.moments
         steps = [_step(moment, tokenizer) for moment in moments]
         yield Steps(f"{prefix}Decoding step by step", steps)
-        nodes = _nodes(moments, observed_search.best, tokenizer)
+        nodes = _nodes(moments, best, tokenizer)
         yield Tree(f"{prefix}Beam tree", nodes)
-        penalty = length_penalty(observed_search.options)
+        penalty = length_penalty(options)
         rows: Rows = []
         for hypothesis, coverage in _finished(moments):
             length = len(hypothesis.ids) + 1  # with EOS
@@ -240,8 +230,8 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
         title = f"{prefix}Finished hypotheses"
         yield Table(title, _FINISHED_COLUMNS, rows, note=note)
     if inspected.choice.unmasked:
-        num_steps = len(searches[0].moments)
-        yield from _unmasked(inspected, num_steps + _MORE_WORDS)
+        _, first_moments, _ = searches[0]
+        yield from _unmasked(inspected, len(first_moments) + _MORE_WORDS)
 
 
 def _finished(moments: Sequence[Moment]) -> list[FinishedHypothesis]:

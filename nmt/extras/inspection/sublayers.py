@@ -77,7 +77,7 @@ class Heads(NamedTuple):
         return self.mixed.transpose(0, 1).flatten(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sublayer:
     """A sublayer in one pass, with the residual connection around it."""
 
@@ -153,7 +153,7 @@ class Sublayer:
         return Heads(query, key, value, products, scores, weights, mixed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recording:
     """A recorded pass over one sentence pair."""
 

@@ -23,6 +23,8 @@ from nmt.config.loader import load_config
 from nmt.device import usable_cores
 from nmt.errors import NmtError, install_command
 from nmt.files.lines import read_lines
+from nmt.inference import engine
+from nmt.inference.distributed import errors_only
 from nmt.inference.translator import Translator
 from nmt.installation import CONFIGS
 from nmt.version import __version__
@@ -38,7 +40,6 @@ _EXTRAS = {
     "comet": ("unbabel-comet", "for the metric comet"),
     "cluster": ("distributed", "to prepare data on several machines"),
 }
-_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 _USE_GPU = (
     "A GPU driver is installed, but torch cannot find a GPU. Check nvidia-smi and "
     "CUDA_VISIBLE_DEVICES, or install torch with CUDA (this torch may be built for CPUs)."
@@ -53,7 +54,7 @@ _SELF_TEST = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """One line of the report: a fact, or a problem with its fix."""
 
@@ -68,7 +69,7 @@ class Finding:
         return f"{self.mark}  {self.name:14}{self.found}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DoctorReport:
     """The report of ``nmt doctor``."""
 
@@ -80,8 +81,10 @@ class DoctorReport:
         count = sum(bool(finding.fix) for finding in self.findings)
         if not count:
             return None
-        problem = f"{count} problem{'s' if count > 1 else ''} found."
-        return NmtError(problem, fix="See the fix below each line with !!.")
+        return NmtError(
+            f"{count} problem{'s' if count > 1 else ''} found.",
+            fix="See the fix below each line with !!.",
+        )
 
     def as_text(self) -> str:
         """Return a line for each finding. The fix of a problem is on the next line."""
@@ -107,7 +110,7 @@ def _findings() -> Iterator[Finding]:
     if torch.cuda.is_available():
         _, num_bytes = torch.cuda.mem_get_info()  # free and total memory
         device = f"{torch.cuda.get_device_name()}, {num_bytes / 2**30:.0f} GiB"
-    elif any(path.exists() for path in _GPU_DRIVERS):
+    elif any(path.exists() for path in engine.GPU_DRIVERS):
         fix = _USE_GPU
     yield Finding("device", device, fix)
     instructions = torch.backends.cpu.get_cpu_capability()
@@ -147,21 +150,17 @@ def _findings() -> Iterator[Finding]:
 def _self_test() -> Finding:
     """Train a toy model on two sentence pairs, then translate both sentences."""
     begin = time.perf_counter()
-    level = _NMT.level
-    _NMT.setLevel(logging.ERROR)  # hides advice about such a small corpus
     try:
-        with tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
+        # Without advice about such a small corpus.
+        with errors_only(), tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
             folders = [f"{key}={folder}/{key}" for key in ("prepared_dir", "run_dir")]
             config = load_config(CONFIGS / "hello.yaml", [*_SELF_TEST, *folders])
             fit(config)
             translator = Translator.load(config.run_dir)
             results = translator.translate(read_lines(CONFIGS / "hello.fr"))
     except Exception as error:  # every error is a finding
-        _NMT.setLevel(level)
         _NMT.debug("the self-test failed", exc_info=True)
         return Finding("self-test", f"{type(error).__name__}: {error}", _REPORT)
-    finally:
-        _NMT.setLevel(level)
     texts = [result.text for result in results]
     if texts != read_lines(CONFIGS / "hello.en"):
         return Finding("self-test", f"wrong translations: {texts}", _REPORT)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from nmt.checkpoint.run import data_check
 from nmt.commands.config import advice, load_config
-from nmt.commands.options import TrainOptions
+from nmt.commands.options import CommandResult, TrainOptions
 from nmt.commands.prepare import prepare_data, recipe_of
 from nmt.commands.train_setup import build, check_tools, compile_model
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig
@@ -62,8 +62,8 @@ _NUM_PAIRS = {TRAIN: 100_000, VALID: 1000}
 _FEW_TOKENS = 1024  # A batch that a CPU computes in seconds, even with a large model.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DryRunReport:
+@dataclass(frozen=True, kw_only=True)
+class DryRunReport(CommandResult):
     """The cost of a training run in bytes, FLOPs and seconds.
 
     If only training.patience ends training, the number of updates is unknown, and values that
@@ -94,10 +94,6 @@ class DryRunReport:
     remark: str  # Outcome of compiling the layers; empty if compilation is off.
     made_up: str = ""  # Why and how the lengths of the sentences were made up, if they were.
     warnings: tuple[str, ...] = ()  # Likely problems of the training.
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return unrounded numbers for JSON."""
-        return asdict(self)
 
     def as_text(self) -> str:
         """Return the report as a table."""

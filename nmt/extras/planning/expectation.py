@@ -41,8 +41,7 @@ def expected_quality(num_pairs: int) -> str:
     if not similar:
         largest = _MEASURED[-1]
         return f"not measured for so many pairs; the largest measured corpus is {largest}"
-    lowest = min(similar, key=lambda row: row.bleu)
-    highest = max(similar, key=lambda row: row.bleu)
-    ends = dict.fromkeys((lowest, highest))  # one of them if they are the same
+    similar.sort(key=lambda row: row.bleu)
+    ends = dict.fromkeys((similar[0], similar[-1]))  # one of them if they are the same
     numbers = " to ".join(f"{row.bleu:.0f}" for row in ends)
     return f"{prefix} {numbers} BLEU (measured: {'; '.join(map(str, ends))})"

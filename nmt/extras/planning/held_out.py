@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from nmt.config.data import CorpusConfig, Direction, FilterConfig
+from nmt.config.language_codes import Languages
 from nmt.data.diagnosis import Material, make_diagnosis
 from nmt.data.filters import training_filters
 from nmt.data.formats.pair import SentencePair
@@ -74,18 +75,22 @@ class BlockSample:
         self._blocks.sort()
         return list(chain.from_iterable(block for _, block in self._blocks))
 
+    def number(self, index: int) -> int:
+        """Return the number in the stream, from 1, of the pair ``pairs()[index]``."""
+        block_number, _ = self._blocks[index // _BLOCK_PAIRS]
+        return block_number * _BLOCK_PAIRS + index % _BLOCK_PAIRS + 1
+
 
 def comparable(text: str) -> str:
     """Return the form in which sentences are compared: without case."""
     return text.casefold()
 
 
-def reasons_against(
-    pairs: Sequence[Texts], languages: tuple[str, str], folder: Path
-) -> list[set[str]]:
+def reasons_against(pairs: Sequence[Texts], languages: Languages, folder: Path) -> list[set[str]]:
     """Return why each pair of a sample should not be held out; an empty set for a good pair.
 
-    A reason that applies to most pairs is left out: it is a property of the corpus.
+    A reason that applies to most pairs is left out: it is a property of the corpus. Misaligned
+    pairs never are good.
 
     Args:
         pairs: The sample.
@@ -107,12 +112,13 @@ def reasons_against(
     counts = Counter[str]()
     for problems in reasons:
         counts.update(problems)
+    del counts["misaligned"]
     usual = {reason for reason, count in counts.items() if count > _USUAL_SHARE * len(pairs)}
     return [problems - usual for problems in reasons]
 
 
 def _diagnosed(
-    pairs: Sequence[Texts], languages: tuple[str, str], folder: Path
+    pairs: Sequence[Texts], languages: Languages, folder: Path
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of each pair in which the diagnosis of corpora finds a problem, and why."""
     name = "sample"
@@ -163,7 +169,7 @@ class _SampleSide:
 class _SampleLines:
     """The sample as `nmt.data.store.Lines`."""
 
-    def __init__(self, pairs: Sequence[Texts], languages: tuple[str, str]) -> None:
+    def __init__(self, pairs: Sequence[Texts], languages: Languages) -> None:
         sides = zip(*pairs, strict=True)  # all sources, then all targets
         self.source, self.target = map(_SampleSide, sides, languages)
         self.sizes = self.source.num_pieces, self.target.num_pieces

@@ -21,13 +21,15 @@ from typing import Any
 from nmt.commands.config import load_config
 from nmt.config.data import LANGUAGE_CODE, CorpusConfig, TokenizerConfig
 from nmt.config.filling import SCALES, WITHOUT_GPU, Scale, scale_of
+from nmt.config.language_codes import Languages
 from nmt.config.paths import matching_files
 from nmt.config.run import check_languages, name_of_folder
+from nmt.data import hubs, opus
 from nmt.data.checks import CorpusCheck, other_language
 from nmt.data.corpus import check_plain_text, measure_text, read_blocks
 from nmt.data.formats.layout import Column, Wanted
-from nmt.data.formats.pair import BadPair, ReadOptions
-from nmt.data.formats.places import TEXT, PartFiles, find_places
+from nmt.data.formats.pair import BadPair, ReadOptions, place_of
+from nmt.data.places import TEXT, PartFiles, find_places
 from nmt.errors import ConfigError, DataError, join_words, shell_command
 from nmt.extras.planning.expectation import FEW_PAIRS, expected_quality
 from nmt.extras.planning.held_out import (
@@ -40,10 +42,9 @@ from nmt.extras.planning.held_out import (
     sentences_to_remove,
 )
 from nmt.extras.planning.options import InitOptions
-from nmt.extras.planning.remote import local_place
 from nmt.files.atomic import atomic_folder, write_errors
 from nmt.files.encoding import START_BYTES
-from nmt.files.lines import open_binary, read_pieces
+from nmt.files.lines import first_bytes
 from nmt.report.page import render
 from nmt.text.languages import name_of
 
@@ -54,13 +55,15 @@ _PRETRAINED_NAME = "pretrained.yaml"
 _DOWNLOADS = "downloads"  # Name of the folder of downloads, next to the output folder.
 _PRETRAINED = "facebook/nllb-200-distilled-600M"
 _TRAIN = "train"
-_HELD_OUT = ("valid", "test")
-_WHOLE = "whole"  # Name of the copy of the corpus before it is split.
+_VALID = "valid"
+_TEST = "test"
+_HELD_OUT = (_VALID, _TEST)
+_WHOLE = ".whole"  # Name of the copy of the corpus before it is split.
 _MOST_HELD_OUT = 1000
 _HELD_OUT_SHARE = 20  # At most 1 in 20 pairs is for validation, and 1 in 20 for testing.
 _TECHNICAL = ("nul", "columns", "syntax")  # Reasons of `BadPair` that mean a wrong format.
 _MOST_TECHNICAL = 0.01  # Largest share of the pairs with one of these reasons.
-_MISALIGNED_SHARE = 0.05  # Of the sample; a larger share is a warning.
+_MISALIGNED_SHARE = 0.01  # Of the sample; a larger share is a warning.
 _SHOWN_PAIRS = 3
 _SHOWN_FILES = 3
 _SHOWN_WIDTH = 44  # Characters of a side.
@@ -98,9 +101,7 @@ class Account:
         for block in read_blocks(corpus, options):
             for pair in block.pairs:
                 self.num_pairs += 1
-                place = f"line {pair.line:,}"
-                if block.shard is not None:
-                    place = f"{block.shard}, {place}"
+                place = place_of(pair)
                 if isinstance(pair, BadPair):
                     self._leave_out(pair.reason, place, pair.excerpt)
                     continue
@@ -137,7 +138,7 @@ class Start:
     """What `nmt init` has read and written."""
 
     config: Path  # The configuration file.
-    languages: tuple[str, str]
+    languages: Languages
     layout: Mapping[str, str]  # Format, encoding and columns of the corpus, in words.
     first_pairs: Sequence[Texts]
     # Number of pairs: ``read`` from the corpus, and in ``train``, ``valid`` and ``test``.
@@ -149,7 +150,8 @@ class Start:
     max_minutes: int  # Training time of the configuration.
     lacks_gpu: bool  # Whether the model is smaller than usual because there is no GPU.
     seed: int
-    given: Sequence[str]  # The sets among ``valid`` and ``test`` that were not drawn.
+    given: Sequence[str]  # The validation and test sets that were not drawn.
+    tests: Sequence[str]  # All test sets.
 
     @property
     def origin(self) -> str:
@@ -157,7 +159,7 @@ class Start:
         origins = []
         if self.given:
             origins.append(f"{' and '.join(self.given)} from your files")
-        if len(self.given) < len(_HELD_OUT):
+        if len(self.given) <= len(self.tests):
             origins.append(f"drawn with seed {self.seed}")
         return ", ".join(origins)
 
@@ -169,8 +171,7 @@ class Start:
     def as_text(self) -> str:
         """Return a report that ends with the next commands."""
         folder = self.config.parent
-        sides = [tuple(map(_shortened, pair)) for pair in self.first_pairs]
-        width = max(len(source) for source, _ in sides)
+        longest = max(len(source) for source, _ in self.first_pairs)
         text_files = _files(folder, _TRAIN, self.languages)
         get_pretrained = shell_command(
             "import",
@@ -181,7 +182,8 @@ class Start:
         )
         values = {
             "names": " to ".join(map(name_of, self.languages)),
-            "pairs": [f"{source:{width}} | {target}" for source, target in sides],
+            "shown": _SHOWN_WIDTH,
+            "width": min(longest, _SHOWN_WIDTH),
             "meanings": _MEANINGS,
             "run": join_words([f"runs/{folder.resolve().name}"]),
             "check": shell_command("prepare", self.config, report_only=True),
@@ -206,13 +208,15 @@ def init(options: InitOptions) -> Start:
         DataError: A file is missing or damaged, it is not certain how to read it, or there are too
             few pairs.
     """
-    wanted = Wanted(_languages(options.languages), _columns(options.columns))
+    wanted = Wanted(
+        _languages(options.languages), _columns(options.columns), options.format, options.encoding
+    )
     downloads = Path(_DOWNLOADS)
     if options.output is not None:
         _check_output(options.output)  # before a long download
         downloads = options.output.parent / _DOWNLOADS
     places = _local_places(options.places, wanted, downloads)
-    found = find_places(places, wanted, format_name=options.format, encoding=options.encoding)
+    found = find_places(places, wanted)
     codes = found.languages
     check_languages(dict(zip(("source", "target"), codes, strict=True)))
     folder = options.output or Path("-".join(codes))
@@ -221,11 +225,13 @@ def init(options: InitOptions) -> Start:
         unused = [f"{path} {reason}" for path, reason in found.unused.items()]
         shown = "; ".join(unused[:_SHOWN_FILES])
         logger.info("files that are not used: %d, for example: %s", len(unused), shown)
-    parts = {str(part): files for part, files in found.parts.items()}
+    parts = dict(found.parts)
     for part in _HELD_OUT:
         if getattr(options, part):
+            if part == _TEST:  # instead of all test sets of the places
+                parts = {name: parts[name] for name in parts if name in (_TRAIN, _VALID)}
             places = _local_places(getattr(options, part), Wanted(codes), downloads)
-            in_places = find_places(places, Wanted(codes), encoding=options.encoding)
+            in_places = find_places(places, Wanted(codes, encoding=options.encoding))
             parts[part] = in_places.parts["train"]
     corpora = {part: _corpus(files, wanted) for part, files in parts.items()}
     for part, corpus in corpora.items():
@@ -236,13 +242,7 @@ def init(options: InitOptions) -> Start:
         on_bad_utf8="skip" if options.skip_unreadable else "error",
         skip_advice="pass `skip_unreadable`",
     )
-    given: dict[str, list[Texts]] = {}
-    for part in _HELD_OUT:
-        if part in corpora:
-            given[part] = list(Account().read(corpora[part], reading))
-            if not given[part]:
-                fix = f"Pass text on both sides as `{part}`."
-                raise DataError(f"`{part}` has no pair with text on both sides.", fix=fix)
+    given = _given_sets(corpora, reading)
     known = list(chain.from_iterable(given.values()))
     account = Account()
     with _new_folder(folder) as place:
@@ -257,19 +257,24 @@ def init(options: InitOptions) -> Start:
         # Draw the held-out sets.
         size = min(_MOST_HELD_OUT, account.num_usable // _HELD_OUT_SHARE)
         candidates: list[Texts] = []
-        if len(given) < len(_HELD_OUT):
-            candidates = _candidates(pairs, codes, size, place)
+        if size or len(given) < len(_HELD_OUT):
+            candidates = _candidates(sample, codes, size, place)
         copies = count_copies(whole, [*candidates, *known])
         drawn = draw(candidates, copies, 2 * size, options.seed, known)
         half = len(drawn) // 2
-        held_out = {"valid": drawn[:half], "test": drawn[half : 2 * half]} | given
-        counts = {"read": account.num_pairs}
+        held_out = {_VALID: drawn[:half], _TEST: drawn[half : 2 * half]}
+        if len(given) > 1:  # a validation set and a test set, or test sets with names
+            del held_out[_TEST]
+        held_out |= given
+        sizes = {}
         for part, pairs_of_part in held_out.items():
             if not pairs_of_part:
                 problem = f"No pair of the corpus is good enough for `{part}`: each is a copy, or "
                 problem += "`nmt prepare` would report it."
                 raise DataError(problem, fix="Pass more text, or `valid` and `test`.")
-            counts[part] = _write(_files(place, part, codes), pairs_of_part)
+            sizes[part] = _write(_files(place, part, codes), pairs_of_part)
+        num_drawn = sum(sizes[part] for part in held_out.keys() - given.keys())
+        counts = {"read": account.num_pairs, _VALID: sizes.pop(_VALID), _TEST: sum(sizes.values())}
         # The rest is for training.
         removed = sentences_to_remove(chain.from_iterable(held_out.values()), copies)
         train = _files(place, _TRAIN, codes)
@@ -278,7 +283,6 @@ def init(options: InitOptions) -> Start:
             why = "every pair shares a sentence with validation or testing"
             fix = "Pass a corpus without the sentences of the validation and test sets."
             raise DataError(f"No pair is left for training: {why}.", fix=fix)
-        num_drawn = sum(counts[part] for part in _HELD_OUT if part not in given)
         counts["copies"] = account.num_usable - counts[_TRAIN] - num_drawn
         for path in whole:
             path.unlink()
@@ -302,13 +306,14 @@ def init(options: InitOptions) -> Start:
             lacks_gpu=lacks_gpu,
             seed=options.seed,
             given=list(given),
+            tests=list(sizes),
         )
         vocab_size = _vocab_size(train, scale.sections["tokenizer"]["vocab_size"])
         _write_configs(place, start, scale, vocab_size)
     return start
 
 
-def _languages(text: str | None) -> tuple[str, str] | None:
+def _languages(text: str | None) -> Languages | None:
     """Return the codes in a pair of languages; None if the files decide."""
     if text is None:
         return None
@@ -334,8 +339,16 @@ def _columns(names: Sequence[str]) -> tuple[Column, Column] | None:
 
 def _local_places(places: Sequence[Path], wanted: Wanted, downloads: Path) -> list[Path]:
     """Download the places that are elsewhere, and replace patterns by their files."""
-    files = matching_files(places)
-    return [local_place(place, wanted.languages, downloads) for place in files]
+    local_places = []
+    for place in matching_files(places):
+        name = place.as_posix()
+        if name.startswith(opus.PREFIX):
+            local_places.append(opus.opus_corpus(name, wanted.languages, downloads))
+        elif name.startswith(hubs.PREFIX):
+            local_places.append(hubs.save_data_set(name, wanted.languages, downloads))
+        else:
+            local_places.append(place)
+    return local_places
 
 
 def _check_output(folder: Path) -> None:
@@ -383,6 +396,31 @@ def _corpus(files: PartFiles, wanted: Wanted) -> CorpusConfig:
     )
 
 
+def _given_sets(
+    corpora: Mapping[str, CorpusConfig], reading: ReadOptions
+) -> dict[str, list[Texts]]:
+    """Return the pairs of the validation set and of the test sets that the user has.
+
+    Raises:
+        DataError: A set has no usable pair, or cannot be read.
+    """
+    given: dict[str, list[Texts]] = {}
+    for part, corpus in corpora.items():
+        if part == _TRAIN:
+            continue
+        account = Account()
+        given[part] = list(account.read(corpus, reading))
+        if not given[part]:
+            fix = f"Pass text on both sides as `{part}`."
+            raise DataError(f"`{part}` has no pair with text on both sides.", fix=fix)
+        files = corpus.source or corpus.path
+        if len(files) > 1:
+            logger.info("`%s` consists of %d files", part, len(files))
+        if account.left_out:
+            logger.warning("`%s`: %d pairs are left out", part, account.left_out.total())
+    return given
+
+
 def _check_encoding(files: PartFiles, wanted: str | None) -> None:
     """Check that no file is UTF-8 although the user has named another encoding.
 
@@ -393,9 +431,8 @@ def _check_encoding(files: PartFiles, wanted: str | None) -> None:
     if wanted is None or encoding.startswith("utf-"):
         return
     for path in (*files.sources, *files.targets):
-        with open_binary(path) as stream:
-            start = next(read_pieces(stream, str(path), START_BYTES), b"")
-        start, _, _ = start.rpartition(b"\n")  # a letter may be cut
+        # Without the last line, because a letter may be cut.
+        start, _, _ = first_bytes(path, START_BYTES).rpartition(b"\n")
         with suppress(UnicodeDecodeError):
             if not start.decode("utf-8").isascii():
                 fix = "Leave out `encoding`, or convert the other files to UTF-8."
@@ -417,7 +454,7 @@ def _described(files: PartFiles) -> dict[str, str]:
     return {"format": format_name, "encoding": layout.encoding, "columns": columns}
 
 
-def _files(folder: Path, part: str, codes: tuple[str, str]) -> list[Path]:
+def _files(folder: Path, part: str, codes: Languages) -> list[Path]:
     """Return the text files of both sides of a part."""
     return [folder / f"{part}.{code}" for code in codes]
 
@@ -452,9 +489,7 @@ def _without(pairs: Iterable[Texts], removed: tuple[set[str], set[str]]) -> Iter
         yield source, target
 
 
-def _warn(
-    options: InitOptions, codes: tuple[str, str], sets: Mapping[str, Sequence[Texts]]
-) -> None:
+def _warn(options: InitOptions, codes: Languages, sets: Mapping[str, Sequence[Texts]]) -> None:
     """Log warnings about suspicious pairs. If the sides look swapped, log the command to type."""
     for part, pairs in sets.items():
         check = CorpusCheck(*codes, pairs)
@@ -479,24 +514,26 @@ def _warn(
             logger.warning("if the sides are swapped, delete %s and run: %s", folder, again)
 
 
-def _candidates(
-    pairs: Sequence[Texts], codes: tuple[str, str], size: int, folder: Path
-) -> list[Texts]:
+def _candidates(sample: BlockSample, codes: Languages, size: int, folder: Path) -> list[Texts]:
     """Return the pairs of a sample that are good enough to be held out.
 
     Raises:
         DataError: The corpus is too small.
     """
+    pairs = sample.pairs()
     if not size:
         fix = f"Pass at least {_HELD_OUT_SHARE} pairs. A good model needs tens of thousands."
         raise DataError(f"Too few pairs with text on both sides: {len(pairs)}.", fix=fix)
     with TemporaryDirectory(dir=folder) as scratch:
         reasons = reasons_against(pairs, codes, Path(scratch))
-    num_misaligned = sum("misaligned" in problems for problems in reasons)
-    if num_misaligned > _MISALIGNED_SHARE * len(pairs):
-        share = num_misaligned / len(pairs)
-        text = "%.0f%% of the pairs are misaligned: `nmt prepare` shows where the lines are shifted"
-        logger.warning(text, 100 * share)
+    misaligned = [row for row, problems in enumerate(reasons) if "misaligned" in problems]
+    if len(misaligned) > _MISALIGNED_SHARE * len(pairs):
+        text = "%.0f%% of the pairs are misaligned, the first near pair %d and the last near pair "
+        text += "%d: `nmt prepare` names the lines"
+        share = len(misaligned) / len(pairs)
+        first = sample.number(misaligned[0])
+        last = sample.number(misaligned[-1])
+        logger.warning(text, 100 * share, first, last)
     return [pair for pair, problems in zip(pairs, reasons, strict=True) if not problems]
 
 
@@ -544,10 +581,3 @@ def _write_configs(place: Path, start: Start, scale: Scale, vocab_size: int) -> 
         text = render(f"start.{file_name}.j2", **values)
         (place / file_name).write_text(text, encoding="utf-8", newline="\n")
         load_config(place / file_name)
-
-
-def _shortened(text: str) -> str:
-    """Return the beginning of a text that fits into a column."""
-    if len(text) <= _SHOWN_WIDTH:
-        return text
-    return f"{text[: _SHOWN_WIDTH - 1]}\u2026"

@@ -48,7 +48,7 @@ _FEW_UPDATES = 25  # Warn if an epoch has fewer updates.
 _FEW_PAIRS = 1000  # Give no advice about data to a smaller corpus: it is a toy.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The size of a training run, estimated before training. Unknown values are None."""
 

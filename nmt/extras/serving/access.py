@@ -61,8 +61,9 @@ def read_keys(path: Path) -> dict[str, str]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}.", fix="Check the path.") from error
     except UnicodeDecodeError as error:
-        fix = "Use a UTF-8 text file."
-        raise ConfigError(f"{path} cannot be read: {error}.", fix=fix) from error
+        raise ConfigError(
+            f"{path} cannot be read: {error}.", fix="Use a UTF-8 text file."
+        ) from error
     keys = {}  # hash of a key -> name of its client
     fix = f"Write NAME KEY, with a key of at least {_MIN_KEY_CHARACTERS} characters. "
     fix += "To create a key: openssl rand -hex 24"
@@ -143,19 +144,26 @@ class Gate:
         host = ",".join(request.headers.getlist("host")).lower()
         match = _HOST.fullmatch(host)
         if match is None:
-            problem = "The Host header is missing, repeated or malformed."
-            raise RefusedError(400, problem, "Send one Host header.")
+            raise RefusedError(
+                400, "The Host header is missing, repeated or malformed.", "Send one Host header."
+            )
         name = match[1]  # without the port
         # Addresses are always allowed: DNS rebinding needs a name. IPv6 addresses have brackets.
         if name not in self._allowed_hosts and address_of(name.strip("[]")) is None:
-            fix = "Use the IP address, or start the server with `allow_host` NAME."
-            raise RefusedError(403, f"Host {name[:80]} is not allowed.", fix)
+            raise RefusedError(
+                403,
+                f"Host {name[:80]} is not allowed.",
+                "Use the IP address, or start the server with `allow_host` NAME.",
+            )
         origin = request.headers.get("origin", "").lower()
         _, _, origin_host = origin.partition("://")
         # Programs send no origin. A page of this server has the origin of this server.
         if origin and origin_host != host and origin not in self._allowed_origins:
-            fix = "Start the server with `allow_origin` URL."
-            raise RefusedError(403, f"Origin {origin[:80]} is not allowed (CORS).", fix)
+            raise RefusedError(
+                403,
+                f"Origin {origin[:80]} is not allowed (CORS).",
+                "Start the server with `allow_origin` URL.",
+            )
 
     def client(self, request: Request, key: str | None) -> str:
         """Return the client: the name of its key, or its address if the server has no keys.
@@ -166,13 +174,17 @@ class Gate:
         if self.keys is None:
             return request.client.host if request.client else "unknown"
         if not key:
-            fix = "Send the header Authorization: Bearer KEY."
-            problem = "This server needs an API key."
-            raise RefusedError(401, problem, fix, {"WWW-Authenticate": "Bearer"})
+            raise RefusedError(
+                401,
+                "This server needs an API key.",
+                "Send the header Authorization: Bearer KEY.",
+                {"WWW-Authenticate": "Bearer"},
+            )
         name = self.keys.get(digest(key))
         if name is None:
-            fix = "Get a key from the operator of the server."
-            raise RefusedError(403, "The API key is not valid.", fix)
+            raise RefusedError(
+                403, "The API key is not valid.", "Get a key from the operator of the server."
+            )
         return f"key {name}"
 
     def count(self, client: str) -> str:
@@ -237,7 +249,15 @@ class Edge:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 has_begun.set()
-                self._add_headers(scope, message)
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+                headers.setdefault("Cache-Control", "no-store")
+                if self._service.is_stopping:
+                    headers["Connection"] = "close"
+                # The path as declared, so that labels never contain text from a client.
+                path = getattr(scope.get("route"), "path", "other")
+                self._metrics.responses.labels(path, message["status"]).inc()
             await send(message)
 
         try:
@@ -248,8 +268,12 @@ class Edge:
                 return
             body = await self._read_body(request)
             if self._num_active >= self._options.max_queue:
-                problem = f"The server is busy with {self._num_active:,} requests."
-                raise RefusedError(503, problem, "Try again in a few seconds.", RETRY)
+                raise RefusedError(
+                    503,
+                    f"The server is busy with {self._num_active:,} requests.",
+                    "Try again in a few seconds.",
+                    RETRY,
+                )
             self._num_active += 1
             try:
                 with self._metrics.active.track_inprogress(), self._metrics.seconds.time():
@@ -326,12 +350,19 @@ class Edge:
                         elif num_received > max_discarded:
                             break
         except TimeoutError:
-            problem = f"The upload took longer than {self._options.body_seconds:g} s."
-            fix = "Send smaller requests."
-            raise RefusedError(408, problem, fix, _CLOSE) from None
+            raise RefusedError(
+                408,
+                f"The upload took longer than {self._options.body_seconds:g} s.",
+                "Send smaller requests.",
+                _CLOSE,
+            ) from None
         if max(num_declared, num_received) > max_bytes:
-            problem = f"The body is larger than {max_bytes:,} bytes."
-            raise RefusedError(413, problem, "Send several smaller requests.", _CLOSE)
+            raise RefusedError(
+                413,
+                f"The body is larger than {max_bytes:,} bytes.",
+                "Send several smaller requests.",
+                _CLOSE,
+            )
         content_type = request.headers.get("content-type", "").lower()
         headers = [(b"content-type", b"application/json")]
         for name, value in request.scope["headers"]:
@@ -349,15 +380,3 @@ class Edge:
             if len(values) == 1:
                 (fields[name],) = values
         return json.dumps(fields).encode()
-
-    def _add_headers(self, scope: Scope, message: Message) -> None:
-        """Add headers to the start of an answer, and count the answer."""
-        headers = MutableHeaders(scope=message)
-        headers["X-Content-Type-Options"] = "nosniff"
-        headers["Referrer-Policy"] = "no-referrer"
-        headers.setdefault("Cache-Control", "no-store")
-        if self._service.is_stopping:
-            headers["Connection"] = "close"
-        # The path as declared, so that labels never contain text from a client.
-        path = getattr(scope.get("route"), "path", "other")
-        self._metrics.responses.labels(path, message["status"]).inc()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,6 +24,7 @@ from nmt.extras.serving.access import Client, Edge, Gate, known_client
 from nmt.extras.serving.bodies import RETRY, Answer, RefusedError, as_response, refusal
 from nmt.extras.serving.documents import FORMATS
 from nmt.extras.serving.service import Served, Service
+from nmt.report.page import digest
 from nmt.version import __version__
 
 _JSON_LINES = "application/x-ndjson"
@@ -150,14 +149,9 @@ async def page(service: Served) -> Response:
 _PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
 
-def _hash_of(content: str) -> str:
-    """Return the source expression of a security policy that allows an inline script or style."""
-    digest = hashlib.sha256(content.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
 _SCRIPTS_AND_STYLES = re.findall(r"<(?:script|style)>(.*?)</", _PAGE, re.DOTALL)
-_HASHES = " ".join(map(_hash_of, _SCRIPTS_AND_STYLES))
+# The policy allows these scripts and styles only.
+_HASHES = " ".join(f"'sha256-{digest(content)}'" for content in _SCRIPTS_AND_STYLES)
 _POLICY = (
     f"default-src 'none'; script-src {_HASHES}; style-src {_HASHES}; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -253,7 +253,7 @@ FORMATS = tuple(_FORMATS)  # The names are also file extensions.
 _ALIASES = {"htm": "html", "xhtml": "html", "text": "txt", "plain": "txt"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Document:
     """A document split into sentences, ready to be rebuilt with their translations."""
 

@@ -234,8 +234,10 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
             name = ""  # chosen below
             folder = argument
         elif not re.fullmatch(r"[\w.-]{1,64}", name) or not folder:
-            fix = "Write NAME=FOLDER, such as de-en=runs/base. NAME: letters, digits, . _ and -"
-            raise ConfigError(f"{argument!r} is not a valid model argument.", fix=fix)
+            raise ConfigError(
+                f"{argument!r} is not a valid model argument.",
+                fix="Write NAME=FOLDER, such as de-en=runs/base. NAME: letters, digits, . _ and -",
+            )
         path = Path(folder)
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a folder.", fix="Pass a run or model folder.")
@@ -244,8 +246,10 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
         if not name:
             name = path.resolve().name if pair in folders else pair
         if name in folders:
-            fix = f"Choose another name for one model, such as {name}-2={path}."
-            raise ConfigError(f"{folders[name]} and {path} have the same name, {name}.", fix=fix)
+            raise ConfigError(
+                f"{folders[name]} and {path} have the same name, {name}.",
+                fix=f"Choose another name for one model, such as {name}-2={path}.",
+            )
         folders[name] = path
     return folders
 

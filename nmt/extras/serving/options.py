@@ -6,12 +6,12 @@ import ipaddress
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from nmt.commands.options import Json, Texts
+from nmt.commands.options import CommandResult, Json, Texts
 from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
 from nmt.registry import load_attribute
@@ -176,9 +176,10 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
         super().__post_init__()
         may_start = self.api_keys or self.no_auth or is_loopback(self.host)
         if not may_start:
-            problem = f"`host` {self.host} is open to other machines without a key."
-            fix = "Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(
+                f"`host` {self.host} is open to other machines without a key.",
+                fix="Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server.",
+            )
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -194,7 +195,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class CheckedModels:
+class CheckedModels(CommandResult):
     """The report of a dry start (``check``): one description per model."""
 
     models: list[dict[str, Any]]  # See `nmt.extras.serving.models.ServedModel.describe`.
@@ -206,10 +207,6 @@ class CheckedModels:
             f"{model['sha256'][:12]}"
             for model in self.models
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same descriptions as in GET /v1/models."""
-        return asdict(self)
 
 
 def serve(options: ServeOptions) -> CheckedModels | None:

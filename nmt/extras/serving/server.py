@@ -115,6 +115,7 @@ def _listen(options: ServeOptions) -> socket.socket:
         cause, _, _ = str(error.strerror).partition(" (")
         if error.errno and error.errno > 0:  # negative if a host name cannot be resolved
             cause = os.strerror(error.errno)
-        problem = f"The server cannot listen on {options.host}:{options.port}: {cause}."
-        fix = "Choose another `port` (0 picks a free port), or a `host` address of this machine."
-        raise ConfigError(problem, fix=fix) from error
+        raise ConfigError(
+            f"The server cannot listen on {options.host}:{options.port}: {cause}.",
+            fix="Choose another `port` (0 picks a free port), or a `host` address of this machine.",
+        ) from error

@@ -102,8 +102,11 @@ class Service:
         }
         for unit, (count, limit) in limits.items():
             if count > limit:
-                problem = f"The request has {count:,} {unit}; at most {limit:,} are allowed."
-                raise RefusedError(413, problem, "Send several smaller requests.")
+                raise RefusedError(
+                    413,
+                    f"The request has {count:,} {unit}; at most {limit:,} are allowed.",
+                    "Send several smaller requests.",
+                )
 
     def detect(self, text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
         """Rank the languages of a text; see `nmt.extras.serving.models.detect`.
@@ -137,23 +140,30 @@ class Service:
         model_by_pair = self.pairs
         if choice.model is not None:
             if choice.model not in self.models:
-                fix = f"Use one of these models: {', '.join(self.models)}."
-                raise RefusedError(422, f"There is no model {choice.model[:40]!r}.", fix)
+                raise RefusedError(
+                    422,
+                    f"There is no model {choice.model[:40]!r}.",
+                    f"Use one of these models: {', '.join(self.models)}.",
+                )
             model = self.models[choice.model]
             model_by_pair = dict.fromkeys(model.directions, model)
         pairs = matching_pairs((source, target), model_by_pair)
         shown_pairs = ", ".join(map(str, sorted(model_by_pair)[:_MAX_SHOWN_PAIRS]))
         if choice.model is not None and not pairs:
-            problem = f"{choice.model} translates {shown_pairs}."
-            raise RefusedError(422, problem, "Change the languages.")
+            raise RefusedError(
+                422, f"{choice.model} translates {shown_pairs}.", "Change the languages."
+            )
         is_clear = len(pairs) == 1
         # If a model is chosen by name, its texts can have the tag of their target language, so
         # several pairs are allowed without a target.
         if not is_clear and (choice.model is None or target is not None):
             direction = f"{source or 'any language'} to {target or 'any language'}"[:80]
             subject = "Several models translate" if pairs else "No model translates"
-            fix = f"Set source and target to one of these pairs: {shown_pairs}."
-            raise RefusedError(422, f"{subject} {direction}.", fix)
+            raise RefusedError(
+                422,
+                f"{subject} {direction}.",
+                f"Set source and target to one of these pairs: {shown_pairs}.",
+            )
         model = model_by_pair[pairs[0]]
         route = Route(model, model.source, model.target, (None, None))
         if is_clear:
@@ -178,9 +188,11 @@ class Service:
         """
         longest = max((len(item.text) for item in body.items), default=0)
         if "attention" in body.want and longest > _ATTENDED_CHARACTERS:
-            problem = f"Attention is limited to texts of {_ATTENDED_CHARACTERS:,} characters."
-            fix = "Request alignment instead of attention, or send shorter texts."
-            raise RefusedError(413, problem, fix)
+            raise RefusedError(
+                413,
+                f"Attention is limited to texts of {_ATTENDED_CHARACTERS:,} characters.",
+                "Request alignment instead of attention, or send shorter texts.",
+            )
         outputs = {_OUTPUTS[name] for name in body.want if name in _OUTPUTS}
         if "alignments" in outputs:
             # The answer needs the attention to see whether the words of model and text match.

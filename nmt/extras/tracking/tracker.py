@@ -35,7 +35,7 @@ _GROUPS = {"update": "train", "validation": "validation"}
 _NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrackedRun:
     """What each tracker implements for one run."""
 
@@ -74,8 +74,7 @@ class Tracker:
             if getattr(self._library, "__file__", None) is None:
                 raise ModuleNotFoundError(name=library)
         except Exception as error:
-            setting = "training.trackers"
-            raise ConfigError.of_import(error, setting, name) from error
+            raise ConfigError.of_import(error, "training.trackers", name) from error
         self._name = name
         self._open = opener
         self._config = config

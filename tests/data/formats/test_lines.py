@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.data.formats.lines import decoded_lines, raw_lines
 from nmt.data.formats.pair import BadPair, ReadOptions
+from nmt.data.formats.text import TextFile
 from nmt.errors import DataError
 
 TEXT = "Ein Satz.\nDie Bücher für größere Häuser.\nMüller fährt über die Brücke.\n"
@@ -16,8 +16,8 @@ OPTIONS = ReadOptions("de", "en", skip_advice="pass `skip_unreadable`")
 
 
 def read(path: Path, options: ReadOptions, encoding: str | None = None) -> list[str | BadPair]:
-    lines = raw_lines(path, encoding, 100)
-    return list(decoded_lines(lines, str(path), 1, options, 100, encoding))
+    file = TextFile(path, encoding, options)
+    return list(file.texts(file.raw_lines(), 1))
 
 
 def test_a_bad_byte_is_answered_with_the_probable_encoding_and_the_ways_out() -> None:

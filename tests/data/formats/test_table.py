@@ -135,8 +135,17 @@ def test_a_file_of_carriage_returns_has_lines() -> None:
     assert texts_of(read_pairs(path)) == PAIRS
 
 
-def test_quotes_that_do_not_match_are_named_with_their_line() -> None:
+@pytest.mark.parametrize("open_row", ['"a" x,b', '"a,b', 'a,"b', '"'])
+@pytest.mark.parametrize("later", ["c,d", '"c, c",d', '"c ""c""",d', '"c\nc",d'])
+def test_a_row_whose_quotes_do_not_match_is_counted_with_its_line_and_no_other_is_lost(
+    open_row: str, later: str
+) -> None:
+    """Also if the quotes of a later row close it, or if none does."""
+    others = [later, *(f"x{number},{'y' * 1000}" for number in range(200))]
     path = Path("t.csv")
-    path.write_text('en,de\na,b\n"a" x,b\n', encoding="utf-8")
-    with pytest.raises(DataError, match="line 3: the quotes do not match"):
-        read_pairs(path, columns=(0, 1))
+    path.write_text("\n".join(["en,de", "a,b", open_row, *others, ""]), encoding="utf-8")
+    first, bad, *rest = outcomes(read_pairs(path, columns=(0, 1)))
+    assert (first, bad) == ((2, "a"), (3, "syntax"))
+    assert len(rest) == len(others)
+    assert rest[0] == (4, next(csv.reader([later]))[0].replace("\n", " "))
+    assert rest[-1] == (path.read_text("utf-8").count("\n"), "x199")

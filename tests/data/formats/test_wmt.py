@@ -10,22 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
+from nmt.commands.evaluate import evaluate
+from nmt.commands.options import EvaluateOptions
 from nmt.data.formats import FORMATS, layout_of, sample_of
 from nmt.data.formats.layout import Wanted
-from nmt.data.formats.markup import source_of_file
-from nmt.data.formats.pair import BadPair, Pair, ReadOptions
-from nmt.data.formats.text import open_sides
-from nmt.data.formats.wmt import aligned_segments, texts_of_set
+from nmt.data.formats.pair import BadPair, Pair, ReadOptions, SentencePair
+from nmt.data.formats.text import TextFile, open_sides
+from nmt.data.formats.wmt import aligned_segments
 from nmt.errors import DataError
+from nmt.metrics.result import EvaluationReport
 from tests.data.formats.reading import outcomes, read_pairs, texts_of
 from tests.data.formats.test_tmx import TEXTS
 
 DOCUMENTS = st.lists(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3), min_size=1)
 
 
-def read_set(source: Path, reference: Path) -> list[Pair]:
-    """Read the pairs of two files with one side each."""
-    reader = open_sides(source, reference, None, ReadOptions("de", "en"))
+def read_set(*files: Path) -> list[Pair]:
+    """Read the pairs of files with one side each."""
+    reader = open_sides(files, None, ReadOptions("de", "en"))
     [pairs] = reader.columns
     return list(pairs)
 
@@ -113,11 +115,10 @@ def test_a_set_in_xml_has_several_references_in_several_languages() -> None:
     assert texts_of(pairs[:2]) == [("Dog", "Hund"), ("Cat", "Katze")]
     assert outcomes(pairs) == [(2, "Dog"), (3, "Cat"), (7, "untranslated")]
     assert texts_of(read_pairs(path, ("en", "fr"))[:1]) == [("Dog", "chien")]
-    text = source_of_file(path, None, "error")
+    file = TextFile(path, None, ReadOptions("en", "de"))
     references = []
-    for item in aligned_segments(text, [text]):
-        assert not isinstance(item, BadPair)
-        _, translations = item
+    for segment, translations in aligned_segments(file, [file]):
+        assert not isinstance(segment, BadPair)
         references.append([translation.text for translation in translations])
     assert references == [["Hund", "Köter", "chien"], ["Katze"], []]
 
@@ -145,15 +146,26 @@ def test_segments_are_aligned_by_document_and_number() -> None:
     assert pairs[2][1] == "Dog 3"
 
 
-def test_a_set_is_evaluated_with_each_of_its_references() -> None:
+def test_a_set_is_read_and_evaluated_with_each_of_its_references() -> None:
     source = write_side("src.sgm", "srcset", "<seg id=1>Hund</seg>", "<seg id=2>Kuh</seg>")
     dogs = write_side("a.sgm", "refset", "<seg id=2>Cow</seg>", "<seg id=1>Dog</seg>")
     hounds = write_side("b.sgm", "refset", "<seg id=1>Hound</seg>", "<seg id=2>Neat</seg>")
-    expected = [("Dog", "Cow"), ("Hound", "Neat"), ("Hund", "Kuh")]
-    assert texts_of_set(source, [dogs, hounds], None) == expected
-    hounds = write_side("b.sgm", "refset", "<seg id=1>Hound</seg>")
-    with pytest.raises(DataError, match=r"src\.sgm, line 3: .* does not have 2 references"):
-        texts_of_set(source, [dogs, hounds], None)
+    assert read_set(source, dogs, hounds) == [
+        SentencePair("Hund", "Dog", 2, ("Hound",)), SentencePair("Kuh", "Cow", 3, ("Neat",)),
+    ]  # fmt: skip
+    (Path("hypothesis")).write_text("Hound\nCow\n")
+    options = EvaluateOptions(
+        hypothesis=(Path("hypothesis"),), source=source, reference=(dogs, hounds), metric=("chrf",)
+    )
+    report = evaluate(options)
+    assert isinstance(report, EvaluationReport)
+    assert report.evaluations[0].references == (("Dog", "Cow"), ("Hound", "Neat"))
+    assert report.evaluations[0].source == ("Hund", "Kuh")
+    assert report.evaluations[0].systems[0].scores[0].value == 100
+    write_side("b.sgm", "refset", "<seg id=1>Hound</seg>")
+    assert outcomes(read_set(source, dogs, hounds)) == [(2, "Hund"), (3, "untranslated")]
+    with pytest.raises(DataError, match=r"src\.sgm, line 3: untranslated"):
+        evaluate(options)
 
 
 def test_text_of_sgml_may_contain_characters_of_markup() -> None:

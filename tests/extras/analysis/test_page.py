@@ -33,10 +33,10 @@ WORDS = st.text("ab <&\u05d0\u202e", max_size=20)
 
 @given(WORDS, WORDS)
 def test_differences_cover_the_text_and_equal_texts_have_none(text: str, reference: str) -> None:
-    pieces = word_differences(text, reference)
+    pieces = word_differences(text, [reference])
     assert " ".join(piece for piece, _ in pieces) == " ".join(text.split())
     assert any(is_other for _, is_other in pieces) <= (text.split() != reference.split())
-    assert not any(is_other for _, is_other in word_differences(text, text))
+    assert not any(is_other for _, is_other in word_differences(text, [reference, text]))
 
 
 def section(key: str, *values: Any) -> ReportSection:
@@ -225,6 +225,21 @@ def test_sentences_are_listed_by_their_scores_and_by_the_difference_of_two_syste
     worst = [str(line) for line in range(14, 4, -1)]
     best = [str(line) for line in range(1, 11)]
     assert found == [worst, best, worst]
+
+
+def test_all_references_are_shown_and_the_most_similar_one_is_compared() -> None:
+    """A translation that equals the second reference is not among the worst ones."""
+    references = [["a dog", "a cat sits", "x"], ["the hound", "the cat sits there", "a bird"]]
+    system = System("one", ["the hound", "the cat sits here", "a bird flies"])
+    each = Evaluation(test="set", references=references, source=None, systems=(system,))
+    worst, best = pages._lists(each, ())
+    shown = [sentence["line"] for sentence in worst["sentences"]]
+    assert sorted(shown) == [2, 3]
+    assert best["sentences"][0]["parts"][:2] == [
+        ("reference", [("a dog", False)]), ("reference", [("the hound", False)]),
+    ]  # fmt: skip
+    (second,) = [each for each in worst["sentences"] if each["line"] == 2]
+    assert second["parts"][2][1] == [("the cat sits", False), ("here", True)]
 
 
 def test_the_head_of_a_sentence_has_all_that_is_known_of_it() -> None:

@@ -108,6 +108,12 @@ def test_counts_in_training_have_their_slices(
     assert (rarest.labels[0], covered.labels[0]) == expected
 
 
+def test_the_length_is_compared_with_the_reference_of_the_most_similar_one() -> None:
+    references = [["abcdefgh", "a"], ["abcd", "ab"], ["a", "abcdefghijk"]]
+    *_, lengths = groups_of_system(System("s", ["efgh", "abc"]), None, references)
+    assert lengths.labels == ["0.8-1.25", "above 1.25"]  # (3 + 1) / (2 + 1)
+
+
 def test_a_name_counts_if_any_reference_keeps_it() -> None:
     references = [
         ["she sings", "Anna sings"],

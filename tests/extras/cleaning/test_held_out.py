@@ -75,6 +75,24 @@ def test_exact_and_near_copies_are_dropped_by_any_number_of_workers(tmp_path: Pa
     assert {example["value"] for example in report.reasons["held_out"]["examples"]} == {*places}
 
 
+def test_a_copy_of_any_reference_is_a_copy(tmp_path: Path) -> None:
+    """The first of three references is new."""
+    source, target = corpus(120)
+    write_pairs(tmp_path, source, target)
+    others = [["nothing", target[7], "nothing"], [target[6], "nothing", "nothing"]]
+    paths = [write(tmp_path, f"news{number}.en", lines) for number, lines in enumerate(others)]
+    data = with_test(tmp_path, [("keine Quelle", "no copy")] * 3).data.model_dump(mode="json")
+    news = data["test"]["news"]
+    news["target"] = [news["target"], *paths]
+    reported = prepare(config_for(tmp_path, data=data), report_only=True)
+    counts = reported.overlap["news"]
+    assert (counts["pairs"], counts["sources_in_train"], counts["pairs_in_train"]) == (3, 0, 0)
+    assert counts["targets_in_train"] == 2
+    config = config_for(tmp_path, data=data, filters={"held_out": "drop"})
+    assert prepare(config).counts["numbers"]["kept"] == 118
+    assert dropped_lines(config.prepared_dir) == [(7, "news, line 1"), (8, "news, line 2")]
+
+
 def test_switched_off_no_pair_is_a_problem_but_sentences_are_counted(tmp_path: Path) -> None:
     source, target = corpus(120)
     news = list(zip(source[:3], target[:3], strict=True))

@@ -92,6 +92,50 @@ def test_lists_and_ranges_have_the_line_numbers_of_the_file(tmp_path: Path) -> N
     assert scored == [*range(2, 802, 2)]
 
 
+def test_a_corpus_of_several_files_has_the_names_and_the_lines_of_its_files(
+    tmp_path: Path,
+) -> None:
+    """From pair 201 on, the target is shifted: lines 50 to 150 of file 2, and all of file 3."""
+    source, target = corpus(401)
+    shifted = target[:200] + target[201:]
+    for number, (start, end) in enumerate(((0, 151), (151, 301), (301, 400)), start=1):
+        rows = zip(source[start:end], shifted[start:end], strict=True)
+        write(tmp_path, f"{number}.csv", ["de,en", *(f"{left},{right}" for left, right in rows)])
+        write_pairs(tmp_path, [source[start + 9]], [f"new {start}"], f"test{number}")
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    data["train"] = [{"name": "numbers", "path": f"{tmp_path}/?.csv"}]
+    data["test"] = {"news": {"source": f"{tmp_path}/test?.de", "target": f"{tmp_path}/test?.en"}}
+    report = prepare(
+        config_for(tmp_path, data=data, tokenizer=SIZES), report_dir=tmp_path / "report"
+    )
+    second, third = str(tmp_path / "2.csv"), str(tmp_path / "3.csv")
+    first_shift, last_shift = report.shifts
+    assert (first_shift["file"], last_shift["file"]) == (second, third)
+    assert abs(first_shift["start"] - 51) <= 3
+    assert first_shift["pairs_before"] == 151 + first_shift["start"] - 2  # after the header
+    assert (first_shift["end"], last_shift["start"]) == (151, 2)
+    assert last_shift["pairs_before"] == 301
+    assert abs(last_shift["end"] - 100) <= 3
+    text = f"{third}: lines 2 to {last_shift['end']}: the translations are 1 line above"
+    assert f"shifted: {text}" in report.as_text()
+    page = ElementTree.parse(tmp_path / "report" / "report.html").getroot()
+    items = ["".join(x.itertext()) for x in page.iter() if x.tag.endswith("}li")]
+    assert text.replace(": lines", ", lines") in items
+    exact = [leak for leak in report.leakage if leak["kind"] == "exact" and leak["set"] != "valid"]
+    found = [(leak["set"], leak["line"], leak["corpus"], leak["train_line"]) for leak in exact]
+    files = [(f"{tmp_path}/test{n}.de", 1, f"{tmp_path}/{n}.csv", 11) for n in (1, 2, 3)]
+    assert found == files
+    scored = [row[:2] for row in rows_of(tmp_path / "prepared", "lexical")]
+    places = [(1, 151), (2, 150), (3, 99)]
+    expected = [
+        [f"{tmp_path}/{n}.csv", str(line)] for n, count in places for line in range(2, count + 2)
+    ]
+    assert scored[:400] == expected
+    assert scored[-3:] == [[f"{tmp_path}/test{n}.de", "1"] for n in (1, 2, 3)]
+    reported = [row for row in rows_of(tmp_path / "prepared", "reported") if row[2] == "held_out"]
+    assert [row[3] for row in reported[-2:]] == [f"{tmp_path}/test{n}.de, line 1" for n in (2, 3)]
+
+
 def test_all_lines_of_misaligned_ranges_go_and_the_ten_largest_ranges_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +153,14 @@ def test_all_lines_of_misaligned_ranges_go_and_the_ten_largest_ranges_are_told(
     dropped = [int(row[1]) for row in rows_of(tmp_path / "prepared", "dropped")]
     assert dropped == [line for each in ranges for line in range(each.start, each.end + 1)]
     assert report.shifts == [
-        {"corpus": "numbers", "start": each.start, "end": each.end, "offset": 2}
+        {
+            "corpus": "numbers",
+            "file": "",
+            "pairs_before": each.start - 1,
+            "start": each.start,
+            "end": each.end,
+            "offset": 2,
+        }
         for each in ranges[1::2]
     ]
     assert [each["start"] for each in report.unrelated] == [each.start for each in ranges[::2]]

@@ -67,13 +67,18 @@ def test_written_scores_have_their_lines_however_they_are_cut(
 ) -> None:
     scores = {"a": np.array([0.5, -1, np.nan], np.float32), "b": np.array([2], np.float32)}
     lines = {"a": [4, 7, 9], "b": [1]}
-    expected = [["a", "4", "0.5000"], ["a", "7", "-1.0000"], ["a", "9", "nan"],
-                ["b", "1", "2.0000"]]  # fmt: skip
-    monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", 2)
-    write_scores(tmp_path / "some.tsv.gz", scores, lines)
-    write_scores(tmp_path / "all.tsv.gz", scores)
-    assert table(tmp_path / "some.tsv.gz") == expected
-    assert [row[1] for row in table(tmp_path / "all.tsv.gz")] == ["1", "2", "3", "1"]
+    for files, names in (
+        ({0: ""}, ["a", "a", "a"]),
+        ({0: "1.de", 1: "2.de"}, ["1.de", "2.de", "2.de"]),
+    ):
+        expected = [
+            [names[0], "4", "0.5000"], [names[1], "7", "-1.0000"], [names[2], "9", "nan"],
+            ["b", "1", "2.0000"],
+        ]  # fmt: skip
+        for at_once in (1, 2, 9):
+            monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", at_once)
+            write_scores(tmp_path / "some.tsv.gz", scores, lines, {"a": files, "b": {0: ""}})
+            assert table(tmp_path / "some.tsv.gz") == expected
 
 
 def table(path: Path) -> list[list[str]]:
@@ -154,3 +159,14 @@ def test_a_score_belongs_to_its_line_where_lines_before_it_were_dropped(
     written = table(tmp_path / "prepared" / "dual_cross_entropy.tsv.gz")
     assert [row[1] for row in written] == ["1", "2", *map(str, range(4, 121))]
     assert [row[1] for row in written if row[2] == "0.1000"] == ["50"]
+    for number, part in (("1", slice(0, 40)), ("2", slice(40, 120))):
+        write_pairs(tmp_path, source[part], target[part], f"part{number}")
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    data["train"] = [{"source": f"{tmp_path}/part?.de", "target": f"{tmp_path}/part?.en"}]
+    prepare(config_for(tmp_path, data=data), score_with=runs)
+    written = table(tmp_path / "prepared" / "dual_cross_entropy.tsv.gz")
+    numbered = [("1", line) for line in range(1, 41) if line != 3]
+    numbered += [("2", line) for line in range(1, 81)]
+    assert [row[:2] for row in written] == [
+        [f"{tmp_path}/part{number}.de", str(line)] for number, line in numbered
+    ]

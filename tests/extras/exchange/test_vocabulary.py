@@ -180,18 +180,20 @@ def test_trimming_keeps_what_unused_pieces_and_unknown_characters_need() -> None
 
 
 def test_old_merges_come_before_new_ones_and_new_ones_in_the_order_they_were_learned() -> None:
-    """ "bc" is more frequent than "cd", and "ab" is older than both.
+    """ "bc" is more frequent than "cd", and "ab" is older than both, but has the lowest score.
 
-    So abc is still ab|c, although bc is a piece now, and bcd is bc|d.
+    So abc is still ab|c, although bc is a piece now, cab is c|ab, although ca is left of ab, and
+    bcd is bc|d. An unused ab is joined first and split at the end.
     """
-    scores = {"ab": -1.0, "a": -2.0, "b": -3.0, "c": -4.0, "d": -5.0}
-    model = made_of(TrainerSpec.BPE, scores)
-    learned = vocabulary.learned_pieces([model], {"bc": 9, "cd": 5}, 9)
-    assert [*learned] == ["bc", "cd"]
-    after = vocabulary.tokenizer_of(vocabulary.grown(model, [], learned))
-    lines = ["abc", "bc", "bcd", "cd", "cab"]
-    expected = [["ab", "c"], ["bc"], ["bc", "d"], ["cd"], ["c", "ab"]]
-    assert pieces_of(after, lines) == expected
+    scores = {"a": -1.0, "b": -2.0, "c": -3.0, "d": -4.0, "ab": -6.0}
+    for unused, old_merge in (("", ["ab"]), ("ab", ["a", "b"])):
+        model = made_of(TrainerSpec.BPE, scores, unused)
+        learned = vocabulary.learned_pieces([model], {"ca": 12, "bc": 9, "cd": 5}, 9)
+        assert [*learned] == ["ca", "bc", "cd"]
+        after = vocabulary.tokenizer_of(vocabulary.grown(model, [], learned))
+        lines = ["abc", "cab", "bc", "bcd", "cd"]
+        expected = [[*old_merge, "c"], ["c", *old_merge], ["bc"], ["bc", "d"], ["cd"]]
+        assert pieces_of(after, lines) == expected
 
 
 def test_a_new_piece_never_leads_to_an_old_one_and_letters_stay_apart_from_digits() -> None:

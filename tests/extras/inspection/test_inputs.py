@@ -24,7 +24,6 @@ from nmt.extras.inspection.inputs import (
     neighbours,
     pairs_of,
     positions,
-    rates,
     shift_matrix,
     similarity,
     sinusoid_figures,
@@ -34,7 +33,7 @@ from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.model.attention import Segments, attention
-from nmt.model.positions import sinusoids
+from nmt.model.positions import rates, sinusoids
 from nmt.model.transformer import build_model
 from nmt.packed import Packed
 from nmt.text.tokenizer import load_tokenizers

@@ -21,6 +21,7 @@ from nmt.cli.app import app
 from nmt.errors import install_command
 from nmt.extras.planning import doctor
 from nmt.extras.planning.doctor import Finding
+from nmt.inference import engine
 from tests.process import LIMIT
 
 ROOT = Path(__file__).parents[3]
@@ -47,7 +48,7 @@ def missing(name: str) -> str:
 def test_each_problem_has_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     driver = tmp_path / "nvidiactl"
     driver.touch()
-    monkeypatch.setattr(doctor, "_GPU_DRIVERS", (driver,))
+    monkeypatch.setattr(engine, "GPU_DRIVERS", (driver,))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NO AVX")
@@ -108,7 +109,7 @@ def test_a_finding_is_reported_past_its_limit(
     is_reported: bool,
 ) -> None:
     given = AT_THE_LIMITS | change
-    monkeypatch.setattr(doctor, "_GPU_DRIVERS", (tmp_path,) if "has_driver" in given else ())
+    monkeypatch.setattr(engine, "GPU_DRIVERS", (tmp_path,) if "has_driver" in given else ())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: given["flag"])
     monkeypatch.setattr(torch, "get_num_threads", lambda: given["threads"])

@@ -42,6 +42,7 @@ def test_a_sample_consists_of_whole_blocks_in_their_order(size: int, seed: int) 
         stream = [(str(number), "") for number in range(size)]
         assert list(sample.seen(stream)) == stream
         numbers = [int(source) for source, _ in sample.pairs()]
+        assert numbers == [sample.number(index) - 1 for index in range(len(numbers))]
     blocks = sorted({number // 10 for number in numbers})
     whole = (range(10 * block, min(10 * block + 10, size)) for block in blocks)
     assert numbers == list(chain.from_iterable(whole))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +18,7 @@ from nmt.config.data import CorpusConfig
 from nmt.config.filling import SCALES, TextSize, scale_of
 from nmt.config.run import RunConfig
 from nmt.data.corpus import measure_text
+from nmt.data.demo import demo_pairs
 from nmt.data.formats.pair import BadReason
 from nmt.errors import ConfigError, DataError, join_words
 from nmt.extras.planning import init as init_module
@@ -267,6 +269,71 @@ def test_parts_of_a_folder_are_used_and_shards_are_joined() -> None:
     assert read(Path("de-en"), "test") == list(zip(german[80:], english[80:], strict=True))
     of_shards = started((Path("data/train*.de"), Path("data/train*.en")), output=Path("x"))
     assert of_shards.counts["read"] == 70
+
+
+def write_part(name: str, pairs: Sequence[tuple[str, str]]) -> None:
+    """Write a part of the folder `data`."""
+    for code, side in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
+        path = Path("data") / f"{name}.{code}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in side), "utf-8")
+
+
+def test_several_test_sets_keep_their_names_unless_the_user_passes_another() -> None:
+    pairs = list(zip(*preparing.corpus(90), strict=True))
+    sets = {"newstest2013": pairs[60:70], "newstest2014": pairs[70:80], "2016_test": pairs[80:]}
+    write_part("train", pairs[:60])
+    for name, part in sets.items():
+        write_part(name, part)
+    command = ["init", "data", "--languages", "de-en", "-o"]
+    result = CliRunner().invoke(app, [*command, "new"])
+    assert result.exit_code == 0, result.stderr
+    for name, part in sets.items():
+        assert read(Path("new"), name) == part
+        assert name in result.stdout
+    assert "3 for validation, 30 for testing" in result.stdout
+    tests = load_config("new/config.yaml").data.test
+    assert {name: read(corpus.source[0].parent, name) for name, corpus in tests.items()} == sets
+    other = ["x", "--test", "data/newstest2014.de", "--test", "data/newstest2014.en"]
+    assert CliRunner().invoke(app, [*command, *other]).exit_code == 0
+    assert list(load_config("x/config.yaml").data.test) == ["test"]
+    assert read(Path("x"), "test") == sets["newstest2014"]
+
+
+def test_what_changes_a_set_of_the_user_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    pairs = list(zip(*preparing.corpus(90), strict=True))
+    write_part("train", pairs[:60])
+    write_part("dev2010", pairs[60:70])
+    write_part("dev2011", [*pairs[70:80], ("", "line"), ("satz", " ")])
+    start = started((Path("data"),), languages="de-en")
+    assert start.counts["valid"] == 20
+    assert "`valid` consists of 2 files" in caplog.text
+    assert "`valid`: 2 pairs are left out" in caplog.text
+
+
+@pytest.mark.parametrize("has_sets", [False, True])
+@pytest.mark.parametrize("first", [400, 800])
+def test_shifted_lines_are_a_warning_with_their_place_and_are_not_held_out(
+    first: int, has_sets: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if most lines are shifted, and if no set is drawn."""
+    pairs = list(dict.fromkeys(demo_pairs("train", "de", "en")))[:1220]
+    german, english = map(list, zip(*pairs[:1200], strict=True))
+    shifted = english[:first] + english[first + 1 :] + ["The end."]
+    write_part("train", list(zip(german, shifted, strict=True)))
+    if has_sets:
+        write_part("dev", pairs[1200:1210])
+        write_part("test", pairs[1210:])
+    started((Path("data"),), languages="de-en", output=Path("new"))
+    [warning] = [text for text in caplog.messages if "misaligned" in text]
+    percent, start, end = map(int, re.findall(r"\d+", warning))
+    assert percent == pytest.approx(100 * (1200 - first) / 1200, abs=2)
+    assert start == pytest.approx(first, abs=5)
+    assert end == pytest.approx(1200, abs=5)
+    held_out = [pair for part in PARTS[1:] for pair in read(Path("new"), part)]
+    assert len(held_out) >= 20
+    assert set(held_out) <= set(pairs)
 
 
 def test_a_frequent_sentence_of_a_set_stays_in_training() -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 from nmt.extras.planning.init import init
 from nmt.extras.planning.options import InitOptions
-from nmt.extras.planning.remote import local_place
 from tests.data.opus_server import API, README, archive_of, serving
 from tests.process import LIMIT
 
@@ -108,5 +107,6 @@ def test_a_data_set_of_the_hub_keeps_its_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [Path("corpus.de"), Path("opus/Tatoeba"), Path("hubs:x")])
-def test_other_places_stay_as_they_are(place: Path, tmp_path: Path) -> None:
-    assert local_place(place, None, tmp_path) == place
+def test_other_places_are_files(place: Path) -> None:
+    with pytest.raises(DataError, match=f"{place} does not exist"):
+        init(InitOptions(places=(place,)))

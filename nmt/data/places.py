@@ -5,42 +5,40 @@ Whatever is not certain is an error with the commands to choose from, never a gu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, permutations, product
 from pathlib import Path
 
-from nmt.config.language_codes import is_same_language
+from nmt.config.language_codes import Languages, is_same_language
+from nmt.data.checks import CorpusCheck
 from nmt.data.formats import all_formats, layout_of, open_file, sample_of
 from nmt.data.formats.file_names import (
     SOURCE,
     TARGET,
     Part,
     direction_of,
+    is_set,
     part_of,
     sides_of,
     without_variant,
 )
 from nmt.data.formats.layout import Layout, Wanted
 from nmt.data.formats.pair import ReadOptions, SentencePair
-from nmt.data.formats.wmt import is_set
 from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding
-from nmt.files.lines import open_binary, plain_name, read_pieces
-from nmt.text.identification import likeliest_label, similar_labels
+from nmt.files.lines import first_bytes, open_binary, plain_name
 
 TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
 _NO_TEXT = frozenset(
-    (".ids", ".pdf", ".docx", ".xlsx", ".odt", ".ods", ".html", ".yaml", ".sh", ".py", ".log")
+    (".pdf", ".docx", ".xlsx", ".odt", ".ods", ".html", ".yaml", ".sh", ".py", ".log")
 )
 _SAMPLED_PAIRS = 200  # whose languages are identified
-_CLEAR_RATIO = 3  # Of the texts in the language of the other column to the other texts.
 _MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
 _ALIGNED = Layout(TEXT)
-
-Languages = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,13 @@ class Places:
 
     Args:
         languages: Codes of the source and the target language.
-        parts: Files of each part; the training part is always there.
+        parts: Files of each part; the training part is always there. Several test sets have
+            their names in the place of ``test``.
         unused: Why a file is not used, by its path.
     """
 
     languages: Languages
-    parts: Mapping[Part, PartFiles]
+    parts: Mapping[str, PartFiles]
     unused: Mapping[Path, str]
 
 
@@ -116,9 +115,12 @@ class _Search:
 
     places: Sequence[Path]
     wanted: Wanted
-    format_name: str | None
-    encoding: str | None
     unused: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """The places in messages."""
+        return join_words(map(str, self.places))
 
     def command(self, places: Iterable[Path], languages: Iterable[str] | None) -> str:
         """Return the command for other places or languages."""
@@ -128,55 +130,52 @@ class _Search:
             *places,
             languages="-".join(languages or ()) or None,
             columns=columns or None,
-            format=self.format_name,
-            encoding=self.encoding,
+            format=self.wanted.format,
+            encoding=self.wanted.encoding,
         )
 
 
-def find_places(
-    places: Sequence[Path],
-    wanted: Wanted,
-    *,
-    format_name: str | None = None,
-    encoding: str | None = None,
-) -> Places:
+def find_places(places: Sequence[Path], wanted: Wanted) -> Places:
     """Find parallel text. Reads the beginnings of files, and the lists of archives.
 
     Args:
         places: Two files; a file with both sides; an archive; a folder; or shards of both sides.
-        wanted: Languages and columns that the user has named.
-        format_name: Name of the format; None if the files decide.
-        encoding: Encoding; None for UTF-8, or that of a byte order mark.
+        wanted: What the user has said about the files.
 
     Raises:
         ConfigError: The format or the encoding is unknown.
         DataError: A place is missing, damaged, or has no parallel text; or it is not certain which
             files or languages are meant. The message shows the commands to choose from.
     """
-    search = _Search(places, wanted, format_name, encoding)
+    search = _Search(places, wanted)
     files = list(_files_in(search))
-    sides = [] if format_name else [file for file in files if not _has_suffix_of_format(file)]
+    sides = [] if wanted.format else [file for file in files if not _has_suffix_of_format(file)]
     if len(files) == len(sides) == len(places) == 2:
         pairs = _aligned_files(search, *sides)
     else:
         pairs = _pairs_by_name(sides, wanted.languages)
     corpora = list(pairs)
     in_pairs = set(chain.from_iterable(pair.paths for pair in pairs))
+    stems = {path.stem for path in in_pairs}
     named_sides = {file for file in sides if any(sides_of(file.name))}
     for file in files:
         if file.path in in_pairs:
             continue
         try:
             if pairs and file in named_sides:
-                problem = f"{file.path} is in another language, or lacks its other side."
-                raise DataError(problem, fix="Pass both sides of each file, or leave it out.")
+                raise DataError(
+                    f"{file.path} is in another language, or lacks its other side.",
+                    fix="Pass both sides of each file, or leave it out.",
+                )
             corpora.append(_file_with_both_sides(search, file))
         except DataError as error:
             if len(files) == 1 or file.path in places:
                 raise
+            if file.path.suffix == ".xml" and file.path.stem in stems:
+                continue  # where OPUS has the pairs from
             search.unused[file.path] = error.problem.removeprefix(str(file.path)).lstrip(": ")
     if not corpora:
-        problem = f"{join_words(map(str, places))}: no parallel text."
+        problem = f"{search.shown}: no parallel text."
         for path, reason in islice(search.unused.items(), _MOST_SHOWN):
             problem += f"\n    {path} {reason}"
         raise DataError(problem, fix="Pass two aligned text files, or a file with both sides.")
@@ -196,8 +195,10 @@ def _files_in(search: _Search) -> Iterator[_File]:
                 yield from _texts_of(search, path, path.relative_to(place), place_name)
             continue
         if place.exists() and not place.is_file():
-            problem = f"{place} is a pipe or a device, but nmt reads a corpus twice."
-            raise DataError(problem, fix="Write the text to a file first.")
+            raise DataError(
+                f"{place} is a pipe or a device, but nmt reads a corpus twice.",
+                fix="Write the text to a file first.",
+            )
         if is_archive_file(place):
             yield from _texts_of(search, place, Path(), place_name)
         else:
@@ -219,14 +220,16 @@ def _texts_of(search: _Search, path: Path, name: Path, place: str) -> Iterator[_
         members = members_of(path)
         texts = {path / each.name: (name / each.name, each.problem) for each in members}
         if len(texts) < len(members):
-            problem = f"{path} contains several files with the same name."
-            raise DataError(problem, fix="Unpack the archive, and pass the files.")
+            raise DataError(
+                f"{path} contains several files with the same name.",
+                fix="Unpack the archive, and pass the files.",
+            )
     for text, (relative, problem) in texts.items():
         if problem:
             search.unused[text] = f"is {problem}"
-        elif is_document(str(relative)) or relative.suffix.lower() in _NO_TEXT:
+        elif relative.suffix.lower() in _NO_TEXT:
             search.unused[text] = "is not text of the corpus"
-        else:
+        elif relative.suffix != ".ids" and not is_document(str(relative)):
             yield _File(text, f"{place}/{relative}", part_of(relative))
 
 
@@ -246,13 +249,22 @@ def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpu
     Empty if each of them has both sides.
     """
     if source.path == target.path:
-        problem = f"SOURCE and TARGET are the same file, {source.path}."
-        fix = "Pass a text and a file of translations: `nmt init SOURCE TARGET`."
-        raise DataError(problem, fix=fix)
-    named = _named_languages(source.name, target.name)
+        raise DataError(
+            f"SOURCE and TARGET are the same file, {source.path}.",
+            fix="Pass a text and a file of translations: `nmt init SOURCE TARGET`.",
+        )
+    # The languages in both names: where the rest is the same, or else the last ones.
+    named: Languages | None = None
+    for (code, rest), (other_code, other_rest) in product(
+        sides_of(source.name), sides_of(target.name)
+    ):
+        if _are_languages(code, other_code):
+            named = code, other_code
+            if rest == other_rest:
+                break
     wanted = search.wanted.languages
     if named is None and not is_set(source.path):
-        samples = [sample_of(file.path, search.encoding) for file in (source, target)]
+        samples = [sample_of(file.path, search.wanted.encoding) for file in (source, target)]
         if any(all(map(each.recognises, samples)) for each in all_formats()):
             return []
     elif named and wanted and _are_same(named, wanted[::-1]):
@@ -260,17 +272,6 @@ def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpu
         swapped = search.command([target.path, source.path], wanted)
         raise _uncertain(problem, [swapped, search.command(search.places, named)])
     return [_Corpus((source, target), named, "")]
-
-
-def _named_languages(source: str, target: str) -> Languages | None:
-    """Return the languages in two names: where the rest is the same, or else the last ones."""
-    named = None
-    for (code, rest), (other_code, other_rest) in product(sides_of(source), sides_of(target)):
-        if _are_languages(code, other_code):
-            named = code, other_code
-            if rest == other_rest:
-                break
-    return named
 
 
 def _pairs_by_name(files: Sequence[_File], wanted: Languages | None) -> list[_Corpus]:
@@ -309,26 +310,17 @@ def _file_with_both_sides(search: _Search, file: _File) -> _Corpus:
     Raises:
         DataError: The file has no format, or its columns or languages are not certain.
     """
-
-    def layout_for(languages: Languages | None) -> Layout:
-        return layout_of(
-            file.path,
-            replace(search.wanted, languages=languages),
-            format_name=search.format_name,
-            encoding=search.encoding,
-        )
-
-    wanted = search.wanted.languages
+    wanted = search.wanted
     direction = direction_of(file.name)
     try:
-        layout = layout_for(wanted)
+        layout = layout_of(file.path, wanted)
     except DataError:
-        if wanted or direction is None:
+        if wanted.languages or direction is None:
             raise
-        layout = layout_for(direction)
+        layout = layout_of(file.path, replace(wanted, languages=direction))
     source, target = layout.languages or (None, None)
     languages = (source, target) if source and target else direction
-    return _Corpus((file,), wanted or languages, _plain(file), layout=layout)
+    return _Corpus((file,), wanted.languages or languages, _plain(file), layout=layout)
 
 
 def _check_columns(search: _Search, corpus: _Corpus, languages: Languages) -> None:
@@ -343,20 +335,14 @@ def _check_columns(search: _Search, corpus: _Corpus, languages: Languages) -> No
         return
     reader = open_file(path, corpus.layout, ReadOptions(*languages, "skip"))
     block = [list(islice(column, _SAMPLED_PAIRS)) for column in reader.columns]
-    num_right = 0
-    num_swapped = 0
-    labels = [similar_labels(language) for language in languages]
-    for pair in reader.parse(*block, 1):
-        if isinstance(pair, SentencePair):
-            found = likeliest_label(pair.source), likeliest_label(pair.target)
-            num_right += sum(map(frozenset.__contains__, labels, found))
-            num_swapped += sum(map(frozenset.__contains__, labels[::-1], found))
-    if num_swapped <= _CLEAR_RATIO * num_right:
+    pairs = [pair[:2] for pair in reader.parse(*block, 1) if isinstance(pair, SentencePair)]
+    if not any(CorpusCheck(*languages, pairs).swapped()):
         return
     source, target = columns
     problem = f"{path}: column {source} seems to be {languages[1]}, and {target} {languages[0]}."
     commands = [search.command(search.places, languages[::-1])]
-    swapped = replace(search, wanted=Wanted(columns=(target, source)))
+    wanted = replace(search.wanted, columns=(target, source))
+    swapped = replace(search, wanted=wanted)
     commands.append(swapped.command(search.places, languages))
     raise _uncertain(problem, commands)
 
@@ -372,7 +358,6 @@ def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) ->
     Raises:
         DataError: The files do not tell them, or they differ.
     """
-    shown = join_words(map(str, search.places))
     choices: dict[Languages, None] = {}
     orders = set()
     for corpus in corpora:
@@ -387,18 +372,21 @@ def _languages(search: _Search, corpora: Sequence[_Corpus], is_ordered: bool) ->
         if direction in both_orders and (has_both_sides or not is_ordered):
             orders.add(direction)
     if not choices:
-        problem = f"{shown}: neither the names nor the content of the files tell the languages."
-        fix = f"Add their codes, for example: {search.command(search.places, ('en', 'de'))}"
-        raise DataError(problem, fix=fix)
+        raise DataError(
+            f"{search.shown}: neither the names nor the content of the files tell the languages.",
+            fix=f"Add their codes, for example: {search.command(search.places, ('en', 'de'))}",
+        )
     if len(orders) == 1 and len(choices) == 2:
         return orders.pop()
-    problem = f"{shown}: it is not certain which languages are source and target."
-    raise _uncertain(problem, [search.command(search.places, choice) for choice in choices])
+    raise _uncertain(
+        f"{search.shown}: it is not certain which languages are source and target.",
+        [search.command(search.places, choice) for choice in choices],
+    )
 
 
 def _parts(
     search: _Search, languages: Languages, corpora: Sequence[_Corpus]
-) -> dict[Part, PartFiles]:
+) -> dict[str, PartFiles]:
     """Return the files of each part. If there is only one part, it is for training.
 
     Raises:
@@ -411,9 +399,11 @@ def _parts(
     if len(by_part) == 1:
         by_part = {"train": list(corpora)}
     if "train" not in by_part:
-        problem = f"{join_words(map(str, search.places))}: no text for training."
-        raise DataError(problem, fix=f"Its files are for {' and '.join(by_part)}; add others.")
-    parts: dict[Part, PartFiles] = {}
+        raise DataError(
+            f"{search.shown}: no text for training.",
+            fix=f"Its files are for {' and '.join(by_part)}; add others.",
+        )
+    parts: dict[str, PartFiles] = {}
     for part, each_corpus in by_part.items():
         paths = list(chain.from_iterable(corpus.paths for corpus in each_corpus))
         texts = {without_variant(corpus.name) for corpus in each_corpus}
@@ -422,8 +412,20 @@ def _parts(
             problem = f"Several files can be the {part} set, and may contain the same text."
             wanted = search.wanted.languages
             raise _uncertain(problem, [search.command(each.paths, wanted) for each in each_corpus])
-        parts[part] = _part_files(search, languages, each_corpus)
+        test_sets = {_set_name(corpus): [corpus] for corpus in each_corpus}
+        if part == "test" and len(test_sets) == len(each_corpus) > 1:
+            for name, test_set in test_sets.items():
+                parts[name] = _part_files(search, languages, test_set)
+        else:
+            parts[part] = _part_files(search, languages, each_corpus)
     return parts
+
+
+def _set_name(corpus: _Corpus) -> str:
+    """Return a name for a test set, by its path in the place."""
+    path = Path(corpus.name)
+    folders = path.parent.parts[1:]
+    return re.sub(r"\W+", "-", "-".join([*folders, path.stem])).strip("-")
 
 
 def _part_files(search: _Search, languages: Languages, corpora: Sequence[_Corpus]) -> PartFiles:
@@ -436,16 +438,13 @@ def _part_files(search: _Search, languages: Languages, corpora: Sequence[_Corpus
             paths.reverse()
         sources.append(paths[0])
         targets += paths[1:]
+    marks = {marked_encoding(first_bytes(path, _MARK_BYTES)) for path in (*sources, *targets)}
+    encoding = marks.pop()
+    if marks or encoding is None:  # readers find out the encoding of each file
+        encoding = search.wanted.encoding
     layout = corpora[0].layout
-    if search.encoding is not None:
-        layout = replace(layout, encoding=standard_encoding(search.encoding))
-    marks = set()
-    for path in (*sources, *targets):
-        with open_binary(path) as stream:
-            marks.add(marked_encoding(next(read_pieces(stream, str(path), _MARK_BYTES), b"")))
-    mark = marks.pop()
-    if mark and not marks:  # else, readers find out the encoding of each file
-        layout = replace(layout, encoding=mark)
+    if encoding is not None:
+        layout = replace(layout, encoding=standard_encoding(encoding))
     return PartFiles(layout, tuple(sources), tuple(targets))
 
 

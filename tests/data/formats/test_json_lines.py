@@ -1,0 +1,26 @@
+"""JSON lines, and what to do with other JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nmt.errors import DataError
+from tests.data.formats.reading import read_pairs, texts_of
+from tests.process import LIMIT
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_command_in_the_error_about_an_array_makes_json_lines_of_it(indent: int | None) -> None:
+    records = [{"de": "schön", "en": "nice"}, {"de": "ein\nHaus", "en": "a house"}]
+    path = Path("t.json")
+    path.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_pairs(path)
+    _, _, command = str(caught.value.fix).partition("run: ")
+    subprocess.run(command.replace("FILE", "t.json"), shell=True, check=True, timeout=LIMIT)
+    expected = [("nice", "schön"), ("a house", "ein Haus")]
+    assert texts_of(read_pairs(Path("t.json.jsonl"))) == expected
