@@ -20,7 +20,7 @@ from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config
 from nmt.commands import evaluation_set
 from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_systems
-from nmt.commands.loading import loading_arguments, log_split, mbr
+from nmt.commands.loading import loading_arguments, mbr
 from nmt.commands.options import EvaluateOptions, TextResult
 from nmt.config.language_codes import primary_code
 from nmt.config.loader import load_inference
@@ -220,7 +220,6 @@ class EvaluatedModel:
         if message:
             logger.info("%s", message)
         num_split = sum(bool(result.parts) for result in results)
-        log_split(num_split, len(results))
         settings = self._settings(translator)
         if num_split:
             settings["split_lines"] = num_split

@@ -49,13 +49,6 @@ def loading_arguments(options: ModelOptions) -> dict[str, Any]:
     return arguments
 
 
-def log_split(num_split: int, num_lines: int) -> None:
-    """Log how many lines were split into sentences, if any."""
-    if num_split:
-        text = "%s of %s lines were split into sentences; `sentences` keep translates lines whole"
-        logger.info(text, f"{num_split:,}", f"{num_lines:,}")
-
-
 def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
     """Return the settings of minimum Bayes risk decoding, or None if it is not requested.
 

@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.commands.loading import (
-    decoding_changes,
-    loading_arguments,
-    log_split,
-    mbr,
-    warn_of_language,
-)
+from nmt.commands.loading import decoding_changes, loading_arguments, mbr, warn_of_language
 from nmt.commands.options import TranslateOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
@@ -307,7 +301,9 @@ class _Writer:
         Raises:
             DataError: JSON output contains errors.
         """
-        log_split(self._num_split, self.num_lines)
+        if self._num_split:
+            text = "%s lines were split into sentences; `sentences` keep translates lines whole"
+            logger.info(text, f"{self._num_split:,}")
         message = self._counts.message(time.perf_counter() - self._begin)
         if message:
             logger.info(message)

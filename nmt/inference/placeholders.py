@@ -25,7 +25,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from nmt.text import without_surrogates
 from nmt.text.sentences import split_text
@@ -94,10 +94,8 @@ def placeholders_of(
     >>> placeholders_of("{count} of 100% <b>%1$s</b> for $5: www.example.org/x.")
     ['{count}', '<b>', '%1$s', '</b>', 'www.example.org/x']
     """
-    if not protect and not _SIGNS.search(text):
-        return []
-    matches = placeholder_pattern(protect).finditer(text)
-    return [match[0] for match in matches if match[0] and match[0] not in symbols]
+    events = text_events(text, protect, symbols=symbols)
+    return [event.raw for event in events if event.kind != "text"]
 
 
 def mask_placeholders(text: str, protect: Sequence[str] = ()) -> str:
@@ -130,7 +128,10 @@ def text_events(
         symbols: Symbols of the vocabulary, which stay in the text.
     """
     start = 0
-    for match in placeholder_pattern(protect).finditer(raw):
+    matches: Iterable[re.Match[str]] = ()
+    if protect or _SIGNS.search(raw):
+        matches = placeholder_pattern(protect).finditer(raw)
+    for match in matches:
         if not match[0] or match[0] in symbols:
             continue
         before = raw[start : match.start()]
@@ -228,7 +229,9 @@ class Paragraph:
                 yield Event(kind, event.text[place - start : stop - start])
                 place = stop
 
-    def render(self, translations: Sequence[Translation], joiner: str, escape: Escape) -> str:
+    def render(
+        self, translations: Sequence[Translation], joiner: str = " ", escape: Escape = str
+    ) -> str:
         """Write the translation with the marks of the source.
 
         Args:
@@ -236,7 +239,7 @@ class Paragraph:
             joiner: Separator between sentences of the target language.
             escape: Escapes text for the format of the document.
         """
-        return Layout(self, translations).write(joiner, escape)
+        return _Layout(self, translations).write(joiner, escape)
 
 
 def ends_of(events: Sequence[Event]) -> dict[int, int]:
@@ -349,31 +352,25 @@ class _Sentence(NamedTuple):
     num_target: int
 
 
-class Layout:
+class _Layout:
     """Places the marks of a source paragraph in its translation.
 
     Args:
         paragraph: The source.
         translations: Text and alignment of each sentence.
-
-    Attributes:
-        elements: The elements of the source.
-        begins: For each target piece what it begins: ``word``, ``sentence`` (and its first word) or
-            nothing.
-        offsets: Offset of each target piece in the written text, after `write`.
     """
 
     def __init__(self, paragraph: Paragraph, translations: Sequence[Translation]) -> None:
-        self.elements = list(paragraph.elements())
-        self._root, self._words = _tree_of(self.elements)
+        self._elements = list(paragraph.elements())
+        self._root, self._words = _tree_of(self._elements)
         # First piece of each source word, and the number of all pieces.
         self._first_pieces = [*accumulate(map(len, self._words), initial=0)]
         # The target pieces that are aligned to each source piece.
         self._links: list[list[int]] = [[] for _ in range(self._first_pieces[-1])]
         self._sentences: list[_Sentence] = []  # of each source piece
         self._pieces: list[str] = []  # of the target
-        self.begins: list[str] = []
-        self.offsets: list[int] = []
+        # What each target piece begins: ``word``, ``sentence`` (and its first word) or nothing.
+        self._begins: list[str] = []
         first_word = 0
         for source, (text, links) in zip(paragraph.sentences, translations, strict=True):
             num_words = len(source.split())
@@ -430,7 +427,7 @@ class Layout:
                     linked = [first_piece + number]
                 self._links[self._first_pieces[source] + number] += linked
         self._pieces += pieces
-        self.begins += [begins, *[""] * (len(pieces) - 1)]
+        self._begins += [begins, *[""] * (len(pieces) - 1)]
 
     def _relative(self, piece: int) -> int:
         """Return the target piece with the relative position of a source piece in its sentence."""
@@ -474,7 +471,7 @@ class Layout:
 
     def _marks(self, pair: _Pair) -> str:
         """Return only the marks of a pair, without text, if the translation has no free piece."""
-        inside = self.elements[pair.start : pair.end]
+        inside = self._elements[pair.start : pair.end]
         marks = [element for element in inside if element.kind not in (*_PIECES, "space")]
         return "".join(mark.raw for mark in marks)
 
@@ -513,10 +510,10 @@ class Layout:
         if gap > around.right:
             return filler.rstrip()
         if is_mark:  # with its neighbouring white space
-            if self.begins[gap] and not (filler[-1].isspace() or gap in self._links[number]):
+            if self._begins[gap] and not (filler[-1].isspace() or gap in self._links[number]):
                 filler += " "
             self._gaps[gap] = self._gaps.get(gap, "") + filler
-        elif "\n" in filler and self.begins[gap]:
+        elif "\n" in filler and self._begins[gap]:
             self._gaps.setdefault(gap, filler)
         return ""
 
@@ -530,7 +527,7 @@ class Layout:
         """
         if not is_mark:
             gap = self._relative(number)
-            while not self.begins[gap]:
+            while not self._begins[gap]:
                 gap -= 1
             return max(gap, pair.left + 1)
         before = [place for place in self._links[number - 1] if pair.left <= place <= pair.right]
@@ -538,7 +535,7 @@ class Layout:
         if self._sentences[number - 1] != self._sentences[number]:
             gap = self._sentences[number].target
         elif gap not in self._links[number]:  # not inside a word that the translation copies
-            while gap < len(self._pieces) and not self.begins[gap]:
+            while gap < len(self._pieces) and not self._begins[gap]:
                 gap += 1
         gap = max(gap, pair.left + 1)
         if gap > pair.right:
@@ -556,58 +553,38 @@ class Layout:
         text = ""
         for place, piece in enumerate(self._pieces):
             if place:
-                text += self._gaps.get(place, spaces[self.begins[place]])
+                text += self._gaps.get(place, spaces[self._begins[place]])
             text += self._before[place]
-            self.offsets.append(len(text))
             text += escape(piece) + "".join(self._after[place])
         return text
 
 
-class Inserted(NamedTuple):
-    """A sentence and its translation, both with the placeholders of the sentence."""
+def links_of_words(
+    links: Links, plain_texts: tuple[str, str], texts: tuple[str, str]
+) -> tuple[tuple[int, int], ...]:
+    """Return an alignment for the words with placeholders, which have no links.
 
-    source: str
-    text: str
-    # For each word of source and translation without placeholders: the index of the word with
-    # placeholders that contains its first character.
-    source_words: Sequence[int]
-    target_words: Sequence[int]
-
-    def moved(self, links: Links, attention: Sequence[Sequence[float]]) -> tuple[Any, Any]:
-        """Return an alignment and its attention for the words with placeholders.
-
-        Args:
-            links: Aligned words without placeholders.
-            attention: A row for each target word, a column for each source word.
-        """
-        moved_links = set()
-        for source, target in links:
-            if source < len(self.source_words) and target < len(self.target_words):
-                moved_links.add((self.target_words[target], self.source_words[source]))
-        num_sources = len(self.source.split())
-        rows = [[0.0] * num_sources for _ in self.text.split()]
-        for target, row in zip(self.target_words, attention, strict=False):
-            for source, weight in zip(self.source_words, row, strict=False):
-                rows[target][source] = weight
-        by_target = [(source, target) for target, source in sorted(moved_links)]
-        return tuple(by_target), tuple(map(tuple, rows))
+    Args:
+        links: Aligned words without placeholders.
+        plain_texts: A sentence and its translation without placeholders.
+        texts: Both with placeholders.
+    """
+    sources, targets = map(_places, plain_texts, texts)
+    moved = []
+    for source, target in links:
+        if source < len(sources) and target < len(targets):
+            moved.append((sources[source], targets[target]))
+    return tuple(moved)
 
 
-def insert_placeholders(sentence: Paragraph, translation: Translation) -> Inserted:
-    """Insert the placeholders of one sentence into its translation."""
-    layout = Layout(sentence, [translation])
-    text = layout.write("", str)
-    source = ""
-    source_words = []
-    for element in layout.elements:
-        if element.kind == "word":
-            source_words.append(_num_words(source))
-        source += element.raw
-    starts = zip(layout.begins, layout.offsets, strict=True)
-    target_words = [_num_words(text[:offset]) for begins, offset in starts if begins]
-    return Inserted(source, text, source_words, target_words)
-
-
-def _num_words(text: str) -> int:
-    """Return the number of words that end in a text, which stops before a word or inside it."""
-    return len(f"{text}x".split()) - 1
+def _places(plain_text: str, text: str) -> list[int]:
+    """Return the index of each word of a text among the words with placeholders."""
+    words = text.split()
+    places = []
+    place = -1
+    for plain_word in plain_text.split():
+        place += 1
+        while place < len(words) - 1 and plain_word not in words[place]:
+            place += 1
+        places.append(min(place, len(words) - 1))
+    return places

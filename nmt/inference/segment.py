@@ -42,9 +42,9 @@ _MAX_WARNINGS = 5  # Long lines of one call that get a warning each; the others 
 _MAX_SUBWORD_CHARACTERS = 20  # the longest subword of SentencePiece has 16
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _UNSPACED = regex.compile(script_class(*sorted(UNSPACED)))
-SENTENCE_BORDER = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*")
+_SENTENCE_BORDER = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*")
 _BORDERS = (
-    SENTENCE_BORDER,
+    _SENTENCE_BORDER,
     re.compile(r"(?<=[,;:])\s+|(?<=[\uff0c\u3001\uff1b\uff1a\u060c\u061b])\s*"),  # clauses
     re.compile(r"\s+"),  # words
 )

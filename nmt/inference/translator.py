@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -39,7 +39,7 @@ from nmt.inference.engine import (
     choose_engine,
 )
 from nmt.inference.guard import Guard, GuardLimits, Output
-from nmt.inference.placeholders import insert_placeholders, placeholders_of
+from nmt.inference.placeholders import links_of_words, placeholders_of
 from nmt.inference.request import (
     Alternative,
     Request,
@@ -52,7 +52,7 @@ from nmt.inference.request import (
 )
 from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, Sentence, segment
 from nmt.registry import chosen
-from nmt.search.hypothesis import NONE, IdLists, Ids, NBestLists
+from nmt.search.hypothesis import NONE, NBestLists
 from nmt.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:  # slow to import
@@ -303,9 +303,7 @@ class Translator:
         )
         outputs = guard.check_outputs(lines.segments, hypotheses)
         on_batch(())  # report the lines of the last batch
-        self._add_alignments(lines, outputs)
-        if "token_scores" in options.outputs:
-            self._add_token_scores(lines.segments, outputs)
+        self._add_details(lines, outputs)
         return self._join(lines, outputs)
 
     def _search(
@@ -343,64 +341,49 @@ class Translator:
         # `progress` is called to allow an interruption. The lines were already counted.
         return self._search(segments, decoding, lambda _: self.options.progress(0))
 
-    def _add_alignments(self, lines: SegmentedLines, outputs: list[Output]) -> None:
-        """Align the hypotheses, in place, if requested or if placeholders are inserted."""
-        is_requested = not self.options.outputs.isdisjoint({"alignments", "attention"})
-        rows = []
-        pairs = []  # of each hypothesis to align: its segment, and its ids
-        for row, source in enumerate(lines.segments):
-            hypotheses = outputs[row].hypotheses
-            if lines.sentences[source.sentence].paragraph is None:
-                hypotheses = hypotheses[:is_requested]
-            for hypothesis in hypotheses:
-                rows.append(row)
-                pairs.append((source, hypothesis.ids))
-        source_tokenizer, target_tokenizer = self.tokenizers
-        for batch, sources, targets in self._batches(pairs):
-            try:
-                attention = self.engine.attention(sources, targets)
-            except EngineLacksError:  # then placeholders keep their relative positions
-                if is_requested:
-                    raise
-                return
-            for index, weights in zip(batch, attention, strict=True):
-                source, ids = pairs[index]
-                # `align_words` leaves out the weights of tags.
-                source_subwords = source_tokenizer.subwords(source.ids)
-                aligned = align_words(weights, source_subwords, target_tokenizer.subwords(ids))
-                row = rows[index]
-                alignments = (*outputs[row].alignments, aligned)
-                outputs[row] = replace(outputs[row], alignments=alignments)
+    def _add_details(self, lines: SegmentedLines, outputs: list[Output]) -> None:
+        """Add alignments and tokens of the best hypotheses, in place.
 
-    def _add_token_scores(self, segments: Sequence[Segment], outputs: list[Output]) -> None:
-        """Add the tokens of the best hypotheses, in place."""
-        # Segments without an output are left out.
-        rows = [row for row, output in enumerate(outputs) if output.hypotheses]
-        pairs = [(segments[row], outputs[row].hypotheses[0].ids) for row in rows]
-        for batch, sources, targets in self._batches(pairs):
-            log_probs = self.engine.token_log_probs(sources, targets)
-            for index, values in zip(batch, log_probs, strict=True):
-                _, ids = pairs[index]
-                tokens = score_tokens(self.tokenizers.target, ids, values)
-                row = rows[index]
-                outputs[row] = replace(outputs[row], tokens=tokens)
-
-    def _batches(
-        self, pairs: Sequence[tuple[Segment, Ids]]
-    ) -> Iterator[tuple[list[int], IdLists, IdLists]]:
-        """Yield batches of segments and their translations.
-
-        Yields:
-            Indices into ``pairs``, and what the model reads of them: tags before the source, the
-            start token before the target. Pairs of equal length stay in their order.
+        They are added if requested; alignments also if placeholders have to be inserted.
         """
-        lengths = [len(source.ids) for source, _ in pairs]
+        requested = self.options.outputs
+        is_alignment_requested = bool(requested - {"token_scores"})
+        source_tokenizer, target_tokenizer = self.tokenizers
+        segments = lines.segments
+        rows = []  # Segments without an output are left out.
+        marked = set()  # Segments of sentences with placeholders.
+        for row, output in enumerate(outputs):
+            has_placeholders = lines.sentences[segments[row].sentence].paragraph is not None
+            if has_placeholders:
+                marked.add(row)
+            if output.hypotheses and (requested or has_placeholders):
+                rows.append(row)
+        lengths = [len(segments[row].ids) for row in rows]
         decoding = self.options.engine_decoding
-        vocab_size = self.tokenizers.target.vocab_size
-        for batch in self.engine.batches(lengths, decoding, vocab_size):
-            pairs_of_batch = [pairs[index] for index in batch]
-            sources = [source.read_ids for source, _ in pairs_of_batch]
-            yield batch, sources, [source.start_ids + ids for source, ids in pairs_of_batch]
+        for batch in self.engine.batches(lengths, decoding, target_tokenizer.vocab_size):
+            batch_rows = [rows[index] for index in batch]
+            best_ids = {row: outputs[row].hypotheses[0].ids for row in batch_rows}
+            # What the model reads: tags before the source, the start token before the target.
+            sources = [segments[row].read_ids for row in batch_rows]
+            targets = [segments[row].start_ids + best_ids[row] for row in batch_rows]
+            attention = []
+            if is_alignment_requested or not marked.isdisjoint(batch_rows):
+                try:
+                    attention = self.engine.attention(sources, targets)
+                except EngineLacksError:  # then placeholders keep their relative positions
+                    if is_alignment_requested:
+                        raise
+            for row, weights in zip(batch_rows, attention, strict=False):
+                # `align_words` leaves out the weights of tags.
+                source_subwords = source_tokenizer.subwords(segments[row].ids)
+                target_subwords = target_tokenizer.subwords(best_ids[row])
+                alignment = align_words(weights, source_subwords, target_subwords)
+                outputs[row] = replace(outputs[row], alignment=alignment)
+            if "token_scores" in requested:
+                log_probs = self.engine.token_log_probs(sources, targets)
+                for row, values in zip(batch_rows, log_probs, strict=True):
+                    tokens = score_tokens(target_tokenizer, best_ids[row], values)
+                    outputs[row] = replace(outputs[row], tokens=tokens)
 
     def _text(self, ids: Sequence[int]) -> str:
         """Decode ids. Line breaks, which byte subwords may spell, become spaces."""
@@ -440,7 +423,7 @@ class Translator:
         if self.options.guard:
             symbols = self.tokenizers.source.symbols
             marks = placeholders_of(result.source, self.options.decoding.protect, symbols)
-            if any(result.text.count(mark) < count for mark, count in Counter(marks).items()):
+            if any(result.text.count(mark) < marks.count(mark) for mark in marks):
                 alarms = (*alarms, "lost")
         return replace(result, alarms=alarms)
 
@@ -464,19 +447,19 @@ class Translator:
             score = sum(segment_best.score for segment_best in alternatives) / len(outputs)
             log_prob = sum(segment_best.log_prob for segment_best in alternatives)
             alternatives = [Alternative(text, score, log_prob)]
-        alignments = [output.alignments[0] for output in outputs if output.alignments]
+        alignments = [output.alignment for output in outputs if output.alignment]
         links, attention = join_alignments(alignments)
-        paragraph = sentence.paragraph
-        if paragraph is not None:
-            best_links = links
+        if sentence.paragraph is not None and alternatives:
+            plain_texts = (sentence.model_text, alternatives[0].text)
+            # Alternatives are similar, so they have the alignment of the best one.
+            known = links if alignments else None
             for index, alternative in enumerate(alternatives):
-                known = best_links if alignments else None
-                if index and alignments:
-                    known = outputs[0].alignments[index].links
-                inserted = insert_placeholders(paragraph, (alternative.text, known))
-                alternatives[index] = replace(alternative, text=inserted.text)
-                if not index:
-                    links, attention = inserted.moved(links, attention)
+                text = sentence.paragraph.render([(alternative.text, known)])
+                alternatives[index] = replace(alternative, text=text)
+            texts = (sentence.text, alternatives[0].text)
+            links = links_of_words(links, plain_texts, texts)
+            num_sources, num_targets = (len(text.split()) for text in texts)
+            attention = ((0.0,) * num_sources,) * num_targets  # not of words with placeholders
         best_translation = Alternative(sentence.text, 0.0, 0.0)  # of a blank or copied sentence
         if alternatives:
             best_translation = alternatives[0]

