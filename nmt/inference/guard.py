@@ -27,7 +27,6 @@ from nmt.inference.request import Alarm, Alarms, AlignedSegment, Result, TokenSc
 from nmt.inference.segment import Segment
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.languages import longest_loop
-from nmt.text.numbers import number_differences
 from nmt.text.sentences import split_sentences
 from nmt.text.tokenizer import Tokenizers
 
@@ -124,23 +123,10 @@ class Guard:
             outputs.append(Output(hypotheses, self._alarms_of(segment, hypotheses)))
         self._retry(segments, outputs)
         for index, segment in enumerate(segments):
-            outputs[index] = self._with_final_alarms(segment, outputs[index])
+            output = outputs[index]
+            if self._has_phrase_past_end(segment, output.hypotheses):
+                outputs[index] = replace(output, alarms=(*output.alarms, "constraint"))
         return outputs
-
-    def _with_final_alarms(self, segment: Segment, output: Output) -> Output:
-        """Add the alarms for faults that no second search prevents."""
-        alarm_names = list(output.alarms)
-        if self._has_phrase_past_end(segment, output.hypotheses):
-            alarm_names.append("constraint")
-        if self.limits is not None and output.hypotheses:
-            source_tokenizer, target_tokenizer = self.tokenizers
-            source = source_tokenizer.decode(segment.ids)
-            missing, _ = number_differences(
-                source, target_tokenizer.decode(output.hypotheses[0].ids)
-            )
-            if missing:
-                alarm_names.append("numbers")
-        return replace(output, alarms=tuple(alarm_names))
 
     def _alarms_of(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> Alarms:
         """Return the alarms of the best hypothesis; none without limits or hypotheses."""

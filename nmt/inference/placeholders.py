@@ -110,7 +110,8 @@ def mask_placeholders(text: str, protect: Sequence[str] = ()) -> str:
             return " " * length
         return ("x" * length).capitalize()  # it may begin a sentence
 
-    return placeholder_pattern(protect).sub(mask, text)
+    has_any = protect or _SIGNS.search(text)
+    return placeholder_pattern(protect).sub(mask, text) if has_any else text
 
 
 def text_events(

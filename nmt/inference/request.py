@@ -374,7 +374,8 @@ def join_results(source: str, gaps: Sequence[str], results: Sequence[Result]) ->
     for gap, result in zip(gaps[1:], results, strict=True):
         text += result.text + gap
     if len(results) == 1:
-        return replace(results[0], source=source, text=text)
+        (result,) = results
+        return result if result.source == source else replace(result, source=source, text=text)
     translated = [result for result in results if not result.is_copied]
     score = sum(result.score for result in translated) / max(1, len(translated))
     log_prob = math.fsum(result.log_prob for result in results)

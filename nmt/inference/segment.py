@@ -148,39 +148,39 @@ def segment(
         max_sentences: Most sentences of a line that is not split; None splits no line.
     """
     sentences = []
-    gaps = []
+    gaps: list[Sequence[str]] = []
     failures = {}
     tokenizer = tokenizers.source
     for line, request in enumerate(requests):
         text = _limited(request.text, line + first_line)
-        gaps_of_line: Sequence[str] = ("", "")
+        gaps.append(("", ""))
+        if not text.strip():
+            sentences.append(Sentence(line, ""))
+            continue
         try:
-            if text.strip():
-                max_of_line = max_sentences
-                if decoding.n_best > 1 or request.is_constrained:
-                    max_of_line = None
-                # If the text begins with the tag of its language, its ids begin with this tag, too.
-                # Only the segments after the first need the tag as an addition.
-                tag_in_text = tokenizer.language_of(text)
-                tags = tags_of(request.languages, tag_in_text is not None)
-                first_tag = tags.source_ids
-                tag = first_tag
-                if tag_in_text is not None:
-                    tag = (*tag, tokenizer.tag_id(tag_in_text))
-                split = split_line(text, tags.direction.source, max_of_line, decoding.protect)
-                _, *inner_gaps, _ = split.gaps_for(joiner_for(tags.direction.target))
-                gaps_of_line = ("", *inner_gaps, "")
-                for part in split.sentences:
-                    is_read_whole = bool(request.prefix.strip())  # the prefix may have placeholders
-                    protect = None if is_read_whole else decoding.protect
-                    readable = _readable(part, tokenizer, protect)
-                    sentences.append(Sentence(line, part, *readable, tags, first_tag, tag))
-                    first_tag = tag
-            else:
-                sentences.append(Sentence(line, ""))
+            # If the text begins with the tag of its language, its ids begin with this tag, too.
+            # Only the segments after the first need the tag as an addition.
+            tag_in_text = tokenizer.language_of(text)
+            tags = tags_of(request.languages, tag_in_text is not None)
+            first_tag = tags.source_ids
+            tag = first_tag
+            if tag_in_text is not None:
+                tag = (*tag, tokenizer.tag_id(tag_in_text))
         except ConfigError as error:  # unknown tag
             failures[line] = DataError(error.problem, fix=error.fix)
-        gaps.append(gaps_of_line)
+            continue
+        is_whole = decoding.n_best > 1 or request.is_constrained
+        max_of_line = None if is_whole else max_sentences
+        split = split_line(text, tags.direction.source, max_of_line, decoding.protect)
+        if len(split.sentences) > 1:
+            _, *inner_gaps, _ = split.gaps_for(joiner_for(tags.direction.target))
+            gaps[line] = ("", *inner_gaps, "")
+        # A prefix may contain placeholders, which the model then has to read.
+        protect = None if request.prefix.strip() else decoding.protect
+        for part in split.sentences:
+            readable = _readable(part, tokenizer, protect)
+            sentences.append(Sentence(line, part, *readable, tags, first_tag, tag))
+            first_tag = tag
     segments = []
     num_split = 0
     texts = [sentence.model_text for sentence in sentences]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -41,6 +41,7 @@ from nmt.inference.engine import (
 from nmt.inference.guard import Guard, GuardLimits, Output
 from nmt.inference.placeholders import links_of_words, placeholders_of
 from nmt.inference.request import (
+    Alarm,
     Alternative,
     Request,
     Result,
@@ -53,6 +54,7 @@ from nmt.inference.request import (
 from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, Sentence, segment
 from nmt.registry import chosen
 from nmt.search.hypothesis import NONE, NBestLists
+from nmt.text.numbers import number_differences
 from nmt.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:  # slow to import
@@ -410,22 +412,22 @@ class Translator:
         for line, request in enumerate(lines.requests):
             if line in failures:
                 results.append(failures[line])
-            else:
-                joined = join_results(request.text, lines.gaps[line], results_of_lines[line])
-                results.append(self._with_line_alarms(joined))
+                continue
+            result = join_results(request.text, lines.gaps[line], results_of_lines[line])
+            if len(request.text) > LONGEST_LINE and result.num_tokens:
+                result = replace(result, alarms=("truncated", *result.alarms))
+            results.append(result)
         return results
 
-    def _with_line_alarms(self, result: Result) -> Result:
-        """Add the alarms for what is missing in the translation of a line."""
-        alarms = result.alarms
-        if len(result.source) > LONGEST_LINE and result.num_tokens:
-            alarms = ("truncated", *alarms)
-        if self.options.guard:
-            symbols = self.tokenizers.source.symbols
-            marks = placeholders_of(result.source, self.options.decoding.protect, symbols)
-            if any(result.text.count(mark) < marks.count(mark) for mark in marks):
-                alarms = (*alarms, "lost")
-        return replace(result, alarms=alarms)
+    def _missing(self, source: str, text: str) -> Iterator[Alarm]:
+        """Yield the alarms for what is missing in the translation of a sentence."""
+        missing_numbers, _ = number_differences(source, text)
+        if missing_numbers:
+            yield "numbers"
+        symbols = self.tokenizers.source.symbols
+        marks = placeholders_of(source, self.options.decoding.protect, symbols)
+        if any(text.count(mark) < marks.count(mark) for mark in marks):
+            yield "lost"
 
     def _result(self, sentence: Sentence, outputs: Sequence[Output]) -> Result:
         """Return the result of a sentence.
@@ -463,6 +465,9 @@ class Translator:
         best_translation = Alternative(sentence.text, 0.0, 0.0)  # of a blank or copied sentence
         if alternatives:
             best_translation = alternatives[0]
+        alarms = each_once(output.alarms for output in outputs)
+        if self.options.guard:
+            alarms = (*alarms, *self._missing(sentence.text, best_translation.text))
         requested = self.options.outputs
         tokens = None
         if "token_scores" in requested:
@@ -472,7 +477,7 @@ class Translator:
             best_translation.text,
             best_translation.score,
             tuple(alternatives),
-            each_once(output.alarms for output in outputs),
+            alarms,
             retried=each_once(output.retried for output in outputs),
             alignment=links if "alignments" in requested else None,
             attention=attention if "attention" in requested else None,
