@@ -54,7 +54,7 @@ _PLACEHOLDERS = (
     f"(?:[{_EMOJI}][{_EMOJI_PARTS}]*)+",
 )
 # Text without these signs has none of the placeholders above. Quicker than searching for each.
-_SIGNS = re.compile(rf"[{{<%$@{_EMOJI}]|://|www\.")
+SIGNS = re.compile(rf"[{{<%$@{_EMOJI}]|://|www\.")
 _PIECES = ("word", "piece")  # kinds of elements
 
 
@@ -81,23 +81,6 @@ def placeholder_pattern(protect: Sequence[str] = ()) -> re.Pattern[str]:
     return re.compile("|".join(alternatives))
 
 
-def placeholders_of(
-    text: str, protect: Sequence[str] = (), symbols: Container[str] = ()
-) -> list[str]:
-    """Return the placeholders of a text in order.
-
-    Args:
-        text: The text.
-        protect: See `placeholder_pattern`.
-        symbols: Symbols of the vocabulary, which are not placeholders.
-
-    >>> placeholders_of("{count} of 100% <b>%1$s</b> for $5: www.example.org/x.")
-    ['{count}', '<b>', '%1$s', '</b>', 'www.example.org/x']
-    """
-    events = text_events(text, protect, symbols=symbols)
-    return [event.raw for event in events if event.kind != "text"]
-
-
 def mask_placeholders(text: str, protect: Sequence[str] = ()) -> str:
     """Replace each placeholder by a word of the same length, in which no sentence ends.
 
@@ -110,8 +93,7 @@ def mask_placeholders(text: str, protect: Sequence[str] = ()) -> str:
             return " " * length
         return ("x" * length).capitalize()  # it may begin a sentence
 
-    has_any = protect or _SIGNS.search(text)
-    return placeholder_pattern(protect).sub(mask, text) if has_any else text
+    return placeholder_pattern(protect).sub(mask, text)
 
 
 def text_events(
@@ -127,12 +109,12 @@ def text_events(
         protect: See `placeholder_pattern`.
         decode: Converts entities to characters.
         symbols: Symbols of the vocabulary, which stay in the text.
+
+    >>> [event.raw for event in text_events("{count} of 100% <b>%1$s</b> for $5: www.a.org.")]
+    ['{count}', ' of 100% ', '<b>', '%1$s', '</b>', ' for $5: ', 'www.a.org', '.']
     """
     start = 0
-    matches: Iterable[re.Match[str]] = ()
-    if protect or _SIGNS.search(raw):
-        matches = placeholder_pattern(protect).finditer(raw)
-    for match in matches:
+    for match in placeholder_pattern(protect).finditer(raw):
         if not match[0] or match[0] in symbols:
             continue
         before = raw[start : match.start()]

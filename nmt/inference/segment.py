@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import regex
@@ -20,15 +20,15 @@ from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.direction import LanguageOptions, Tags
 from nmt.inference.placeholders import (
+    SIGNS,
     Paragraph,
     mask_placeholders,
-    placeholders_of,
     text_events,
 )
 from nmt.inference.request import Request
 from nmt.search.hypothesis import NONE, Constraints, Ids, Phrases, contains
 from nmt.text.languages import UNSPACED, script_class, writes_spaces
-from nmt.text.sentences import SplitText, split_text
+from nmt.text.sentences import MAY_SPLIT, SplitText, split_text
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,9 @@ class Sentence:
 
     line: int  # Index of its line, from 0.
     text: str  # Without white space around it.
-    model_text: str = ""  # Text without placeholders. Blank if the sentence is copied.
-    paragraph: Paragraph | None = None  # Text and placeholders; None without placeholders.
+    model_text: str = ""  # What the model reads: the text without placeholders.
+    placeholders: Sequence[str] = ()
+    paragraph: Paragraph | None = None  # Text and placeholders, if the model does not read them.
     tags: Tags = _NO_TAGS
     # Ids of the tags of the first segment and of the later segments.
     first_tag: Ids = ()
@@ -162,24 +163,29 @@ def segment(
             # Only the segments after the first need the tag as an addition.
             tag_in_text = tokenizer.language_of(text)
             tags = tags_of(request.languages, tag_in_text is not None)
-            first_tag = tags.source_ids
-            tag = first_tag
-            if tag_in_text is not None:
-                tag = (*tag, tokenizer.tag_id(tag_in_text))
+            added_ids = () if tag_in_text is None else (tokenizer.tag_id(tag_in_text),)
         except ConfigError as error:  # unknown tag
             failures[line] = DataError(error.problem, fix=error.fix)
             continue
         is_whole = decoding.n_best > 1 or request.is_constrained
         max_of_line = None if is_whole else max_sentences
-        split = split_line(text, tags.direction.source, max_of_line, decoding.protect)
+        split = SplitText(("", ""), (text.strip(),))
+        if MAY_SPLIT.match(text):  # quicker for most lines
+            split = split_line(text, tags.direction.source, max_of_line, decoding.protect)
         if len(split.sentences) > 1:
             _, *inner_gaps, _ = split.gaps_for(joiner_for(tags.direction.target))
             gaps[line] = ("", *inner_gaps, "")
+        first_tag = tags.source_ids
+        tag = first_tag + added_ids
         # A prefix may contain placeholders, which the model then has to read.
-        protect = None if request.prefix.strip() else decoding.protect
+        is_read_whole = bool(request.prefix.strip())
         for part in split.sentences:
-            readable = _readable(part, tokenizer, protect)
-            sentences.append(Sentence(line, part, *readable, tags, first_tag, tag))
+            sentence = Sentence(line, part, part, tags=tags, first_tag=first_tag, tag=tag)
+            if decoding.protect or SIGNS.search(part):  # quicker for most sentences
+                sentence = _with_placeholders(
+                    sentence, tokenizer.symbols, decoding.protect, is_read_whole=is_read_whole
+                )
+            sentences.append(sentence)
             first_tag = tag
     segments = []
     num_split = 0
@@ -187,7 +193,7 @@ def segment(
     for row, ids in enumerate(encode_fitting(tokenizer, texts, max_length)):
         sentence = sentences[row]
         text = sentence.model_text
-        if not text:
+        if not any(map(str.isalnum, text)):  # neither a letter nor a digit: it is copied
             continue
         ids_of_parts = [ids or []]  # one part, if it is not too long
         # Without a limit, a sentence is never too long.
@@ -235,25 +241,28 @@ def split_line(
     return split_text(text, language, max_sentences, mask)
 
 
-def _readable(
-    text: str, tokenizer: Tokenizer, protect: Sequence[str] | None
-) -> tuple[str, Paragraph | None]:
-    """Return what the model reads of a sentence, and its placeholders, if any.
-
-    The text is empty if it has no letter and no digit, so that the sentence is copied.
+def _with_placeholders(
+    sentence: Sentence,
+    symbols: Container[str],
+    protect: Sequence[str],
+    *,
+    is_read_whole: bool,
+) -> Sentence:
+    """Return the sentence with its placeholders, which the model does not read.
 
     Args:
-        text: The sentence.
-        tokenizer: Source tokenizer. Symbols of its vocabulary are not placeholders.
-        protect: See `DecodingConfig`. None if placeholders are not taken out.
+        sentence: The sentence.
+        symbols: Symbols of the vocabulary, which are not placeholders.
+        protect: See `DecodingConfig`.
+        is_read_whole: Whether the model reads the placeholders after all.
     """
-    paragraph = None
-    if protect is not None and placeholders_of(text, protect, tokenizer.symbols):
-        events = text_events(text, protect, symbols=tokenizer.symbols)
-        paragraph = Paragraph.read(events, "", None)
-        text = "".join(paragraph.sentences)
-    has_language = any(map(str.isalnum, text))
-    return text if has_language else "", paragraph
+    events = list(text_events(sentence.text, protect, symbols=symbols))
+    placeholders = [event.raw for event in events if event.kind != "text"]
+    if is_read_whole or not placeholders:
+        return replace(sentence, placeholders=placeholders)
+    paragraph = Paragraph.read(events, "", None)
+    model_text = "".join(paragraph.sentences)
+    return replace(sentence, model_text=model_text, placeholders=placeholders, paragraph=paragraph)
 
 
 def _limited(text: str, line_number: int) -> str:

@@ -39,7 +39,7 @@ from nmt.inference.engine import (
     choose_engine,
 )
 from nmt.inference.guard import Guard, GuardLimits, Output
-from nmt.inference.placeholders import links_of_words, placeholders_of
+from nmt.inference.placeholders import links_of_words
 from nmt.inference.request import (
     Alarm,
     Alternative,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # slow to import
     from nmt.inference.mbr import Mbr
 
 _MAX_CHOICES = 256  # Languages and tags of requests in a cache.
+_DIGIT = re.compile(r"\d")
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _NOT_LINES = "lines must be a list of str"
 
@@ -419,16 +420,6 @@ class Translator:
             results.append(result)
         return results
 
-    def _missing(self, source: str, text: str) -> Iterator[Alarm]:
-        """Yield the alarms for what is missing in the translation of a sentence."""
-        missing_numbers, _ = number_differences(source, text)
-        if missing_numbers:
-            yield "numbers"
-        symbols = self.tokenizers.source.symbols
-        marks = placeholders_of(source, self.options.decoding.protect, symbols)
-        if any(text.count(mark) < marks.count(mark) for mark in marks):
-            yield "lost"
-
     def _result(self, sentence: Sentence, outputs: Sequence[Output]) -> Result:
         """Return the result of a sentence.
 
@@ -467,7 +458,7 @@ class Translator:
             best_translation = alternatives[0]
         alarms = each_once(output.alarms for output in outputs)
         if self.options.guard:
-            alarms = (*alarms, *self._missing(sentence.text, best_translation.text))
+            alarms = (*alarms, *_missing(sentence, best_translation.text))
         requested = self.options.outputs
         tokens = None
         if "token_scores" in requested:
@@ -490,6 +481,17 @@ class Translator:
             confidence = self.options.confidence.estimate(result)
             result = replace(result, confidence=confidence)
         return result
+
+
+def _missing(sentence: Sentence, text: str) -> Iterator[Alarm]:
+    """Yield the alarms for what is missing in the translation of a sentence."""
+    if _DIGIT.search(sentence.text):
+        missing_numbers, _ = number_differences(sentence.text, text)
+        if missing_numbers:
+            yield "numbers"
+    marks = sentence.placeholders
+    if any(text.count(mark) < marks.count(mark) for mark in marks):
+        yield "lost"
 
 
 def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:

@@ -21,7 +21,7 @@ LONGEST_SENTENCE = 5_000
 _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
 _LINE_BREAKS = re.compile(r"([\r\n]+)")
 # A word after a sign that may end a sentence. Text without it is one sentence, whatever the script.
-_MAY_SPLIT = re.compile(r"[\w\s,'\"()-]*+[\W_]*+\w")
+MAY_SPLIT = re.compile(r"[\w\s,'\"()-]*+[\W_]*+\w")
 # Share of the training lines. Rarer lines teach little: with two sentences in 1% of the lines of
 # Tatoeba, a model still drops the second sentence of 97 in 100 lines.
 _USUAL_SHARE = 0.9
@@ -38,7 +38,7 @@ def split_sentences(text: str, language: str) -> list[str]:
     >>> split_sentences("Dr. Smith came. He sat down.", "en")
     ['Dr. Smith came. ', 'He sat down.']
     """
-    if len(text) <= LONGEST_SENTENCE and not _MAY_SPLIT.match(text):  # quicker than sentencex
+    if len(text) <= LONGEST_SENTENCE and not MAY_SPLIT.match(text):  # quicker than sentencex
         return [text] if text else []
     code = re.split("[-_]", language)[0].lower()
     readable = _WIDE_SPACE.sub(" ", without_surrogates(text))  # as long as the text

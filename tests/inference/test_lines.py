@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import load_folder_config, new_model_folder
+from nmt.cli.app import app
 from nmt.config.data import Direction
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
@@ -21,7 +24,6 @@ from nmt.inference.placeholders import (
     Links,
     Paragraph,
     mask_placeholders,
-    placeholders_of,
     text_events,
 )
 from nmt.inference.request import Request, Result
@@ -42,6 +44,11 @@ FIRST, SECOND, THIRD = "Der Hund läuft.", "Die Katze schläft!", "Das Haus und 
 def splitting(model: Transformer, tokenizers: Tokenizers) -> Translator:
     languages = Languages((Direction("de", "en"),))
     return translator_of(TorchEngine(model), tokenizers, max_sentences=1, languages=languages)
+
+
+def placeholders_of(text: str, *options: Any, **symbols: Any) -> list[str]:
+    events = text_events(text, *options, **symbols)
+    return [event.raw for event in events if event.kind != "text"]
 
 
 def insert(source: str, text: str, links: Links | None) -> str:
@@ -285,6 +292,17 @@ def test_a_model_keeps_as_many_sentences_as_its_training_lines_had(tmp_path: Pat
             translator = Translator.load(folder, engine="torch", sentences=option)
             (result,) = translator.translate([line])
             assert len(result.parts) == (3 if is_split else 0)
+    text = tmp_path / "text.de"
+    text.write_text(f"{line}\n{FIRST}\n", encoding="utf-8")
+    for option, count in (("auto", 1), ("keep", 0)):
+        flags = [str(tmp_path / "run-2"), "--engine", "torch", "--sentences", option]
+        shown = CliRunner().invoke(app, ["translate", *flags, str(text), "--format", "json"])
+        objects = [json.loads(each) for each in shown.stdout.splitlines()]
+        assert [len(each.get("parts", [])) for each in objects] == [3 * count, 0]
+        assert ("1 lines were split into sentences; " in shown.stderr) == count
+        scored = ["--source", str(text), "--reference", str(text), "--resamples", "0", "--json"]
+        report = json.loads(CliRunner().invoke(app, ["evaluate", *flags, *scored]).stdout)
+        assert report["systems"][0].get("split_lines", 0) == count
     unknown: Any = "never"
     with pytest.raises(ConfigError, match="not a known value of `sentences`"):
         Translator.load(tmp_path / "run-2", sentences=unknown)
