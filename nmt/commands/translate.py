@@ -302,7 +302,7 @@ class _Writer:
             DataError: JSON output contains errors.
         """
         if self._num_split:
-            text = "%s lines were split into sentences; `sentences` keep translates lines whole"
+            text = "lines split into sentences: %s; `sentences` keep translates lines whole"
             logger.info(text, f"{self._num_split:,}")
         message = self._counts.message(time.perf_counter() - self._begin)
         if message:

@@ -299,7 +299,7 @@ def test_a_model_keeps_as_many_sentences_as_its_training_lines_had(tmp_path: Pat
         shown = CliRunner().invoke(app, ["translate", *flags, str(text), "--format", "json"])
         objects = [json.loads(each) for each in shown.stdout.splitlines()]
         assert [len(each.get("parts", [])) for each in objects] == [3 * count, 0]
-        assert ("1 lines were split into sentences; " in shown.stderr) == count
+        assert ("lines split into sentences: 1; " in shown.stderr) == count
         scored = ["--source", str(text), "--reference", str(text), "--resamples", "0", "--json"]
         report = json.loads(CliRunner().invoke(app, ["evaluate", *flags, *scored]).stdout)
         assert report["systems"][0].get("split_lines", 0) == count
