@@ -52,9 +52,10 @@ _PLACEHOLDERS = (
     r"(?<!\w)\$[a-zA-Z_]\w*",
     rf"</?[a-zA-Z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?>",
     f"(?:[{_EMOJI}][{_EMOJI_PARTS}]*)+",
+    "[a-zA-Z0-9+/=_-]{64,}",  # a key or other data, not a word
 )
 # Text without these signs has none of the placeholders above. Quicker than searching for each.
-SIGNS = re.compile(rf"[{{<%$@{_EMOJI}]|://|www\.")
+SIGNS = re.compile(rf"[{{<%$@{_EMOJI}]|://|www\.|[a-zA-Z0-9+/=_-]{{64}}")
 _PIECES = ("word", "piece")  # kinds of elements
 
 

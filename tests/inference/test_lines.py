@@ -152,7 +152,7 @@ COPIED = [
 ]
 
 
-@pytest.mark.parametrize("line", COPIED)
+@pytest.mark.parametrize("line", [*COPIED, "x" * 600, "YWJj+/==" * 8 + " - " + "f" * 64])
 def test_lines_and_sentences_without_language_are_copied(splitting: Translator, line: str) -> None:
     assert splitting.segment([line]).segments == []
     (copied,) = splitting.translate([f"  {line} "])
