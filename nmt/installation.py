@@ -7,7 +7,9 @@ A wheel contains the repository's folder ``configs`` as ``nmt/configs``; a clone
 from __future__ import annotations
 
 import logging
+import os
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,17 @@ logger = logging.getLogger(__name__)
 def read_toml(module: str, name: str) -> dict[str, Any]:
     """Return the content of a TOML file beside a module, whose ``__file__`` is ``module``."""
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
+def user_cache() -> Path | None:
+    """Return the folder for nmt in the user's cache folder; None for a user without a home."""
+    # The variable must be an absolute path; otherwise the standard says to ignore it.
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    with suppress(RuntimeError):  # raised by Path.home()
+        if not cache.is_absolute():
+            cache = Path.home() / ".cache"
+        return cache / "nmt"
+    return None
 
 
 def shipped_file(path: Path) -> Path:

@@ -33,7 +33,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._suggest = suggest
         self._homes = built_in(kind)  # Name -> ``module:attribute``.
-        self._entries: dict[str, T] = {}  # Entries that were imported or registered, by name.
+        self._entries = dict[str, T]()  # Entries that were imported or registered, by name.
         _BY_KIND[kind] = self
 
     def register(self, name: str, entry: T) -> None:

@@ -323,7 +323,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     Raises:
         CheckpointError: All checkpoints are damaged; or the newest is, and ``strict`` is set.
     """
-    problems: list[str] = []  # One for each damaged checkpoint, newest first.
+    problems = list[str]()  # One for each damaged checkpoint, newest first.
     # If a kill interrupted the replacement of a checkpoint, its old version still counts.
     folders = list_checkpoints(run_dir)
     for step, folder in _folders_named(run_dir, _REPLACED):

@@ -624,7 +624,7 @@ def write_average(
     steps = [manifest.step for manifest in manifests]
     hashes = [manifest.files[stored.MODEL].sha256 for manifest in manifests]
     steps_and_hashes = zip(steps, hashes, strict=True)
-    record: dict[str, Any] = {}
+    record = dict[str, Any]()
     if score is not None:
         record["score"] = score
     record["package_version"] = __version__

@@ -91,7 +91,7 @@ def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
     Returns:
         ``key: was ..., is ...`` for each difference.
     """
-    changes: list[str] = []
+    changes = list[str]()
     if isinstance(was, list) and isinstance(now, list):
         has_sections = any(isinstance(item, Mapping) for item in (*was, *now))
         # Lists of sections, such as corpora, are compared as far as both go. Other lists are
@@ -257,7 +257,7 @@ def _key_paths(section: Mapping[str, Any], parent: tuple[str, ...] = ()) -> set[
         section: The identity, or a section of it.
         parent: Path of the section.
     """
-    paths: set[tuple[str, ...]] = set()
+    paths = set[tuple[str, ...]]()
     for key, value in section.items():
         path = (*parent, key)
         paths.add(path)

@@ -41,6 +41,7 @@ from nmt.data.corpus import (
     valid_sets,
 )
 from nmt.data.formats.file_names import is_set
+from nmt.data.formats.json_lines import object_of
 from nmt.data.formats.pair import BadPair, Pair, ReadOptions, place_of
 from nmt.data.formats.text import open_sides
 from nmt.data.hubs import published_names, published_test_set
@@ -188,7 +189,7 @@ def _check_models(options: EvaluateOptions) -> None:
     """Refuse options that need a model, or exactly one model, or two different models."""
     models = options.models
     baseline = options.baseline_model
-    needing_model: list[str] = []  # names of options
+    needing_model = list[str]()  # names of options
     if not models:
         needing_model += ["robustness", "contrastive", "save_hypotheses", "tag"]
     if not (models or baseline):
@@ -346,7 +347,7 @@ def _named_set(
         raise configured.problem  # the set may be in the data that cannot be read
     if direction is None:
         raise ConfigError(
-            f"Test set {name}: the language pair is unknown.",
+            f"Test set {name}: the language pair is unknown.{did_you_mean(name, corpora)}",
             fix="Add `languages` PAIR, for example `languages` en-de.",
         )
     try:
@@ -370,7 +371,7 @@ def _configured_set(name: str, corpus: CorpusConfig, configured: ConfiguredSets)
     direction = corpus.direction(configured.languages)
     check_plain_text(corpus, direction)
     sources, targets = text_files(corpus, direction)
-    if len(sources) == 1:
+    if len(sources) == 1 and not corpus.target_languages:
         test = _read_files(sources[0], targets, direction, corpus.encoding)
         return test.first(corpus.max_pairs)
     # Source and target are in the same file or data set, or in shards.
@@ -471,18 +472,34 @@ def read_systems(paths: Sequence[Path], test: EvaluationSet, limit: int | None) 
     A system is named after its file; with the folder if two files have the same name.
 
     Raises:
-        DataError: The number of lines does not match the test set, or the text is segmented or
-            escaped.
+        DataError: The number of lines does not match the test set, the text is segmented or
+            escaped, or a JSON line has no translation.
     """
     names = [Path(_display_name(path)).name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     systems = []
     for name, path in zip(names, paths, strict=True):
-        lines = _read_aligned(path, test, limit)
+        lines = _translations(_read_aligned(path, test, limit), name)
         check_plain(lines, _display_name(path))
         systems.append(System(name, lines))
     return systems
+
+
+def _translations(lines: Sequence[str], name: str) -> Sequence[str]:
+    """Return the translations in JSON lines of `nmt translate`; lines of plain text stay."""
+    texts: list[Any] = [(object_of(line) or {}).get("translation") for line in lines]
+    are_texts = [isinstance(text, str) for text in texts]
+    if not any(are_texts):
+        return lines
+    if not all(are_texts):
+        number = are_texts.index(False) + 1
+        raise DataError(
+            f"{name}, line {number:,}: the JSON has no translation.",
+            fix="Translate the file again, and correct the lines that nmt reports.",
+        )
+    logger.info("%s: the translations are read from JSON lines", name)
+    return texts
 
 
 def read_labels(
@@ -533,7 +550,7 @@ def _read_aligned(path: Path, test: EvaluationSet, limit: int | None) -> Sequenc
 
 def list_test_sets(folders: Iterable[Path]) -> TextResult:
     """Return the names of the test sets of models, then of the sacreBLEU test sets."""
-    names: dict[str, None] = {}  # a set that keeps the order
+    names = dict[str, None]()  # a set that keeps the order
     for folder in folders:
         configured = ConfiguredSets.of(*load_folder_document(folder), folder)
         names |= dict.fromkeys([*configured.tests, *configured.named()])

@@ -242,7 +242,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     train_directions = list(map(config.direction, recipe.data.training))
     profiles = learn_profiles(recipe)
     # Filters depend on the languages, so corpora of the same direction have the same filters.
-    chains: dict[Direction, FilterChain] = {}
+    chains = dict[Direction, FilterChain]()
     for direction in dict.fromkeys(train_directions):
         chains[direction] = pair_filters.training_filters(config.filters, *direction, profiles)
     filters = chains[train_directions[0]]  # all chains have the same actions
@@ -265,7 +265,8 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
             )
             num_lines = Counter[int]()  # by their number of sentences
             for name in recipe.corpora:
-                text_pass = TextPass(chains[directions[name]], name, diagnosis.look)
+                chain = chains[directions[name]]
+                text_pass = TextPass(chain, name, diagnosis.look, config.tag_symbols[0])
                 _read_training(
                     text_pass, reading, log, overlap, diagnosis, sample, num_lines=num_lines
                 )
@@ -349,7 +350,8 @@ def _read_held_out(
     config = reading.recipe.config
     is_valid = name in reading.recipe.valid_sets
     name_in_report = name if is_valid else name_of_test(name)
-    text_pass = TextPass(pair_filters.held_out_filters(config.filters), name_in_report)
+    filters = pair_filters.held_out_filters(config.filters)
+    text_pass = TextPass(filters, name_in_report, tags=config.tag_symbols[0])
     results = ((block, text_pass(block)) for block in reading.blocks(corpus))
     usable_pairs = list[SentencePair]()
     for pairs, result in reading.kept_pairs(name_in_report, config.direction(corpus), results):
@@ -453,7 +455,7 @@ def _write(
     """
     folder = reading.folder / part
     corpora = reading.recipe.corpora if part == TRAIN else reading.recipe.valid_sets
-    valid_pairs: list[SentencePair] = []
+    valid_pairs = list[SentencePair]()
     all_lines = encoded.lines
     with StoreWriter(folder, max(encoded.tokenizers.vocab_sizes)) as writer:
         for index, (name, corpus) in enumerate(corpora.items()):

@@ -82,6 +82,11 @@ def train(options: TrainOptions) -> CommandResult | None:
     config = load_config(options.config, options.overrides)
     if options.devices == 1:
         return fit(config, strict_resume=options.strict_resume, exact=options.exact)
+    if isinstance(options.config, Mapping):
+        raise ConfigError(
+            "Several processes cannot read a dictionary.",
+            fix="Write it to a file, and pass the file as `config`.",
+        )
     words = command_words(
         "train",
         options.config,
@@ -200,7 +205,7 @@ def _find_start(
     """
     compilation = train_setup.compile_model(setup)
     record = train_setup.run_record(config, setup, is_compiled=compilation.is_on)
-    notes: list[str] = []
+    notes = list[str]()
     if checkpoint is None:
         progress = Progress()
         notes = train_setup.init_from(config, setup)
@@ -283,7 +288,7 @@ class Trainer:
         self._tokens_before = (progress.source_tokens, progress.target_tokens)
         self._all_stop = False  # whether all processes have agreed to stop, because of a signal
         # The last updates, which are queued on the device: their losses are not known yet.
-        self._unread: list[UpdateStats] = []
+        self._unread = list[UpdateStats]()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimizer, random generators and counters from a checkpoint.

@@ -203,7 +203,7 @@ def _build_changes(config: RunConfig, data: PreparedData) -> list[Resegment]:
     # Of each corpus: share of the pairs by kind of noise; empty without noise.
     rates = [corpus.noise.rates for corpus in config.data.training]
     bpe_dropout = config.batch.bpe_dropout
-    changes: list[Resegment] = []
+    changes = list[Resegment]()
     if not any(rates) and not bpe_dropout:
         return changes  # made-up data have no tokenizers
     seed = config.training.seed

@@ -18,11 +18,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.commands.loading import decoding_changes, loading_arguments, mbr, warn_of_language
+from nmt.commands.loading import (
+    check_output,
+    decoding_changes,
+    loading_arguments,
+    mbr,
+    warn_of_language,
+)
 from nmt.commands.options import TranslateOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
-from nmt.files.atomic import check_output, open_output
+from nmt.files.atomic import open_output
 from nmt.files.lines import MAX_CHUNK_LINES, MAX_NOTES, LineDecoder, is_standard, open_input
 from nmt.files.progress import file_bar
 from nmt.inference import request
@@ -60,7 +66,7 @@ def translate(options: TranslateOptions) -> None:
     """
     source = options.source
     _refuse_sentence(options.model, source)
-    check_output(options.output, source, options.model)
+    check_output(options.output, source, options.model, *options.with_)
     with joined_processes() as processes:
         with errors_only() if processes.rank else nullcontext():  # only the first process reports
             translator = load_translator(options)
@@ -167,7 +173,7 @@ def _read(
         lines_at_once *= MAX_CHUNK_LINES
     for chunk in text_lines.read_chunks(reader, lines_at_once=lines_at_once, name=name):
         texts = decoder.decode(chunk, first_number)
-        lines: list[Request | DataError] = []
+        lines = list[Request | DataError]()
         if reads_json:
             for number, text in enumerate(texts, first_number):
                 lines.append(_parse(text, number, noted_fields))
@@ -243,7 +249,7 @@ class _Writer:
         Raises:
             DataError: A line failed and the format is text. The lines before it are written.
         """
-        translated_lines: dict[int, Result] = {}  # by line number
+        translated_lines = dict[int, Result]()  # by line number
         for number, (line, result) in enumerate(zip(lines, results, strict=True), first_number):
             # Fields to copy to the output; a `DataError` that is not a `RequestError` has none.
             others = getattr(line, "others", {})

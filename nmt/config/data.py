@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeInt,
@@ -32,13 +33,13 @@ from nmt.config.section import (
     FilePath,
     Free,
     Many,
-    Pair,
     Probability,
     Registered,
     Section,
     Share,
 )
 from nmt.errors import did_you_mean
+from nmt.registry import names_of
 
 T = TypeVar("T")
 TAG_PATTERN = r"^<[^<>\s]+>$"
@@ -162,8 +163,9 @@ _FILES: Any = {
     "default": None,
 }
 _Files = Annotated[Many[FilePath], Field(json_schema_extra=_FILES)]
-_COLUMNS: Any = {"allowed": "a list of two numbers from 0, or two names"}
+_COLUMNS: Any = {"allowed": "a list of two or three numbers from 0, or names"}
 _Column = NonNegativeInt | Annotated[str, Field(min_length=1)]
+_Columns = Annotated[Many[_Column], Field(min_length=2, max_length=3)]
 
 
 class CorpusConfig(Section):
@@ -176,6 +178,11 @@ class CorpusConfig(Section):
         name: Name in reports and error messages. Default: derived from the file or data set.
         source_language: Language code of the source. Default: that of the run.
         target_language: Language code of the target. Default: that of the run.
+        target_languages: Target languages of a corpus in which each line names its own: as
+            ``>>fra<<`` in front of the source, in a third column of ``columns``, or in
+            ``language_file``. Each language becomes a corpus whose name ends with its code, and
+            which reads the whole text for its lines. With ``target_language``, only that one does.
+        language_file: File with a language code for each line of ``source`` and ``target``.
         source: Source text, one sentence per line; plain, .gz, .bz2, .xz, or .zst (needs
             backports.zstd). Several files are shards, in natural order.
         target: Target text, aligned line by line with ``source``; shards have the same names apart
@@ -184,7 +191,8 @@ class CorpusConfig(Section):
         path: File with both sides, or its shards. ``-`` is standard input, for one training corpus.
         format: Format of ``path``. Default: the content or the suffix decides.
         columns: Source and target in ``path`` or ``huggingface``: numbers of columns from 0, names
-            in the header, or keys. Default: the file decides.
+            in the header, or keys. A third may name the language of the line, for
+            ``target_languages``. Default: the file decides.
         encoding: Encoding of the files, such as ``latin-1``. Default: UTF-8, or that of the byte
             order mark.
         tsv: The same as ``path`` with the ``format`` tsv.
@@ -207,11 +215,13 @@ class CorpusConfig(Section):
     name: str | None = None
     source_language: LanguageCode | None = None
     target_language: LanguageCode | None = None
+    target_languages: Many[LanguageCode] = ()
+    language_file: FilePath | None = None
     source: _Files = ()
     target: _Files = ()
     path: _Files = ()
     format: Annotated[str, Registered("corpus format")] | None = None
-    columns: Pair[_Column] | None = Field(default=None, json_schema_extra=_COLUMNS)
+    columns: _Columns | None = Field(default=None, json_schema_extra=_COLUMNS)
     encoding: str | None = None
     tsv: FilePath | None = Field(default=None, exclude=True)
     csv: FilePath | None = Field(default=None, exclude=True)
@@ -281,6 +291,29 @@ class CorpusConfig(Section):
             yield "columns needs path or huggingface, which are not set"
         if self.encoding is not None and not (self.path or self.source):
             yield "encoding needs path, or source and target, which are not set"
+        names_languages = len(self.columns or ()) > 2 or self.language_file
+        if names_languages and not self.target_languages:
+            yield "a third column and language_file need target_languages, which is not set"
+        if self.language_file and not self.source:
+            yield "language_file needs source and target, which are not set"
+        if self.target_languages and self.scores:
+            yield "target_languages and scores cannot be combined: remove one"
+
+
+def _by_language(corpora: Iterable[CorpusConfig]) -> tuple[CorpusConfig, ...]:
+    """Return a corpus for each language of the corpora in which each line names its own."""
+    split: list[CorpusConfig] = []
+    for corpus in corpora:
+        if corpus.target_language or not corpus.target_languages:
+            split.append(corpus)
+            continue
+        for code in corpus.target_languages:
+            name = f"{corpus.name}-{code}" if corpus.name else None
+            split.append(corpus.model_copy(update={"target_language": code, "name": name}))
+    return tuple(split)
+
+
+_Corpora = Annotated[Many[CorpusConfig], AfterValidator(_by_language)]
 
 
 _STEPS = "steps"  # Key of `StageConfig.until` for a number of updates.
@@ -315,11 +348,11 @@ class _OneOrMany:
     def _listed(self, value: object, validate: Callable[[Any], Any]) -> Any:
         # Not a union, so that an error in a single section has a path such as data.valid.source.
         if isinstance(value, Mapping | CorpusConfig):
-            return (CorpusConfig.model_validate(value),)
+            value = (CorpusConfig.model_validate(value),)
         return validate(value)
 
 
-_Sets = Annotated[Many[CorpusConfig], _OneOrMany()]
+_Sets = Annotated[_Corpora, _OneOrMany()]
 
 
 def _by_key(key: str, corpora: tuple[CorpusConfig, ...]) -> dict[str, CorpusConfig]:
@@ -348,7 +381,7 @@ class ReplayConfig(Section):
     """
 
     share: BindsRun[float] = Field(default=0.2, gt=0, lt=1)
-    train: Many[CorpusConfig] = Field(min_length=1)
+    train: _Corpora = Field(min_length=1)
     valid: _Sets = ()
 
 
@@ -372,7 +405,7 @@ class DataConfig(Section):
             prepare`` counts.
     """
 
-    train: BindsData[Many[CorpusConfig]] = Field(min_length=1)
+    train: BindsData[_Corpora] = Field(min_length=1)
     valid: BindsData[_Sets]
     test: Free[dict[str, CorpusConfig]] = Field(default={})
     temperature: BindsRun[float] = Field(default=1.0, ge=0.1, le=100)
@@ -475,7 +508,11 @@ class DataConfig(Section):
         if invalid:
             words = "letters, digits, hyphens and underscores"
             raise ValueError(f"{', '.join(invalid)} is not a valid name of a test set; use {words}")
-        return value
+        sets = {}
+        for name, corpus in value.items():
+            for part in _by_language([corpus]):
+                sets[name if part is corpus else f"{name}-{part.target_language}"] = part
+        return sets
 
 
 def _off(value: object) -> object:
@@ -561,17 +598,19 @@ class LanguageRule(Rule):
     model: FilePath | None = None
 
 
+_Value = bool | int | float | str
 _REPORT: Any = "report"  # Of a `Rule`, which is validated.
 
 
 class FilterConfig(Section):
     """Filters of training pairs.
 
-    Each filter drops the pairs that it finds, reports and keeps them, or is off. Nine reasons
+    Each filter drops the pairs that it finds, reports and keeps them, or is off. Ten reasons
     always drop a pair: ``blank``, ``untranslated`` (or unfinished, or obsolete, in TMX, XLIFF or
-    PO), ``bad_utf8``, ``nul``, ``columns``, ``syntax``, ``characters`` (above ``max_characters``),
-    ``length``, and ``bytes`` (above ``max_length`` only because the vocabulary spells characters of
-    the pair in bytes, each of which the model reads).
+    PO), ``bad_utf8``, ``nul``, ``columns``, ``syntax``, ``language_code`` (the line names no
+    language of ``target_languages``), ``characters`` (above ``max_characters``), ``length``, and
+    ``bytes`` (above ``max_length`` only because the vocabulary spells characters of the pair in
+    bytes, each of which the model reads).
 
     Args:
         max_length: Maximum length of either side, in subwords. For the reason ``length``, three
@@ -621,8 +660,8 @@ class FilterConfig(Section):
         on_bad_utf8: Stop at bytes that are not text in the encoding of the file, or drop the pair
             and count it.
         on_bad_row: Stop if more than 1% of the pairs of a corpus have NUL characters (``nul``),
-            lack a column (``columns``) or cannot be parsed (``syntax``), or drop and count any
-            number of them.
+            lack a column (``columns``), cannot be parsed (``syntax``) or name no language of
+            ``target_languages`` (``language_code``), or drop and count any number of them.
     """
 
     max_length: int = Field(default=256, ge=1, le=65_535)
@@ -651,7 +690,7 @@ class FilterConfig(Section):
     misaligned: Action = "report"
     scores: Annotated[Rule, _Limit(None)] = _REPORT
     dual_cross_entropy: Annotated[Rule, _Limit(0.01, 0, 1)] = _REPORT
-    extra: dict[str, dict[str, bool | int | float | str]] = Field(default={})
+    extra: dict[str, dict[str, _Value | list[_Value]]] = Field(default={})
     on_bad_utf8: Literal["error", "skip"] = "error"
     on_bad_row: Literal["error", "skip"] = "error"
 
@@ -659,6 +698,12 @@ class FilterConfig(Section):
         """Return the action, and the limit if it has one, of a reason."""
         setting = getattr(self, reason)
         return setting if isinstance(setting, Rule) else Rule(action=setting)
+
+    def _disagreements(self) -> Iterator[str]:
+        names = names_of("filter of filters.extra")
+        for name in self.extra:
+            if name not in names:
+                yield f"extra.{name} is not a registered filter.{did_you_mean(name, names)}"
 
 
 _VocabSize = Annotated[int, Field(ge=5, le=1 << 20)]

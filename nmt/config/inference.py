@@ -71,7 +71,7 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
     data = section_of(values, "data")
     training = section_of(values, "training")
     corpora = [*_sections(data, "train"), *_sections(section_of(data, "replay"), "train")]
-    directions: list[tuple[Any, Any]] = []
+    directions = list[tuple[Any, Any]]()
     for corpus in corpora:
         # A corpus without languages has those of the run.
         source, target = (corpus.get(key) or values.get(key) for key in LANGUAGE_KEYS)

@@ -44,7 +44,7 @@ def matching_files(paths: Iterable[Path]) -> tuple[Path, ...]:
 
     The files of a pattern are in natural order: part2 comes before part10.
     """
-    files: list[Path] = []
+    files = list[Path]()
     for path in paths:
         matches = []
         if is_pattern(path):

@@ -124,8 +124,8 @@ class RunConfig(Section):
         They are the tags of languages, then ``tokenizer.user_defined_symbols`` or, by default and
         only in the source, the tags of the corpora.
         """
-        source_symbols: list[str] = []
-        target_symbols: list[str] = []
+        source_symbols = list[str]()
+        target_symbols = list[str]()
         for direction in self.directions:
             source, target = tagged_languages(self.language_tags, direction)
             if source:

@@ -142,7 +142,7 @@ def learn_profiles(recipe: Recipe) -> LanguageProfiles:
         DataError: A corpus is missing, damaged or not parallel.
     """
     config = recipe.config
-    lines: dict[str, list[str]] = {}  # by language
+    lines = dict[str, list[str]]()  # by language
     for direction in config.directions:
         lines |= {code: [] for code in direction}
     if are_identifiable(lines):
@@ -169,7 +169,7 @@ class CorpusCheck:
         self._num_identical = 0  # pairs whose sides are identical
         self._num_pairs = 0
         self._languages = (source_language, target_language)
-        self._first_pairs: list[tuple[str, str]] = []  # for the detection of the languages
+        self._first_pairs = list[tuple[str, str]]()  # for the detection of the languages
         # A pair has three values: 1 and the log lengths of source and target, in characters. Sums
         # over all pairs of the products of each two values. (3, 3)
         self._sums = np.zeros((3, 3))
@@ -281,7 +281,7 @@ class Overlap:
     def __init__(
         self, sets: Mapping[str, Sequence[SentencePair]], directions: Mapping[str, Direction]
     ) -> None:
-        self._sets: dict[str, list[HeldOutKeys]] = {}  # by name: the keys of each pair
+        self._sets = dict[str, list[HeldOutKeys]]()  # by name: the keys of each pair
         self._wanted = set[SentenceKey]()  # keys of all sets
         self._seen = set[SentenceKey]()  # those that occur in the training data
         for name, pairs in sets.items():

@@ -13,17 +13,20 @@ from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.filling import TextSize, UnknownSizeError
-from nmt.config.language_codes import Languages
+from nmt.config.language_codes import Languages, matching
 from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
 from nmt.data.formats.file_names import is_set
 from nmt.data.formats.layout import Layout, Wanted
 from nmt.data.formats.pair import (
+    BadPair,
     Pair,
     PairReader,
     ReadOptions,
     SentencePair,
+    as_read,
+    leading_tag,
     pair_of,
 )
 from nmt.data.formats.text import TextFile, open_sides, shown_path
@@ -50,6 +53,8 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
     names = [VALID]  # no corpus may have this name
     for corpus in corpora:
         name = corpus.name or _origin(corpus)
+        if corpus.target_languages and not corpus.name:
+            name += f"-{corpus.target_language}"
         unique_name = name
         number = len(names)
         while unique_name in names:
@@ -91,8 +96,7 @@ def is_piped(config: CorpusConfig) -> bool:
 def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     """Return the local files of a corpus; empty for a hub or the demo corpus."""
     paths = [*matching_files((*config.source, *config.target, *config.path))]
-    if config.scores is not None:
-        paths.append(config.scores)
+    paths += filter(None, (config.scores, config.language_file))
     if config.huggingface is not None:  # a name on the hub, or a local file or folder
         local = Path(config.huggingface)
         paths += filter(Path.is_file, (local, *sorted(local.rglob("*"))))
@@ -140,12 +144,21 @@ def check_sources(data: DataConfig) -> bool:
             fix="Write the other corpora to files, and use their paths.",
         )
     for path in files:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise DataError(
-                f"{path} is a pipe or a device, but nmt reads a corpus twice.",
-                fix="Write the text to a file first.",
-            )
+        refuse_device(path)
     return num_piped > 0
+
+
+def refuse_device(path: Path) -> None:
+    """Refuse a file that cannot be read twice.
+
+    Raises:
+        DataError: It is a named pipe or a device.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise DataError(
+            f"{path} is a pipe or a device, but nmt reads a corpus twice.",
+            fix="Write the text to a file first.",
+        )
 
 
 def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
@@ -163,8 +176,8 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
     for corpus_key, corpus in corpora.items():
         standard_encoding(corpus.encoding or "utf-8")
         files = [(key, path) for key in _FILE_KEYS for path in matching_files(getattr(corpus, key))]
-        if corpus.scores is not None:
-            files.append(("scores", corpus.scores))
+        files += [("scores", corpus.scores)] if corpus.scores else []
+        files += [("language_file", corpus.language_file)] if corpus.language_file else []
         for key, path in files:
             if is_pattern(path):
                 problems.append(f"{corpus_key}.{key}: no file matches {path}.")
@@ -200,9 +213,10 @@ def check_plain_text(corpus: CorpusConfig, languages: Languages) -> None:
     for path in matching_files(corpus.path):
         # Item i of each list is the text of line i + 1, so that messages have the right line. Lines
         # that cannot be read are missing from the pairs; here they are empty.
-        sources: list[str] = []
-        targets: list[str] = []
-        shard = corpus.model_copy(update={"path": (path,)})
+        sources = list[str]()
+        targets = list[str]()
+        # Also the lines in other languages, so that few lines are read.
+        shard = corpus.model_copy(update={"path": (path,), "target_language": None})
         for pair in first_pairs(shard, options, NUM_LINES):
             empty_lines = [""] * (pair.line - 1 - len(sources))
             sources += [*empty_lines, pair.source]
@@ -250,6 +264,7 @@ class Block:
     num_before: int = 0  # number of pairs in the shards before this one
     shard: str | None = None  # name of the file, if the corpus has several
     features: Any = None  # additional data for the function that processes the block
+    num_others: int = 0  # number of pairs in other languages before or between the pairs
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -279,10 +294,55 @@ def read_blocks(config: CorpusConfig, options: ReadOptions) -> Iterator[Block]:
     Raises:
         DataError: See `read_corpus`. Problems in single lines are raised by `Block.pairs`.
     """
+    blocks = _blocks_of_all_languages(config, options)
+    if config.target_languages and config.target_language:
+        return _blocks_in_language(blocks, config)
+    return blocks
+
+
+def _blocks_in_language(blocks: Iterable[Block], config: CorpusConfig) -> Iterator[Block]:
+    """Yield the pairs of a corpus that name its language, and those that cannot be read.
+
+    Raises:
+        DataError: There are none.
+    """
+    num_pairs = 0
+    num_others = 0
+    num_before: dict[str | None, int] = {}  # by shard
+    for block in blocks:
+        pairs = list(filter(None, (_in_language(pair, config) for pair in block.pairs)))
+        num_others += len(block) - len(pairs)
+        before = num_before.setdefault(block.shard, num_pairs)
+        if pairs:
+            first = num_pairs + 1
+            yield Block(as_read, (pairs,), first, before, block.shard, num_others=num_others)
+            num_pairs += len(pairs)
+            num_others = 0
+    if not num_pairs:
+        problem = f"{_origin(config)}: no line names the language {config.target_language!r}."
+        fix = "Correct target_languages of the corpus; a target_language must be one of them."
+        raise DataError(problem, fix=fix)
+
+
+def _in_language(pair: Pair, config: CorpusConfig) -> Pair | None:
+    """Return a pair without the tag of its language; None if the language is another one."""
+    if isinstance(pair, BadPair) or not pair.source.strip():
+        return pair
+    tag = leading_tag(pair.source)
+    languages = matching(tag[2:-2], config.target_languages)
+    if len(languages) != 1:
+        return BadPair("language_code", pair.line, pair.source)
+    if languages != [config.target_language]:
+        return None
+    return pair._replace(source=pair.source.removeprefix(tag).lstrip())
+
+
+def _blocks_of_all_languages(config: CorpusConfig, options: ReadOptions) -> Iterator[Block]:
+    """Yield the blocks of `read_blocks` with the pairs of all languages."""
     openers = _openers(config, options)
     max_pairs = config.max_pairs or sys.maxsize
     num_read = 0
-    names: list[str] = []
+    names = list[str]()
     for open_shard in openers:
         if num_read >= max_pairs:
             break
@@ -344,7 +404,8 @@ def _openers(config: CorpusConfig, options: ReadOptions) -> list[Callable[[], Pa
     shards: Iterable[tuple[Path, ...]] = zip(sources, targets, strict=False)
     if len(sources) == 1:  # which may have several references
         shards = [(*sources, *targets)]
-    return [partial(open_sides, files, config.encoding, options) for files in shards]
+    codes = config.language_file
+    return [partial(open_sides, files, config.encoding, options, codes) for files in shards]
 
 
 def _open_path(path: Path, config: CorpusConfig, options: ReadOptions) -> PairReader:

@@ -21,13 +21,14 @@ from nmt.text.identification import NO_PROFILES, LanguageProfiles
 ALWAYS: Mapping[str, Action] = {
     "blank": "drop", "bad_utf8": "drop", "untranslated": "drop", "characters": "drop",
     "length": "drop", "bytes": "drop",
-    "nul": "drop", "columns": "drop", "syntax": "drop",
+    "nul": "drop", "columns": "drop", "syntax": "drop", "language_code": "drop",
 }  # fmt: skip
 # Reasons of pairs that cannot be read: `filters.on_bad_row` decides about many of them.
 BAD_ROWS: Mapping[str, str] = {
     "nul": "contain NUL characters",
     "columns": "lack a column",
     "syntax": "cannot be parsed",
+    "language_code": "name no language of target_languages",
 }  # fmt: skip
 # Reasons with a configurable action; keys of the ``filters`` section.
 REASONS = tuple(

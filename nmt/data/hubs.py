@@ -24,6 +24,7 @@ from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.language_codes import Languages, is_same_language, matching_pairs
 from nmt.data.formats.json_lines import columns_of_record, texts_of_record
 from nmt.data.formats.layout import Wanted
+from nmt.data.formats.pair import tagged
 from nmt.errors import ConfigError, DataError, join_words, nearest_word, shell_command
 from nmt.files.atomic import atomic_folder, write_errors
 from nmt.files.progress import progress_bar
@@ -86,12 +87,13 @@ def huggingface_pairs(
             columns = columns_of_record(row, Wanted(languages, config.columns), name)
         texts = texts_of_record(row)
         try:
-            source, target = (texts[column] for column in columns)
+            sides = [texts[column] for column in columns]
         except KeyError as error:
             problem = f"{name}, row {number:,}: no text for {' and '.join(columns)}; "
             problem += f"the row has the columns {', '.join(map(str, texts))}."
             raise DataError(problem, fix="Set `columns` to columns of every row.") from error
-        yield "" if source is None else str(source), "" if target is None else str(target)
+        source, target, *codes = ("" if side is None else str(side) for side in sides)
+        yield tagged(source, codes), target
 
 
 def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:

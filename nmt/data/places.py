@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nmt.config.language_codes import Languages, is_same_language
 from nmt.data.checks import CorpusCheck
+from nmt.data.corpus import refuse_device
 from nmt.data.formats import all_formats, layout_of, open_file, sample_of
 from nmt.data.formats.file_names import (
     SOURCE,
@@ -194,11 +195,7 @@ def _files_in(search: _Search) -> Iterator[_File]:
             for path in sorted(filter(Path.is_file, place.rglob("*"))):
                 yield from _texts_of(search, path, path.relative_to(place), place_name)
             continue
-        if place.exists() and not place.is_file():
-            raise DataError(
-                f"{place} is a pipe or a device, but nmt reads a corpus twice.",
-                fix="Write the text to a file first.",
-            )
+        refuse_device(place)
         if is_archive_file(place):
             yield from _texts_of(search, place, Path(), place_name)
         else:

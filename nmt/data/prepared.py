@@ -37,9 +37,9 @@ AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
 _LEARNING = 2  # Raised when vocabularies are learned in another way.
 # Keys that older versions do not have, with the default that changes nothing; and the keys that
 # older versions have instead, in every corpus.
-_LATER_KEYS = {
+_LATER_KEYS: Mapping[str, Any] = {
     "path": None, "format": None, "columns": None, "encoding": None, "on_bad_row": "error",
-    "held_out": "report",
+    "held_out": "report", "target_languages": [], "language_file": None,
 }  # fmt: skip
 _FORMER_KEYS = {"tsv": None, "csv": None, "jsonl": None, "columns": [0, 1]}
 # Keys of the data section that say how often training reads each corpus.
@@ -343,7 +343,7 @@ def _in_former_keys(value: Any) -> Any:
 
 def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     """Return the size, modification time and hash of each input file, by path."""
-    sources: dict[str, Mapping[str, Any]] = {}
+    sources = dict[str, Mapping[str, Any]]()
     for path in recipe.files:
         # A copy of standard input is described as standard input.
         name = STANDARD if path == recipe.input else str(path)

@@ -28,7 +28,7 @@ from nmt.data.checks import CorpusCheck, name_of_test
 from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
 from nmt.data.diagnosis import Diagnosis, Looked
 from nmt.data.filters import BAD_ROWS, FilterChain, ListedProblem, PairProblem
-from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
+from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair, leading_tag
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import Recipe
 from nmt.data.store import IntArray, Mask, ParallelStore, Rows, Values
@@ -109,6 +109,7 @@ class TextPass(_FilterPass):
     """
 
     look: Callable[[str, Sequence[SentencePair]], Looked] | None = None
+    tags: Sequence[str] = ()  # of languages; a source may begin with them
 
     def __call__(self, block: Block) -> BlockResult:
         """Parse and filter a block.
@@ -116,10 +117,12 @@ class TextPass(_FilterPass):
         Raises:
             DataError: A line cannot be read.
         """
-        problems: dict[int, list[PairProblem]] = {}  # by index of the pair in the block
+        problems = dict[int, list[PairProblem]]()  # by index of the pair in the block
         for index, pair in enumerate(block.pairs):
             if isinstance(pair, BadPair):
                 pair_problems = [PairProblem(pair.reason, pair.excerpt)]
+            elif leading_tag(pair.source) not in ("", *self.tags):
+                pair_problems = [PairProblem("language_code", leading_tag(pair.source))]
             else:
                 pair_problems = self.filters.text_problems(pair.source, pair.target)
             if pair_problems:
@@ -327,16 +330,17 @@ class CorpusReader:
         Raises:
             DataError: More than a hundredth of the pairs cannot be read, each for the same reason.
         """
-        masks: list[Mask] = []
+        masks = list[Mask]()
         counts = Counter[str]()
-        bad_rows: dict[str, ListedProblem] = {}  # the first one of each reason
+        bad_rows = dict[str, ListedProblem]()  # the first one of each reason
         self.is_kept[name] = masks
         self.found[name] = []
-        files: dict[int, str] = {}
+        files = dict[int, str]()
         self.files[name] = files
         check = CorpusCheck(*direction)
         self.checks[name] = check
         for block, result in results:
+            counts[READ] += block.num_others  # other corpora read them from the same text
             is_kept = result.arrays["is_kept"]
             files[block.num_before] = block.shard or ""
             pairs = kept_pairs(block, is_kept)
@@ -360,8 +364,8 @@ class CorpusReader:
             if counts[reason] > _MOST_BAD_ROWS * num_read:
                 problem = f"{name}: {counts[reason]:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
                 problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
-                fix = "Correct the rows, or format, columns and encoding of the corpus. To drop "
-                fix += "these pairs, set filters.on_bad_row: skip."
+                fix = "Correct the rows, or format, columns, encoding and target_languages (such "
+                fix += "as [fr, de]) of the corpus. To drop them, set filters.on_bad_row: skip."
                 raise DataError(f"{problem}{first.value!r}.", fix=fix)
 
     def blocks_to_filter(

@@ -42,7 +42,7 @@ class Reservoir:
     def __init__(self, capacity: int, random: random.Random) -> None:
         self._capacity = capacity
         self._random = random
-        self.pairs: list[tuple[str, str]] = []  # the sample: source and target
+        self.pairs = list[tuple[str, str]]()  # the sample: source and target
         self.num_added = 0  # pairs, in the sample or not
         self.num_characters = 0  # of the sample
 
@@ -243,7 +243,7 @@ def cover(counts: Mapping[str, Counter[str]], share: float, room: int | None) ->
 def _most_frequent(counts: Counter[str], share: float) -> list[str]:
     """Return the most frequent characters that make up a share of a text."""
     num_needed = share * counts.total()
-    characters: list[str] = []
+    characters = list[str]()
     num_covered = 0
     # Of equally frequent characters, the one with the lowest code point comes first.
     for character in sorted(counts, key=lambda character: (-counts[character], character)):

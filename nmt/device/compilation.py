@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from nmt.errors import DeviceError, NmtError
+from nmt.installation import user_cache
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +81,8 @@ def _limited(run: Forward) -> Forward:
 
 def keep_compiled_code() -> None:
     """Keep compiled code in the user's cache folder, instead of torch's temporary folder."""
-    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))  # ignored if it is relative or empty
-    with suppress(RuntimeError):  # the user has no home folder
-        cache = configured if configured.is_absolute() else Path.home() / ".cache"
-        os.environ.setdefault(_CACHE_FOLDER, str(cache / "nmt" / "compiled"))
+    if cache := user_cache():
+        os.environ.setdefault(_CACHE_FOLDER, str(cache / "compiled"))
 
 
 def pays(num_updates: int | None, num_parameters: int, num_tokens: int) -> bool:

@@ -155,7 +155,7 @@ def random_state(device: torch.device, processes: Processes | None = None) -> di
     if device.type != "cpu":
         local_states[f"random/{device.type}"] = torch.get_device_module(device).get_rng_state()
     processes = processes or Processes()
-    states: dict[str, Tensor] = {}
+    states = dict[str, Tensor]()
     for rank, rank_states in enumerate(processes.gather(local_states)):
         states |= {_rank_name(name, rank): state for name, state in rank_states.items()}
     return states
@@ -354,7 +354,7 @@ class _LiveBytes(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0  # largest number of bytes so far
         self._num_bytes = 0  # of all storages that are in use now
-        self._addresses: set[int] = set()  # of these storages
+        self._addresses = set[int]()  # of these storages
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

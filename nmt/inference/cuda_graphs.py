@@ -210,8 +210,8 @@ class GraphedDecodeToken:
     def __init__(self, model: Transformer, record: Recorder | None = None) -> None:
         self._model = model
         self._record = record or CudaGraphs()
-        self._steps: dict[_Sizes, _Step] = {}  # The least recently used step is the first.
-        self._uses: Counter[_Sizes] = Counter()  # How often a step of each size was needed.
+        self._steps = dict[_Sizes, _Step]()  # The least recently used step is the first.
+        self._uses = Counter[_Sizes]()  # How often a step of each size was needed.
         self._lock = Lock()
         self._can_record = True  # False after a failure with any cause but a lack of memory.
         self._memory_share = 0  # In bytes.

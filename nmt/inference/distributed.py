@@ -116,7 +116,7 @@ def ahead(
         prepare: Runs in the background thread.
         is_ready: Whether the next chunk can be read without blocking.
     """
-    pending: deque[Future[P]] = deque()  # Results that are not yielded yet, in order: at most two.
+    pending = deque[Future[P]]()  # Results that are not yielded yet, in order: at most two.
     has_more = True  # Whether `chunks` may have another chunk.
     with ThreadPoolExecutor(1, thread_name_prefix="text") as pool:
         while True:

@@ -303,7 +303,7 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
     >>> batch_by_length([3, 1, 1, 9], max_tokens=8, max_rows=5)
     [[1, 2], [0], [3]]
     """
-    batches: list[list[int]] = []
+    batches = list[list[int]]()
     batch = list[int]()  # the last one of `batches`
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         # Size of the batch with this row, whose length all other rows are padded to. 1 for EOS.

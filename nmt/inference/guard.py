@@ -195,7 +195,7 @@ def fallback_search(
     Returns:
         New values by the name of the option. Empty if no option prevents the faults.
     """
-    changes: dict[str, Any] = {}
+    changes = dict[str, Any]()
     min_ratio, max_ratio = limits.subwords
     if not {"loop", "repetition", "compression"}.isdisjoint(alarm_names):
         size = _LOOP_NGRAM_SIZE if "loop" in alarm_names else _NGRAM_SIZE

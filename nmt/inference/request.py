@@ -321,7 +321,7 @@ def align_words(
     num_source_words = max(source_words, default=-1) + 1
     num_target_words = max(target_words, default=-1) + 1
     word_weights = [[0.0] * num_source_words for _ in range(num_target_words)]
-    links: set[tuple[int, int]] = set()
+    links = set[tuple[int, int]]()
     # The last rows and the last columns: those of tags come before.
     rows = weights[len(weights) - len(target) :]
     for target_word, row in zip(target_words, rows, strict=True):

@@ -132,7 +132,7 @@ class Scorer:
         """
         tags = self._loaded.languages.choose(self._loaded.tokenizers, languages)
         results = []
-        ids_by_row: dict[int, IdPair] = {}  # Of the pairs that the model can score, with tags.
+        ids_by_row = dict[int, IdPair]()  # Of the pairs that the model can score, with tags.
         texts = list(pairs)
         for row, (source, target) in enumerate(self._encode_pairs(texts, tags)):
             if source and target is not None:

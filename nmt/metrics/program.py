@@ -76,7 +76,7 @@ def score_by_program(command: Sequence[str], texts: Mapping[str, References]) ->
                 path = Path(folder, f"{name}.{number}")
                 path.write_bytes("".join(f"{line}\n" for line in lines).encode())
                 paths.append(str(path))
-            words: list[str] = []
+            words = list[str]()
             for word in command:
                 words += dict.fromkeys(word.replace(f"{{{name}}}", path) for path in paths)
             command = words

@@ -200,7 +200,7 @@ class EvaluationReport:
 
         Several test sets are a list under ``evaluations``; ``mean`` has the means of their scores.
         """
-        values: dict[str, Any] = {}
+        values = dict[str, Any]()
         evaluations = self.evaluations
         if len(evaluations) == 1:
             values |= evaluations[0].as_dict()
@@ -325,7 +325,7 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     translated a test set has ``-`` in its columns.
     """
     head = ["system"]
-    rows: dict[str, list[str]] = {}  # Name of the system -> cells of its row.
+    rows = dict[str, list[str]]()  # Name of the system -> cells of its row.
     for evaluation in evaluations:
         for name in evaluation.named_systems():
             rows[name] = [name]

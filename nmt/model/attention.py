@@ -527,7 +527,7 @@ class FlashAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
         """Compute attention: (N, H, E) and twice (M, G, E) -> (N, H, E)."""
         queries, keys, is_causal = segments
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {}  # Dynamo cannot trace `dict[str, Any]()`.
         if is_causal:
             options |= self.causal
         if query.shape[1] != key.shape[1]:

@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         # pass.
         self.recompute = False
         self._compiler: Callable[[_Forward], _Forward] | None = None
-        self._compiled: dict[_Forward, _Forward] = {}  # Compiled functions by original.
+        self._compiled = dict[_Forward, _Forward]()  # Compiled functions by original.
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
         # Tied embeddings are one parameter under the first name, so they are stored once.
         if not config.shares_inputs:

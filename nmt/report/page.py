@@ -51,7 +51,7 @@ def visible(text: str) -> str:
     # Isolates that are closed cannot reorder the text around them.
     if not _BIDIRECTIONAL & set(_ISOLATED.sub("", text)):
         unescaped |= {"\u2068", "\u2069"}
-    escapes: dict[str, str | int | None] = {}
+    escapes = dict[str, str | int | None]()
     for character in set(text) - unescaped:
         is_hidden = unicodedata.category(character) in _ESCAPED_CATEGORIES
         if is_hidden or character in _NOT_IN_XML:
@@ -211,7 +211,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     factors = [1]
     if high < 100 * low:
         factors += [2, 5]
-    ticks: list[float] = []
+    ticks = list[float]()
     for power in range(start, end + 1):
         ticks += [float(f"{factor}e{power}") for factor in factors]
     first = bisect_right(ticks, low) - 1  # the last tick that is not above the range
@@ -254,7 +254,7 @@ def thin(points: Sequence[Point], limit: int = 400) -> Sequence[Point]:
     kept_indices = {0, last}
     # Two points are kept of each interval, so with the first and the last point there are `limit`.
     for interval in _intervals(1, last, limit // 2 - 1):
-        values: dict[int, float] = {}  # by index
+        values = dict[int, float]()  # by index
         gaps = []  # indices of NaN
         for index in interval:
             _, value = points[index]
@@ -322,7 +322,7 @@ def render_chart(chart: Chart) -> Markup:
     The chart is drawn once for each kind of vertical axis (linear, logarithmic); a check box on the
     page switches between them.
     """
-    values: list[float] = []
+    values = list[float]()
     for curve in chart.curves:
         values += [value for _, value in finite(curve.points)]
     width, height = chart.size

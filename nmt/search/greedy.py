@@ -202,7 +202,7 @@ def greedy_without_waiting(
     totals = beams.totals
     is_done = torch.zeros_like(totals, dtype=torch.bool)
     length = history.shape[1]
-    new_tokens: list[Tensor] = []  # Tokens of each step since the last check. (B, 1) each.
+    new_tokens = list[Tensor]()  # Tokens of each step since the last check. (B, 1) each.
     while len(sentences):
         log_probs, state = stepper.step(state, tokens)
         log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-inf)

@@ -64,7 +64,7 @@ class SubwordDropout:
         # neither result nor random numbers.
         self._begins = [piece.startswith(_SPACE) or piece not in spelled for piece in pieces]
         # By id: the ids of the characters of the subword; only its own id if it is never split.
-        self._characters: list[_Ids] = []
+        self._characters = list[_Ids]()
         for index, piece in enumerate(pieces):
             characters: _Ids = (index,)
             if piece in spelled:
@@ -75,7 +75,7 @@ class SubwordDropout:
         # Pair of neighbouring ids -> rank of their merge. The lowest rank is merged first.
         self._ranks = {pair: -scores[index] for pair, index in self._merged.items()}
         # Cache of `_analyse`, by the ids of the word without dropout.
-        self._words: dict[_Ids, _Word] = {}
+        self._words = dict[_Ids, _Word]()
 
     def resegment(self, ids: Sequence[int], generator: Random) -> list[int]:
         """Return ids that spell the same text, segmented with dropout.
@@ -93,7 +93,7 @@ class SubwordDropout:
         num_until_drop = _NEVER
         if self._rate:
             num_until_drop = _num_in_a_row(self._log_keep, generator)
-        segmented: list[int] = []
+        segmented = list[int]()
         for word_ids in self._split(tuple(ids)):
             word = self._words.get(word_ids) or self._analyse(word_ids)
             if word.num_merges <= num_until_drop:

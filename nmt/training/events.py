@@ -261,7 +261,7 @@ class ReporterList(list[Reporter]):
 
     def __init__(self, reporters: Iterable[Reporter] = ()) -> None:
         super().__init__(reporters)
-        written_files: set[Path] = set()  # by the reporters so far
+        written_files = set[Path]()  # by the reporters so far
         for reporter in self:
             if isinstance(reporter, FileReader) and not written_files.issuperset(reporter.reads):
                 names = ", ".join(path.name for path in reporter.reads)

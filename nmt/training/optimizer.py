@@ -51,8 +51,8 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
         ConfigError: A prefix matches no parameter, or no parameter is left to train.
     """
     parameters = dict(model.named_parameters())
-    frozen_names: set[str] = set()
-    unknown_parts: list[str] = []
+    frozen_names = set[str]()
+    unknown_parts = list[str]()
     for part in parts:
         # With a dot after both, so that encoder.1 does not match encoder.10.
         names = [name for name in parameters if f"{name}.".startswith(f"{part}.")]
@@ -96,9 +96,9 @@ class FlatParameters:
         self.working_dtype = dtype  # Dtype of the model's parameters.
         self._fused_rows = fused_rows(model)
         # Trained and frozen parameters of the buffers, by name, in the order of the buffers.
-        matrices: dict[str, nn.Parameter] = {}
-        non_matrices: dict[str, nn.Parameter] = {}
-        self._frozen: dict[str, nn.Parameter] = {}
+        matrices = dict[str, nn.Parameter]()
+        non_matrices = dict[str, nn.Parameter]()
+        self._frozen = dict[str, nn.Parameter]()
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 self._frozen[name] = parameter
@@ -108,7 +108,7 @@ class FlatParameters:
                 non_matrices[name] = parameter
         self._trained = matrices | non_matrices
         # Frozen parameters that another file contains, and that are not part of the buffers.
-        self._outside: list[nn.Parameter] = []
+        self._outside = list[nn.Parameter]()
         if frozen_dtype is not None:
             self._outside = list(self._frozen.values())
             self._frozen = {}
@@ -132,9 +132,9 @@ class FlatParameters:
         for name, view in _cut(self._working, by_name).items():
             by_name[name].data = view
         # The view of `gradient` that belongs to each trained parameter.
-        self._gradients: dict[nn.Parameter, Tensor] = {}
+        self._gradients = dict[nn.Parameter, Tensor]()
         # Those of them that still hold an old gradient after `clear`. Always empty in float32.
-        self._unwritten: dict[nn.Parameter, Tensor] = {}
+        self._unwritten = dict[nn.Parameter, Tensor]()
         for name, view in self.views(self.gradient).items():
             parameter = self._trained[name]
             self._gradients[parameter] = view
@@ -227,7 +227,7 @@ class FlatParameters:
 
         Fused weights, such as those of query, key and value, are split into their matrices.
         """
-        matrices: list[Tensor] = []
+        matrices = list[Tensor]()
         for name, view in self.views(flat).items():
             matrices += view.split(self._fused_rows.get(name, len(view)))
         return matrices
@@ -272,7 +272,7 @@ class Optimizer:
         self._weights = parameters.weights[part]
         self._gradient = parameters.gradient[part]
         # Tensors that `state` returns and `reset` sets to zero, by name.
-        self._state_tensors: dict[str, Tensor] = {}
+        self._state_tensors = dict[str, Tensor]()
         # Number of updates that were not skipped. Scalar.
         self.step_count = self._add_state("step", self._weights.new_zeros(()))
 

@@ -137,7 +137,7 @@ class Muon(Optimizer):
             self._iteration_dtype = torch.bfloat16
         # Views of `_change`, one for each matrix. Matrices of equal shape are one group, because
         # they are orthogonalised together. `orthogonalise` needs at least as many columns as rows.
-        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
+        by_shape = dict[tuple[int, ...], list[Tensor]]()
         for change in parameters.matrices(self._change):
             wide_change = change if change.shape[0] <= change.shape[1] else change.mT
             by_shape.setdefault(tuple(wide_change.shape), []).append(wide_change)
@@ -198,8 +198,8 @@ class TorchOptimizer(Optimizer):
     ) -> None:
         super().__init__(parameters, config)
         # Parameters of the optimizer by name: views of the flat weights.
-        self._by_name: dict[str, Tensor] = {}
-        by_decay: dict[float, list[Tensor]] = {}
+        self._by_name = dict[str, Tensor]()
+        by_decay = dict[float, list[Tensor]]()
         gradients = parameters.views(parameters.gradient)
         for name, view in parameters.views(parameters.weights).items():
             parameter = torch.nn.Parameter(view)

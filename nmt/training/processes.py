@@ -51,7 +51,7 @@ class StopSignal:
         self.number: int | None = None  # Number of the signal; None before the first.
         self._raises = False  # Whether a signal raises `StoppedBySignal` now: see `at_once`.
         # Handlers to restore when the context closes, by number of the signal.
-        self._old_handlers: dict[int, Any] = {}
+        self._old_handlers = dict[int, Any]()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

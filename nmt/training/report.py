@@ -140,11 +140,11 @@ class RunRecord:
         If several sets choose the best checkpoint, the combination of their scores comes first, by
         its name, ``mean`` or ``minimum``.
         """
-        names: dict[str, None] = {}  # Names of the sets in the order of the lines; no values.
+        names = dict[str, None]()  # Names of the sets in the order of the lines; no values.
         for line in self.validations:
             names |= dict.fromkeys(line.get("sets", ()))
         combination = self.last_start.get("combination")
-        sets: dict[str, Lines] = {}
+        sets = dict[str, Lines]()
         if combination or not names:
             sets[combination or ""] = self.validations
         for name in names:
@@ -214,7 +214,7 @@ def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
     Args:
         runs: Run folders by their labels. Other folders are ignored.
     """
-    charts: dict[str, list[Chart]] = {}  # Charts of each run with updates or validations.
+    charts = dict[str, list[Chart]]()  # Charts of each run with updates or validations.
     for name, folder in runs.items():
         run = RunRecord.of(read_events(folder))
         if run.updates or run.validations:
@@ -223,8 +223,8 @@ def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
         return next(iter(charts.values()), [])
     # There is one comparing chart for each curve of a run's charts. It is identified by the title
     # of the run's chart and the label of the curve. Its curves are those of the runs.
-    templates: dict[tuple[str, str], Chart] = {}
-    curves: dict[tuple[str, str, str], Curve] = {}
+    templates = dict[tuple[str, str], Chart]()
+    curves = dict[tuple[str, str, str], Curve]()
     for name, charts_of_run in charts.items():
         for chart in charts_of_run:
             for curve in chart.curves:

@@ -103,11 +103,11 @@ class GradientReduction:
         self._processes = processes
         # Slices of the flat buffer, in the order in which they are sent. The last one is sent after
         # backward. The counts have one entry for each of the others.
-        self._slices: list[Tensor] = []
-        self._counts: list[int] = []  # Number of parameters in each slice.
-        self._missing: list[int] = []  # Number of them that have no gradient yet.
-        self._sent: list[PendingSum] = []  # Of the first slices: those sent so far.
-        self._saved: list[Tensor] = []  # Sums of the first slices: see `keep`.
+        self._slices = list[Tensor]()
+        self._counts = list[int]()  # Number of parameters in each slice.
+        self._missing = list[int]()  # Number of them that have no gradient yet.
+        self._sent = list[PendingSum]()  # Of the first slices: those sent so far.
+        self._saved = list[Tensor]()  # Sums of the first slices: see `keep`.
         self._is_on = False  # Whether this is the last backward pass of the update.
         # The matrices of the layers come first. Backward reaches them roughly in reverse order, so
         # the slices are built from the end to the start.
@@ -370,7 +370,7 @@ class Updater:
                 if not devices.is_out_of_memory(error):
                     parameters.clear()
                     raise
-                halves: list[Batch] = []
+                halves = list[Batch]()
                 for batch in batches:
                     halves += batch.halves() if len(batch.rows) > 1 else [batch]
                 cannot_split = len(halves) == len(batches)  # each batch has one pair

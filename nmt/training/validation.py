@@ -335,7 +335,7 @@ class Validator:
         sums = self.stop.gather(partial(self._sum_losses, held_out.batches), processes)
         loss_sum, objective_sum, num_tokens = map(sum, zip(*sums, strict=True))
         num_tokens = max(num_tokens, 1)  # without batches the sums are 0
-        text_fields: dict[str, Any] = {}  # Fields of `Scores`.
+        text_fields = dict[str, Any]()  # Fields of `Scores`.
         if held_out.text is not None:
             shares = self.stop.gather(partial(self._translate, held_out.text), processes)
             hypotheses, alarms = zip(*interleave(shares), strict=True)

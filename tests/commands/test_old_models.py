@@ -104,7 +104,8 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
     for corpus in (*sets["train"], *sets["valid"], *sets["test"].values()):
         for key in ("tsv", "csv", "jsonl"):
             del corpus[key]
-        corpus |= dict.fromkeys(("path", "format", "columns", "encoding"))
+        corpus |= dict.fromkeys(("path", "format", "columns", "encoding", "language_file"))
+        corpus["target_languages"] = []
     del before["recipe"]  # format 4 has none
     sets["max_sentences"] = 1  # new keys of format 5
     before["decoding"]["protect"] = []

@@ -303,6 +303,8 @@ def test_shards_are_prepared_as_one_corpus_and_their_lines_belong_to_them(tmp_pa
     (example,) = report.reasons["blank"]["examples"]
     assert (example["file"], example["line"]) == (f"{tmp_path}/part10.de", 11)
     assert f"for example {tmp_path}/part10.de, line 11: " in report.as_text()
+    page = (config.prepared_dir / "report.html").read_text()
+    assert f'{tmp_path}/part10.de</td><td class="short">11</td>' in page
     assert prepare(config).up_to_date
     write_pairs(tmp_path, source[:1], target[:1], "part11")
     assert not prepare(config).up_to_date

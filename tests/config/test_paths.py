@@ -35,7 +35,8 @@ def test_a_variable_that_is_not_set_is_an_error_unless_a_file_has_this_name(
 def test_an_expanded_path_is_not_expanded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIGHT", "data")
     monkeypatch.setenv("LEFT", "RIGHT")
-    for text in ("$LEFT", "x/${RIGHT}/$5", "$RIGHT$", "~/$RIGHT", "$$5", "~other"):
+    monkeypatch.setenv("AT_HOME", "~/data")
+    for text in ("$AT_HOME/x", "$LEFT", "x/${RIGHT}/$5", "$RIGHT$", "~/$RIGHT", "$$5", "~other"):
         once = expanded(Path(text))
         assert expanded(once) == once
     # Expanded twice, both would become other paths.

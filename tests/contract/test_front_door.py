@@ -21,8 +21,8 @@ from nmt.cli.app import app
 from tests.data.opus_server import API, README, archive_of, serving
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"\| `(nmt init [^`]+)` \|")
-COMMANDS = ROW.findall((ROOT / "configs" / "README.md").read_text("utf-8"))
+ROW = re.compile(r"\| `(nmt (?:init|prepare) [^`]+)` \| (.*) \|")
+ROWS = dict(ROW.findall((ROOT / "configs" / "README.md").read_text("utf-8")))
 GERMAN = ["haus", "baum", "hund", "katze", "wasser", "feuer", "sonne", "mond", "fluß", "brücke"]
 ENGLISH = ["house", "tree", "dog", "cat", "water", "fire", "sun", "moon", "river", "bridge"]
 Pairs = Sequence[tuple[str, str]]
@@ -122,6 +122,20 @@ def write_folder(pairs: Pairs) -> None:
         write_sides(some_pairs, f"corpus/{part}.de", f"corpus/{part}.en")
 
 
+def write_tagged(pairs: Pairs) -> None:
+    """The key of the corpus is the one that the row shows."""
+    lines = []
+    for number, (german, english) in enumerate(pairs):
+        lines.append((f">>{('deu', 'fra')[number % 2]}<< {english}", german))
+    write_sides(lines, "tagged.src", "tagged.tgt")
+    [languages] = re.findall(r"`(target_languages: .*?)`", ROWS["nmt prepare tagged.yaml"])
+    corpus = f"{{source: tagged.src, target: tagged.tgt, {languages}}}"
+    data = f"data: {{train: [{corpus}], valid: {corpus}}}"
+    keys = "name: tagged\nsource_language: en\ntarget_language: de\ntraining: {max_steps: 1}\n"
+    size = "tokenizer: {vocab_size: 300}\n"
+    Path("tagged.yaml").write_text(f"{keys}{size}{data}\n", "utf-8")
+
+
 def write_nothing(pairs: Pairs) -> None:
     """The server has the corpus."""
 
@@ -142,15 +156,16 @@ WRITERS: dict[str, Callable[[Pairs], None]] = {
     "corpus.tar.gz": write_tar,
     "corpus": write_folder,
     "old.de": lambda pairs: write_sides(pairs, "old.de", "old.en", "latin-1"),
+    "tagged.yaml": write_tagged,
     "opus:Tatoeba": write_nothing,
 }
 
 
 def test_every_kind_of_text_has_a_row() -> None:
-    assert [command.split()[2] for command in COMMANDS] == [*WRITERS]
+    assert [command.split()[2] for command in ROWS] == [*WRITERS]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [command for command in ROWS if "init" in command])
 def test_the_command_of_a_row_starts_a_project(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,3 +191,14 @@ def test_the_command_of_a_row_starts_a_project(
     if words[1] == "de.po":  # from the message to its translation
         assert "English to German" in result.output
     assert found == set(pairs)
+
+
+def test_the_row_of_lines_in_several_languages_prepares_a_corpus_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tagged(sentences())
+    result = CliRunner().invoke(app, ["prepare", "tagged.yaml"])
+    assert result.exit_code == 0, result.output
+    for language in ("de", "fr"):
+        assert f"tagged.src-{language}: 30 sentence pairs read, 30 kept" in result.output

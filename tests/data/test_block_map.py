@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 
 from nmt.commands.prepare import recipe_of
 from nmt.data import reading
-from nmt.data.corpus import Block, read_blocks
+from nmt.data.corpus import Block
 from nmt.data.diagnosis import Diagnosis, Material
 from nmt.data.filters import PairProblem
 from nmt.data.prepare_report import REPORT
@@ -48,7 +47,7 @@ def run(folder: Path, *, kill_at: int | None = None, **changes: Any) -> Counter[
         for kind in (TextPass, EncodingPass):
             patch.setattr(kind, "__call__", _counted(made, kind.__call__, kill_at))
         patch.setattr(reading, "BLOCK_PAIRS", SIZE)
-        patch.setattr(reading, "read_blocks", partial(read_blocks, size=SIZE))
+        patch.setattr("nmt.data.corpus.BLOCK_PAIRS", SIZE)
         prepare(config_for(folder, **changes), force=True)
     return made
 
@@ -250,7 +249,7 @@ def test_a_diagnosis_is_asked_about_every_line_of_the_training_corpora_in_order(
     monkeypatch.setattr("nmt.commands.prepare.make_diagnosis", make)
     data = {"train": train, "valid": [held_out], "test": tests}
     monkeypatch.setattr(reading, "BLOCK_PAIRS", SIZE)
-    monkeypatch.setattr(reading, "read_blocks", partial(read_blocks, size=SIZE))
+    monkeypatch.setattr("nmt.data.corpus.BLOCK_PAIRS", SIZE)
     config = config_for(tmp_path, data=data)
     report = prepare(config)
     (asked,) = made

@@ -11,7 +11,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig
-from nmt.data import lexicon, reading
-from nmt.data.corpus import read_blocks
+from nmt.data import corpus, lexicon
 from nmt.data.loader import Loader, Position
 from nmt.data.prepare_report import REPORT
 from nmt.data.resegment import Resegmenter
@@ -160,7 +158,7 @@ def prepared(folder: Path, **options: Any) -> object:
     """Everything that is made of some corpora, but times and the folder's name."""
     write_odd_pairs(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "read_blocks", partial(read_blocks, size=13))
+        patch.setattr(corpus, "BLOCK_PAIRS", 13)
         patch.setattr(lexicon, "_COOCCURRENCES_AT_ONCE", 1000)  # several batches, too
         prepare(config_for(folder), force=True, **options)
     files = [path for path in sorted((folder / "prepared").rglob("*")) if path.is_file()]

@@ -26,6 +26,7 @@ from nmt.inference.torch_engine import TorchEngine
 from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
+from nmt.text.tokenizer import load_tokenizers
 from nmt.training.processes import StoppedBySignal
 from nmt.training.timing import TrainingSetup
 from nmt.training.validation import fixed_batches
@@ -189,7 +190,7 @@ def test_a_domain_tag_needs_no_language_tags() -> None:
         segments = translator.segment(held_out.text.sources).segments
         assert [each.read_ids for each in segments] == data.valid.source.ids(rows).rows()
         first_ids.append({each.read_ids[0] for each in segments})
-    tag_id = held_out.text.tokenizers.source.tag_id("<x>")
+    tag_id = load_tokenizers(data.tokenizer_dir).source.tag_id("<x>")
     assert first_ids[1] == {tag_id}
     assert tag_id not in first_ids[0]
 

@@ -17,6 +17,7 @@ from nmt.data.formats.pair import (
     ReadOptions,
     SentencePair,
     pair_of,
+    tagged,
 )
 from nmt.data.formats.text import TextFile, shown_path
 from nmt.errors import DataError
@@ -32,12 +33,12 @@ class JsonLines(Format):
 
     def recognises(self, sample: Sample) -> bool:
         """Whether the first line is an object."""
-        return _object_of(sample.lines[0]) is not None
+        return object_of(sample.lines[0]) is not None
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the keys of both sides in the first object."""
         name = shown_path(sample.path)
-        first_object = next(filter(None, map(_object_of, sample.lines)), None)
+        first_object = next(filter(None, map(object_of, sample.lines)), None)
         if first_object is None:
             first_line = sample.lines[0]
             problem = f"{name}, line 1: expected a JSON object, found {first_line[:_EXCERPT]!r}."
@@ -59,8 +60,8 @@ def texts_of_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return texts if isinstance(texts, Mapping) else record
 
 
-def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> tuple[str, str]:
-    """Return the keys of source and target.
+def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> tuple[str, ...]:
+    """Return the keys of source and target, and of the target language if the user names one.
 
     Args:
         record: The first record of a file or data set.
@@ -71,11 +72,9 @@ def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> t
         DataError: The record lacks a key, or it is not certain which keys are meant.
     """
     keys = list(map(str, texts_of_record(record)))
+    columns: tuple[str, ...] = named_columns(keys, wanted.languages) or ("", "")
     if wanted.columns is not None:
-        source, target = map(str, wanted.columns)
-        columns = source, target
-    else:
-        columns = named_columns(keys, wanted.languages) or ("", "")
+        columns = tuple(map(str, wanted.columns))
     if not set(columns) <= set(keys):
         problem = f"{name}: it is not certain which texts are source and target."
         problem += f" The keys of the first record are {', '.join(keys)}."
@@ -83,7 +82,7 @@ def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> t
     return columns
 
 
-def _object_of(line: str) -> dict[str, Any] | None:
+def object_of(line: str) -> dict[str, Any] | None:
     """Return the object on a line; None if there is none."""
     try:
         value = json.loads(line)
@@ -103,15 +102,15 @@ def _pairs(
         if not line.strip():
             yield SentencePair("", "", number)
             continue
-        record = _object_of(line)
+        record = object_of(line)
         if record is None:
             yield BadPair("syntax", number, line)
             continue
         texts = texts_of_record(record)
         sides = [texts.get(str(column), False) for column in layout.columns or ()]
         if all(isinstance(side, str | None) for side in sides):
-            source, target = (side or "" for side in sides)
-            yield pair_of(source, target, number, file.options)
+            source, target, *codes = (side or "" for side in sides)
+            yield pair_of(tagged(source, codes), target, number, file.options)
         else:
             yield BadPair("columns", number, line)
 

@@ -50,13 +50,13 @@ class Wanted:
 
     Args:
         languages: Codes of the source and the target language.
-        columns: Columns of source and target.
+        columns: Columns of source and target, and of the target language of each row.
         format: Name of the format.
         encoding: Encoding; None also for that of a byte order mark.
     """
 
     languages: Languages | None = None
-    columns: tuple[Column, Column] | None = None
+    columns: tuple[Column, ...] | None = None
     format: str | None = None
     encoding: str | None = None
 
@@ -68,7 +68,8 @@ class Layout:
     Args:
         format: Name of the format.
         encoding: Encoding of the text.
-        columns: Columns of source and target; for a translation memory, its language codes.
+        columns: Columns of source and target, and of the target language of each row if there is
+            one; for a translation memory, its language codes.
         languages: Language codes of source and target as far as the file names them.
         delimiter: Between the fields of a table.
         is_quoted: Whether the fields of a table may be in quotes, which are not part of the text.
@@ -77,7 +78,7 @@ class Layout:
 
     format: str
     encoding: str = "utf-8"
-    columns: tuple[Column, Column] | None = None
+    columns: tuple[Column, ...] | None = None
     languages: tuple[str | None, str | None] | None = None
     delimiter: str = "\t"
     is_quoted: bool = False

@@ -36,10 +36,12 @@ _ROOT = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 # What looks like a tag in a comment, a section or an instruction is none. Each of these, and a tag,
-# may be cut at the end of the text.
+# may be cut at the end of the text. So a quote that does not end there may end later, unless
+# another tag follows.
 _TOKEN = (
     r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<\?.*?(?:\?>|\Z)|<[^<>]*\Z"
-    r"|<(?:[\w.-]+:)?(?P<start>{names})(?=[\s/>])(?:[^<>\"']+|\"[^\"<]*\"|'[^'<]*'|[\"'])*+>(?P<empty>(?<=/>))?"
+    r"|<(?:[\w.-]+:)?(?P<start>{names})(?=[\s/>])"
+    r"(?:[^<>\"']+|\"[^\"<]*\"|'[^'<]*'|[\"'](?=[^<]*<))*+>(?P<empty>(?<=/>))?"
     r"|(?P<end></(?:[\w.-]+:)?(?:{names})\s*>)"
 )
 _UNREADABLE = re.compile("[\0\udc80-\udcff]")  # NUL, and what `surrogateescape` makes of bad bytes

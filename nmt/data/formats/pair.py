@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -10,9 +11,11 @@ from nmt.text import without_surrogates
 
 _EXCERPT = 80  # characters
 # Why a pair could not be read. `filters.on_bad_utf8` decides about the first reason, and
-# `filters.on_bad_row` about the last three. What is untranslated has no translation, or one that
+# `filters.on_bad_row` about the last four. What is untranslated has no translation, or one that
 # its file marks as unfinished or obsolete.
-BadReason = Literal["bad_utf8", "characters", "untranslated", "nul", "columns", "syntax"]
+BadReason = Literal[
+    "bad_utf8", "characters", "untranslated", "nul", "columns", "syntax", "language_code"
+]
 
 
 class SentencePair(NamedTuple):
@@ -60,7 +63,8 @@ class ReadOptions:
     skip_advice: str = "set filters.on_bad_utf8: skip"  # how to leave out pairs with bad bytes
 
 
-def _as_read(pairs: Sequence[Pair], _: int) -> Sequence[Pair]:
+def as_read(pairs: Sequence[Pair], _: int) -> Sequence[Pair]:
+    """Return pairs that were read as pairs."""
     return pairs
 
 
@@ -78,7 +82,7 @@ class PairReader:
 
     names: Sequence[str]
     columns: Sequence[Iterator[Any]]
-    parse: Callable[..., Iterable[Pair]] = _as_read
+    parse: Callable[..., Iterable[Pair]] = as_read
 
 
 def pair_of(source: str, target: str, line: int, options: ReadOptions) -> Pair:
@@ -88,6 +92,27 @@ def pair_of(source: str, target: str, line: int, options: ReadOptions) -> Pair:
     if "\0" in source or "\0" in target:
         return BadPair("nul", line, f"{source}\t{target}")
     return SentencePair(one_line(source), one_line(target), line)
+
+
+# The target language of a line, in front of the source.
+_TAG = re.compile(r">>[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*<<")
+
+
+def tagged(source: str, codes: Iterable[str]) -> str:
+    """Return a source with the tags of languages, usually none or one, in front of it."""
+    for code in codes:
+        source = f">>{code.strip()}<< {source}"
+    return source
+
+
+def leading_tag(source: str) -> str:
+    """Return the tag of a language with which a source begins; empty without one.
+
+    >>> leading_tag(">>fra<< Hello"), leading_tag("Hello")
+    ('>>fra<<', '')
+    """
+    match = _TAG.match(source)
+    return match[0] if match else ""
 
 
 def one_line(text: str) -> str:

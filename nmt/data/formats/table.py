@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from nmt.data.formats.columns import are_texts, choose_columns, code_of_name, named_columns
 from nmt.data.formats.layout import Column, Format, Layout, Sample, Wanted
@@ -25,6 +24,7 @@ from nmt.data.formats.pair import (
     ReadOptions,
     SentencePair,
     pair_of,
+    tagged,
 )
 from nmt.data.formats.text import TextFile, shown_path
 from nmt.errors import DataError
@@ -73,7 +73,8 @@ class Table(Format):
             named = named_columns(names_of_texts, wanted.languages)
         columns = wanted.columns or named or choose_columns(rows, name)
         width = max(map(len, rows))
-        source, target = (_number_of(column, header, width, name) for column in columns)
+        numbers = tuple(_number_of(column, header, width, name) for column in columns)
+        source, target, *_ = numbers
         are_named = named is not None or any(isinstance(column, str) for column in columns)
         are_numbers = [
             name.isalpha() and all(map(str.isdecimal, cells)) for name, cells in cells_of_names
@@ -85,7 +86,7 @@ class Table(Format):
         return Layout(
             self.name,
             sample.encoding,
-            (source, target),
+            numbers,
             languages,
             delimiter=delimiter,
             is_quoted=is_quoted,
@@ -115,21 +116,16 @@ def _plain_pairs(
             yield _pair_of_row(text.split(layout.delimiter), layout, number, file.options)
 
 
-class _Line(NamedTuple):
-    number: int  # in the file, from 1
-    text: str
-    bad: BadPair | None  # why it cannot be read
-
-
 def _quoted_pairs(file: TextFile, layout: Layout) -> Iterator[Pair]:
     """Yield the pairs of a table whose fields may contain line breaks.
 
     A row whose quotes do not match would contain the following rows: only its first line is left
     out, and reading continues at the next line.
     """
-    lines = _decoded_lines(file)
-    row: list[_Line] = []  # that is being read
-    unread = deque[_Line]()  # lines that are read again
+    lines = enumerate(file.raw_lines(), start=1)
+    row: list[tuple[int, bytes | None]] = []  # the lines of the row that is being read
+    bad_lines: list[BadPair] = []  # of this row
+    unread = deque[tuple[int, bytes | None]]()  # lines that are read again
 
     def texts() -> Iterator[str]:
         while True:
@@ -137,44 +133,42 @@ def _quoted_pairs(file: TextFile, layout: Layout) -> Iterator[Pair]:
             if line is None:
                 return
             row.append(line)
-            yield f"{line.text}\n"
+            number, content = line
+            [text] = file.texts([content], number)
+            if isinstance(text, BadPair):
+                bad_lines.append(text)
+                # The quotes of a bad line count, but not its text.
+                text = (content or b"").decode("utf-8", "replace")
+            yield f"{text}\n"
 
     while True:
         try:
             for cells in csv.reader(texts(), delimiter=layout.delimiter, strict=True):
-                first_line = row[0].number
-                bad_pairs = [line.bad for line in row if line.bad]
-                row.clear()
-                if bad_pairs:  # a row with a bad line is dropped as a whole
-                    yield bad_pairs[0]
+                first_line, _ = row[0]
+                if bad_lines:  # a row with a bad line is dropped as a whole
+                    yield bad_lines[0]
                 elif not cells:
                     yield SentencePair("", "", first_line)
                 elif first_line > 1 or not layout.has_header:
                     yield _pair_of_row(cells, layout, first_line, file.options)
+                row.clear()
+                bad_lines.clear()
             return
         except csv.Error:
-            first, *others = row
-            row.clear()
+            (first_line, content), *others = row
+            yield BadPair("syntax", first_line, (content or b"").decode("utf-8", "replace"))
             unread.extendleft(reversed(others))
-            yield first.bad or BadPair("syntax", first.number, first.text)
-
-
-def _decoded_lines(file: TextFile) -> Iterator[_Line]:
-    for number, line in enumerate(file.raw_lines(), start=1):
-        [text] = file.texts([line], number)
-        if isinstance(text, BadPair):
-            # The quotes of a bad line count, but not its text.
-            yield _Line(number, (line or b"").decode("utf-8", "replace"), text)
-        else:
-            yield _Line(number, text, None)
+            row.clear()
+            bad_lines.clear()
 
 
 def _pair_of_row(row: Sequence[str], layout: Layout, line: int, options: ReadOptions) -> Pair:
     """Return the pair of a row, which may be too short."""
-    source, target = map(int, layout.columns or (0, 1))
-    if len(row) <= max(source, target):
+    numbers = [int(column) for column in layout.columns or (0, 1)]
+    if len(row) <= max(numbers):
         return BadPair("columns", line, " ".join(row))
-    return pair_of(row[source], row[target], line, options)
+    source, target, *codes = (row[number] for number in numbers)
+    return pair_of(tagged(source, codes), target, line, options)
 
 
 def _number_of(column: Column, header: Sequence[str], width: int, name: str) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.data.formats.file_names import is_set
-from nmt.data.formats.pair import BadPair, Pair, PairReader, ReadOptions, SentencePair
+from nmt.data.formats.pair import BadPair, Pair, PairReader, ReadOptions, SentencePair, tagged
 from nmt.errors import DataError, join_words
 from nmt.files.encoding import (
     START_BYTES,
@@ -72,12 +72,13 @@ class TextFile:
         Raises:
             DataError: A line is not text in the encoding, and ``options`` do not say to skip it.
         """
+        name = self.name
         for number, line in enumerate(lines, first):
             if line is None:
                 yield BadPair("characters", number)
                 continue
             try:
-                text = decode_line(line, self.name, number)
+                text = decode_line(line, name, number)
             except DataError as error:
                 if self.options.on_bad_utf8 == "error":
                     raise self._not_text(error) from error
@@ -119,34 +120,43 @@ class TextFile:
         return DataError(problem, fix=fix)
 
 
-def open_sides(files: Sequence[Path], encoding: str | None, options: ReadOptions) -> PairReader:
+def open_sides(
+    files: Sequence[Path],
+    encoding: str | None,
+    options: ReadOptions,
+    languages: Path | None = None,
+) -> PairReader:
     """Open aligned text files, or the sides of a set of WMT, to read their pairs.
 
     Args:
         files: The source and one or more references.
         encoding: Encoding of the files.
         options: How to read them.
+        languages: A file with a language code for each line.
     """
     if all(map(is_set, files)):
         open_set = load_attribute("nmt.data.formats.wmt:open_set")  # which loads lxml
         reader: PairReader = open_set(files, encoding, options)
         return reader
-    texts = [TextFile(path, encoding, options) for path in files]
+    paths = filter(None, (*files, languages))
+    texts = [TextFile(path, encoding, options) for path in paths]
     lines = [text.raw_lines() for text in texts]
-    return PairReader([text.name for text in texts], lines, partial(_aligned_pairs, texts))
+    return PairReader(
+        [text.name for text in texts], lines, partial(_aligned_pairs, texts, len(files))
+    )
 
 
-def _aligned_pairs(files: Sequence[TextFile], *block: Any) -> Iterator[Pair]:
+def _aligned_pairs(files: Sequence[TextFile], num_sides: int, *block: Any) -> Iterator[Pair]:
     """Yield the pairs of a block: the lines of each file, and the number of the first line."""
     *columns, first = block
     most = files[0].options.max_characters
     texts = [file.texts(lines, first) for file, lines in zip(files, columns, strict=True)]
+    sides: tuple[Any, ...]
     for number, sides in enumerate(zip(*texts, strict=True), first):
-        bad_pairs = [side for side in sides if isinstance(side, BadPair)]
-        if bad_pairs:
-            yield bad_pairs[0]
+        if BadPair in map(type, sides):
+            yield next(side for side in sides if isinstance(side, BadPair))
         elif max(map(len, sides)) > most:
-            yield BadPair("characters", number, str(max(sides, key=len)))
+            yield BadPair("characters", number, max(sides, key=len))
         else:
-            source, target, *others = map(str, sides)
-            yield SentencePair(source, target, number, tuple(others))
+            source = tagged(sides[0], sides[num_sides:])
+            yield SentencePair(source, sides[1], number, sides[2:num_sides])

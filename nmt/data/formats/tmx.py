@@ -26,20 +26,15 @@ def _units(file: TextFile) -> Iterator[Unit | BadPair]:
         header = element.getroottree().getroot().find("{*}header")
         if header is not None:  # it is released with the first unit
             source_language = header.get("srclang", "")
-        yield Unit(line, _texts(element, element.get("srclang", source_language)))
-
-
-def _texts(unit: Any, source_language: str) -> dict[str, str | None]:
-    """Return the text of each language; the first one if there are several."""
-    texts: dict[str, str | None] = {}
-    variants = unit.findall("{*}tuv")
-    variants.sort(key=lambda variant: not is_same_language(source_language, _language_of(variant)))
-    for variant in variants:
-        language = _language_of(variant)
-        segment = variant.find("{*}seg")
-        if language and segment is not None:
-            texts.setdefault(language, text_of(segment))
-    return texts
+        language = element.get("srclang", source_language)
+        variants = element.findall("{*}tuv")
+        variants.sort(key=lambda variant: not is_same_language(language, _language_of(variant)))
+        texts: dict[str, str | None] = {}  # the first one of each language
+        for variant in variants:
+            segment = variant.find("{*}seg")
+            if _language_of(variant) and segment is not None:
+                texts.setdefault(_language_of(variant), text_of(segment))
+        yield Unit(line, texts)
 
 
 def _language_of(variant: Any) -> str:

@@ -18,6 +18,7 @@ from nmt.data.formats.pair import (
     Pair,
     PairReader,
     ReadOptions,
+    SentencePair,
     pair_of,
 )
 from nmt.data.formats.text import TextFile
@@ -38,10 +39,12 @@ class Unit:
         line: Where it starts in the file, from 1.
         texts: By language code, or `SOURCE` and `TARGET`. None for a text that is missing, or that
             the translator has not finished.
+        references: Language code and text of each reference, in a test set.
     """
 
     line: int
     texts: Texts
+    references: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,12 @@ def pairs_of_units(
         target = text_in(target_language, unit.texts)
         texts = list(filter(None, unit.texts.values()))
         if source is not None and target is not None:
-            yield pair_of(source, target, unit.line, options)
+            pair = pair_of(source, target, unit.line, options)
+            references = [
+                text for code, text in unit.references if text_in(target_language, {code: text})
+            ]
+            if len(references) > 1 and isinstance(pair, SentencePair):
+                pair = pair._replace(other_targets=tuple(references[1:]))
+            yield pair
         elif len(texts) < 2:
             yield BadPair("untranslated", unit.line, " ".join(texts))

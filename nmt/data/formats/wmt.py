@@ -144,7 +144,7 @@ def read_segments(file: TextFile) -> Iterator[Segment | BadPair]:
 
 
 def _units(file: TextFile) -> Iterator[Unit | BadPair]:
-    """Yield the segments with the first reference in each language."""
+    """Yield the segments with their references."""
     for segment, references in aligned_segments(file, [file]):
         if isinstance(segment, BadPair):
             yield segment
@@ -152,7 +152,7 @@ def _units(file: TextFile) -> Iterator[Unit | BadPair]:
         texts: dict[str, str | None] = {}
         for each in (segment, *references):
             texts.setdefault(each.language, each.text)
-        yield Unit(segment.line, texts)
+        yield Unit(segment.line, texts, [(each.language, each.text) for each in references])
 
 
 def _is_wmt(sample: Sample) -> bool:

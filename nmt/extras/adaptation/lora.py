@@ -91,7 +91,7 @@ def add_adapters(model: Transformer, config: LoraConfig) -> None:
         kinds += _KINDS.get(group, ())
     # Name of a fused weight -> number of rows of each of its matrices.
     fused = fused_rows(model)
-    adapters: dict[str, AdaptedLinear] = {}  # By the name of the layer in the model.
+    adapters = dict[str, AdaptedLinear]()  # By the name of the layer in the model.
     for module_name, module in model.named_modules():
         if not isinstance(module, kinds):
             continue

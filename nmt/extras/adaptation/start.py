@@ -70,9 +70,9 @@ def initial_weights(
     sources = _sources(config, start)
     # For the source and the target vocabulary: the result of `equal_rows`.
     rows = [*map(equal_rows, start.tokenizers, tokenizers)]
-    weights: dict[str, Tensor] = {}
+    weights = dict[str, Tensor]()
     # A part is a layer such as ``encoder.0``, an embedding matrix, or another parameter at the top.
-    origins: dict[str, str] = {}
+    origins = dict[str, str]()
     sizes = Counter[str]()  # Number of weights of each part.
     for name, value in new.items():
         components = name.split(".")
@@ -107,7 +107,7 @@ def _sources(config: RunConfig, start: ModelBundle) -> dict[str, str | None]:
 
     For example ``{"encoder.0": "encoder.0", "encoder.1": "encoder.5", "decoder.0": None, ...}``.
     """
-    sources: dict[str, str | None] = {}
+    sources = dict[str, str | None]()
     for side in ("encoder", "decoder"):
         is_new = side in config.training.init_differences
         num_old = getattr(start.config.model, f"{side}_layers")

@@ -42,7 +42,7 @@ _Lines = Sequence[str]
 def robustness_section(scored: EvaluatedSet) -> ReportSection:
     """Translate the noisy test set with every model; measure the loss under every metric."""
     test = scored.test
-    values: list[dict[str, Any]] = []  # from `noise_losses`: of each system, noise and metric
+    values = list[dict[str, Any]]()  # from `noise_losses`: of each system, noise and metric
     # The first systems are the models; files of translations after them cannot be tested.
     for model, system in zip(scored.models, scored.systems, strict=False):
         source_language, target_language = model.config.languages
@@ -54,7 +54,7 @@ def robustness_section(scored: EvaluatedSet) -> ReportSection:
             values += noise_losses(system, noisy, translated, target_joiner, scored)
     # The table has a row for each system and noise, and a column for each metric.
     head = ["system", "noise"]
-    rows: dict[tuple[str, str], list[str]] = {}  # (system, noise) -> cells
+    rows = dict[tuple[str, str], list[str]]()  # (system, noise) -> cells
     for entry in values:
         text = partial(format_score, entry["metric"])
         cell = f"{text(entry['clean'])} -> {text(entry['noisy'])}, loss {text(entry['loss'])}"

@@ -99,7 +99,7 @@ def slice_section(scored: EvaluatedSet) -> ReportSection:
 
 def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
     """Group source lines by whether they occur in the training data: exact, near, or not found."""
-    kinds: dict[int, str] = {}  # index of a source line -> "exact" or "near"
+    kinds = dict[int, str]()  # index of a source line -> "exact" or "near"
     num_pairs = sum(len(prepared.train) for prepared in data)
     with progress_bar("looking for leaks", unit="lines", total=num_pairs) as bar:
         training = _training_lines(data, bar.update)

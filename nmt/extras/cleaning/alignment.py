@@ -125,7 +125,7 @@ def align_corpora(
             for part_start, part_end in _parts(start, end):
                 offsets[part_start:part_end] = first_offsets(lines, part_start, part_end)
             to_learn[start:end] = True
-    ranges: dict[str, list[Range]] = {}
+    ranges = dict[str, list[Range]]()
     lexicon: Lexicon | None = None
     # Workers in other processes read the table of the lexicon from a file.
     table_folder = folder if workers.see_files else None

@@ -114,17 +114,17 @@ class CorpusDiagnosis(Diagnosis):
         self._dual_scores = array("f")
         # Of each corpus, or of its files: the index of its first kept pair among those of all
         # corpora, and the index after its last one.
-        self._spans: dict[str, tuple[int, int]] = {}
+        self._spans = dict[str, tuple[int, int]]()
         # By configured and detected language: the number of pairs, and corpus and line of the
         # first ones.
         self._num_detected = Counter[tuple[str, str]]()
         self._first_detected = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
-        self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
+        self._scores = dict[str, Mapping[str, Scores]]()  # of every line, by reason and corpus
         self._ranges: Mapping[str, Sequence[Range]] = {}  # misaligned ranges of each corpus
         self._num_returned = 0  # kept pairs in all blocks for which `of_block` was called
         self._num_lines: Mapping[str, int] = {}  # of each corpus
         # Of each corpus and set. Files may have headers and pairs of several lines.
-        self._line_numbers: dict[str, _LineNumbers] = {}
+        self._line_numbers = dict[str, _LineNumbers]()
         self._writing: Future[None] | None = None  # the file of lexical scores
 
     def see(

@@ -287,8 +287,8 @@ class CopySearch:
         self.is_dropping = is_dropping
         self._directions = dict(directions)
         # Of each held-out sentence: its set, and its place for the lists.
-        self._places: list[tuple[HeldOutSet, str]] = []
-        self._exact: dict[SentenceKey, str] = {}  # Places of the sentences of configured sets.
+        self._places = list[tuple[HeldOutSet, str]]()
+        self._exact = dict[SentenceKey, str]()  # Places of the sentences of configured sets.
         sources = []
         for held_out in sets:
             for pair in held_out.pairs:
@@ -345,10 +345,10 @@ class Leaks:
         # Each held-out sentence with the name of its set.
         self._held_out = [(name, pair) for name, pairs in sets.items() for pair in pairs]
         # By the index of a held-out sentence that has a copy: whether it has an exact copy.
-        self._has_exact: dict[int, bool] = {}
+        self._has_exact = dict[int, bool]()
         self._num_copies = Counter[int]()  # by the index of the held-out sentence
         # JSON objects for the report, in the order of the training text.
-        self.entries: list[dict[str, Any]] = []
+        self.entries = list[dict[str, Any]]()
 
     def update(self, corpus: str, pairs: Sequence[SentencePair], leaks: Ints) -> None:
         """Add the leaks of the next training pairs.
@@ -481,7 +481,7 @@ def _weights(length: int) -> Hashes:
     max_omitted = 0
     if length <= _MAX_DELETED_FROM:
         max_omitted = max_edits(length)
-    choices: list[tuple[int, ...]] = []  # Positions of the omitted words.
+    choices = list[tuple[int, ...]]()  # Positions of the omitted words.
     for num_omitted in range(max_omitted + 1):
         choices += combinations(range(length), num_omitted)
     shape = length, len(choices)

@@ -25,11 +25,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -65,7 +63,7 @@ from nmt.inference.engine import (
     parse_dtype,
     require_shortlist,
 )
-from nmt.installation import read_toml
+from nmt.installation import read_toml, user_cache
 from nmt.search.hypothesis import (
     NONE,
     Constraints,
@@ -391,12 +389,8 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
     name = f"ctranslate2-{dtype}-{sha256_of_json(inputs)[:16]}"
     # Cache folder -> maximum number of converted models in it. The first one is preferred.
     caches = {folder / ".cache": _MAX_CACHED_IN_RUN}
-    with suppress(RuntimeError):  # raised by Path.home() for a user without a home
-        # The variable must be an absolute path; otherwise the standard says to ignore it.
-        user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        if not user_cache.is_absolute():
-            user_cache = Path.home() / ".cache"
-        caches[user_cache / "nmt"] = _MAX_CACHED_OF_USER
+    if cache := user_cache():
+        caches[cache] = _MAX_CACHED_OF_USER
     for cache in caches:
         if _is_complete(cache / name):
             return cache / name

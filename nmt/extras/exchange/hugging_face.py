@@ -265,7 +265,7 @@ def _tensor_reader(folder: Path) -> Callable[..., FloatArray]:
     Raises:
         CheckpointError: A file is damaged, or there are no weights in a supported format.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = dict[str, Tensor]()
     names = [path.name for path in folder.iterdir()]
     for name in weight_files(folder, names):
         path = folder / name

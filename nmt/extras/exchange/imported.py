@@ -265,7 +265,7 @@ def weights_of(
     layout = LAYERS[system]
     # Name of our layer -> names of the original layers that it joins: ours has queries, keys and
     # values in one matrix, for example.
-    original_names: dict[str, list[str]] = {}
+    original_names = dict[str, list[str]]()
     depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     for side, depth in depths.items():
         if config.norm_position == "pre":  # with a norm after the last layer

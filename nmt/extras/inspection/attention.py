@@ -186,7 +186,7 @@ def _attention_heatmap(
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Join the tokens of each word. Word borders are those of `nmt.inference.request.words_of`."""
-    ids_of_words: dict[int, list[int]] = {}  # index of a word -> its ids
+    ids_of_words = dict[int, list[int]]()  # index of a word -> its ids
     word_indices = words_of(labels(tokenizer, ids))
     for word_index, token_id in zip(word_indices, ids, strict=True):
         ids_of_words.setdefault(word_index, []).append(token_id)
@@ -229,7 +229,7 @@ def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
     Means over the tokens of all pairs. (layers, H, 4).
     """
     sums = {kind: torch.zeros(()) for kind in KINDS}  # becomes (layers, H, 4)
-    num_tokens: Counter[Kind] = Counter()
+    num_tokens = Counter[Kind]()
     for source, target in pairs:
         encoder_ids = [*source, EOS_ID]
         encoder_input = source_of(model, Packed.from_rows([encoder_ids]))
@@ -271,7 +271,7 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
         return total / sum(map(len, log_probs))
 
     baseline = mean_log_prob()  # with all heads
-    losses: dict[Kind, list[list[float]]] = {}
+    losses = dict[Kind, list[list[float]]]()
     for kind in KINDS:
         layers = model.encoder if kind == "encoder" else model.decoder
         name = "cross_attention" if kind == "cross" else "self_attention"

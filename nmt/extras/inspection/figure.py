@@ -114,7 +114,7 @@ class Links(Figure):
     @property
     def bounds(self) -> tuple[float, float]:
         """The smallest weight that is drawn, and the largest weight."""
-        weights: list[float] = []
+        weights = list[float]()
         for matrix in self.weights.values():
             weights += filter(None, flat(matrix))  # a weight of 0 is never drawn
         drawn = sorted(weights, reverse=True)[:_MAX_ARCS] or [1.0]
@@ -143,7 +143,7 @@ class Tree(Figure):
     @property
     def paths(self) -> list[tuple[int, ...]]:
         """The indices from the root to each node. Sorted paths are in depth-first order."""
-        paths: list[tuple[int, ...]] = []
+        paths = list[tuple[int, ...]]()
         for index, node in enumerate(self.nodes):
             parent_path: tuple[int, ...] = ()
             if node.parent is not None:

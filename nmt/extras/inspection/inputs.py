@@ -206,7 +206,7 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
     Raises:
         ConfigError: Neither a pair nor prepared data is available.
     """
-    pairs: list[Pair] = []
+    pairs = list[Pair]()
     if inspected.choice.target is not None or inspected.has_weights:
         target = list(inspected.target_ids)
         pairs.append((inspected.source_tokens, target))

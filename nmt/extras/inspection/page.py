@@ -110,7 +110,7 @@ def _below(titled: Iterable[tuple[str, Figure]]) -> Any:
     """Return drawings one below the other, with their titles, for an SVG file."""
     drawings = []
     for title, figure in titled:
-        legend: list[str] = []  # labels with a colour each
+        legend = list[str]()  # labels with a colour each
         if isinstance(figure, Links) and len(figure.weights) > 1:
             legend += figure.weights
         drawing = draw(figure)

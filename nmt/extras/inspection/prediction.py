@@ -100,9 +100,9 @@ class ObservingStepper(ModelStepper):
         self._source_lengths = source.lengths
         self._coverage_weight = options.coverage_penalty
         super().__init__(model, with_coverage=self._coverage_weight > 0)
-        self.moments: list[Moment] = []
+        self.moments = list[Moment]()
         # For each beam of the next step, the index of the beam that it continues.
-        self._parents: list[int] = []
+        self._parents = list[int]()
 
     @override
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
@@ -192,7 +192,7 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
     """
     # The search and, if its translation was suspicious, the second search: options, steps and the
     # best hypothesis.
-    searches: list[tuple[DecodingConfig, list[Moment], Ids]] = []
+    searches = list[tuple[DecodingConfig, list[Moment], Ids]]()
     tokenizer = inspected.tokenizers.target
 
     def observe(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
@@ -239,7 +239,7 @@ def _finished(moments: Sequence[Moment]) -> list[FinishedHypothesis]:
 
     Hypotheses with equal scores stay in the order of the steps.
     """
-    finished: list[FinishedHypothesis] = []
+    finished = list[FinishedHypothesis]()
     for moment in moments:
         finished += moment.finished
     return sorted(finished, key=lambda entry: -entry.hypothesis.score)
@@ -294,7 +294,7 @@ def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[N
     nodes = [Node("BOS", "", None, "best")]
     node_index = {Ids(): 0}  # tokens so far -> index in ``nodes`` of the last token
     # Tokens with which a finished hypothesis begins. All others lead to a dead end.
-    beginnings: set[Ids] = set()
+    beginnings = set[Ids]()
     for hypothesis, _ in _finished(moments):
         for end in range(len(hypothesis.ids) + 1):
             beginnings.add(hypothesis.ids[:end])
@@ -351,7 +351,7 @@ def recompute_words(model: Transformer, source: Packed, max_length: int) -> Iter
     Yields:
         The ids of the words of each step. Every step has one more word; the last step ends in EOS.
     """
-    words: list[int] = []
+    words = list[int]()
     while len(words) < max_length and EOS_ID not in words[-1:]:  # there is no last word at first
         read_ids = [BOS_ID, *words]
         read = Packed.from_rows([read_ids])

@@ -117,7 +117,7 @@ def count_parts(model: Transformer) -> list[PartCount]:
     The total is the sum of the counts at depth 0, and equals ``sum(p.numel())`` of the model.
     """
     shared_labels = _SHARED[model.config.embeddings]
-    parts: list[PartCount] = []
+    parts = list[PartCount]()
     # The parameters of the model itself are the embedding matrices and the output bias.
     for name, parameter in model.named_parameters(recurse=False):
         label = name.replace("vectors", "embeddings").replace("_", " ")
@@ -142,7 +142,7 @@ def _count_stack(name: str, layers: nn.ModuleList) -> list[PartCount]:
     """
     num_layers = len(layers)
     # Label and formula of a part -> how often the part occurs in one layer.
-    copies_in_layer: Counter[tuple[str, Formula]] = Counter()
+    copies_in_layer = Counter[tuple[str, Formula]]()
     for child_name, child in layers[0].named_children():
         label = child_name.replace("_", "-")
         if isinstance(child, Residual):

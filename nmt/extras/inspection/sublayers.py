@@ -182,7 +182,7 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
         target: Input of the decoder: BOS and the target.
     """
     # Module -> its positional arguments and its output in this pass.
-    calls: dict[nn.Module, tuple[tuple[Any, ...], Tensor]] = {}
+    calls = dict[nn.Module, tuple[tuple[Any, ...], Tensor]]()
 
     def record_call(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
         calls[module] = (arguments, output)
@@ -432,7 +432,7 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
     loss = F.cross_entropy(logits, gold)
     # Of each sublayer, the gradient of the stream above it, then the gradients of its weights. In a
     # post-norm model, the topmost stream is the output. `grad` stores no gradients in the model.
-    tensors: list[Tensor] = []
+    tensors = list[Tensor]()
     for sublayer in recording.sublayers:
         tensors += [sublayer.stream_above, *sublayer.module.parameters()]
     gradients = iter(torch.autograd.grad(loss, tensors))

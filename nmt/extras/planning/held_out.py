@@ -101,7 +101,7 @@ def reasons_against(pairs: Sequence[Texts], languages: Languages, folder: Path) 
         languages = languages[1], languages[0]
         pairs = [(target, source) for source, target in pairs]
     filters = training_filters(FilterConfig(), *languages)
-    reasons: list[set[str]] = []
+    reasons = list[set[str]]()
     for pair in pairs:
         problems = {problem.reason for problem in filters.text_problems(*pair)}
         if not all(any(map(str.isalpha, side)) for side in pair):
@@ -109,9 +109,7 @@ def reasons_against(pairs: Sequence[Texts], languages: Languages, folder: Path) 
         reasons.append(problems)
     for number, reason in _diagnosed(pairs, languages, folder):
         reasons[number].add(reason)
-    counts = Counter[str]()
-    for problems in reasons:
-        counts.update(problems)
+    counts = Counter(chain.from_iterable(reasons))
     del counts["misaligned"]
     usual = {reason for reason, count in counts.items() if count > _USUAL_SHARE * len(pairs)}
     return [problems - usual for problems in reasons]
@@ -153,7 +151,7 @@ class _SampleSide:
 
     def __init__(self, texts: Sequence[str], language: str) -> None:
         pattern = _PIECE if writes_spaces(language) else _CHARACTER
-        ids: dict[str, int] = {}
+        ids = dict[str, int]()
         self._rows: list[list[int]] = []
         for text in texts:
             row = [ids.setdefault(piece, len(ids)) for piece in pattern.findall(text.lower())]
@@ -216,7 +214,7 @@ def draw(
         level = max(count[comparable(text)] for count, text in zip(copies, pair, strict=True))
         levels.setdefault(level, []).append(pair)
     seen = _sides(given)
-    drawn: list[Texts] = []
+    drawn = list[Texts]()
     for level in range(1, _MOST_COPIES + 1):
         for pair in levels.get(level, ()):
             keys = tuple(map(comparable, pair))
@@ -231,23 +229,19 @@ def draw(
 
 def sentences_to_remove(
     held_out: Iterable[Texts], copies: Sequence[Counter[str]]
-) -> tuple[set[str], set[str]]:
+) -> list[set[str]]:
     """Return the sources and the targets that training must not contain, in comparable form.
 
     A frequent sentence is not among them: a model must learn it.
     """
-    sources, targets = _sides(held_out)
-    source_counts, target_counts = copies
-    return (
-        {key for key in sources if source_counts[key] <= _MOST_COPIES},
-        {key for key in targets if target_counts[key] <= _MOST_COPIES},
-    )
+    sides = zip(_sides(held_out), copies, strict=True)
+    return [{key for key in keys if counts[key] <= _MOST_COPIES} for keys, counts in sides]
 
 
 def _sides(pairs: Iterable[Texts]) -> tuple[set[str], set[str]]:
     """Return the comparable forms of all sources and of all targets."""
-    sources: set[str] = set()
-    targets: set[str] = set()
+    sources = set[str]()
+    targets = set[str]()
     for source, target in pairs:
         sources.add(comparable(source))
         targets.add(comparable(target))

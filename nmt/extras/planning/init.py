@@ -28,7 +28,7 @@ from nmt.data import hubs, opus
 from nmt.data.checks import CorpusCheck, other_language
 from nmt.data.corpus import check_plain_text, measure_text, read_blocks
 from nmt.data.formats.layout import Column, Wanted
-from nmt.data.formats.pair import BadPair, ReadOptions, place_of
+from nmt.data.formats.pair import BadPair, ReadOptions, leading_tag, place_of
 from nmt.data.places import TEXT, PartFiles, find_places
 from nmt.errors import ConfigError, DataError, join_words, shell_command
 from nmt.extras.planning.expectation import FEW_PAIRS, expected_quality
@@ -61,7 +61,8 @@ _HELD_OUT = (_VALID, _TEST)
 _WHOLE = ".whole"  # Name of the copy of the corpus before it is split.
 _MOST_HELD_OUT = 1000
 _HELD_OUT_SHARE = 20  # At most 1 in 20 pairs is for validation, and 1 in 20 for testing.
-_TECHNICAL = ("nul", "columns", "syntax")  # Reasons of `BadPair` that mean a wrong format.
+# Reasons of left-out pairs that mean a wrong format.
+_TECHNICAL = ("nul", "columns", "syntax", "language_code")
 _MOST_TECHNICAL = 0.01  # Largest share of the pairs with one of these reasons.
 _MISALIGNED_SHARE = 0.01  # Of the sample; a larger share is a warning.
 _SHOWN_PAIRS = 3
@@ -76,6 +77,7 @@ _MEANINGS = {
     "columns": "without a column",
     "syntax": "that cannot be parsed",
     "untranslated": "without a finished translation",
+    "language_code": "with the tag of a language in front of the source",
 }
 # A vocabulary can contain every character and every word of the text: SentencePiece merges words
 # of up to 15 characters.
@@ -107,10 +109,12 @@ class Account:
                     continue
                 source = pair.source.strip()
                 target = pair.target.strip()
-                if source and target:
-                    yield source, target
-                else:
+                if not (source and target):
                     self._leave_out("blank", place, source or target)
+                elif leading_tag(source):
+                    self._leave_out("language_code", place, source)
+                else:
+                    yield source, target
 
     def _leave_out(self, reason: str, place: str, excerpt: str) -> None:
         self.left_out[reason] += 1
@@ -130,6 +134,9 @@ class Account:
                 fix = "Correct the text, or pass `skip_unreadable` to leave these pairs out."
                 if reason == "nul":
                     fix = f"If the text is UTF-16, pass `encoding` utf-16. {fix}"
+                if reason == "language_code":
+                    fix = "Write a configuration with target_languages in data.train, as in "
+                    fix += "configs/README.md, and run `nmt prepare CONFIG`."
                 raise DataError(problem, fix=fix)
 
 
@@ -152,16 +159,6 @@ class Start:
     seed: int
     given: Sequence[str]  # The validation and test sets that were not drawn.
     tests: Sequence[str]  # All test sets.
-
-    @property
-    def origin(self) -> str:
-        """Text about the origin of the validation and test sets."""
-        origins = []
-        if self.given:
-            origins.append(f"{' and '.join(self.given)} from your files")
-        if len(self.given) <= len(self.tests):
-            origins.append(f"drawn with seed {self.seed}")
-        return ", ".join(origins)
 
     @property
     def suits_pretrained(self) -> bool:
@@ -232,7 +229,10 @@ def init(options: InitOptions) -> Start:
                 parts = {name: parts[name] for name in parts if name in (_TRAIN, _VALID)}
             places = _local_places(getattr(options, part), Wanted(codes), downloads)
             in_places = find_places(places, Wanted(codes, encoding=options.encoding))
-            parts[part] = in_places.parts["train"]
+            if len(in_places.parts) > 1:
+                problem = f"`{part}` contains several sets: {', '.join(in_places.parts)}."
+                raise DataError(problem, fix="Pass the files of one set.")
+            parts[part] = in_places.parts[_TRAIN]
     corpora = {part: _corpus(files, wanted) for part, files in parts.items()}
     for part, corpus in corpora.items():
         _check_encoding(parts[part], options.encoding)
@@ -256,7 +256,7 @@ def init(options: InitOptions) -> Start:
         _warn(options, codes, {_TRAIN: pairs, **given})
         # Draw the held-out sets.
         size = min(_MOST_HELD_OUT, account.num_usable // _HELD_OUT_SHARE)
-        candidates: list[Texts] = []
+        candidates = list[Texts]()
         if size or len(given) < len(_HELD_OUT):
             candidates = _candidates(sample, codes, size, place)
         copies = count_copies(whole, [*candidates, *known])
@@ -404,7 +404,7 @@ def _given_sets(
     Raises:
         DataError: A set has no usable pair, or cannot be read.
     """
-    given: dict[str, list[Texts]] = {}
+    given = dict[str, list[Texts]]()
     for part, corpus in corpora.items():
         if part == _TRAIN:
             continue
@@ -448,9 +448,7 @@ def _described(files: PartFiles) -> dict[str, str]:
         format_name = "aligned text files"
     if len(files.sources) > 1:
         format_name += f" in {len(files.sources):,} shards"
-    columns = " and ".join(names)
-    if layout.columns is not None:
-        columns = " and ".join(map(str, layout.columns))
+    columns = " and ".join(map(str, layout.columns or names))
     return {"format": format_name, "encoding": layout.encoding, "columns": columns}
 
 
@@ -480,7 +478,7 @@ def _read_copy(paths: Sequence[Path]) -> Iterator[Texts]:
             yield source.removesuffix("\n"), target.removesuffix("\n")
 
 
-def _without(pairs: Iterable[Texts], removed: tuple[set[str], set[str]]) -> Iterator[Texts]:
+def _without(pairs: Iterable[Texts], removed: Sequence[set[str]]) -> Iterator[Texts]:
     """Yield the pairs without a source or target that must be removed."""
     removed_sources, removed_targets = removed
     for source, target in pairs:

@@ -82,15 +82,15 @@ class Batcher:
         # All state from here on belongs to this lock. It is notified when texts arrive and at the
         # end.
         self._changed = threading.Condition()
-        self._queue: list[_Sentence] = []  # the oldest text first
-        self._queued_tokens: Counter[str] = Counter()  # client -> tokens in the queue
+        self._queue = list[_Sentence]()  # the oldest text first
+        self._queued_tokens = Counter[str]()  # client -> tokens in the queue
         # Client -> the texts outside of the queue, for each of its requests. The next text to enter
         # is the first of the first request.
-        self._outside: dict[str, deque[deque[_Sentence]]] = {}
+        self._outside = dict[str, deque[deque[_Sentence]]]()
         self._is_closed = False
         self._num_free = 0  # threads that wait for a batch or are choosing it
         self._takes_oldest = False  # whether the last batch began with the oldest text
-        self._threads: list[threading.Thread] = []
+        self._threads = list[threading.Thread]()
         for index in range(threads):
             name = f"translate-{index}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -36,7 +36,7 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
     choice = bodies.Choice(source=body.source, target=body.target)
     route, route_fields = await service.choose(choice, body.texts)
     translations = []
-    alternatives: list[list[str]] = []  # of each text
+    alternatives = list[list[str]]()  # of each text
     if body.format == "html":
         for text in body.texts:
             document_body = bodies.DocumentBody(format="html", text=text)
@@ -83,7 +83,7 @@ async def detected(body: bodies.DetectBody, service: Served, request: Request) -
 @router.get("/languages")
 async def languages(service: Served) -> JSONResponse:
     """List the languages with their target languages."""
-    targets: dict[str, list[str]] = {}  # language -> the languages that it can be translated into
+    targets = dict[str, list[str]]()  # language -> the languages that it can be translated into
     for source, target in sorted(service.pairs):
         targets.setdefault(source, []).append(target)
         targets.setdefault(target, [])  # may be a target only

@@ -85,7 +85,7 @@ class Service:
         self.is_stopping = False
         # Pair of languages -> the model that translates it, for requests by language. If several
         # models have the same languages, it is the first one.
-        self.pairs: dict[Direction, ServedModel] = {}
+        self.pairs = dict[Direction, ServedModel]()
         for model in models.values():
             for pair in model.directions:
                 self.pairs.setdefault(pair, model)

@@ -81,7 +81,7 @@ class Tracker:
         file = f"tracker-{name}.json"
         self._path = config.run_dir / file
         # What the file contains: ``id`` of the run, and the last recorded step by kind of event.
-        self._record: dict[str, Any] = {}
+        self._record = dict[str, Any]()
         self._run: TrackedRun | None = None
         self._is_finished = False
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from nmt.data.formats import FORMATS, layout_of, sample_of
+from nmt.data.formats import FORMATS, layout_of, markup, sample_of
 from nmt.data.formats.layout import Wanted
 from nmt.data.formats.pair import BadPair
 from nmt.errors import DataError
@@ -116,6 +116,19 @@ def test_a_unit_in_a_comment_is_not_a_unit() -> None:
 def test_the_end_of_a_unit_may_be_text() -> None:
     path = write(unit("<![CDATA[</tu>]]>"), unit("<!-- </tu> -->Cat"))
     assert outcomes(read_pairs(path)) == [(3, "</tu>"), (4, "Cat")]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 7, 1000])
+def test_where_a_file_is_cut_into_pieces_does_not_matter(
+    num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(markup, "_PIECE_BYTES", num_bytes)
+    marked = unit("Café").replace("<tu>", "<tu note=\"c/> d\" other='a > b'\n>")
+    comment = "<!-- <tu> --><?tool </tu>?>"
+    path = write(f"{comment}{marked}", unit("<![CDATA[</tu>]]>"), "<tu/>", unit("&"), unit("Cow"))
+    assert outcomes(read_pairs(path)) == [
+        (3, "Café"), (5, "</tu>"), (6, "untranslated"), (7, "syntax"), (8, "Cow"),
+    ]  # fmt: skip
 
 
 def test_lines_are_those_of_the_file_beyond_the_limit_of_the_parser() -> None:

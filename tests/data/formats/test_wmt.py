@@ -113,6 +113,8 @@ def test_a_set_in_xml_has_several_references_in_several_languages() -> None:
     assert FORMATS["wmt"].recognises(sample_of(path))
     pairs = read_pairs(path)
     assert texts_of(pairs[:2]) == [("Dog", "Hund"), ("Cat", "Katze")]
+    others = [pair.other_targets for pair in pairs if isinstance(pair, SentencePair)]
+    assert others == [("Köter",), ()]
     assert outcomes(pairs) == [(2, "Dog"), (3, "Cat"), (7, "untranslated")]
     assert texts_of(read_pairs(path, ("en", "fr"))[:1]) == [("Dog", "chien")]
     file = TextFile(path, None, ReadOptions("en", "de"))

@@ -300,6 +300,16 @@ def test_several_test_sets_keep_their_names_unless_the_user_passes_another() -> 
     assert read(Path("x"), "test") == sets["newstest2014"]
 
 
+@pytest.mark.parametrize("option", ["valid", "test"])
+def test_a_place_with_several_sets_is_not_one_of_them(option: str) -> None:
+    """Its training set was the test set."""
+    pairs = list(zip(*preparing.corpus(90), strict=True))
+    write_part("train", pairs[:60])
+    write_part("test", pairs[60:])
+    with pytest.raises(DataError, match=r"contains several sets: (test, train|train, test)\."):
+        started(corpus(), languages="de-en", **{option: (Path("data"),)})
+
+
 def test_what_changes_a_set_of_the_user_is_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     pairs = list(zip(*preparing.corpus(90), strict=True))
