@@ -730,13 +730,20 @@ def test_a_model_knows_how_many_sentences_its_training_lines_have(
         for row in range(num_joined):
             side[row] = f"{side[row]} {side[-1]}"
     write_pairs(tmp_path, source, target)
-    config = config_for(tmp_path, tokenizer={"vocab_size": 80, "byte_fallback": False})
+    model = {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "model_dim": 32,
+        "ff_dim": 32,
+        "num_heads": 2,
+    }
+    tokenizer = {"vocab_size": 80, "byte_fallback": False}
+    config = config_for(tmp_path, tokenizer=tokenizer, model=model)
     report = prepare_data(config)
     assert report.max_sentences == expected
     assert PreparedManifest.read(config.prepared_dir).max_sentences == expected
     fit(config)
     assert load_folder_config(config.run_dir).max_sentences == expected
-    fit(config)  # which accepts the data of the complete run
     data = config.data.model_copy(update={"max_sentences": 7})
     fit(config.model_copy(update={"data": data}))  # the user's own value counts
     assert load_folder_config(config.run_dir).max_sentences == 7
