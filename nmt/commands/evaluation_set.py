@@ -142,13 +142,19 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     if all(path.is_dir() or path.suffix == ".yaml" for path in paths):
         return options  # loading a configuration as a model explains that mistake
     first, *more_paths = paths
+    metrics = [path.name for path in paths if path.name in METRICS and not path.exists()]
+    if metrics:
+        separated = ",".join([*options.metric, *metrics])
+        fix = f"Separate metrics by commas: `metric` {separated}"
+        raise ConfigError(f"{metrics[0]} is a metric, not a file.", fix=fix)
     if not (more_paths or first.is_file()):
         return options  # a model that is missing, which is reported when it is loaded
     # In the commands that the errors propose, the last file is the reference.
     references = more_paths[-1:] or [Path("REFERENCE")]
+    lead = "Type" if all(path.exists() for path in paths) and more_paths else "Fill in the files"
     if first.is_dir():
         fix = shell_command("evaluate", first, source=more_paths[:-1], reference=references)
-        raise ConfigError(f"{first} is a model, so the files need flags.", fix=f"Type: {fix}")
+        raise ConfigError(f"{first} is a model, so the files need flags.", fix=f"{lead}: {fix}")
     if not options.hypothesis:
         sorted_options = replace(options, models=(), hypothesis=(first,))
         if len(more_paths) == 1 and not options.reference:
@@ -160,7 +166,7 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
         problem = f"Several files without flags: {', '.join(map(str, paths))}."
     hypotheses = [first, *more_paths[:-1], *options.hypothesis]
     fix = shell_command("evaluate", hypothesis=hypotheses, reference=references)
-    raise ConfigError(problem, fix=f"Type: {fix}")
+    raise ConfigError(problem, fix=f"{lead}: {fix}")
 
 
 def check_options(options: EvaluateOptions) -> None:

@@ -49,6 +49,7 @@ _BYTES_OF_A_LANGUAGE = 300  # fewer are not enough to recognize a language
 _NO_TEXT = {
     "jsonl?": "`input_format` json reads JSON objects",
     "csv|tsv": "every line is translated with all columns",
+    "pot?|tmx|xlf|xliff": "every line is translated with its markup",
 }  # regular expression of a file extension -> hint
 
 

@@ -40,6 +40,7 @@ from nmt.config.model import OF_BEAMS, DecodingConfig
 from nmt.config.paths import expanded
 from nmt.config.run import RunConfig
 from nmt.config.training import ScheduleConfig
+from nmt.config.translation import refuse_foreign
 from nmt.errors import ConfigError, DataError
 
 CONFIG = "config.yaml"  # In run folders and model folders.
@@ -123,6 +124,7 @@ def load_config(
             if choice:
                 explain(choice)
             return config
+    refuse_foreign(str(path), document.values)
     if file_error:
         problems += file_error.problem.split("\n  ")
     if len(problems) > 1:
