@@ -92,6 +92,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
         "references": references and sha256_of_file(references),  # None without references
         "from": options.from_,
         "to": options.to,
+        "sentences": options.sentences,
         "shard_lines": options.shard_lines,
         "decoding": translator.options.decoding.model_dump(mode="json"),
     }
@@ -161,6 +162,7 @@ def _load_translator(options: AugmentOptions) -> Translator:
         threads=options.threads,
         engine=options.engine,
         guard=options.guard,
+        sentences=options.sentences,
         tag=options.tag,
         source_language=options.from_,
         target_language=options.to,

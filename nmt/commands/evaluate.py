@@ -245,8 +245,12 @@ class EvaluatedModel:
         message = counts.message(time.perf_counter() - begin)
         if message:
             logger.info("%s", message)
+        num_split = sum(bool(result.parts) for result in results)
+        settings = self._settings(translator)
+        if num_split:
+            settings["split_lines"] = num_split
         texts = [result.text for result in results]
-        return System(self.name, texts, self._settings(translator), results=results)
+        return System(self.name, texts, settings, results=results)
 
     def _load(self) -> Translator:
         """Load the weights, and set ``target_tokenizer``."""

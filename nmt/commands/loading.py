@@ -80,6 +80,7 @@ def loading_arguments(options: ModelOptions) -> dict[str, Any]:
     if isinstance(options, SearchOptions):
         arguments["guard"] = not options.no_guard
         arguments["split"] = not options.no_split
+        arguments["sentences"] = options.sentences
     return arguments
 
 

@@ -86,6 +86,10 @@ _DEVICES = "[auto|cpu|cuda|cuda:N|mps]"
 _TAG = "Tag to put in front of every source line, such as a domain, for models trained with tags."
 _FROM = "Language of the source, if the model translates from several languages."
 _TO = "Language to translate into, if the model has several target languages."
+_SENTENCES = (
+    "Lines with several sentences: auto translates them sentence by sentence if they have more "
+    "than the lines of training, split always, keep never."
+)
 _BEAM = "Beam size; 1 is greedy search. Larger is slower."
 _BATCH = "Maximum source tokens per batch, padding included."
 _PENALTY = "Length penalty (exponent); higher favours longer translations."
@@ -99,6 +103,7 @@ OutputFolder = Annotated[Path, Flag(_FOLDER, "o", "FOLDER")]
 Tag = Annotated[Text, Flag(_TAG, metavar="TAG")]
 FromLanguage = Annotated[Text, Flag(_FROM, metavar="CODE")]
 ToLanguage = Annotated[Text, Flag(_TO, metavar="CODE")]
+Sentences = Annotated[Literal["auto", "split", "keep"], Flag(_SENTENCES)]
 Device = Annotated[str, Flag(_DEVICE, metavar=_DEVICES)]
 TrainingDevice = Annotated[Text, Flag(_DEVICE, metavar=_DEVICES, shown="training.device, or auto")]
 Threads = Annotated[Count, Flag("Number of CPU threads.", min=1, shown="all cores")]
@@ -174,6 +179,7 @@ class SearchOptions(Options):
     batch_tokens: BatchTokens = None
     no_guard: bool = False
     no_split: bool = False
+    sentences: Sentences = "auto"
     set_: Overrides = ()
 
     def decoding(self) -> dict[str, Any]:
@@ -317,7 +323,7 @@ class AugmentOptions(Options):
     """The text to translate, the model, and the search.
 
     Args:
-        text: Monolingual text, one sentence per line; may be compressed.
+        text: Monolingual text; may be compressed.
         model: Model that translates the text. Repeatable: models with the same languages and
             vocabulary translate together, as an ensemble.
         output: Output folder.
@@ -341,6 +347,7 @@ class AugmentOptions(Options):
     sample: bool = False
     seed: SampleSeed = None
     beam_size: BeamSize = None
+    sentences: Sentences = "auto"
     shard_lines: Annotated[int, Flag(min=1)] = 10_000
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
@@ -360,7 +367,7 @@ class LineOptions(Options):
     """How to read and write lines.
 
     Args:
-        input: Text to translate, one sentence per line; may be compressed.
+        input: Text to translate, line by line; may be compressed.
         format: Output format: plain text, or one JSON object per line.
         input_format: Input format: plain text, or one JSON object per line with the fields source,
             from, to, tag, prefix, required, forbidden. Only source is mandatory. Other fields are

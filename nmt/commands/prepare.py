@@ -79,9 +79,12 @@ from nmt.files.json_file import MANIFEST
 from nmt.files.lines import read_lines
 from nmt.files.progress import progress_bar
 from nmt.text.flat import FlatIds
+from nmt.text.sentences import split_sentences, usual_sentences
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
 
 logger = logging.getLogger(__name__)
+
+_LINES_TO_COUNT = 100_000  # training lines, of all corpora together, whose sentences are counted
 
 
 def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
@@ -206,8 +209,9 @@ def prepare_data(
                 report.write(new_folder)
                 # Written last: a folder without a manifest is incomplete.
                 manifest = PreparedManifest.describe(
-                    new_folder, recipe.hash(), sources, report.counts, score_models
-                )
+                    new_folder, recipe.hash(), sources, report.counts, report.max_sentences,
+                    score_models,
+                )  # fmt: skip
                 check(manifest)
                 manifest.write(new_folder)
     return report.written_to(options.report_dir, lists=folder)
@@ -259,10 +263,13 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
                 config.tokenizer.sample_sentences // 2,  # each pair has two sentences
                 noise={name: corpus.noise.rates for name, corpus in recipe.corpora.items()},
             )
+            num_lines = Counter[int]()  # by their number of sentences
             for name in recipe.corpora:
                 chain = chains[directions[name]]
                 text_pass = TextPass(chain, name, diagnosis.look, config.tag_symbols[0])
-                _read_training(text_pass, reading, log, overlap, diagnosis, sample)
+                _read_training(
+                    text_pass, reading, log, overlap, diagnosis, sample, num_lines=num_lines
+                )
             diagnosis.end({name: reading.num_lines[name] for name in recipe.corpora})
 
         with reading.stage("vocabulary"), progress_bar("learning subwords", leave=False):
@@ -314,6 +321,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         lengths=prepare_report.sample_lengths(train),
         sides=prepare_report.report_sides(train, train_directions, tokenizers),
         joint=config.tokenizer.joint,
+        max_sentences=usual_sentences(num_lines),
         skipped=filters.skipped,
         notes=_distinct([filter(None, notes), *(chain.notes for chain in chains.values())]),
         warnings=warnings,
@@ -360,6 +368,8 @@ def _read_training(
     overlap: Overlap,
     diagnosis: Diagnosis,
     sample: TextSample,
+    *,
+    num_lines: Counter[int],
 ) -> None:
     """First pass over one training corpus: filter its pairs, and count and sample the kept ones.
 
@@ -370,6 +380,7 @@ def _read_training(
         overlap: Looks for held-out sentences in the kept pairs.
         diagnosis: Looks at the kept pairs.
         sample: Draws from the kept pairs.
+        num_lines: Counts the first source lines by their number of sentences.
 
     Raises:
         DataError: A line cannot be read, or all pairs are dropped.
@@ -379,10 +390,14 @@ def _read_training(
     direction = recipe.config.direction(recipe.corpora[name])
     results = reading.map("reading", name, text_pass, diagnosis.depends_on)
     num_kept = 0
+    num_to_count = _LINES_TO_COUNT // len(recipe.corpora)
     for pairs, result in reading.kept_pairs(name, direction, results):
         problems = log.take(name, result.values)
         overlap.see(pairs, direction)
         diagnosis.see(name, pairs, result.arrays, problems)
+        num_uncounted = max(0, num_to_count - num_kept)
+        for pair in pairs[:num_uncounted]:
+            num_lines[len(split_sentences(pair.source, direction.source))] += 1
         for pair in pairs:
             sample.add(name, pair.source, pair.target)
         num_kept += len(pairs)

@@ -131,6 +131,10 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         with stop.at_once():
             trackers = [TRACKERS[name](config) for name in training.trackers if is_first]
             data, checkpoint = _open(config, processes, strict=strict_resume)
+            if config.data.max_sentences is None:
+                counted = {"max_sentences": data.manifest.max_sentences}
+                data_section = config.data.model_copy(update=counted)
+                config = config.model_copy(update={"data": data_section})
             setup = train_setup.build(config, data, processes, stop, checkpoint)
             start = _find_start(config, setup, checkpoint, exact=exact)
         reporter = ReporterList()

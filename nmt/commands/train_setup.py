@@ -266,6 +266,7 @@ def _build_validation_sets(
                 # Without slow options that hardly change the scores.
                 decoding=config.decoding.plain(validation.beam_size),
                 max_length=config.filters.max_length,
+                max_sentences=config.data.max_sentences,
                 retry=False,
                 languages=languages_of(config),
                 **_tags_of(config, corpus),

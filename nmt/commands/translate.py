@@ -231,6 +231,7 @@ class _Writer:
         self._counts = GuardCounts()
         self._begin = time.perf_counter()
         self._num_failures = 0
+        self._num_split = 0
         self._first_failure: DataError | None = None
 
     def write(
@@ -274,6 +275,7 @@ class _Writer:
                 self._stream.write(output_line.encode("utf-8", "backslashreplace") + b"\n")
         self._stream.flush()
         self.num_lines += len(lines)
+        self._num_split += sum(bool(result.parts) for result in translated_lines.values())
         self._counts.add(translated_lines)
 
     def _output_lines(self, number: int, others: Mapping[str, Any], result: Result) -> list[str]:
@@ -301,11 +303,14 @@ class _Writer:
         return [f"{index} ||| {item.text} ||| {item.score:.4f}" for item in translations]
 
     def close(self) -> None:
-        """Log the counts of the guard.
+        """Log the counts of split lines and of the guard.
 
         Raises:
             DataError: JSON output contains errors.
         """
+        if self._num_split:
+            text = "lines split into sentences: %s; `sentences` keep translates lines whole"
+            logger.info(text, f"{self._num_split:,}")
         message = self._counts.message(time.perf_counter() - self._begin)
         if message:
             logger.info(message)

@@ -400,6 +400,9 @@ class DataConfig(Section):
             target language, in front of the source. ``target``: this tag, in front of the target.
             ``both``: the tag of each language, in front of its side. null: ``source`` if the
             training corpora have several target languages.
+        max_sentences: Most sentences of a line that the model translates as a whole; longer lines
+            are split. null: the number that 90% of the training lines do not exceed, which ``nmt
+            prepare`` counts.
     """
 
     train: BindsData[_Corpora] = Field(min_length=1)
@@ -409,6 +412,7 @@ class DataConfig(Section):
     stages: BindsRun[Many[StageConfig]] = ()
     language_tags: Annotated[LanguageTags | None, Binds("data", "run")] = None
     replay: BindsData[ReplayConfig | None] = None
+    max_sentences: Free[Count | None] = None
 
     @property
     def training(self) -> tuple[CorpusConfig, ...]:

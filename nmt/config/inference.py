@@ -34,6 +34,7 @@ class InferenceConfig(Section):
         directions: Source and target language of each training corpus, without repetitions.
         language_tags: Place of the language tags; null without tags.
         max_length: Maximum length of a training sentence, in subwords. Longer lines are split.
+        max_sentences: Most sentences of a line that is translated as a whole.
         tokenizer: The tokenizers, whose files are in the folder.
         model: The architecture.
         decoding: Default options of the search.
@@ -46,6 +47,7 @@ class InferenceConfig(Section):
     directions: Many[Direction] = Field(min_length=1)
     language_tags: LanguageTags | None = None
     max_length: Count = FilterConfig().max_length
+    max_sentences: Count = 1
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
     decoding: DecodingConfig = DecodingConfig()
@@ -80,6 +82,8 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
     # Not validated: a target language may be missing or of another type.
     well_formed = [(source, target) for source, target in directions if isinstance(target, str)]
     section["language_tags"] = chosen_tags(data.get("language_tags"), well_formed)
+    if data.get("max_sentences") is not None:
+        section["max_sentences"] = data["max_sentences"]
     filters = section_of(values, "filters")
     if "max_length" in filters:
         section["max_length"] = filters["max_length"]

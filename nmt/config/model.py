@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import lcm
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    model_validator,
+)
 
 from nmt.config.filling import MODEL_PRESETS
 from nmt.config.section import Count, Many, Probability, Registered, Section
@@ -167,6 +175,15 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     return min(divisors, key=lambda divisor: abs(divisor - wanted))
 
 
+def _pattern(text: str) -> str:
+    """Check a regular expression, and return it."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
+    return text
+
+
 class DecodingConfig(Section):
     """Beam search or sampling: limits, penalties and constraints.
 
@@ -211,6 +228,8 @@ class DecodingConfig(Section):
         min_length_factor: Minimum output length: ``min_length_factor`` x source tokens.
         batch_tokens: Maximum source tokens per batch, with padding. ``auto``: 2048 on a CPU, as
             many as fit on a GPU.
+        protect: Regular expressions (Python) of text that is copied to the translation, such as
+            names of products.
     """
 
     search: Annotated[str, Registered("search", first=("auto",))] = "auto"
@@ -238,6 +257,7 @@ class DecodingConfig(Section):
     max_length_offset: Count = 20
     min_length_factor: NonNegativeFloat = 0.0
     batch_tokens: Count | Literal["auto"] = "auto"
+    protect: Many[Annotated[str, AfterValidator(_pattern)]] = ()
 
     @property
     def num_hypotheses(self) -> int:

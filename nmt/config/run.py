@@ -110,6 +110,7 @@ class RunConfig(Section):
             directions=self.directions,
             language_tags=self.language_tags,
             max_length=self.filters.max_length,
+            max_sentences=self.data.max_sentences or 1,
             tokenizer=self.tokenizer,
             model=self.model,
             decoding=self.decoding,

@@ -63,6 +63,7 @@ class PreparedManifest(SealedManifest):
     source_vocab_size: int
     target_vocab_size: int
     counts: Mapping[str, Mapping[str, int]]  # by corpus: pairs read, kept, and dropped by reason
+    max_sentences: int = 1  # 90% of the training lines do not have more sentences
     scored_with: Sequence[str] = ()  # models that have scored the pairs
     files: Mapping[str, FileRecord]  # every other file of the folder
 
@@ -73,6 +74,7 @@ class PreparedManifest(SealedManifest):
         config_hash: str,
         sources: Mapping[str, Mapping[str, Any]],
         counts: Mapping[str, Mapping[str, int]],
+        max_sentences: int,
         scored_with: Sequence[str],
     ) -> PreparedManifest:
         """Make the manifest of a folder in which all other files are complete."""
@@ -93,6 +95,7 @@ class PreparedManifest(SealedManifest):
             source_vocab_size=source_vocab_size,
             target_vocab_size=target_vocab_size,
             counts=counts,
+            max_sentences=max_sentences,
             scored_with=scored_with,
             files=files,
         )

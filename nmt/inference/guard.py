@@ -24,9 +24,10 @@ from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.engine import damaged_weights
 from nmt.inference.request import Alarm, Alarms, AlignedSegment, Result, TokenScores
-from nmt.inference.segment import SENTENCE_BORDER, Segment
+from nmt.inference.segment import Segment
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.languages import longest_loop
+from nmt.text.sentences import split_sentences
 from nmt.text.tokenizer import Tokenizers
 
 _NGRAM_SIZE = 3
@@ -49,6 +50,8 @@ _FAULTS: dict[Alarm, str] = {
     "long": "length",
     "truncated": "length",
     "constraint": "required phrases",
+    "numbers": "numbers",
+    "lost": "placeholders",
 }
 # The log asks about the input if more than `_USUAL_SHARE` of the lines have an alarm. Fewer than
 # `_MIN_LINES` lines are too few to ask.
@@ -82,7 +85,7 @@ class Output:
     # Alarms of the first output that the output of the second search does not have.
     retried: Alarms = ()
     retry_seconds: float = 0.0  # Share of this segment in the time of second searches.
-    alignment: AlignedSegment | None = None  # None unless requested.
+    alignment: AlignedSegment | None = None  # None unless requested or needed.
     tokens: TokenScores = ()  # With log probabilities; empty unless requested.
 
 
@@ -298,8 +301,8 @@ def stands_past_end(source: str, translation: str, phrases: Iterable[str]) -> bo
     >>> stands_past_end("A man walks. Cat!", "Un homme marche. chat.", ["chat"])
     False
     """
-    num_source_sentences = len(_sentences(source))
-    sentences = _sentences(translation)
+    num_source_sentences = len(split_sentences(source, ""))
+    sentences = split_sentences(translation, "")
     # Without more sentences than the source, and with a single sentence, none is an extra one.
     if len(sentences) <= max(1, num_source_sentences):
         return False
@@ -309,10 +312,6 @@ def stands_past_end(source: str, translation: str, phrases: Iterable[str]) -> bo
         without_phrases = without_phrases.replace(phrase, "")
     has_other_words = any(map(str.isalnum, without_phrases))
     return without_phrases != last_sentence and not has_other_words
-
-
-def _sentences(text: str) -> list[str]:
-    return [sentence for sentence in SENTENCE_BORDER.split(text) if sentence.strip()]
 
 
 @dataclass

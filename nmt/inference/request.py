@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
+from itertools import chain
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from nmt.errors import DataError, nearest_word
@@ -22,8 +25,12 @@ Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorte
 
 # A sign that a translation is wrong: see `nmt.inference.guard`. ``truncated``: the line is too
 # long, and its end is not translated. ``constraint``: a required phrase follows the end of the
-# sentence instead of being part of it.
-Alarm = Literal["loop", "repetition", "short", "long", "compression", "truncated", "constraint"]
+# sentence instead of being part of it. ``numbers``: a number of the source is missing. ``lost``: a
+# placeholder of the source is missing.
+Alarm = Literal[
+    "loop", "repetition", "short", "long", "compression", "truncated", "constraint", "numbers",
+    "lost",
+]  # fmt: skip
 Alarms = tuple[Alarm, ...]
 
 
@@ -126,8 +133,14 @@ class Result:
     # Expected sentence chrF, 0 to 100. None for a blank line, for a translation unlike those of the
     # validation set, and without `confidence.json`.
     confidence: float | None = None
+    parts: tuple[Result, ...] = ()  # Results of the sentences, if the line was split.
     # Share of this line in the time of second searches.
     retry_seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the text was copied, because it contains no language."""
+        return not self.num_tokens and self.text == self.source.strip()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON. Optional fields are left out if they are None."""
@@ -147,6 +160,8 @@ class Result:
             values["attention"] = [_rounded(row) for row in self.attention]
         if self.tokens is not None:
             values["tokens"] = [asdict(token) for token in self.tokens]
+        if self.parts:
+            values["parts"] = [part.as_dict() for part in self.parts]
         return values
 
 
@@ -341,3 +356,72 @@ def join_alignments(segments: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
         rows += [zeros_before + weights + zeros_after for weights in segment.weights]
         num_before += segment.source_words
     return tuple(links), tuple(rows)
+
+
+def join_results(source: str, gaps: Sequence[str], results: Sequence[Result]) -> Result:
+    """Join the results of the sentences of a text.
+
+    A single result only gets the gaps around it. Of several, ``score`` is the mean, ``log_prob``
+    the sum, and ``confidence`` the mean weighted by source characters (None if a translated
+    sentence has none). The attention between sentences is 0.
+
+    Args:
+        source: The text.
+        gaps: Text around the translations, one more than there are results.
+        results: Results of the sentences, in order.
+    """
+    text = gaps[0]
+    for gap, result in zip(gaps[1:], results, strict=True):
+        text += result.text + gap
+    if len(results) == 1:
+        (result,) = results
+        return result if result.source == source else replace(result, source=source, text=text)
+    translated = [result for result in results if not result.is_copied]
+    score = sum(result.score for result in translated) / max(1, len(translated))
+    log_prob = math.fsum(result.log_prob for result in results)
+    confidences = [result.confidence for result in translated if result.confidence is not None]
+    confidence = None
+    if translated and len(confidences) == len(translated):
+        lengths = [len(result.source) for result in translated]
+        confidence = round(fmean(confidences, lengths), 2)
+    links, attention = join_alignments(list(map(_aligned_words, results)))
+    tokens = [result.tokens for result in results if result.tokens is not None]
+    return Result(
+        source,
+        text,
+        score,
+        alternatives=(Alternative(text, score, log_prob),) if results else (),
+        alarms=each_once(result.alarms for result in results),
+        retried=each_once(result.retried for result in results),
+        alignment=links if any(result.alignment is not None for result in results) else None,
+        attention=attention if any(result.attention is not None for result in results) else None,
+        log_prob=log_prob,
+        tokens=tuple(chain.from_iterable(tokens)) if tokens else None,
+        num_tokens=sum(result.num_tokens for result in results),
+        confidence=confidence,
+        parts=tuple(results),
+        retry_seconds=sum(result.retry_seconds for result in results),
+    )
+
+
+def _aligned_words(result: Result) -> AlignedSegment:
+    """Return the alignment of a sentence, with a row or column for each of its words.
+
+    If the tokenizer changes word borders, the model's words differ from the words of the text. Then
+    the attention is 0 everywhere, and the alignment is empty.
+    """
+    num_sources = len(result.source.split())
+    num_targets = len(result.text.split())
+    rows = result.attention or ()
+    links = result.alignment or ()
+    if len(rows) != num_targets or any(len(row) != num_sources for row in rows):
+        if rows:
+            links = ()
+        rows = ((0.0,) * num_sources,) * num_targets
+    inside = [link for link in links if link[0] < num_sources and link[1] < num_targets]
+    return AlignedSegment(tuple(inside), rows, num_sources)
+
+
+def each_once(alarms: Iterable[Alarms]) -> Alarms:
+    """Return each alarm once, in order of first occurrence."""
+    return tuple(dict.fromkeys(chain.from_iterable(alarms)))

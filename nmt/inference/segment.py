@@ -1,6 +1,8 @@
-"""Splits lines into segments that a model can read, and encodes their constraints.
+"""Splits lines into sentences and segments that a model can read, and encodes their constraints.
 
-A segment is a line, or a part of a line that has more subwords than the model was trained for.
+A line with more sentences than the lines of training is split into its sentences. A segment is what
+the model reads: a sentence without its placeholders, or a part of a sentence that has more subwords
+than the model was trained for.
 """
 
 from __future__ import annotations
@@ -8,17 +10,25 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import regex
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.direction import LanguageOptions, Tags
+from nmt.inference.placeholders import (
+    SIGNS,
+    Paragraph,
+    mask_placeholders,
+    text_events,
+)
 from nmt.inference.request import Request
 from nmt.search.hypothesis import NONE, Constraints, Ids, Phrases, contains
 from nmt.text.languages import UNSPACED, script_class, writes_spaces
+from nmt.text.sentences import MAY_SPLIT, SplitText, split_text
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
@@ -30,27 +40,28 @@ LONGEST_LINE = 50_000
 
 _MAX_WARNINGS = 5  # Long lines of one call that get a warning each; the others are only counted.
 _MAX_SUBWORD_CHARACTERS = 20  # the longest subword of SentencePiece has 16
+_LINE_BREAKS = re.compile(r"[\r\n]+")
 _UNSPACED = regex.compile(script_class(*sorted(UNSPACED)))
-SENTENCE_BORDER = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*")
+_SENTENCE_BORDER = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*")
 _BORDERS = (
-    SENTENCE_BORDER,
+    _SENTENCE_BORDER,
     re.compile(r"(?<=[,;:])\s+|(?<=[\uff0c\u3001\uff1b\uff1a\u060c\u061b])\s*"),  # clauses
     re.compile(r"\s+"),  # words
 )
 
 
+_NO_TAGS = Tags()
 SizeOf = Callable[[str], int]  # Returns the size of a text, for example in subwords.
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A line or part of a line, translated independently of other segments."""
+    """A sentence or a part of it, translated independently of other segments."""
 
-    line: int  # Index of its line, from 0.
+    sentence: int  # Index of its sentence, from 0.
     ids: Sequence[int]  # Source ids, without tag and EOS; never empty.
     tag: Ids = ()  # Ids of the tags of language and domain, if any.
     constraints: Constraints = NONE  # Constraints on its translation.
-    target_language: str = ""  # Code of the target language.
 
     @property
     def read_ids(self) -> list[int]:
@@ -64,14 +75,42 @@ class Segment:
         return () if start is None else (start,)
 
 
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence of a line, or a line that is not split."""
+
+    line: int  # Index of its line, from 0.
+    text: str  # Without white space around it.
+    model_text: str = ""  # What the model reads: the text without placeholders.
+    placeholders: Sequence[str] = ()
+    paragraph: Paragraph | None = None  # Text and placeholders, if the model does not read them.
+    tags: Tags = _NO_TAGS
+    # Ids of the tags of the first segment and of the later segments.
+    first_tag: Ids = ()
+    tag: Ids = ()
+
+    @property
+    def joiner(self) -> str:
+        """Separator between the translations of its segments."""
+        return joiner_for(self.tags.direction.target)
+
+
 @dataclass(frozen=True)
 class SegmentedLines:
     """Lines with their segments."""
 
     requests: Sequence[Request]
-    # Segments of all lines, in order. Blank and failed lines do not have segments.
+    # For each line: text around the translations of its sentences, one more than it has sentences.
+    gaps: Sequence[Sequence[str]]
+    # Sentences of all lines, in order: at least one of each line that has not failed.
+    sentences: Sequence[Sentence]
+    # Segments of all sentences, in order. Blank and copied sentences do not have segments.
     segments: Sequence[Segment]
     failures: dict[int, DataError]  # Errors by line index, from 0.
+
+    def line_of(self, segment: Segment) -> int:
+        """Return the index of the line of a segment, from 0."""
+        return self.sentences[segment.sentence].line
 
 
 def joiner_for(language: str) -> str:
@@ -89,74 +128,149 @@ def segment(
     decoding: DecodingConfig,
     max_length: int | None,
     tags_of: Callable[[LanguageOptions, bool], Tags] = lambda *_: Tags(),
+    *,
     first_line: int = 1,
+    max_sentences: int | None = None,
 ) -> SegmentedLines:
-    """Encode lines and split long ones. A blank line has no segment.
+    """Split lines into sentences and segments, and encode them. A blank line has no segment.
 
     At most `LONGEST_LINE` characters of a line are used. The first segment of a line gets the
-    prefix and the required phrases. All segments get the forbidden phrases.
+    prefix and the required phrases. All segments get the forbidden phrases. Lines with constraints,
+    and lines of which several translations are requested, are not split into sentences.
 
     Args:
         requests: One request for each line.
         tokenizers: Source and target tokenizer.
         decoding: Options of the search, to detect constraints that contradict them.
-        max_length: Maximum subwords of a segment, tags included; None does not split lines.
+        max_length: Maximum subwords of a segment, tags included; None does not split sentences.
         tags_of: Returns the tags for the languages of a request; raises `ConfigError`. The second
             argument is whether the text begins with the tag of its language.
         first_line: Number of the first line, for warnings.
+        max_sentences: Most sentences of a line that is not split; None splits no line.
     """
-    texts = []
-    for line_number, request in enumerate(requests, first_line):
-        texts.append(_limited(request.text, line_number))
-    segments = []
+    sentences = []
+    gaps: list[Sequence[str]] = []
     failures = {}
-    num_split_lines = 0
     tokenizer = tokenizers.source
-    ids_of_lines = encode_fitting(tokenizer, texts, max_length)
-    for row, request in enumerate(requests):
-        text = texts[row]
-        ids = ids_of_lines[row]  # None if there are more than `max_length`
+    for line, request in enumerate(requests):
+        text = _limited(request.text, line + first_line)
+        gaps.append(("", ""))
         if not text.strip():
+            sentences.append(Sentence(line, ""))
             continue
         try:
             # If the text begins with the tag of its language, its ids begin with this tag, too.
             # Only the segments after the first need the tag as an addition.
             tag_in_text = tokenizer.language_of(text)
             tags = tags_of(request.languages, tag_in_text is not None)
-            tag_ids = tags.source_ids
-            if tag_in_text is not None:
-                tag_ids = (*tag_ids, tokenizer.tag_id(tag_in_text))
-            ids_of_parts = [ids or []]  # one part, if it is not too long
-            # Without a limit, a line is never too long.
-            longest = max_length or len(ids_of_parts[0]) + len(tag_ids)
-            if ids is None or len(ids) + len(tag_ids) > longest:
-                ids_of_parts = _encode_parts(text, tokenizer, longest - len(tag_ids))
-            constraints = _constraints(request, tokenizers.target, decoding, longest, tags.start)
-        except (ConfigError, DataError) as error:  # ConfigError: unknown tag
-            failures[row] = DataError(error.problem, fix=error.fix)
+            added_ids = () if tag_in_text is None else (tokenizer.tag_id(tag_in_text),)
+        except ConfigError as error:  # unknown tag
+            failures[line] = DataError(error.problem, fix=error.fix)
+            continue
+        is_whole = decoding.n_best > 1 or request.is_constrained
+        max_of_line = None if is_whole else max_sentences
+        split = SplitText(("", ""), (text.strip(),))
+        if MAY_SPLIT.match(text):  # quicker for most lines
+            split = split_line(text, tags.direction.source, max_of_line, decoding.protect)
+        if len(split.sentences) > 1:
+            _, *inner_gaps, _ = split.gaps_for(joiner_for(tags.direction.target))
+            gaps[line] = ("", *inner_gaps, "")
+        first_tag = tags.source_ids
+        tag = first_tag + added_ids
+        # A prefix may contain placeholders, which the model then has to read.
+        is_read_whole = bool(request.prefix.strip())
+        for part in split.sentences:
+            sentence = Sentence(line, part, part, tags=tags, first_tag=first_tag, tag=tag)
+            if decoding.protect or SIGNS.search(part):  # quicker for most sentences
+                sentence = _with_placeholders(
+                    sentence, tokenizer.symbols, decoding.protect, is_read_whole=is_read_whole
+                )
+            sentences.append(sentence)
+            first_tag = tag
+    segments = []
+    num_split = 0
+    texts = [sentence.model_text for sentence in sentences]
+    for row, ids in enumerate(encode_fitting(tokenizer, texts, max_length)):
+        sentence = sentences[row]
+        text = sentence.model_text
+        if not any(map(str.isalnum, text)):  # neither a letter nor a digit: it is copied
+            continue
+        ids_of_parts = [ids or []]  # one part, if it is not too long
+        # Without a limit, a sentence is never too long.
+        longest = max_length or len(ids_of_parts[0]) + len(sentence.tag)
+        if ids is None or len(ids) + len(sentence.tag) > longest:
+            ids_of_parts = _encode_parts(text, tokenizer, longest - len(sentence.tag))
+        request = requests[sentence.line]
+        start = sentence.tags.start
+        try:
+            constraints = _constraints(request, tokenizers.target, decoding, longest, start)
+        except DataError as error:
+            failures[sentence.line] = error
             continue
         num_parts = len(ids_of_parts)
         if num_parts > 1:
-            num_split_lines += 1
-            if num_split_lines <= _MAX_WARNINGS:
-                shown_number = f"{row + first_line:,}"
+            num_split += 1
+            if num_split <= _MAX_WARNINGS:
+                shown_number = f"{sentence.line + first_line:,}"
                 logger.warning(_CUT, shown_number, f"{len(text):,}", f"{num_parts:,}", longest)
-        added_tag_ids = tags.source_ids
-        language = tags.direction.target
+        added_tag = sentence.first_tag
         # A part has no ids if normalization drops all of its characters: it becomes no segment.
         for part_ids in filter(None, ids_of_parts):
-            segments.append(Segment(row, part_ids, added_tag_ids, constraints, language))
+            segments.append(Segment(row, part_ids, added_tag, constraints))
             # The segments after the first get all tags, and only the forbidden phrases.
-            added_tag_ids = tag_ids
-            constraints = Constraints(forbidden=constraints.forbidden, start=tags.start)
-    num_without_warning = num_split_lines - _MAX_WARNINGS
+            added_tag = sentence.tag
+            constraints = Constraints(forbidden=constraints.forbidden, start=start)
+    num_without_warning = num_split - _MAX_WARNINGS
     if num_without_warning > 0:
         logger.warning("%s more lines were cut into segments", f"{num_without_warning:,}")
-    return SegmentedLines(requests, segments, failures)
+    return SegmentedLines(requests, gaps, sentences, segments, failures)
+
+
+def split_line(
+    text: str, language: str, max_sentences: int | None, protect: Sequence[str]
+) -> SplitText:
+    """Split a line into sentences, none of which ends inside a placeholder.
+
+    Args:
+        text: The line, or a text of several lines.
+        language: Language of the text.
+        max_sentences: Most sentences of a line that is not split; None splits no line.
+        protect: See `DecodingConfig`.
+    """
+    mask = partial(mask_placeholders, protect=protect)
+    return split_text(text, language, max_sentences, mask)
+
+
+def _with_placeholders(
+    sentence: Sentence,
+    symbols: Container[str],
+    protect: Sequence[str],
+    *,
+    is_read_whole: bool,
+) -> Sentence:
+    """Return the sentence with its placeholders, which the model does not read.
+
+    Args:
+        sentence: The sentence.
+        symbols: Symbols of the vocabulary, which are not placeholders.
+        protect: See `DecodingConfig`.
+        is_read_whole: Whether the model reads the placeholders after all.
+    """
+    events = list(text_events(sentence.text, protect, symbols=symbols))
+    placeholders = [event.raw for event in events if event.kind != "text"]
+    if is_read_whole or not placeholders:
+        return replace(sentence, placeholders=placeholders)
+    paragraph = Paragraph.read(events, "", None)
+    model_text = "".join(paragraph.sentences)
+    return replace(sentence, model_text=model_text, placeholders=placeholders, paragraph=paragraph)
 
 
 def _limited(text: str, line_number: int) -> str:
-    """Return at most `LONGEST_LINE` characters of a line; log a warning if it has more."""
+    """Return at most `LONGEST_LINE` characters of a line; log a warning if it has more.
+
+    Line breaks become spaces.
+    """
+    text = _LINE_BREAKS.sub(" ", text)
     if len(text) <= LONGEST_LINE:
         return text
     counts = (f"{line_number:,}", f"{len(text):,}", f"{LONGEST_LINE:,}")
@@ -193,7 +307,7 @@ def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list
         return max_length + 1 if ids is None else len(ids)
 
     ids_of_parts = []
-    for ids in tokenizer.encode_batch(split_text(text, num_subwords, max_length)):
+    for ids in tokenizer.encode_batch(cut_text(text, num_subwords, max_length)):
         # Some parts are still too long: a character of many bytes, or subwords that changed when
         # parts were joined. Their ids are cut.
         starts = range(0, len(ids), max_length)
@@ -201,7 +315,7 @@ def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list
     return ids_of_parts
 
 
-def split_text(text: str, size_of: SizeOf, limit: int) -> list[str]:
+def cut_text(text: str, size_of: SizeOf, limit: int) -> list[str]:
     """Split ``text`` into as few parts as possible of at most ``limit``, in order.
 
     The text is split at sentence ends, then at clauses, then at spaces. A word that is too long is
@@ -214,7 +328,7 @@ def split_text(text: str, size_of: SizeOf, limit: int) -> list[str]:
             ``limit``, any number above ``limit`` is allowed.
         limit: Maximum size of a part. A single character may exceed it.
 
-    >>> split_text("One two. Three four, five. Six.", len, 12)
+    >>> cut_text("One two. Three four, five. Six.", len, 12)
     ['One two.', 'Three four,', 'five. Six.']
     """
     parts = list[str]()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.data import Direction
@@ -31,6 +31,7 @@ from nmt.inference.direction import (
 )
 from nmt.inference.engine import (
     Engine,
+    EngineLacksError,
     EngineOptions,
     Needs,
     OutputName,
@@ -38,25 +39,31 @@ from nmt.inference.engine import (
     choose_engine,
 )
 from nmt.inference.guard import Guard, GuardLimits, Output
+from nmt.inference.placeholders import links_of_words
 from nmt.inference.request import (
-    Alarms,
+    Alarm,
     Alternative,
     Request,
     Result,
     align_words,
+    each_once,
     join_alignments,
+    join_results,
     score_tokens,
 )
-from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, joiner_for, segment
+from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, Sentence, segment
+from nmt.registry import chosen
 from nmt.search.hypothesis import NONE, NBestLists
+from nmt.text.numbers import number_differences
 from nmt.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:  # slow to import
     from nmt.inference.mbr import Mbr
 
 _MAX_CHOICES = 256  # Languages and tags of requests in a cache.
+_DIGIT = re.compile(r"\d")
 _LINE_BREAKS = re.compile(r"[\r\n]+")
-_NOT_LINES = "lines must be a list of str, one sentence each"
+_NOT_LINES = "lines must be a list of str"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +77,8 @@ class TranslationOptions:
     # Maximum source subwords of a segment. Longer lines are split, translated and joined again.
     # None does not split lines.
     max_length: int | None = 256
+    # Lines with more sentences are split into their sentences. None does not split them.
+    max_sentences: int | None = None
     languages: Languages = field(default_factory=Languages)  # Languages of the model.
     # Languages of requests without their own. None: the only languages of the model.
     source_language: str | None = None
@@ -144,7 +153,14 @@ class Translator:
         return self._choose_tags(UNSET, False).direction
 
     @classmethod
-    def load(cls, folder: Path | str, *, split: bool = True, **options: Any) -> Translator:
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        split: bool = True,
+        sentences: Literal["auto", "split", "keep"] = "auto",
+        **options: Any,
+    ) -> Translator:
         """Load a run or model folder into an engine that supports the options.
 
         Args:
@@ -152,6 +168,8 @@ class Translator:
             split: Whether to split lines that are longer than the sentences in training. Long lines
                 that are not split are often translated badly, and learned positions cannot read
                 them.
+            sentences: Whether to split lines into sentences: lines that have more than the lines of
+                training (``auto``), all lines with several (``split``), or none (``keep``).
             options: Fields of `EngineOptions` and `TranslationOptions`, and decoding options:
                 ``engine="torch"``, ``outputs={"alignments"}``, ``beam_size=1``.
 
@@ -164,9 +182,11 @@ class Translator:
         folder = Path(folder)
         config = load_folder_config(folder)
         engine_options = {name: options.pop(name) for name in _ENGINE_OPTIONS & options.keys()}
+        limits = {"auto": config.max_sentences, "split": 1, "keep": None}
         defaults = TranslationOptions(
             decoding=config.decoding,
             max_length=config.max_length if split else None,
+            max_sentences=chosen(limits, sentences, "value of `sentences`"),
             languages=Languages.of(config),
             confidence=read_confidence(folder),
         )
@@ -202,7 +222,7 @@ class Translator:
         apply to the first segment.
 
         Args:
-            lines: Texts or requests, one sentence each.
+            lines: Texts or requests.
             first_line: Number of the first line, for messages.
 
         Raises:
@@ -252,7 +272,8 @@ class Translator:
             options.decoding,
             options.max_length,
             self._choose_tags,
-            first_line,
+            first_line=first_line,
+            max_sentences=options.max_sentences,
         )
         return replace(segmented, failures=segmented.failures | read_errors)
 
@@ -285,8 +306,7 @@ class Translator:
         )
         outputs = guard.check_outputs(lines.segments, hypotheses)
         on_batch(())  # report the lines of the last batch
-        if options.outputs:
-            self._add_details(lines.segments, outputs)
+        self._add_details(lines, outputs)
         return self._join(lines, outputs)
 
     def _search(
@@ -324,31 +344,47 @@ class Translator:
         # `progress` is called to allow an interruption. The lines were already counted.
         return self._search(segments, decoding, lambda _: self.options.progress(0))
 
-    def _add_details(self, segments: Sequence[Segment], outputs: list[Output]) -> None:
-        """Add the requested optional outputs, of the best hypothesis of each segment, in place."""
+    def _add_details(self, lines: SegmentedLines, outputs: list[Output]) -> None:
+        """Add alignments and tokens of the best hypotheses, in place.
+
+        They are added if requested; alignments also if placeholders have to be inserted.
+        """
         requested = self.options.outputs
+        is_alignment_requested = bool(requested - {"token_scores"})
         source_tokenizer, target_tokenizer = self.tokenizers
-        # Segments without an output are left out.
-        rows_with_output = [row for row, output in enumerate(outputs) if output.hypotheses]
-        lengths = [len(segments[row].ids) for row in rows_with_output]
+        segments = lines.segments
+        rows = []  # Segments without an output are left out.
+        marked = set()  # Segments of sentences with placeholders.
+        for row, output in enumerate(outputs):
+            has_placeholders = lines.sentences[segments[row].sentence].paragraph is not None
+            if has_placeholders:
+                marked.add(row)
+            if output.hypotheses and (requested or has_placeholders):
+                rows.append(row)
+        lengths = [len(segments[row].ids) for row in rows]
         decoding = self.options.engine_decoding
         for batch in self.engine.batches(lengths, decoding, target_tokenizer.vocab_size):
-            rows = [rows_with_output[index] for index in batch]
-            best_ids = {row: outputs[row].hypotheses[0].ids for row in rows}
+            batch_rows = [rows[index] for index in batch]
+            best_ids = {row: outputs[row].hypotheses[0].ids for row in batch_rows}
             # What the model reads: tags before the source, the start token before the target.
-            sources = [segments[row].read_ids for row in rows]
-            targets = [segments[row].start_ids + best_ids[row] for row in rows]
-            if requested & {"alignments", "attention"}:
-                attention = self.engine.attention(sources, targets)
-                for row, weights in zip(rows, attention, strict=True):
-                    # `align_words` leaves out the weights of tags.
-                    source_subwords = source_tokenizer.subwords(segments[row].ids)
-                    target_subwords = target_tokenizer.subwords(best_ids[row])
-                    alignment = align_words(weights, source_subwords, target_subwords)
-                    outputs[row] = replace(outputs[row], alignment=alignment)
+            sources = [segments[row].read_ids for row in batch_rows]
+            targets = [segments[row].start_ids + best_ids[row] for row in batch_rows]
+            attention = []
+            if is_alignment_requested or not marked.isdisjoint(batch_rows):
+                try:
+                    attention = self.engine.attention(sources, targets)
+                except EngineLacksError:  # then placeholders keep their relative positions
+                    if is_alignment_requested:
+                        raise
+            for row, weights in zip(batch_rows, attention, strict=False):
+                # `align_words` leaves out the weights of tags.
+                source_subwords = source_tokenizer.subwords(segments[row].ids)
+                target_subwords = target_tokenizer.subwords(best_ids[row])
+                alignment = align_words(weights, source_subwords, target_subwords)
+                outputs[row] = replace(outputs[row], alignment=alignment)
             if "token_scores" in requested:
                 log_probs = self.engine.token_log_probs(sources, targets)
-                for row, values in zip(rows, log_probs, strict=True):
+                for row, values in zip(batch_rows, log_probs, strict=True):
                     tokens = score_tokens(target_tokenizer, best_ids[row], values)
                     outputs[row] = replace(outputs[row], tokens=tokens)
 
@@ -358,34 +394,38 @@ class Translator:
 
     def _join(self, lines: SegmentedLines, outputs: Sequence[Output]) -> LineResults:
         """Join the outputs of segments to one result for each line."""
-        outputs_of_lines = [list[Output]() for _ in lines.requests]
-        languages = {}  # Target language by line index; blank lines have none.
+        outputs_of_sentences = [list[Output]() for _ in lines.sentences]
         for segment_of_line, output in zip(lines.segments, outputs, strict=True):
-            line = segment_of_line.line
-            outputs_of_lines[line].append(output)
-            languages[line] = segment_of_line.target_language
-        results: LineResults = []
-        for line, request in enumerate(lines.requests):
-            outputs_of_line = outputs_of_lines[line]
-            if line in lines.failures:
-                results.append(lines.failures[line])
-            elif all(output.hypotheses for output in outputs_of_line):
-                # Blank lines have no segment, and need no space between segments.
-                joiner = joiner_for(languages.get(line, ""))
-                results.append(self._result(request.text, outputs_of_line, joiner))
+            outputs_of_sentences[segment_of_line.sentence].append(output)
+        results_of_lines = [list[Result]() for _ in lines.requests]
+        failures = dict(lines.failures)
+        for sentence, outputs_of_sentence in zip(
+            lines.sentences, outputs_of_sentences, strict=True
+        ):
+            if all(output.hypotheses for output in outputs_of_sentence):
+                result = self._result(sentence, outputs_of_sentence)
+                results_of_lines[sentence.line].append(result)
             else:
                 problem = "no translation satisfies the prefix, required and forbidden phrases."
                 fix = "Remove one or more constraints, or set no_repeat_ngram_size to 0."
-                results.append(DataError(problem, fix=fix))
+                failures.setdefault(sentence.line, DataError(problem, fix=fix))
+        results: LineResults = []
+        for line, request in enumerate(lines.requests):
+            if line in failures:
+                results.append(failures[line])
+                continue
+            result = join_results(request.text, lines.gaps[line], results_of_lines[line])
+            if len(request.text) > LONGEST_LINE and result.num_tokens:
+                result = replace(result, alarms=("truncated", *result.alarms))
+            results.append(result)
         return results
 
-    def _result(self, source: str, outputs: Sequence[Output], joiner: str) -> Result:
-        """Return the result of a line.
+    def _result(self, sentence: Sentence, outputs: Sequence[Output]) -> Result:
+        """Return the result of a sentence.
 
         Args:
-            source: The line.
-            outputs: Outputs of its segments, in order; none for a blank line.
-            joiner: Separator between the translations of segments.
+            sentence: The sentence.
+            outputs: Outputs of its segments, in order; none if it is blank or copied.
         """
         best = [output.hypotheses[0] for output in outputs]  # of each segment
         candidates = best
@@ -396,32 +436,43 @@ class Translator:
             for candidate in candidates
         ]
         if len(outputs) > 1:  # segments are independent: join the best hypothesis of each
-            text = joiner.join(segment_best.text for segment_best in alternatives)
+            text = sentence.joiner.join(segment_best.text for segment_best in alternatives)
             score = sum(segment_best.score for segment_best in alternatives) / len(outputs)
             log_prob = sum(segment_best.log_prob for segment_best in alternatives)
             alternatives = [Alternative(text, score, log_prob)]
-        translation = Alternative("", 0.0, 0.0)  # of a blank line
-        if alternatives:
-            translation = alternatives[0]
-        alarms = _each_once(output.alarms for output in outputs)
-        if outputs and len(source) > LONGEST_LINE:
-            alarms = ("truncated", *alarms)
-        requested = self.options.outputs
         alignments = [output.alignment for output in outputs if output.alignment]
         links, attention = join_alignments(alignments)
+        if sentence.paragraph is not None and alternatives:
+            plain_texts = (sentence.model_text, alternatives[0].text)
+            # Alternatives are similar, so they have the alignment of the best one.
+            known = links if alignments else None
+            for index, alternative in enumerate(alternatives):
+                text = sentence.paragraph.render([(alternative.text, known)])
+                alternatives[index] = replace(alternative, text=text)
+            texts = (sentence.text, alternatives[0].text)
+            links = links_of_words(links, plain_texts, texts)
+            num_sources, num_targets = (len(text.split()) for text in texts)
+            attention = ((0.0,) * num_sources,) * num_targets  # not of words with placeholders
+        best_translation = Alternative(sentence.text, 0.0, 0.0)  # of a blank or copied sentence
+        if alternatives:
+            best_translation = alternatives[0]
+        alarms = each_once(output.alarms for output in outputs)
+        if self.options.guard:
+            alarms = (*alarms, *_missing(sentence, best_translation.text))
+        requested = self.options.outputs
         tokens = None
         if "token_scores" in requested:
             tokens = tuple(chain.from_iterable(output.tokens for output in outputs))
         result = Result(
-            source,
-            translation.text,
-            translation.score,
+            sentence.text,
+            best_translation.text,
+            best_translation.score,
             tuple(alternatives),
             alarms,
-            retried=_each_once(output.retried for output in outputs),
+            retried=each_once(output.retried for output in outputs),
             alignment=links if "alignments" in requested else None,
             attention=attention if "attention" in requested else None,
-            log_prob=translation.log_prob,
+            log_prob=best_translation.log_prob,
             tokens=tokens,
             num_tokens=sum(len(hypothesis.ids) + 1 for hypothesis in best),  # 1 for EOS
             retry_seconds=sum(output.retry_seconds for output in outputs),
@@ -432,9 +483,15 @@ class Translator:
         return result
 
 
-def _each_once(alarms_of_outputs: Iterable[Alarms]) -> Alarms:
-    """Return each alarm once, in order of first occurrence."""
-    return tuple(dict.fromkeys(chain.from_iterable(alarms_of_outputs)))
+def _missing(sentence: Sentence, text: str) -> Iterator[Alarm]:
+    """Yield the alarms for what is missing in the translation of a sentence."""
+    if _DIGIT.search(sentence.text):
+        missing_numbers, _ = number_differences(sentence.text, text)
+        if missing_numbers:
+            yield "numbers"
+    marks = sentence.placeholders
+    if any(text.count(mark) < marks.count(mark) for mark in marks):
+        yield "lost"
 
 
 def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:
@@ -456,14 +513,14 @@ def _line_counter(lines: SegmentedLines, progress: Callable[[int], object]) -> O
     only after the guard has checked them.
     """
     # Line index -> number of segments that are not finished.
-    num_unfinished = Counter(segment.line for segment in lines.segments)
+    num_unfinished = Counter(map(lines.line_of, lines.segments))
     # Completed lines to report at the next call: first the blank and the failed lines.
     num_to_report = len(lines.requests) - len(num_unfinished)
 
     def count(batch: Sequence[Segment]) -> None:
         nonlocal num_to_report
         progress(num_to_report)
-        lines_of_batch = [segment.line for segment in batch]
+        lines_of_batch = list(map(lines.line_of, batch))
         num_unfinished.subtract(lines_of_batch)
         num_to_report = sum(not num_unfinished[line] for line in set(lines_of_batch))
 

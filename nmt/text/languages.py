@@ -1,8 +1,7 @@
-"""Scripts and names of languages; scripts, numbers and repetitions in a text."""
+"""Scripts and names of languages; scripts and repetitions in a text."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 
@@ -20,7 +19,6 @@ _PARTS: Mapping[str, Sequence[str]] = _SCRIPTS["parts"]
 UNSPACED = frozenset(_SCRIPTS["unspaced"])
 _LETTER = regex.compile(r"\p{L}")
 _LETTER_OF_A_SCRIPT = regex.compile(r"(?V1)[\p{L}--\p{Common}--\p{Inherited}]")
-_NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
 
 
 def script_of(code: str) -> str | None:
@@ -135,18 +133,3 @@ def longest_loop(tokens: Sequence[Hashable]) -> int:
             if run_length >= period:
                 longest = max(longest, run_length)
     return longest
-
-
-def numbers_of(text: str) -> set[str]:
-    """Return the numbers of a text in ASCII digits, without separators and leading zeros.
-
-    Digits of all scripts are converted. Decimal separators are removed too, because languages
-    disagree on which separator is decimal.
-
-    >>> sorted(numbers_of("1.250 km, 007 \u0663"))
-    ['1250', '3', '7']
-    """
-    # Compare 30 digits at most: `int` is slow for very long numbers.
-    numbers = (re.sub(r"\D", "", match)[:30] for match in _NUMBER.findall(text))
-    # `int` reads the digits of all scripts, and drops leading zeros.
-    return {str(int(digits)) for digits in numbers}

@@ -201,3 +201,11 @@ def test_the_checkpoint_that_is_named_translates(text: Path, run: Path, tmp_path
     save_run(both, later, run / "tokenizer", run_config(), step=2)
     assert augmented(text, both, "first", checkpoint="step-1") == augmented(text, run, "plain")
     assert augmented(text, both, "best") != augmented(text, run, "plain")
+
+
+def test_lines_of_several_sentences_are_split(text: Path, run: Path) -> None:
+    text.write_text("Der Hund läuft. Das Haus.\nDer Hund läuft.\nDas Haus.\n", encoding="utf-8")
+    whole, first, second = (pair.split("\t")[0] for pair in augmented(text, run, "auto"))
+    assert whole == f"{first} {second}"
+    kept, *_ = augmented(text, run, "keep", sentences="keep")
+    assert kept.split("\t")[0] != whole

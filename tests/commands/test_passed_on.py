@@ -59,7 +59,7 @@ def test_translate_loads_the_model_with_every_option(arguments: dict[str, Any]) 
     same: dict[str, Any] = {
         "engine": "ctranslate2", "dtype": "int8", "beam_size": 6, "length_penalty": 0.3,
         "shortlist": True, "batch_tokens": 77, "n_best": 2, "temperature": 0.7, "top_p": 0.8,
-        "top_k": 9, "seed": 11,
+        "top_k": 9, "seed": 11, "sentences": "keep",
     }  # fmt: skip
     outputs = ("alignments", "attention", "token_scores")
     other: dict[str, Any] = {
@@ -86,7 +86,7 @@ def test_without_options_the_model_decides(arguments: dict[str, Any]) -> None:
         "folder": MODEL, "checkpoint": "best", "device": "auto", "threads": None, "mbr": None,
         "engine": "auto", "dtype": "auto", "ensemble": None, "guard": True, "split": True,
         "outputs": set(), "source_language": None, "target_language": None, "tag": None,
-        "constraints": False,
+        "constraints": False, "sentences": "auto",
     }  # fmt: skip
     assert arguments == plain
     for engine, constraints in (("auto", True), ("torch", False)):
@@ -123,6 +123,7 @@ def test_mbr_compares_in_the_language_and_on_the_device_that_are_asked_for(
 def test_augment_loads_the_models_with_every_option(arguments: dict[str, Any]) -> None:
     same: dict[str, Any] = {
         "checkpoint": "step-7", "device": "cuda:1", "threads": 3, "engine": "torch", "guard": False,
+        "sentences": "split",
         "seed": 11, "beam_size": 6,
     }  # fmt: skip
     of_text: dict[str, Any] = {"text": Path("text"), "output": Path("folder")}

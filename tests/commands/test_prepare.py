@@ -19,14 +19,16 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from nmt.checkpoint.model_folder import load_folder_config
 from nmt.commands.evaluation_set import rows_in_training
-from nmt.commands.prepare import recipe_of
+from nmt.commands.prepare import prepare_data, recipe_of
+from nmt.commands.train import fit
 from nmt.config.data import FilterConfig, TokenizerConfig
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.data.filters import FilterChain, training_filters
 from nmt.data.prepare_report import current_report
-from nmt.data.prepared import PreparedData, verify_prepared
+from nmt.data.prepared import PreparedData, PreparedManifest, verify_prepared
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.text import tokenizer
 from nmt.text.tokenizer import load_tokenizers
@@ -716,3 +718,32 @@ def test_tokenized_text_is_prepared_with_a_warning(tmp_path: Path) -> None:
     report = prepare(config_for(tmp_path), report_only=True)
     (warning,) = report.warnings
     assert warning.startswith("numbers: the text in en looks tokenized: ")
+
+
+@pytest.mark.parametrize(("num_joined", "expected"), [(0, 1), (10, 1), (40, 2)])
+def test_a_model_knows_how_many_sentences_its_training_lines_have(
+    tmp_path: Path, num_joined: int, expected: int
+) -> None:
+    """One more than a tenth of the lines do not have: two in 10 of 120 lines are too few."""
+    source, target = ([f"{line.capitalize()}." for line in side] for side in corpus(120))
+    for side in (source, target):
+        for row in range(num_joined):
+            side[row] = f"{side[row]} {side[-1]}"
+    write_pairs(tmp_path, source, target)
+    model = {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "model_dim": 32,
+        "ff_dim": 32,
+        "num_heads": 2,
+    }
+    tokenizer = {"vocab_size": 80, "byte_fallback": False}
+    config = config_for(tmp_path, tokenizer=tokenizer, model=model)
+    report = prepare_data(config)
+    assert report.max_sentences == expected
+    assert PreparedManifest.read(config.prepared_dir).max_sentences == expected
+    fit(config)
+    assert load_folder_config(config.run_dir).max_sentences == expected
+    data = config.data.model_copy(update={"max_sentences": 7})
+    fit(config.model_copy(update={"data": data}))  # the user's own value counts
+    assert load_folder_config(config.run_dir).max_sentences == 7

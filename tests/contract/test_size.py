@@ -48,10 +48,7 @@ LIMIT = Density(tokens=10.8, median=8, long_lines=5, tuples=4, nested=1, conditi
 WITH_TENSORS = ("model", "search")
 TENSOR_MEDIAN = 10
 # Modules that will be replaced. Their tokens count, their density does not.
-EXEMPT = (
-    "data/hubs", "extras/serving/documents",
-    "extras/serving/paragraph", "training/timing",
-)  # fmt: skip
+EXEMPT = ("data/hubs", "training/timing")
 
 
 @dataclass

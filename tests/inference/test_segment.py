@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nmt.inference import segment as module
 from nmt.inference.request import Request
-from nmt.inference.segment import Segment, segment, split_text
+from nmt.inference.segment import Segment, cut_text, segment
 from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import OPTIONS, sentences
 
@@ -26,14 +26,14 @@ def segments_of(lines: list[str], tokenizers: Tokenizers, first_line: int = 1) -
 def test_the_first_long_lines_are_reported(
     tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert {part.line for part in segments_of(["🐕" * 99] * 9, tokenizers)} == {*range(9)}
+    assert {part.sentence for part in segments_of(["𐐷" * 99] * 9, tokenizers)} == {*range(9)}
     assert [text[:7] for text in caplog.messages[:-1]] == [f"line {n}:" for n in range(1, 6)]
     assert caplog.messages[-1] == "4 more lines were cut into segments"
 
 
 def test_no_piece_of_text_is_lost(tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture) -> None:
     """Fault 45: also where a few characters are many subwords."""
-    for text in (" ".join(sentences(40)), "🐕" * 500, "漢" * 333 + "。" + "字" * 100):
+    for text in (" ".join(sentences(40)), "𐐷" * 500, "漢" * 333 + "。" + "字" * 100):
         caplog.clear()
         segments = segments_of([text], tokenizers, 2000)
         assert len(segments) > 1
@@ -52,8 +52,8 @@ def test_no_piece_of_text_is_lost(tokenizers: Tokenizers, caplog: pytest.LogCapt
 def test_a_character_of_more_bytes_than_fit_is_read_in_several_parts(
     tokenizers: Tokenizers, max_length: int
 ) -> None:
-    """Nothing of it is lost: a dog has 4 bytes, which no vocabulary of German has as one."""
-    text = "Hund \U0001f415\U0001f43a"
+    """Nothing of it is lost: a Deseret letter has 4 bytes, and is not in a German vocabulary."""
+    text = "Hund \U00010437\U00010438"
     found = segment([Request(text)], tokenizers, OPTIONS, max_length=max_length).segments
     assert all(1 <= len(each.ids) <= max_length for each in found)
     ids = [index for each in found for index in each.ids]
@@ -79,7 +79,7 @@ def test_a_line_beyond_the_limit_is_truncated_with_a_warning(
 
 def test_segments_know_their_lines_and_blank_lines_have_none(tokenizers: Tokenizers) -> None:
     lines = ["Hund", "", " ".join(sentences(12)), "\u200b", "Katze"]
-    found = [segment.line for segment in segments_of(lines, tokenizers)]
+    found = [segment.sentence for segment in segments_of(lines, tokenizers)]
     assert sorted(found) == found
     assert set(found) == {0, 2, 4}
     assert (found.count(0), found.count(4)) == (1, 1)
@@ -109,7 +109,7 @@ WEATHER, WALK = "今天天气很好\u3002", "我们去公园\u3002"
 def test_sentences_come_before_clauses_and_clauses_before_words(
     text: str, size: Callable[[str], int], limit: int, expected: list[str]
 ) -> None:
-    assert split_text(text, size, limit) == expected
+    assert cut_text(text, size, limit) == expected
 
 
 @given(st.text("ab c.,。\n\u00a0", max_size=200), st.integers(8, 40))
@@ -119,7 +119,7 @@ def test_split_text_loses_nothing_and_all_parts_fit(text: str, limit: int) -> No
     def size_of(piece: str) -> int:
         return len("".join(piece.split()))
 
-    pieces = split_text(text, size_of, limit)
+    pieces = cut_text(text, size_of, limit)
     assert "".join("".join(pieces).split()) == "".join(text.split())
     assert all(0 < size_of(piece) <= limit for piece in pieces)
     assert all(piece == piece.strip() for piece in pieces)
@@ -136,7 +136,7 @@ def test_the_work_is_linear_in_the_text() -> None:
             read += len(piece) if len(piece) <= 2000 else 0
             return words(piece) if len(piece) <= 2000 else 10**9
 
-        assert len(split_text("zwei, drei. " * count, size_of, 100)) == 2 * count / 100
+        assert len(cut_text("zwei, drei. " * count, size_of, 100)) == 2 * count / 100
         return read
 
     assert read_for(50_000) < 4 * len("zwei, drei. ") * 50_000

@@ -16,10 +16,10 @@ from nmt.text.languages import (
     letters_of,
     longest_loop,
     name_of,
-    numbers_of,
     script_of,
     writes_spaces,
 )
+from nmt.text.numbers import numbers_of
 
 
 @pytest.mark.parametrize(

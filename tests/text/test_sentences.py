@@ -20,9 +20,11 @@ def test_sentences_joined_are_the_text(text: str, language: str) -> None:
     assert all(sentences)
 
 
-@given(TEXTS, LANGUAGES, st.booleans())
-def test_sentences_and_gaps_are_the_text(text: str, language: str, into_sentences: bool) -> None:
-    split = split_text(text, language, into_sentences=into_sentences)
+@given(TEXTS, LANGUAGES, st.sampled_from([None, 1, 2]))
+def test_sentences_and_gaps_are_the_text(
+    text: str, language: str, max_sentences: int | None
+) -> None:
+    split = split_text(text, language, max_sentences)
     assert "".join(map("".join, zip(split.gaps, (*split.sentences, ""), strict=True))) == text
     assert not any(each != each.strip() or "\n" in each for each in split.sentences)
     assert len(split.gaps_for("")) == len(split.gaps)

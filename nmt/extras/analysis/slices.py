@@ -30,7 +30,7 @@ from nmt.metrics.metric import MetricScorer, Score
 from nmt.metrics.result import ReportSection, System, show_score
 from nmt.metrics.scoring import Resampling, measure
 from nmt.text.flat import FlatIds
-from nmt.text.languages import numbers_of
+from nmt.text.numbers import numbers_of
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
 SMALL_SLICE = 30  # Slices with fewer sentences are marked, because their scores are unreliable.

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
-from itertools import filterfalse
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -33,17 +32,14 @@ from nmt.text.identification import (
     similar_codes,
     similar_labels,
 )
-from nmt.text.languages import foreign_share, letters_of, longest_loop, numbers_of
+from nmt.text.languages import foreign_share, letters_of, longest_loop
+from nmt.text.numbers import number_differences
 
 Find = Callable[[str], PairProblem | None]
 Share = Callable[[str], float]
 # Text, expected language and minimum odds -> a likelier language, or None (see `_language`).
 _FindLanguage = Callable[[str, str, float], str | None]
 _WORD = re.compile(r"\w+")
-_DIGIT = re.compile(r"\d")
-_DECADE = re.compile(r"[12]..0")
-_LAST_IN_WORDS = 99  # Numbers up to this one are often written in words.
-_HALF_DAY = 12  # Hours.
 _MIN_COPIED_WORDS = 5  # Minimum words of a target that is nearly a copy, and that have letters.
 _MIN_REPEATED = 4  # Minimum words of a loop, without its first copy.
 _MIN_LOOP_TEXT = 6  # Minimum words of a text in which a loop is sought.
@@ -118,7 +114,8 @@ class SideFilter(Filter):
 
     def text_problem(self, source: str, target: str) -> PairProblem | None:
         """Return the finding for a pair, or None."""
-        return self.find_in_source(source) or self.find_in_target(target)
+        problem = self.find_in_source(source)
+        return problem or self.find_in_target(target)
 
 
 @dataclass(frozen=True)
@@ -236,8 +233,8 @@ def _copy(max_share: float, source: str, target: str) -> PairProblem | None:
     source_words = _WORD.findall(source.lower())
     target_words = _WORD.findall(target.lower())
     if source_words == target_words:
-        has_letters = any(map(str.isalpha, "".join(source_words)))
-        if has_letters:
+        characters = "".join(source_words)
+        if any(map(str.isalpha, characters)):
             return PairProblem("copy_of_source", 1.0, max_share)
     num_words = len(target_words)
     if num_words < _MIN_COPIED_WORDS:
@@ -262,7 +259,8 @@ def _address_share(text: str) -> float:
         return 0.0
     stripped = text.strip()
     addresses = _ADDRESS.findall(text)
-    return sum(map(len, addresses)) / len(stripped)
+    lengths = map(len, addresses)
+    return sum(lengths) / len(stripped)
 
 
 def url(config: FilterConfig, *_: object) -> Filter:
@@ -272,9 +270,11 @@ def url(config: FilterConfig, *_: object) -> Filter:
 
 def _symbol_share(text: str) -> float:
     """Return the share of symbols among the characters of a text other than spaces."""
-    num_visible = len(text) - text.count(" ")
+    num_spaces = text.count(" ")
+    num_visible = len(text) - num_spaces
     symbols = _SYMBOLS.findall(text)
-    num_symbols = sum(map(len, symbols))
+    lengths = map(len, symbols)
+    num_symbols = sum(lengths)
     return num_symbols / max(num_visible, 1)
 
 
@@ -329,64 +329,14 @@ def numbers(*_: object) -> Filter:
 
 
 def _numbers(source: str, target: str) -> PairProblem | None:
-    if not _DIGIT.search(source + target):  # quicker than the search for numbers
+    differences = number_differences(source, target)
+    if not any(differences):
         return None
-    source_numbers = numbers_of(source)
-    target_numbers = numbers_of(target)
-    only_source = source_numbers - target_numbers
-    only_target = target_numbers - source_numbers
-    if not (only_source or only_target):
-        return None
-    if _digits(source) == _digits(target):  # the same digits, separated differently
-        return None
-    # Remove numbers that the other side has in a different form. `sorted` copies the set, which is
-    # changed in the loop.
-    for number in sorted(only_source):
-        related = {translated for translated in target_numbers if _are_related(number, translated)}
-        only_target -= related
-        if related:
-            only_source.discard(number)
-    for number in sorted(only_target):
-        if any(_are_related(original, number) for original in source_numbers):
-            only_target.discard(number)
-    if not (only_source and only_target):  # a missing number may be written in words
-        only_source = set(filterfalse(_is_round, only_source))
-        only_target = set(filterfalse(_is_round, only_target))
-    if not (only_source or only_target):
-        return None
-    source_text = " ".join(sorted(only_source))
-    target_text = " ".join(sorted(only_target))
-    return PairProblem("numbers", f"{source_text}|{target_text}")
-
-
-def _is_round(number: str) -> bool:
-    """Whether a number is often written in words: small, round, or a decade."""
-    if _DECADE.fullmatch(number):
-        return True
-    digits = number.rstrip("0") or "0"  # Zero itself has no other digits.
-    return int(digits) <= _LAST_IN_WORDS
-
-
-def _digits(text: str) -> str:
-    """Return all digits of a text, converted from any script to ASCII."""
-    digits = _DIGIT.findall(text)
-    values = map(int, digits)
-    return "".join(map(str, values))
-
-
-def _are_related(source_number: str, target_number: str) -> bool:
-    """Whether two numbers can have the same meaning: 2.5 and 25 (million), 3 and 15 (o'clock)."""
-    shorter, longer = sorted((source_number, target_number), key=len)
-    if source_number.rstrip("0") == target_number.rstrip("0"):  # 2.5 million
-        return True
-    if longer.endswith(shorter):  # the 90s of the 1990s
-        return True
-    source_hour = int(source_number)
-    target_hour = int(target_number)
-    latest_hour = max(source_hour, target_hour)
-    if latest_hour > 2 * _HALF_DAY:  # not a time of day
-        return False
-    return abs(source_hour - target_hour) == _HALF_DAY
+    only_source, only_target = map(sorted, differences)
+    source_text = " ".join(only_source)
+    target_text = " ".join(only_target)
+    value = f"{source_text}|{target_text}"
+    return PairProblem("numbers", value)
 
 
 def script(config: FilterConfig, source: str, target: str, *_: object) -> Filter:
@@ -503,7 +453,8 @@ def _language(
     likelier_language = find_language(text, code, min_odds)
     if likelier_language is None:
         return None
-    return PairProblem("language", likelier_language, primary_code(code))
+    expected_language = primary_code(code)
+    return PairProblem("language", likelier_language, expected_language)
 
 
 def _find_none(*_: object) -> None:

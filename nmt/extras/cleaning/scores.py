@@ -150,7 +150,8 @@ def write_scores(
                     rows = zip(lines[corpus][block], block_scores, strict=True)
                     place = file or corpus
                     texts = [f"{place}\t{line}\t{score:.4f}\n" for line, score in rows]
-                    table.write("".join(texts).encode())
+                    text = "".join(texts)
+                    table.write(text.encode())
 
 
 def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:

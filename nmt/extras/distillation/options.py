@@ -29,7 +29,7 @@ class DistillOptions(Options):
     Args:
         teachers: Run or model folders; models with the same vocabulary translate
             together, as an ensemble.
-        text: Text in the source language, one sentence per line; may be compressed.
+        text: Text in the source language; may be compressed.
         output: Output folder; the student is in its folder `model`.
         references: Translations of the text, line by line. The student then learns, of the
             translations in the beam, the one that is most similar to the reference (smoothed BLEU).

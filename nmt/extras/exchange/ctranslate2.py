@@ -110,7 +110,8 @@ _MIN_POSITIONS = 1024  # of a converted model with sinusoids
 # How many converted models stay in the cache of a run, and in the cache of the user.
 _MAX_CACHED_IN_RUN = 4
 _MAX_CACHED_OF_USER = 16
-# Outputs that CTranslate2 supports. Its attention is that of a single head, so it is not used.
+# Outputs that CTranslate2 supports. Its attention is that of the last layer only, which is enough
+# for the places of placeholders, but worse than that of the torch engine.
 _OUTPUTS = frozenset({"token_scores"})
 _CONSTRAINTS = "a prefix or phrases for single lines"
 _NO_PENALTY = 1e-30  # with exactly 0, CTranslate2 would also stop the search differently
@@ -305,6 +306,8 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
             rotary_dim=dim // config.num_heads if config.positions == "rotary" else None,
             rotary_interleave=False,
         )
+        if stack_class is specs.TransformerDecoderSpec:
+            stack.alignment_heads = np.int16(config.num_heads)  # attention is the mean of all heads
         stack.scale_embeddings = config.scale_embeddings
         if config.positions not in ("rotary", "relative"):
             # A model without positions gets zeros: without encodings, CTranslate2 would add
@@ -638,6 +641,25 @@ class CTranslate2Engine(Engine):
             finished.sort(key=lambda hypothesis: -hypothesis.score)
             nbest_lists.append(finished)
         return nbest_lists
+
+    @override
+    def attention(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[list[float]]]:
+        results = self._model.translate_batch(
+            _look_up(self._source_tokens, sources),
+            target_prefix=_look_up(self._target_tokens, targets),
+            beam_size=1,
+            max_decoding_length=max(map(len, targets), default=0) + 1,
+            max_input_length=0,
+            return_attention=True,
+        )
+        matrices = []
+        for source, target, result in zip(sources, targets, results, strict=True):
+            # Leave out the source EOS, and what follows the target.
+            rows = result.attention[0][: len(target)]
+            matrices.append([row[: len(source)] for row in rows])
+        return matrices
 
     @override
     def token_log_probs(

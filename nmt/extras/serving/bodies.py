@@ -12,8 +12,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from statistics import fmean
 from traceback import extract_tb
 from typing import Annotated, Any, Literal
 
@@ -23,15 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from nmt.errors import CheckpointError, DeviceError, NmtError, nearest_word
-from nmt.inference.request import (
-    AlignedSegment,
-    Alternative,
-    Request,
-    Result,
-    TokenScore,
-    join_alignments,
-    words_of,
-)
+from nmt.inference.request import Request, Result, TokenScore, join_results, words_of
 from nmt.text import without_surrogates
 from nmt.text.sentences import SplitText
 
@@ -207,15 +197,13 @@ _BODIES = (Text, Decoding, TranslateBody, ScoreBody, Pair, DocumentBody, LibreBo
 FIELDS = sorted(set().union(*(body.model_fields for body in _BODIES)))
 
 
-def join_results(
+def answer_of(
     source: str, split: SplitText, results: Sequence[Result], joiner: str, *, with_attention: bool
 ) -> Answer:
-    """Combine the results of all sentences of a text into its answer.
+    """Combine the results of all sentences of a text into its answer; see `join_results`.
 
-    For one sentence, the answer has the same fields as a JSON line of `nmt translate`. For several
-    sentences, ``score`` is the mean, ``log_prob`` the sum, and ``confidence`` the mean weighted by
-    source characters (null if a sentence has none). Offsets count characters; words are separated
-    by spaces.
+    The answer has the same fields as a JSON line of `nmt translate`. Offsets count characters;
+    words are separated by spaces.
 
     Args:
         source: The text of the request.
@@ -223,98 +211,41 @@ def join_results(
         results: The result of each sentence.
         joiner: Separator between two sentences of a line in the target language.
         with_attention: Whether the answer has the attention. Without it, the attention of the
-            results only shows whether the words match; see `_word_links`.
+            results only shows whether the words match.
     """
     gaps = split.gaps_for(joiner)
+    joined = join_results(source, gaps, results)
     source_end = 0  # of the sentences so far, in characters
-    translation = ""
+    target_end = 0
     sentences = []
-    source_words = list[Answer]()  # of the whole text
+    source_words = list[Answer]()
     target_words = list[Answer]()
-    aligned = []  # the words of each sentence
     # There is one more gap, at the end.
     for source_gap, gap, result in zip(split.gaps, gaps, results, strict=False):
         source_start = source_end + len(source_gap)
         source_end = source_start + len(result.source)
-        translation += gap
-        target_start = len(translation)
-        translation += result.text
-        sentence_source_words = _words(result.source, source_start)
-        sentence_target_words = _words(result.text, target_start)
-        num_targets = len(sentence_target_words)
+        target_start = target_end + len(gap)
+        target_end = target_start + len(result.text)
+        source_words += _words(result.source, source_start)
+        words_of_sentence = _words(result.text, target_start)
         # Without tokens, and if the words do not match, there are no probabilities.
-        probabilities = word_probabilities(result.tokens or (), num_targets)
-        for word, probability in zip(sentence_target_words, probabilities, strict=False):
+        probabilities = word_probabilities(result.tokens or (), len(words_of_sentence))
+        for word, probability in zip(words_of_sentence, probabilities, strict=False):
             word["probability"] = probability
-        aligned.append(_aligned(result, len(sentence_source_words), num_targets))
-        source_words += sentence_source_words
-        target_words += sentence_target_words
+        target_words += words_of_sentence
         values = result.as_dict()
         spans: Answer = {
             "source": [source_start, source_end],
-            "target": [target_start, len(translation)],
+            "target": [target_start, target_end],
         }
         sentences.append(spans | {name: values[name] for name in _SENTENCE_FIELDS})
-    translation += gaps[-1]
-    links, attention = join_alignments(aligned)
-    if len(results) == 1:
-        answer = results[0].as_dict()
-    else:
-        score = sum(result.score for result in results) / max(1, len(results))
-        log_prob = math.fsum(result.log_prob for result in results)
-        confidences = [result.confidence for result in results if result.confidence is not None]
-        confidence = None
-        if results and len(confidences) == len(results):
-            lengths = [len(result.source) for result in results]
-            confidence = round(fmean(confidences, lengths), 2)
-        tokens = [result.tokens for result in results if result.tokens is not None]
-        alarms = chain.from_iterable(result.alarms for result in results)
-        retried = chain.from_iterable(result.retried for result in results)
-        optional_fields = dict[str, Any]()
-        if results:
-            optional_fields["alternatives"] = (Alternative(translation, score, log_prob),)
-        if any(result.alignment is not None for result in results):
-            optional_fields["alignment"] = links
-        if any(result.attention is not None for result in results):
-            optional_fields["attention"] = attention
-        if tokens:
-            optional_fields["tokens"] = tuple(chain.from_iterable(tokens))
-        combined = Result(
-            source,
-            translation,
-            score,
-            alarms=tuple(dict.fromkeys(alarms)),  # each alarm once
-            retried=tuple(dict.fromkeys(retried)),
-            log_prob=log_prob,
-            confidence=confidence,
-            **optional_fields,
-        )
-        answer = combined.as_dict()
-    # For one sentence, too: its result lacks the white space around it.
-    answer |= {"source": source, "translation": translation, "sentences": sentences}
+    answer = joined.as_dict() | {"sentences": sentences}
+    answer.pop("parts", None)  # the same as ``sentences``
     if answer.keys() & {"alignment", "tokens", "attention"}:
         answer["words"] = {"source": source_words, "target": target_words}
     if not with_attention:
         answer.pop("attention", None)
     return answer
-
-
-def _aligned(result: Result, num_sources: int, num_targets: int) -> AlignedSegment:
-    """Return the word alignment of a sentence.
-
-    If the tokenizer changes word borders, the model's words differ from the text's words. Then the
-    attention is 0 everywhere, and the alignment is empty.
-
-    Args:
-        result: The result of the sentence.
-        num_sources: Number of words of the source text.
-        num_targets: Number of words of the translation.
-    """
-    rows = result.attention or ()
-    if len(rows) == num_targets and all(len(row) == num_sources for row in rows):
-        return AlignedSegment(result.alignment or (), rows, num_sources)
-    zeros = (0.0,) * num_sources
-    return AlignedSegment((), (zeros,) * num_targets, num_sources)
 
 
 def _words(text: str, offset: int) -> list[Answer]:

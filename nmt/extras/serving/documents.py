@@ -8,11 +8,12 @@ Usage::
 
 Guarantees:
 
-- Everything except text is kept byte for byte: tags and attributes, scripts, code, addresses,
+- Everything except text is kept byte for byte: tags and attributes, scripts, code, placeholders,
   timings and blank lines. A paragraph whose translation equals its source is kept, too.
 - In a translated paragraph, entities become characters, and white space becomes a single space,
   except for line breaks.
-- Every tag is written once, balanced and nested as in the source (see ``paragraph``).
+- Every tag is written once, balanced and nested as in the source: see
+  `nmt.inference.placeholders`.
 - Malformed HTML is kept as it is. Time and memory are linear in the length of the document.
 
 The HTML parser of the standard library takes quadratic time on unclosed tags (36 s for 60 kB of
@@ -25,20 +26,25 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 import srt
 
 from nmt.errors import DataError
-from nmt.extras.serving.paragraph import Escape, Event, Kind, Paragraph, Translation, ends_of
+from nmt.inference.placeholders import (
+    Escape,
+    Event,
+    Kind,
+    Paragraph,
+    Translation,
+    ends_of,
+    text_events,
+)
 from nmt.registry import chosen
 
 Part = str | Sequence[Event]  # Text that is kept, or the events of a paragraph.
-_ADDRESS = re.compile(
-    r"""\b(?:https?://|www\.)[^\s<>"']*[^\s<>"'.,;:!?)\]}*_~]"""
-    r"|[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{2,24})+"
-)
 # The package srt takes cubic time on long numbers, and quadratic time on long white space.
 _NO_SUBRIP = re.compile(r"\d{13}|\s{100}")
 _CUE_TAG = re.compile(r"<(/?)([a-zA-Z]++)[^<>]*+>|\{\\[^{}]*+\}")
@@ -63,29 +69,20 @@ def unescape(text: str) -> str:
     return _ENTITY.sub(lambda match: html.unescape(match[0]), text)
 
 
-def text_events(raw: str, decode: Callable[[str], str] = str) -> Iterator[Event]:
-    """Yield text and, as separate events, web and mail addresses (never translated)."""
-    place = 0
-    for match in _ADDRESS.finditer(raw):
-        if before := raw[place : match.start()]:
-            yield Event("text", before, decode(before))
-        yield Event("void", match[0])
-        place = match.end()
-    if rest := raw[place:]:
-        yield Event("text", rest, decode(rest))
-
-
-def read_lines(text: str) -> Iterator[str | list[Event]]:
+def read_lines(text: str, protect: Sequence[str] = ()) -> Iterator[Part]:
     r"""Yield the lines of plain text and the separators between them; tabs separate, too.
 
     >>> [part if isinstance(part, str) else part[0].text for part in read_lines("A\n\nB\tC")]
     ['A', '\n\n', 'B', '\t', 'C']
     """
     for part in re.findall(r"[\n\t]+|[^\n\t]+", text):
-        yield part if part[0] in "\n\t" else [*text_events(part)]
+        if part[0] in "\n\t":
+            yield part
+        else:
+            yield list(text_events(part, protect))
 
 
-def read_cues(text: str) -> Iterator[str | list[Event]]:
+def read_cues(text: str, protect: Sequence[str] = ()) -> Iterator[Part]:
     """Yield the texts of subtitles, and the timings between them.
 
     The lines of a subtitle form one paragraph. A line that begins with a dash is a new speaker, and
@@ -94,45 +91,56 @@ def read_cues(text: str) -> Iterator[str | list[Event]]:
     Raises:
         DataError: The text is not in SubRip format.
     """
-    try:
-        cues = [] if _NO_SUBRIP.search(text) else [*srt.parse(text)]
-    except (srt.SRTParseError, ValueError, OverflowError):
-        cues = []
+    cues = []
+    if not _NO_SUBRIP.search(text):
+        with suppress(srt.SRTParseError, ValueError, OverflowError):
+            cues = list(srt.parse(text))
     if text.strip() and not cues:
-        raise DataError(
-            "The document is not valid SubRip.", fix="Send .srt subtitles, or another format."
-        )
-    place = 0
+        fix = "Send .srt subtitles, or another format."
+        raise DataError("The document is not valid SubRip.", fix=fix)
+    end = 0  # of the last cue
     for cue in cues:
         lines = r"\r?\n".join(map(re.escape, cue.content.split("\n")))
-        if found := re.compile(rf"-[ -] *>[^\n]*\n?({lines})").search(text, place):
-            yield text[place : found.start(1)]
-            yield from _turns(found[1])
-            place = found.end()
-    yield text[place:]
+        match = re.compile(rf"-[ -] *>[^\n]*\n?({lines})").search(text, end)
+        if match:
+            yield text[end : match.start(1)]
+            yield from _turns(match[1], protect)
+            end = match.end()
+    yield text[end:]
 
 
-def _turns(text: str) -> Iterator[str | list[Event]]:
-    lines = ""
+def _turns(text: str, protect: Sequence[str]) -> Iterator[Part]:
+    """Yield the paragraphs of a subtitle, one for each speaker."""
+    lines = ""  # of the speaker
     for line in re.findall(r"[^\n]*\n|[^\n]+", text):
-        if turn := _TURN.match(line):
-            yield from _cue(lines)
-            yield turn[0]
-            lines, line = "", line[turn.end() :]
-        lines += line
-    yield from _cue(lines)
+        match = _TURN.match(line)
+        if match is None:
+            lines += line
+        else:
+            yield from _cue(lines, protect)
+            yield match[0]
+            lines = line[match.end() :]
+    yield from _cue(lines, protect)
 
 
-def _cue(text: str) -> Iterator[str | list[Event]]:
+def _cue(text: str, protect: Sequence[str]) -> Iterator[Part]:
     """Yield the events of some lines, and their last line break."""
-    body, place, events = text.rstrip("\r\n"), 0, list[Event]()
-    closed = {match[2] for match in _CUE_TAG.finditer(body) if match[1]}
-    for match in _CUE_TAG.finditer(body):
-        events += text_events(body[place : match.start()])
-        place, name = match.end(), match[2] or ""
-        kind: Kind = "close" if match[1] else "open" if name in closed else "void"
-        events.append(Event(kind, match[0], name=name))
-    yield [*events, *text_events(body[place:])]
+    body = text.rstrip("\r\n")
+    tags = list(_CUE_TAG.finditer(body))
+    closed = {tag[2] for tag in tags if tag[1]}  # names of tags that end somewhere
+    events: list[Event] = []
+    end = 0  # of the last tag
+    for tag in tags:
+        events += text_events(body[end : tag.start()], protect)
+        end = tag.end()
+        slash, name = tag.groups()
+        kind: Kind = "void"
+        if slash:
+            kind = "close"
+        elif name in closed:
+            kind = "open"
+        events.append(Event(kind, tag[0], name=name or ""))
+    yield [*events, *text_events(body[end:], protect)]
     yield text[len(body) :]
 
 
@@ -155,73 +163,87 @@ _INLINE = (_KEPT_INLINE | _VOID_INLINE) | _names(
     "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q rb rp rt rtc "
     "ruby s small span strike strong sub sup time tt u br !--"
 )
-# Kind, raw text, and tag name. The name is empty for text, declarations and malformed tags.
-Token = tuple[Kind, str, str]
 
 
-def tokenize(text: str) -> Iterator[Token]:
-    """Yield the tags of HTML, and the text between them."""
-    place = text_start = 0
+def tokenize(text: str) -> Iterator[Event]:
+    """Yield the tags of HTML, and the text between them, raw.
+
+    The name is empty for text, declarations and malformed tags.
+    """
+    place = 0  # from which the next tag is searched
+    text_start = 0
     last_comment = text.rfind("-->")
-    while (start := text.find("<", place)) >= 0:
+    while True:
+        start = text.find("<", place)
+        if start < 0:
+            break
         kind: Kind = "void"
+        match = _TAG.match(text, start)
         if text.startswith("<!--", start) and start < last_comment:
-            end, name = text.index("-->", start) + 3, "!--"
-        elif match := _TAG.match(text, start):
-            end, name = match.end(), (match[2] or "").lower()
-            if name and name not in _VOID_INLINE:
-                kind = "close" if match[1] else "break" if name == "br" else "open"
+            end = text.index("-->", start) + 3
+            name = "!--"
+        elif match:
+            end = match.end()
+            name = (match[2] or "").lower()
+            if name == "br":
+                kind = "close" if match[1] else "break"
+            elif name and name not in _VOID_INLINE:
+                kind = "close" if match[1] else "open"
         else:
             place = start + 1
             continue
         if start > text_start:
-            yield "text", text[text_start:start], ""
-        yield kind, text[start:end], name
-        place = text_start = end
+            yield Event("text", text[text_start:start])
+        yield Event(kind, text[start:end], name=name)
+        place = end
+        text_start = end
         if kind == "open" and name in _RAW_TEXT:
-            closing = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(text, place)
-            text_start = closing.start() if closing else len(text)
-            if text_start > place:
-                yield "void", text[place:text_start], ""
-            place = text_start
+            closing = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(text, end)
+            place = closing.start() if closing else len(text)
+            if place > end:
+                yield Event("void", text[end:place])
+            text_start = place
     if text_start < len(text):
-        yield "text", text[text_start:], ""
+        yield Event("text", text[text_start:])
 
 
-def read_html(text: str) -> Iterator[str | list[Event]]:
+def read_html(text: str, protect: Sequence[str] = ()) -> Iterator[Part]:
     """Yield the paragraphs of HTML, and the tags between them. Two line breaks end a paragraph."""
     tokens = list(tokenize(text))
-    ends = ends_of([(kind, name) for kind, _, name in tokens])
-    events = list[Event]()
+    ends = ends_of(tokens)
+    events: list[Event] = []
     place = 0
     while place < len(tokens):
-        kind, raw, name = tokens[place]
+        token = tokens[place]
+        name = token.name
         end = place + 1
-        if kind == "open" and (name in _KEPT or _PROTECTED.search(raw)):
+        if token.kind == "open" and (name in _KEPT or _PROTECTED.search(token.raw)):
             end = ends.get(place, len(tokens))
-            end += end < len(tokens) and tokens[end][2] == name
-            kind, raw = "void", "".join(raw for _, raw, _ in tokens[place:end])
+            if end < len(tokens) and tokens[end].name == name:
+                end += 1
+            token = Event("void", _raw(tokens[place:end]), name=name)
         place = end
-        if kind == "text":
-            events += text_events(raw, unescape)
+        if token.kind == "text":
+            events += text_events(token.raw, protect, unescape)
         elif name in _INLINE:
-            events.append(Event(kind, raw, name=name))
+            events.append(token)
         else:
             yield events
-            yield raw
+            yield token.raw
             events = []
-        shown = [event.kind for event in events[-3:] if event.kind != "text" or event.text.strip()]
-        if shown[-2:] == ["break", "break"] and events[-1].kind == "break":
-            cut = len(events) - (2 if events[-2].kind == "break" else 3)
-            yield events[:cut]
-            yield "".join(event.raw for event in events[cut:])
+        # Two breaks, possibly with white space between them, end the paragraph.
+        kinds = [event.kind for event in events[-3:] if event.kind != "text" or event.text.strip()]
+        if kinds[-2:] == ["break", "break"] and events[-1].kind == "break":
+            num_breaks = 2 if events[-2].kind == "break" else 3
+            yield events[:-num_breaks]
+            yield _raw(events[-num_breaks:])
             events = []
     yield events
 
 
 # For each format: how to split a document into parts (joined, they equal the document), and how to
 # escape the text of a translation.
-_FORMATS: dict[str, tuple[Callable[[str], Iterable[Part]], Escape]] = {
+_FORMATS: dict[str, tuple[Callable[[str, Sequence[str]], Iterable[Part]], Escape]] = {
     "txt": (read_lines, str),
     "html": (read_html, partial(html.escape, quote=False)),
     "srt": (read_cues, write_srt),
@@ -254,13 +276,24 @@ class Document:
             if isinstance(part, str):
                 written.append(part)
                 continue
-            own = [next(rest) if _has_letter(text) else (text, None) for text in part.sentences]
-            is_same = tuple(text for text, _ in own) == part.sentences
-            written.append(_raw(part.events) if is_same else part.render(own, joiner, self.escape))
+            of_part = [
+                next(rest) if _has_letter(sentence) else (sentence, None)
+                for sentence in part.sentences
+            ]
+            if tuple(text for text, _ in of_part) == part.sentences:
+                written.append(_raw(part.events))
+            else:
+                written.append(part.render(of_part, joiner, self.escape))
         return "".join(written)
 
 
-def read_document(text: str, kind: str, language: str) -> Document:
+def read_document(
+    text: str,
+    kind: str,
+    language: str,
+    max_sentences: int | None = 1,
+    protect: Sequence[str] = (),
+) -> Document:
     """Split a document into its sentences and the structure around them.
 
     Args:
@@ -268,19 +301,21 @@ def read_document(text: str, kind: str, language: str) -> Document:
         kind: One of `FORMATS`, or another file extension such as ``htm``.
         language: Language of the text, for splitting sentences. Unknown languages are split like
             English.
+        max_sentences: See `nmt.text.sentences.split_text`.
+        protect: See `nmt.inference.placeholders.placeholder_pattern`.
 
     Raises:
-        ConfigError: The format is unknown, or the package sentencex is missing.
+        ConfigError: The format is unknown.
         DataError: The document does not have this format.
     """
     name = kind.lower().removeprefix(".")
     read, escape = chosen(_FORMATS, _ALIASES.get(name, name), "document format")
-    parts = list[str | Paragraph]()
-    for part in read(text):
+    parts: list[str | Paragraph] = []
+    for part in read(text, protect):
         if isinstance(part, str):
             parts.append(part)
         elif _has_letter("".join(event.text for event in part)):
-            parts.append(Paragraph.read(part, language))
+            parts.append(Paragraph.read(part, language, max_sentences))
         else:
             parts.append(_raw(part))
     paragraphs = (part for part in parts if isinstance(part, Paragraph))

@@ -207,6 +207,7 @@ class TranslationTask:
             outputs=self.outputs,
             constraints=self.is_constrained,
             progress=check,
+            max_sentences=None,  # the service has split the texts
         )
         if translator.engine.name == "torch":  # threads of a server compute different batches
             load_attribute("torch:set_num_threads")(1)

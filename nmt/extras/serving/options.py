@@ -23,7 +23,7 @@ _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 
 _BYTES_PER_CHARACTER = 12
 _BYTES_PER_TEXT = 256
 _BYTES_OF_OPTIONS = 1 << 16  # everything that is in a body once
-_PACKAGES = ("fastapi", "prometheus_client", "sentencex", "srt", "uvicorn")
+_PACKAGES = ("fastapi", "prometheus_client", "srt", "uvicorn")
 
 
 class Rate(NamedTuple):

@@ -22,14 +22,13 @@ from nmt.device import own_cores
 from nmt.errors import NmtError
 from nmt.extras.serving import bodies
 from nmt.extras.serving.batching import Batcher
-from nmt.extras.serving.bodies import Answer, RefusedError, join_results
+from nmt.extras.serving.bodies import Answer, RefusedError, answer_of
 from nmt.extras.serving.documents import read_document
 from nmt.extras.serving.models import Route, ServedModel, TranslationTask, detect
 from nmt.extras.serving.options import ServeOptions
 from nmt.inference.direction import LanguageOptions
 from nmt.inference.request import Request, Result
-from nmt.inference.segment import joiner_for
-from nmt.text.sentences import split_text
+from nmt.inference.segment import joiner_for, split_line
 
 # Value of ``want`` in a request -> output of an engine.
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
@@ -211,10 +210,13 @@ class Service:
         """Yield the answers of `translate`. Sentences of all texts are queued at once."""
         joiner = joiner_for(route.target)
         with_attention = "attention" in body.want
+        defaults = route.model.translator.options
+        protect = defaults.decoding.protect
+        max_sentences = defaults.max_sentences if body.split else None
         split_items = []  # each text with its sentences
         requests = []
         for item in body.items:
-            split = split_text(item.text, route.source, into_sentences=body.split)
+            split = split_line(item.text, route.source, max_sentences, protect)
             split_items.append((item, split))
             for index, sentence in enumerate(split.sentences):
                 request = item.request(sentence, route.languages, is_first=index == 0)
@@ -230,7 +232,7 @@ class Service:
                 results = [result for result in outcomes if isinstance(result, Result)]
                 errors = [error for error in outcomes if isinstance(error, BaseException)]
                 if not errors:
-                    answer |= join_results(
+                    answer |= answer_of(
                         item.text, split, results, joiner, with_attention=with_attention
                     )
                 else:
@@ -270,7 +272,15 @@ class Service:
             NmtError: The document does not have its format, a sentence cannot be translated, or the
                 options contradict each other.
         """
-        document = await asyncio.to_thread(read_document, body.text, body.format, route.source)
+        defaults = route.model.translator.options
+        document = await asyncio.to_thread(
+            read_document,
+            body.text,
+            body.format,
+            route.source,
+            defaults.max_sentences,
+            defaults.decoding.protect,
+        )
         outputs = frozenset[str]()
         if not route.model.is_export:
             outputs = frozenset(["alignments"])

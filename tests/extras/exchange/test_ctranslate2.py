@@ -234,7 +234,7 @@ def test_unsupported_options_are_named() -> None:
 def test_every_new_key_is_either_supported_or_listed_as_unsupported() -> None:
     """Add an unsupported key to `_NOT_EXPRESSED` or `_NOT_FOLLOWED`; then count it here."""
     assert len(ModelConfig.model_fields) == 30
-    assert len(DecodingConfig.model_fields) == 25
+    assert len(DecodingConfig.model_fields) == 26
     assert ModelConfig.model_fields.keys() >= ctranslate2._NOT_EXPRESSED
     assert DecodingConfig.model_fields.keys() >= ctranslate2._NOT_FOLLOWED
 
@@ -325,6 +325,25 @@ def test_token_scores_equal_those_of_torch(ours: Translator, theirs: Translator)
         assert of_them == pytest.approx(of_us, abs=1e-3)
 
 
+def test_attention_equals_that_of_torch(ours: Translator, theirs: Translator) -> None:
+    """The models have two layers, so that the upper half is the last layer."""
+    ids = ([[7, 8], [9, 10, 11]], [[], [5, 6]])
+    for expected, found in zip(
+        ours.engine.attention(*ids), theirs.engine.attention(*ids), strict=True
+    ):
+        assert np.array(found) == pytest.approx(np.array(expected), abs=1e-3)
+
+
+def test_placeholders_have_the_same_places_as_with_torch(
+    ours: Translator, theirs: Translator
+) -> None:
+    lines = [f"{{x}} {line} {{y}} {line} %s" for line in LINES if line.strip()]
+    results = (each.translate(lines) for each in (ours, theirs))
+    for expected, found in zip(*results, strict=True):
+        assert found.text == expected.text
+        assert all(found.text.count(mark) == 1 for mark in ("{x}", "{y}", "%s"))
+
+
 def test_the_text_does_not_depend_on_batches(theirs: Translator) -> None:
     """Fault 46."""
     expected = [theirs.translate([line])[0] for line in LINES]
@@ -364,8 +383,6 @@ def test_unsupported_requests_are_errors(
             theirs.with_options(**changes).translate(["Hund"])
     with pytest.raises(ConfigError, match="a prefix or phrases"):
         theirs.engine.search([[5]], theirs.options.decoding, [Constraints(prefix=(7,))])
-    with pytest.raises(ConfigError, match="does not support attention"):
-        theirs.engine.attention([[5]], [[6]])
     monkeypatch.setattr(import_ctranslate2(), "get_cuda_device_count", lambda: 0)
     for device in ("cuda", "cuda:0"):
         with pytest.raises(DeviceError, match="cannot find a CUDA device"):

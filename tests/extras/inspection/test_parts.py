@@ -230,7 +230,7 @@ def test_heads_are_measured_by_leaving_them_out() -> None:
 
 @pytest.mark.long
 def test_the_trace_ends_in_the_translation_with_second_searches(folders: dict[str, Path]) -> None:
-    translator = Translator.load(folders["post"], engine="torch")
+    translator = Translator.load(folders["post"], engine="torch", sentences="keep")
     lines, retried = sentences(12, seed=5, longest=4), 0
     for line, result in zip(lines, translator.translate(lines), strict=True):
         inspected = Inspected(folders["post"], InspectOptions(source=line))

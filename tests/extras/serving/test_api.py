@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.errors import ConfigError
-from nmt.extras.serving.bodies import join_results
+from nmt.extras.serving.bodies import answer_of
 from nmt.extras.serving.models import detect
 from nmt.extras.serving.options import ServeOptions, serve
 from nmt.inference.request import Request, Result, TokenScore
@@ -139,10 +139,10 @@ def test_confidence_of_several_sentences_is_weighted_by_length() -> None:
     """By hand: 9 characters at 80 and 1 at 20 are (9 * 80 + 1 * 20) / 10 = 74."""
     split = SplitText(("", " ", ""), ("a" * 9, "b"))
     results = [Result("a" * 9, "A", -1.0, confidence=80.0), Result("b", "B", -1.0, confidence=20.0)]
-    answer = join_results("a" * 9 + " b", split, results, joiner=" ", with_attention=False)
+    answer = answer_of("a" * 9 + " b", split, results, joiner=" ", with_attention=False)
     assert answer["confidence"] == 74.0
     results[1] = replace(results[1], confidence=None)
-    answer = join_results("a" * 9 + " b", split, results, joiner=" ", with_attention=False)
+    answer = answer_of("a" * 9 + " b", split, results, joiner=" ", with_attention=False)
     assert answer["confidence"] is None  # a mean of the rest would vouch for the second sentence
 
 
@@ -162,7 +162,7 @@ def test_an_answer_of_two_sentences_has_the_values_of_both() -> None:
         attention=((0.3, 0.7), (0.6, 0.4), (0.5, 0.5)), alarms=("loop",), retried=("long",),
         tokens=tuple(TokenScore(*each) for each in others),
     )  # fmt: skip
-    answer = join_results("a b. c d\n", split, [first, second], " ", with_attention=True)
+    answer = answer_of("a b. c d\n", split, [first, second], " ", with_attention=True)
     assert answer["translation"] == "A B. D C X\n"
     assert (answer["score"], answer["log_prob"]) == (-1.0, -4.875)
     assert (answer["alarms"], answer["retried"]) == (["short", "loop"], ["long"])
@@ -183,7 +183,7 @@ def test_an_answer_of_two_sentences_has_the_values_of_both() -> None:
     spans = [(each["source"], each["target"], each["score"]) for each in answer["sentences"]]
     assert spans == [([0, 4], [0, 4], -0.5), ([5, 8], [5, 10], -1.5)]
     assert [each["alarms"] for each in answer["sentences"]] == [["short"], ["loop"]]
-    plain = join_results("a b. c d\n", split, [first, second], "", with_attention=False)
+    plain = answer_of("a b. c d\n", split, [first, second], "", with_attention=False)
     assert plain["translation"] == "A B.D C X\n"  # in a language without spaces
     assert "attention" not in plain
 

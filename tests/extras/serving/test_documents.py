@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nmt.errors import ConfigError, DataError
 from nmt.extras.serving.documents import FORMATS, read_document
-from nmt.extras.serving.paragraph import Links, Translation
+from nmt.inference.placeholders import Links, Translation
 
 CUE = "1\n00:00:01,000 --> 00:00:02,000\n"
 PIECES = ["Hello", "there.", "you", "<b>", "</b>", "<i", "</i>", ">", "<br>", "&amp;", "&#", "&"]
