@@ -428,7 +428,8 @@ def choose_engine(folder: Path, options: EngineOptions, needs: Needs) -> LoadedM
         else:
             loaded = ENGINES[options.engine](folder, options, needs)
     logger.debug("engine: %s, %s", loaded.engine.name, loaded.engine.dtype)
-    return loaded
+    source_tokenizer = loaded.tokenizers.source.for_translation()
+    return replace(loaded, tokenizers=loaded.tokenizers._replace(source=source_tokenizer))
 
 
 def _load_with_best_engine(
