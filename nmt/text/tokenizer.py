@@ -169,7 +169,8 @@ class Tokenizer:
 
     def _knows(self, text: str) -> bool:
         """Whether subwords spell ``text`` at the beginning of a word and inside of one."""
-        return not any(map(self.is_fallback, self.encode(f"{text} a{text}")))
+        ids = self._processor.encode(f"{text} a{text}")
+        return not any(map(self.is_fallback, ids))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the model only. The receiving process caches it, so it loads each model once."""
