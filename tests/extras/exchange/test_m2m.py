@@ -109,6 +109,12 @@ def test_a_model_imported_without_languages_asks_for_both(theirs: Path, tmp_path
         assert result.exit_code == (2 if missing else 0), result.stderr
         assert missing is None or f"Set {missing} to a language: " in result.stderr
         assert "mul" not in result.stderr
+    lines = str(tmp_path / "lines.txt")
+    Path(lines).write_text("A dog runs.\n", "utf-8")
+    command = ["evaluate", ours, "--engine", "torch", "--source", lines, "--reference", lines]
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, "Add --languages PAIR" in result.stderr) == (2, True)
+    assert CliRunner().invoke(app, [*command, "-l", "en-ary"]).exit_code == 0
 
 
 def test_an_unknown_language_is_named(theirs: Path, tmp_path: Path) -> None:
