@@ -16,6 +16,7 @@ from nmt.errors import (
     GateError,
     NmtError,
     TokenizerError,
+    did_you_mean,
 )
 from nmt.registry import built_in, load_attribute
 from nmt.version import __version__
@@ -66,7 +67,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = did_you_mean(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")
     return load_attribute(built_in("public name")[name])
 
 

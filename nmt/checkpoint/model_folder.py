@@ -28,7 +28,7 @@ from nmt.config.inference import InferenceConfig
 from nmt.config.loader import dump_inference, load_config, load_inference
 from nmt.config.migration import NewerFormatError
 from nmt.config.model import ModelConfig
-from nmt.errors import CheckpointError, ConfigError, TokenizerError, shell_command
+from nmt.errors import CheckpointError, ConfigError, NmtError, TokenizerError, shell_command
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors, write_json
 from nmt.files.json_file import Manifest, field, read_json, what_is_wrong
 from nmt.registry import load_attribute
@@ -57,6 +57,7 @@ RECORD = "average.json"
 _EXPORTED = "model.bin"
 _MERGED_MODEL = "nmt.extras.adaptation.lora:merged_model"
 _RESTORE = "Restore the config.yaml and the tokenizer that `nmt train` wrote with these weights."
+_OTHER_CHECKPOINTS = (".pt", ".pth", ".ckpt", ".npz")
 _MAX_LISTED_MODELS = 5
 _PASS_A_RUN = "Pass a run folder created by `nmt train`"
 _MAX_DEPTH = 2  # Depth of a checkpoint in its run folder.
@@ -130,7 +131,7 @@ def _models_in(*folders: Path) -> str:
     return ", ".join(sorted(models)[:_MAX_LISTED_MODELS])
 
 
-def _no_model(folder: Path) -> CheckpointError:
+def _no_model(folder: Path) -> NmtError:
     """Return the error for a path without config.yaml; its fix says what to do instead."""
     # A part of a model, such as a checkpoint?
     for parent in list(folder.parents)[:_MAX_DEPTH]:
@@ -143,6 +144,11 @@ def _no_model(folder: Path) -> CheckpointError:
                 fix=f"Pass {parent} with `checkpoint` {folder.name}.",
             )
         return CheckpointError(f"{folder} is a part of the model {parent}.", fix=f"Pass {parent}.")
+    if folder.suffix in _OTHER_CHECKPOINTS:
+        problem = f"{folder} is a checkpoint of a different tool."
+        origin = "a run folder of `nmt train` or a model folder of `nmt import`"
+        fix = f"Use nmt translate RUN FILE, where RUN is {origin}."
+        return ConfigError(problem, fix=fix)
     if folder.is_dir():
         fix = _PASS_A_RUN
         models = _models_in(folder)

@@ -13,6 +13,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,7 +33,7 @@ from nmt.cli.builder import (
 from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
 from nmt.config.flag import OF_THE_MODEL, option_name
 from nmt.device import is_first
-from nmt.errors import ConfigError, NmtError, join_words, nearest_word
+from nmt.errors import ConfigError, NmtError, nearest_word
 from nmt.registry import load_attribute
 from nmt.version import __version__
 
@@ -87,7 +88,7 @@ class _Commands(TyperGroup):
             return typer.main.get_command(group)
         if name not in COMMANDS:
             return None
-        return make_command(name, COMMANDS[name], _Command)
+        return make_command(name, COMMANDS[name], Command)
 
     @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -136,13 +137,19 @@ class _Commands(TyperGroup):
         similar = nearest_word(name, names)  # may be empty
         if ctx.parent is None:
             similar = FOREIGN_COMMANDS.get(name.replace("_", "-"), similar)
-        fix = f"Run `{path} --help` for a list of commands."
-        if similar:
-            fix = f"Type: {path} {similar}"
-            # Other foreign commands become complete commands, which have their own arguments.
-            if similar in names or similar.startswith("config "):
-                fix = f"{fix} {join_words(args[1:])}".rstrip()
-        raise ConfigError(f"{path}: unknown command {name}.", fix=fix)
+        problem = f"{path}: unknown command {name}."
+        if not similar:
+            raise ConfigError(problem, fix=f"Run `{path} --help` for a list of commands.")
+        words = [*_prefix(ctx).split(), *similar.split()]
+        # Complete commands, such as ``train CONFIG``, have their own arguments.
+        if similar in names or words[0] == "config":
+            words += args[1:]
+        for size in (2, 1):
+            command = " ".join(words[:size])
+            if command in COMMANDS:
+                proposal = load_attribute("nmt.cli.mistakes:proposal")
+                raise proposal(problem, command, words[size:])
+        raise ConfigError(problem, fix=f"Type: {path} {similar}")
 
     @override
     def invoke(self, ctx: Any) -> Any:
@@ -175,20 +182,23 @@ def _is_argument(parameter: Any) -> bool:
     return bool(parameter.param_type_name == "argument")
 
 
-class _Command(TyperCommand):
+class Command(TyperCommand):
     """A command that recognizes flags of other tools and lists options in groups."""
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         use_spellings({option_name(option.name): parameter_name(option) for option in self.params})
-        check_line = load_attribute("nmt.cli.mistakes:check_line")  # slow import: reads all keys
-        check_line(ctx.command_path, self.params, args)
         try:
-            return super().parse_args(ctx, self._spread(args))
+            return self.read(ctx, args)
         except _USAGE_ERROR as error:
-            raise self._explained(error, ctx, args) from None
+            explain = load_attribute("nmt.cli.mistakes:explain")  # slow import: reads all keys
+            raise explain(self, ctx.command_path, args, error) from None
 
-    def _spread(self, words: list[str]) -> list[str]:
+    def read(self, ctx: Any, args: Sequence[str]) -> list[str]:
+        """Parse the words after the command; raises Typer's errors."""
+        return super().parse_args(ctx, self._spread(args))
+
+    def _spread(self, words: Sequence[str]) -> list[str]:
         """Repeat options with several values, such as FILE..., before each of their values."""
         repeated_options: set[str] = set()
         for parameter in self.params:
@@ -203,28 +213,6 @@ class _Command(TyperCommand):
                 spread_words.append(option)
             spread_words.append(word)
         return spread_words
-
-    def _explained(self, error: Any, ctx: Any, args: list[str]) -> ConfigError:
-        """Convert an error of Typer; if an argument is missing, add the complete command."""
-        parameter = getattr(error, "param", None)
-        path = ctx.command_path
-        if parameter is None or error.message:  # nothing is missing
-            problem = error.format_message().replace("Value error, ", "").rstrip(".")
-            return ConfigError(f"{problem}.", fix=f"Run `{path} --help` for arguments and options.")
-        # Typer reports the first parameter that is missing. Later ones may be missing, too.
-        required = [option for option in self.params if option.required]
-        typed_names = {word.partition("=")[0] for word in args}
-        missing_names: list[str] = []
-        for option in required[required.index(parameter) :]:
-            name = parameter_name(option)
-            if name in typed_names or typed_names.intersection(option.opts):
-                continue
-            if not _is_argument(option):
-                name += f" {option.metavar}"
-            missing_names.append(name)
-        command = " ".join(filter(None, [path, join_words(args), *missing_names]))
-        fix = f"Type: {command} ({parameter.help.rstrip('.')}; {path} --help)"
-        return ConfigError(f"{path} needs {parameter_name(parameter)}.", fix=fix)
 
     @override
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

@@ -46,6 +46,8 @@ GROUPS: Mapping[str, Sequence[str]] = _NAMES["groups"]
 PARENTS: Mapping[str, str] = _NAMES["parents"]
 # Commands of other tools, with hyphens -> the command to type here.
 FOREIGN_COMMANDS: Mapping[str, str] = _NAMES["foreign"]
+# Commands -> the flags that users most likely meant with extra arguments.
+BY_POSITION: Mapping[str, Sequence[str]] = _NAMES["by_position"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,18 @@ def _bases_first(owner: type) -> Iterator[type]:
     yield owner
 
 
+def make_options(options_class: type, values: Mapping[str, Any]) -> Any:
+    """Return the options of a command. For ``values``, see `run_command`."""
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            value = tuple(value)
+        # None keeps the default of the field.
+        if value is not None and name not in ("quiet", "verbose"):
+            arguments[name] = value
+    return options_class(**arguments)
+
+
 def run_command(entry: Entry, options_class: type, values: dict[str, Any]) -> None:
     """Call the function of a command with its options, and print the result.
 
@@ -125,18 +139,13 @@ def run_command(entry: Entry, options_class: type, values: dict[str, Any]) -> No
         options_class: Class of its options.
         values: What Typer has parsed, by field; None where the user has set nothing.
     """
-    configure_logging(quiet=values.pop("quiet"), verbosity=values.pop("verbose"))
-    arguments: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, list):
-            value = tuple(value)
-        if value is not None:  # None keeps the default of the field
-            arguments[name] = value
-    result = load_attribute(entry.function)(options_class(**arguments))
+    configure_logging(quiet=values["quiet"], verbosity=values["verbose"])
+    options = make_options(options_class, values)
+    result = load_attribute(entry.function)(options)
     if result is None:
         return
     if is_first():  # under torchrun, only the first process prints
-        if arguments.get("json"):
+        if values.get("json"):
             text = dumps(result.as_dict(), ensure_ascii=False)
         else:
             text = result.as_text()

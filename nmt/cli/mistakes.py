@@ -1,8 +1,8 @@
-"""Detects common mistakes in a command line and suggests the correct command.
+"""Answers to command lines that nmt refuses: the line to type, or what nmt has of its settings.
 
-Mistakes: flags of other tools, too many arguments, text files in place of a configuration, a
-sentence in place of a file, and checkpoints of other tools. `Spelling` looks up flags of other
-tools in ``nmt/config/aliases.yaml``.
+Every refused word is exchanged, by ``nmt/config/aliases.yaml`` or for a similar one. Then the whole
+line is read again, with the files and the device that it names. Only a line that passes stands
+behind ``Type:``.
 """
 
 from __future__ import annotations
@@ -10,237 +10,402 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import dropwhile
+from pathlib import Path
 from typing import Any
 
-from nmt.cli.builder import parameter_name
-from nmt.config.keys import aliases, all_keys, find_key, is_of_command_line
-from nmt.errors import ConfigError, join_words
+import typer
 
-# Flags that users most likely meant with extra arguments.
-_BY_POSITION = {
-    **dict.fromkeys(("init", "average", "export", "import", "translate", "pull"), ("--output",)),
-    **dict.fromkeys(("score", "inspect"), ("--source", "--target")),
-    "train": ("--run-dir",),
-    "augment": ("--model", "--output"),
-}
+from nmt.cli.builder import BY_POSITION, COMMANDS, make_command, make_options, parameter_name
+from nmt.config.inference import LANGUAGE_KEYS
+from nmt.config.keys import LANGUAGE, aliases, find_key, known_key, normal
+from nmt.config.translation import MANY, Translation
+from nmt.errors import ConfigError, DeviceError, NmtError, join_words
+from nmt.registry import load_attribute
+
+_OUTPUTS = ("output", "run_dir", "report", "report_dir", "save_hypotheses")
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
-_CHECKPOINT = re.compile(r".*\.(pt|pth|ckpt)")
+_FLAG = re.compile("-+[A-Za-z].*", re.DOTALL)
+_PLACEHOLDER = re.compile("[A-Z]+")
 # Values that other tools accept after a switch: ``--gpu 0``.
 _SWITCH_VALUE = re.compile(r"\d[\d.,e-]*|true|false", re.IGNORECASE)
-# sacreBLEU accepts several metrics in a row.
-_METRIC = re.compile(r"bleu|chrf(\+\+)?|ter|comet", re.IGNORECASE)
-_LANGUAGE = re.compile("(?!out)[a-z]{2,3}")
 _REMARK = ": "  # Separates our flag from a remark on the difference.
-SIDES = ("SOURCE", "TARGET")
+_SIDES = ("SOURCE", "TARGET")
+# Flags of files, which mean languages if their values are language codes.
+_OF_TEXTS = {"--input": "--from", "--output": "--to"} | dict.fromkeys(_SIDES, "--languages")
+_MAX_SETTINGS = {"init": 0, "train": MANY, "prepare": MANY}  # More are shown as YAML.
+_MANY = 99
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # Typer exports only this subclass.
 
 
-def check_line(path: str, parameters: Sequence[Any], args: Sequence[str]) -> None:
-    """Raise an error with the correct command, where Typer's message would not help.
+def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigError:
+    """Return the answer to a refused command line.
 
     Args:
-        path: The full command, for example ``nmt translate``.
-        parameters: Typer's parameters of the command.
-        args: The words after the command.
+        command: The Typer command.
+        path: Its name, for example ``nmt config check``.
+        args: The words after it.
+        error: Typer's error.
+    """
+    name = path.removeprefix("nmt ")
+    line = Line(command, name, args)
+    if not line.names_first():
+        line = Line(command, name, args, is_named=False)
+    texts = line.texts()
+    if texts:
+        problem = f"{path} needs a configuration, not text files."
+        remark = " (writes a configuration for two text files)"
+        return proposal(problem, "init", texts, line.translation, remark=remark)
+    if line.renamed:
+        problem = f"{path}: unknown option {', '.join(line.renamed)}."
+        return proposal(problem, name, line.words(), line.translation)
+    parameter = getattr(error, "param", None)
+    if parameter and not error.message:  # it is missing
+        first = line.missing(len(line.plain))[0]
+        remark = f" ({first.help.rstrip('.')}; {path} --help)"
+        problem = f"{path} needs {parameter_name(first)}."
+        return proposal(problem, name, line.words(), remark=remark)
+    if name == "translate" and len(line.plain) > 2 and not any(map(_is_file, line.plain[1:])):
+        problem = f"{path} reads text from a file or from standard input."
+        text = " ".join(line.plain[1:])
+        del line.plain[1:]
+        return proposal(problem, name, line.words(), before=f"echo {join_words([text])} | ")
+    extra = line.plain[len(line.arguments) :]
+    free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
+    if "extra argument" not in error.format_message() or not 0 < len(extra) <= len(free):
+        return usage_error(error, path)
+    if free[0] in ("--output", "--run-dir") and any(map(os.path.isfile, extra)):
+        files = line.plain[len(line.arguments) - 1 :]
+        problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(files)}."
+        return ConfigError(problem, fix="Merge the files. `nmt evaluate` scores translations.")
+    del line.plain[len(line.arguments) :]
+    for flag, value in zip(free, extra, strict=False):
+        line.flags += [flag, value]
+    problem = f"{path}: too many arguments: {', '.join(extra)}."
+    if name == "score" and Path(line.plain[0]).is_file():
+        remark = " (scores translations with a reference; nmt score needs a model)"
+        return proposal(problem, "evaluate", [*line.plain, *extra], remark=remark)
+    return proposal(problem, name, line.words())
+
+
+def _is_file(word: str) -> bool:
+    return os.path.lexists(word) or _FILE.fullmatch(word) is not None
+
+
+def proposal(
+    problem: str,
+    name: str,
+    words: Sequence[str],
+    translation: Translation | None = None,
+    *,
+    before: str = "",
+    remark: str = "",
+) -> ConfigError:
+    """Return the error whose fix is a command, behind ``Type:`` if nmt accepts the command.
+
+    Args:
+        problem: What is wrong with the words that the user has typed.
+        name: The command, for example ``config check``.
+        words: The words after it. Those in capitals stand for values to fill in.
+        translation: Settings of the user, which are shown as YAML if the command is not accepted.
+        before: What the shell runs first.
+        remark: Explanation behind the command.
+    """
+    translation = translation or Translation()
+    overrides: list[str] = []
+    if name != "init":
+        for key, text in translation.settings.items():
+            overrides += ["--set", f"{key}={text}"]
+    command = f"{before}{join_words(['nmt', *name.split(), *words, *overrides])}{remark}"
+    fix = f"Type: {command}"
+    blanks = [x for x in words if _PLACEHOLDER.fullmatch(x) and not Path(x).exists()]
+    num_settings = len(translation.settings)
+    is_block = num_settings > _MAX_SETTINGS.get(name, num_settings)
+    try:
+        if blanks:
+            fix = f"Fill in {', '.join(blanks)}: {command}"
+        else:
+            check(name, [*words, *overrides])
+            is_block = is_block and name == "init"
+    except NmtError as refusal:
+        problem += f"\n  {refusal.problem}"
+        then = "Where the device is" if isinstance(refusal, DeviceError) else "Then"
+        fix = f"{refusal.fix.rstrip('.')}. {then}: {command}"
+        if isinstance(refusal.__cause__, _USAGE_ERROR):  # the command is not right
+            fix = refusal.fix
+    if is_block:
+        if name != "init":
+            problem = f"nmt {name}: these are options of another toolkit."
+            given = [word for word in words if word not in blanks]
+            flags = join_words(dropwhile(lambda word: not _FLAG.fullmatch(word), given))
+            fix = f"Write a configuration (nmt init SOURCE TARGET). Then: nmt {name} CONFIG {flags}"
+        fix += f"\n  {translation.as_yaml()}"
+    return ConfigError(f"{problem}{translation.rest()}", fix=fix)
+
+
+def check(name: str, words: Sequence[str]) -> None:
+    """Read a command line as nmt does, with the files and the device that it names.
 
     Raises:
-        ConfigError: The line contains a known mistake; the fix is the correct command.
+        NmtError: nmt would refuse the command line.
     """
-    spelling = Spelling(path, parameters)
-    line = spelling.read(args)
-    given = {spelling.long.get(word.partition("=")[0]) for word in args if word[:1] == "-" != word}
-    _refuse_other_inputs(spelling, line, has_unknown=None in given and not line.found)
-    if line.found:
-        named = [f"{x} (here: {ours.removeprefix(_REMARK)})" for x, ours in line.found.items()]
-        problem = f"{path}: unknown option {', '.join(named)}."
-        raise ConfigError(problem, fix=f"Type: {spelling.command(line)}")
-    if any(flag == "--set" and "=" not in value for flag, value in pairwise(line.flags)):
-        return  # the extra word is its value
-    free = [flag for flag in _BY_POSITION.get(spelling.name, ()) if flag not in given]
-    num_arguments = len(spelling.arguments)
-    extra = line.plain[num_arguments:]
-    if extra and len(extra) <= len(free) and None not in given and not spelling.has_many:
-        line.plain = line.plain[:num_arguments]
-        line.flags += [word for pair in zip(free, extra, strict=False) for word in pair]
-        problem = f"{path}: too many arguments: {', '.join(extra)}."
-        raise ConfigError(problem, fix=f"Type: {spelling.command(line)}")
+    entry = COMMANDS[name]
+    command = make_command(name, entry, load_attribute("nmt.cli.app:Command"))
+    values = parsed(command, name, words)
+    options = make_options(load_attribute(entry.options), values)
+    model = getattr(options, "model", None)
+    if isinstance(model, Path) and name != "inspect":
+        load_attribute("nmt.checkpoint.model_folder:load_folder_config")(model)
+    device = getattr(options, "device", None) or "auto"
+    config = getattr(options, "config", None)
+    if config:
+        overrides = getattr(options, "overrides", options.set_)
+        load_config = load_attribute("nmt.commands.config:load_config")
+        device = load_config(config, overrides, explain=lambda _: None).training.device
+    if device != "auto":
+        load_attribute("nmt.device.device:choose_device")(device)
+    for option, value in vars(options).items():
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path) and name != "import":
+                _check_path(path, is_output=option in _OUTPUTS)
 
 
-def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -> None:
-    """Raise an error for text files as CONFIG, sentences, and checkpoints of other tools."""
-    texts = [line.arguments.get(side) for side in SIDES] if spelling.trains else []
-    if spelling.trains and len(line.plain) > 1 and all(map(os.path.isfile, line.plain)):
-        texts += [] if line.plain[0].endswith((".yaml", ".yml")) else line.plain[:2]
-    if prefix := line.arguments.get("PREFIX"):
-        texts = [f"{prefix}.{code}" for code in [*line.codes, *SIDES][:2]]
-    if any(texts):
-        files = [text or side for text, side in zip(texts[-2:], SIDES, strict=True)]
-        fix = f"Type: nmt init {join_words(files)} (writes a configuration for two text files)"
-        raise ConfigError(f"{spelling.path} needs a configuration, not text files.", fix=fix)
-    models = [*line.arguments.values(), *line.plain][:2] if "MODEL" in spelling.arguments else []
-    if model := next(filter(_CHECKPOINT.fullmatch, models), None):
-        origin = "a run folder of `nmt train` or a model folder of `nmt import`"
-        fix = f"Type: {spelling.path} RUN FILE, where RUN is {origin}."
-        raise ConfigError(f"{model} is a checkpoint of a different tool.", fix=fix)
-    words = line.plain[1:] if spelling.name == "translate" and not has_unknown else []
-    if len(words) > 1 and not any(os.path.lexists(x) or _FILE.fullmatch(x) for x in words):
-        line.plain = line.plain[:1]
-        problem = f"{spelling.path} reads text from a file or from standard input."
-        fix = f"Type: echo {join_words([' '.join(words)])} | {spelling.command(line)}"
-        raise ConfigError(problem, fix=fix)
+def _check_path(path: Path, *, is_output: bool) -> None:
+    if is_output and path.is_file():
+        raise ConfigError(f"{path} exists and would be replaced.", fix="Choose another name.")
+    if not is_output and not path.exists() and ":" not in path.name:
+        raise ConfigError(f"{path} does not exist.", fix="Correct the path.")
 
 
-@dataclass
+def parsed(command: Any, name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a command's parameters; raises `ConfigError` for Typer's errors."""
+    context = command.context_class(command, info_name=name)
+    try:
+        with context:
+            command.read(context, words)
+    except _USAGE_ERROR as error:
+        raise usage_error(error, f"nmt {name}") from error
+    return dict(context.params)
+
+
+def usage_error(error: Any, path: str) -> ConfigError:
+    """Return Typer's error as ours."""
+    problem = error.format_message().replace("Value error, ", "").rstrip(".")
+    return ConfigError(f"{problem}.", fix=f"Run `{path} --help` for arguments and options.")
+
+
 class Line:
-    """A parsed command line, in which nmt's flags replace those of other tools."""
-
-    plain: list[str] = field(default_factory=list)  # Words without a flag.
-    flags: list[str] = field(default_factory=list)  # Flags and their values.
-    found: dict[str, str] = field(default_factory=dict)  # Flag of another tool -> ours.
-    # Values of foreign flags that are arguments here.
-    arguments: dict[str, str] = field(default_factory=dict)
-    codes: list[str] = field(default_factory=list)  # Language codes in place of files.
-
-
-class Spelling:
-    """The flags and arguments of one command, with the names in other tools.
+    """A command line, in which nmt's words replace those of other tools.
 
     Args:
-        path: The full command, for example ``nmt translate``.
-        parameters: Typer's parameters of the command.
+        command: The Typer command.
+        name: Its name without ``nmt``.
+        args: The words after the name.
+        is_named: Whether the first argument, such as CONFIG, is among them.
     """
 
-    def __init__(self, path: str, parameters: Sequence[Any]) -> None:
-        self.path, self.name = path, path.rpartition(" ")[2]
-        options = [each for each in parameters if each.param_type_name == "option"]
-        names = [(name, each) for each in options for name in (*each.opts, *each.secondary_opts)]
-        self._num_values = {name: 0 if x.is_flag or x.count else x.nargs for name, x in names}
-        # Options that several values may follow, such as FILE...
-        self._spread = {name for name, x in names if (x.metavar or "").endswith("...")}
-        self.long = {name: parameter_name(each) for name, each in names}
-        arguments = [each for each in parameters if each.param_type_name == "argument"]
-        self.arguments = [parameter_name(each) for each in arguments]
+    def __init__(
+        self, command: Any, name: str, args: Sequence[str], *, is_named: bool = True
+    ) -> None:
+        self.renamed: list[str] = []  # Flags of other tools, with ours.
+        self.translation = Translation()  # What is set in the configuration.
+        self.plain: list[str] = []  # Words without a flag.
+        self.flags: list[str] = []  # Flags and their values.
+        self.places: dict[str, str] = {}  # Values of flags that are arguments here.
+        self.arguments: list[str] = []
+        self._name = name
+        self._trains = name in ("train", "prepare")
+        self._codes: list[str] = []  # Language codes in place of files.
+        self._command = command
+        self._is_named = is_named
+        self._options: dict[str, Any] = {}  # Flag -> Typer's parameter.
+        for parameter in command.params:
+            if parameter.param_type_name == "argument":
+                self.arguments.append(parameter_name(parameter))
+            else:
+                flags = (*parameter.opts, *parameter.secondary_opts)
+                self._options.update(dict.fromkeys(flags, parameter))
         if self.arguments == ["PLACE"]:  # two files are the usual places
-            self.arguments = list(SIDES)
-        self.has_many = any(each.nargs < 0 for each in arguments)
-        self.trains = self.name in ("train", "prepare")
+            self.arguments = list(_SIDES)
+        rest = deque(args)
+        while rest:
+            self._read(rest.popleft(), rest)
+        if self._codes and "--languages" in self._options:
+            self.flags += ["--languages", "-".join([*self._codes, "TARGET"][:2])]
 
-    def read(self, args: Sequence[str]) -> Line:
-        """Parse a command line; replace flags of other tools with flags of nmt."""
-        line, rest = Line(), deque(args)
-        is_named = any(
-            word[:1] != "-"
-            and not _METRIC.fullmatch(word)
-            and (before[:1] != "-" or "=" in before or not self._num_values.get(before, 1))
-            for before, word in pairwise(["", *args])
-        )
-        while rest and (word := rest.popleft()) != "--":  # no flag comes after it
-            name, equals, value = word.partition("=")
-            if name in self._num_values:
-                count = max(self._num_values[name] - bool(equals), 0)
-                values = [rest.popleft() for _ in range(min(count, len(rest)))]
-                while name in self._spread and rest and not rest[0].startswith("-"):
-                    values.append(rest.popleft())
-                if count > 1 and (len(values) < count or any(x[:1] == "-" for x in values)):
-                    raise ConfigError(f"{name} needs {count} values.", fix=f"Pass {count} values.")
-                line.flags += [word, *values]
-            elif _METRIC.fullmatch(word) and line.flags[-2:-1] in (["--metric"], ["-m"]):
-                line.flags[-1] += f",{word}"
-                line.found[word] = f"--metric {line.flags[-1]}"
-            elif word == "-" or not word.startswith("-"):
-                line.plain.append(word)
-            elif ours := self._ours(name, is_named):
-                if not equals and rest and self._is_value(ours, rest[0]):
-                    value = rest.popleft()
-                self._replace(line, rest, (name, ours, value))
-            else:
-                line.flags.append(word)
-        line.plain += rest
-        if line.codes and "--languages" not in map(self.long.get, line.flags):
-            line.flags += ["--languages", "-".join([*line.codes, "TARGET"][:2])]
-        return line
+    def _read(self, word: str, rest: deque[str]) -> None:
+        """Add a word, and its values if it is a flag."""
+        flag, equals, value = word.partition("=")
+        if word == "--":  # no flag comes after it
+            self.plain += rest
+            rest.clear()
+        elif not _FLAG.fullmatch(word):
+            self.plain.append(word)
+        elif flag in self._options and equals:
+            self.flags.append(word)
+        else:
+            if equals:
+                rest.appendleft(value)
+            ours = flag
+            if flag not in self._options:
+                ours = self._ours(normal(flag.lstrip("-")))
+            self._replace(flag, ours, self._values(flag, ours, rest))
 
-    def _replace(self, line: Line, rest: deque[str], foreign: tuple[str, str, str]) -> None:
-        """Add the replacement of a flag (name, replacement, value) to ``line`` or ``rest``."""
-        name, ours, value = foreign
-        target, _, remark = ours.partition(_REMARK)
-        flag, _, fixed = target.partition(" ")
-        line.found[name] = ours
-        if flag in ("--input", "--output", *SIDES) and _LANGUAGE.fullmatch(value):
-            ours = {"--input": "--from", "--output": "--to"}.get(flag, "--languages")
-            line.found[name] = ours
-            line.codes += [value] if flag in SIDES else []
-            line.flags += [] if flag in SIDES else [ours, value]
-        elif target.isupper():
-            if target in line.arguments:
-                values = f"{line.arguments[target]} and {value}"
-                fix = "Merge the files, or override single keys with --set KEY=VALUE."
-                raise ConfigError(f"{self.path} accepts only one {target}: {values}.", fix=fix)
-            line.arguments[target] = value or target
-        elif ours in self._num_values:
-            rest.extendleft([value or "VALUE", ours] if self._num_values[ours] > 0 else [ours])
-        elif flag in self._num_values and fixed and not (remark and flag in line.flags):
-            if fixed.endswith("cuda") and value.isdecimal() and int(value):
-                fixed += f":{value}"
-            elif flag == "--set" and "=" not in fixed:
-                fixed += f"={value or ('true' if _is_switch(fixed) else 'VALUE')}"
-            line.flags += [flag, fixed]
+    def _num_values(self, flag: str) -> int:
+        """Return how many values nmt's flag has; a large number for FILE..."""
+        option = self._options[flag]
+        if option.is_flag or option.count:
+            return 0
+        return _MANY if (option.metavar or "").endswith("...") else int(option.nargs)
 
-    def command(self, line: Line) -> str:
-        """Return the corrected command, with placeholders for missing arguments."""
-        plain = list(line.plain)
-        for name in sorted(line.arguments, key=self.arguments.index):
-            place = self.arguments.index(name)
-            plain += self.arguments[len(plain) : place]  # placeholders of missing arguments
-            plain.insert(place, line.arguments[name])
-        return f"{self.path} {join_words([*plain, *line.flags])}".rstrip()
-
-    def _ours(self, name: str, is_named: bool) -> str | None:
-        """Return the flag or argument of this command for a flag of another tool, or None."""
-        word = name.lstrip("-").lower().replace("-", "_")
-        for ours in self._candidates(word) if word else ():
+    def _ours(self, word: str) -> str:
+        """Return nmt's flag, argument or ``--set KEY`` for a flag of another tool, or nothing."""
+        listed = [f"--{word.replace('_', '-')}", *aliases().get(word, ())]
+        key = ""
+        if len(word) > 1:  # single letters are symbols in formulas
+            key = known_key((word,))
+            listed += [f"--{key.rpartition('.')[2].replace('_', '-')}", f"--set {key}"]
+        for ours in listed:
             target = re.split("[ :]", ours)[0]
-            if ours.startswith("--set "):  # other keys of a trained model are fixed
-                fits = "CONFIG" in self.arguments or ours.startswith("--set decoding.")
-                fits = fits and "--set" in self._num_values
+            fits = target in self._options or target in self.arguments or not target
+            if target == "--set":
+                is_set = "CONFIG" in self.arguments or ours.startswith("--set decoding.")
+                fits = fits and is_set and key != ""
             elif target == "--hypothesis" and word in ("i", "input"):
-                fits = "--hypothesis" in self._num_values and not is_named  # else of the model
+                fits = fits and not self._is_named  # else of the model
             elif target == "--to" and word in ("t", "target", "f", "format"):
-                fits = "--to" in self._num_values and "--from" not in self._num_values  # export
-            elif target in (*SIDES, "PREFIX") and self.trains:
-                fits = not is_named
-            else:
-                known = (*self.arguments, *self._num_values)
-                fits = not (is_of_command_line(ours) and target) or target in known
+                fits = fits and "--from" not in self._options  # export
+            elif target in (*_SIDES, "PREFIX") and self._trains:
+                fits = not self._is_named
             if fits:
                 return ours
-        return None
+        near = get_close_matches(listed[0], self._options, n=1, cutoff=0.85)
+        return near[0] if near else f": {key} in the configuration" * bool(key)
 
-    @staticmethod
-    def _candidates(word: str) -> Iterator[str]:
-        listed = aliases().get(word, ())
-        yield f"--{word.replace('_', '-')}"
-        yield from filter(is_of_command_line, listed)
-        if len(word) > 1:  # single letters are symbols in formulas
-            named = [".".join(key.path) for key in all_keys() if key.path[-1] == word]
-            keys = [key for key in listed if not is_of_command_line(key)] or named
-            plain = [key for key in keys if re.fullmatch(r"[a-z_0-9.]+", key)]  # without a remark
-            yield from (f"--{key.rpartition('.')[2].replace('_', '-')}" for key in plain)
-            yield from (f"--set {key}" for key in plain)
-            yield from (f"{key} in the configuration" for key in keys)
-
-    def _is_value(self, ours: str, following: str) -> bool:
-        """Return whether the word after a flag of another tool is the value of the flag."""
+    def _values(self, foreign: str, ours: str, rest: deque[str]) -> list[str]:
+        """Take the values of a flag."""
         flag, _, fixed = ours.partition(_REMARK)[0].partition(" ")
-        is_whole = "=" in fixed or _is_switch(fixed) if flag == "--set" else bool(fixed)
-        is_whole = is_whole and "{" not in ours  # a JSON field has a value
-        if is_whole or not self._num_values.get(flag, True):
-            return _SWITCH_VALUE.fullmatch(following) is not None
-        return following == "-" or not following.startswith("-")
+        num_values = _MANY
+        is_switch = bool(fixed) and "{" not in ours
+        if flag == "--set" and fixed:
+            key = find_key(fixed.split("."))
+            is_switch = "=" in fixed or (key is not None and key.allowed == "true or false")
+        elif flag == foreign and not (self._trains and self._num_values(flag)):
+            num_values = self._num_values(flag)
+        elif flag in self._options and not fixed:
+            is_switch = self._num_values(flag) == 0
+        values: list[str] = []
+        while rest and len(values) < num_values and not _FLAG.fullmatch(rest[0]):
+            word = rest[0]
+            # A file may be an argument of the command.
+            is_file = word.endswith((".yaml", ".yml")) if self._trains else Path(word).exists()
+            is_next = is_file and (values or not ours)
+            if is_next or (is_switch and (values or not _SWITCH_VALUE.fullmatch(word))):
+                break
+            values.append(rest.popleft())
+        return values
 
+    def _replace(self, foreign: str, ours: str, values: list[str]) -> None:
+        """Add a flag and its values in nmt's words."""
+        target, _, remark = ours.partition(_REMARK)
+        flag, _, fixed = target.partition(" ")
+        value = ",".join(values)
+        typed = " ".join([foreign, *values])
+        words: list[str] = []
+        if flag in _OF_TEXTS and LANGUAGE.fullmatch(value):
+            ours = _OF_TEXTS[flag]
+            if flag in _SIDES:
+                self._codes.append(value)
+            else:
+                words = [ours, value]
+        elif flag == "--set" and fixed:
+            text = {0: "true", 1: value}.get(len(values), f"[{', '.join(values)}]")
+            if not self.translation.add(typed, fixed, text):
+                return
+        elif target.isupper():
+            if target in self.places:
+                self.plain += values[:1]
+            self.places.setdefault(target, [*values, target][0])
+            for other in values[1:]:  # an ensemble
+                words += ["--with", other]
+        elif fixed:
+            if fixed.endswith("cuda") and value.isdecimal() and int(value):
+                fixed += f":{value}"
+            if not remark or flag not in self.flags:
+                words = [flag, fixed]
+        elif flag in self._options:
+            words = [flag, *values]
+            if self._num_values(flag) <= 1:
+                words = [flag, value][: 1 + self._num_values(flag)]
+            meanings = [x for x in aliases().get(normal(value), ()) if x.startswith(f"{flag} ")]
+            if meanings:
+                ours = meanings[0]
+                words = ours.split()
+        if not ours or not self._accepts(words):
+            self.translation.left.append(typed)
+            return
+        self.flags += words
+        if ours != foreign:
+            self.renamed.append(f"{typed} (here: {ours.removeprefix(_REMARK)})")
 
-def _is_switch(key: str) -> bool:
-    found = find_key(key.split("."))
-    return found is not None and found.allowed == "true or false"
+    def _accepts(self, words: Sequence[str]) -> bool:
+        """Return whether nmt accepts a flag with its values."""
+        try:
+            parsed(self._command, self._name, words)
+        except ConfigError as error:
+            # Typer's error without a message means that an argument is missing.
+            return error.__cause__ is not None and not getattr(error.__cause__, "message", "")
+        return True
+
+    def names_first(self) -> bool:
+        """Return whether the first argument, such as CONFIG or MODEL, is among the words."""
+        if self._name == "evaluate" and all(map(os.path.isfile, self.plain)):
+            return bool(self.places)
+        return bool(self.plain or self.places)
+
+    def words(self) -> list[str]:
+        """Return the words of the command, with placeholders for arguments that are missing."""
+        plain = list(self.plain)
+        if self._name == "evaluate" and plain and not self._is_named:  # sacreBLEU's references
+            plain.insert(0, "--reference")
+        for name in sorted(self.places, key=self.arguments.index):
+            place = self.arguments.index(name)
+            plain += self.arguments[len(plain) : place]
+            plain.insert(place, self.places[name])
+        words = [*plain, *self.flags]
+        for parameter in self.missing(len(plain)):
+            words.append(parameter_name(parameter))
+            if parameter.param_type_name != "argument":
+                words.append(parameter.metavar)
+        return words
+
+    def missing(self, num_plain: int) -> list[Any]:
+        """Return the required parameters that are not among some arguments and the flags."""
+        missing: list[Any] = []
+        for parameter in self._command.params:
+            is_given = bool({*parameter.opts} & {*self.flags})
+            if parameter.param_type_name == "argument":
+                num_plain -= 1
+                is_given = num_plain >= 0
+            if parameter.required and not is_given:
+                missing.append(parameter)
+        return missing
+
+    def texts(self) -> list[str]:
+        """Return two texts that are passed in place of a configuration, if there are any."""
+        places = self.places
+        if not self._trains:
+            return []
+        files = list(filter(os.path.isfile, self.plain))
+        if len(files) > 1 and not files[0].endswith((".yaml", ".yml")):
+            return files[:2]
+        if "PREFIX" in places:
+            settings = self.translation.settings
+            languages = filter(None, map(settings.get, LANGUAGE_KEYS))
+            codes = [*self._codes, *languages, *_SIDES]
+            return [f"{places['PREFIX']}.{code}" for code in codes[:2]]
+        if places.keys().isdisjoint(_SIDES):
+            return []
+        return [places.get(side, side) for side in _SIDES]

@@ -157,6 +157,7 @@ def _load_translator(options: AugmentOptions) -> Translator:
         first_model,
         ensemble=Ensemble(tuple(other_models)),
         checkpoint=options.checkpoint,
+        device=options.device,
         threads=options.threads,
         engine=options.engine,
         guard=options.guard,
@@ -190,7 +191,9 @@ def check_output_folder(output: Path, settings: Mapping[str, Any], command: str)
         if names:
             problem = f"{output} was created with different settings: {', '.join(names)}."
     # Hidden files, such as the lock, may be there.
-    elif output.is_dir() and any(entry.name[0] != "." for entry in output.iterdir()):
+    elif output.is_file() or (
+        output.is_dir() and any(entry.name[0] != "." for entry in output.iterdir())
+    ):
         problem = f"{output} is not empty and was not created by `nmt {command}`."
     if problem:
         raise ConfigError(problem, fix="Choose a new folder, or use the same settings to resume.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nmt.checkpoint.files import list_checkpoints
 from nmt.checkpoint.run import changed_settings, recorded_settings
@@ -31,7 +32,7 @@ _measure_text = partial(measure_text, enough=ENOUGH_CHARACTERS)
 
 
 def load_config(
-    path: Path | str,
+    path: Path | str | Mapping[str, Any],
     overrides: Sequence[str] = (),
     *,
     explain: Callable[[Choice], None] | None = None,
@@ -41,7 +42,7 @@ def load_config(
     If training would resume a run, keys that the file leaves open have the values of that run.
 
     Args:
-        path: A YAML file.
+        path: A YAML file, or the keys and values of one.
         overrides: ``section.key=value`` each, with a YAML value; later overrides win.
         explain: Called with the values that follow the size of the text. None: they are logged.
 
@@ -50,10 +51,11 @@ def load_config(
             corpora is unknown.
         DataError: Training has no limit, and a file of the corpora is missing.
     """
+    name = "configuration" if isinstance(path, Mapping) else path
 
     def log(choice: Choice) -> None:
         if choice.depends_on_text:
-            logger.info("%s: %s", path, choice)
+            logger.info("%s: %s", name, choice)
 
     config = loader.load_config(
         path,
@@ -67,7 +69,7 @@ def load_config(
     values = _values_of_run(config, path, overrides)
     if values:
         text = "%s leaves keys open that %s has set; the run keeps its values:\n  %s"
-        logger.info(text, path, config.run_dir / CONFIG, "\n  ".join(values))
+        logger.info(text, name, config.run_dir / CONFIG, "\n  ".join(values))
     return config
 
 
@@ -83,7 +85,9 @@ def with_metric(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def _values_of_run(config: RunConfig, path: Path | str, overrides: Sequence[str]) -> list[str]:
+def _values_of_run(
+    config: RunConfig, path: Path | str | Mapping[str, Any], overrides: Sequence[str]
+) -> list[str]:
     """Return the values of a resumed run that its configuration file would not give, as text.
 
     Args:

@@ -20,13 +20,14 @@ from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config
 from nmt.commands import evaluation_set
 from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_systems
-from nmt.commands.loading import loading_arguments, mbr
+from nmt.commands.loading import check_output, loading_arguments, mbr
 from nmt.commands.options import EvaluateOptions, TextResult
-from nmt.config.language_codes import primary_code
+from nmt.config.flag import as_overrides
+from nmt.config.language_codes import is_same_language, primary_code
 from nmt.config.loader import load_inference
 from nmt.data.checks import likely_language
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files.atomic import check_output, open_output
+from nmt.files.atomic import open_output
 from nmt.files.progress import progress_bar
 from nmt.inference.guard import GuardCounts
 from nmt.inference.translator import Translator
@@ -110,6 +111,11 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         inputs += test.files
     for model in models_and_baseline:
         inputs += model.files
+    # The test sets are those of the first model, or have the languages that the user says.
+    compared = models_and_baseline[1:] if models else models_and_baseline
+    for model in compared:
+        for test in tests:
+            model.check_languages(test)
     for path in (*options.report, options.save_hypotheses):
         check_output(path, *inputs)
 
@@ -166,7 +172,7 @@ class EvaluatedModel:
         load_folder_config(folder)  # explains why a folder is not a model
         # Decoding flags become overrides, so that they are validated with the configuration.
         # n_best is 1, because one translation is scored; otherwise a small beam would be refused.
-        flags = [f"decoding.{name}={value}" for name, value in options.decoding().items()]
+        flags = as_overrides(options.decoding(), "decoding.")
         overrides = [*options.set_, *flags, "decoding.n_best=1"]
         self.config, record = load_inference(folder / CONFIG, overrides, read=_READ)
         self.configured = ConfiguredSets.of(self.config, record, folder)
@@ -190,6 +196,26 @@ class EvaluatedModel:
         self.name = " + ".join(map(str, self.files))
         self._translator: Translator | None = None
         self.target_tokenizer: Tokenizer | None = None  # known after a translation
+
+    def check_languages(self, test: EvaluationSet) -> None:
+        """Check that the model, if it has one language pair, translates a test set of this pair.
+
+        Raises:
+            ConfigError: It translates other languages.
+        """
+        pair: tuple[Any, Any] = (test.source_language, test.target_language)
+        if self.has_languages or None in pair:
+            return
+        for direction in self.configured.directions:
+            # A code with three letters may mean a group of languages.
+            codes = zip(pair, direction, strict=True)
+            if all(is_same_language(a, b) or len(primary_code(b)) > 2 for a, b in codes):
+                return
+        directions = ", ".join(map(str, self.configured.directions))
+        raise ConfigError(
+            f"{self.name} translates {directions}, but {test.name} is {'-'.join(pair)}.",
+            fix="Compare models and test sets of one language pair.",
+        )
 
     def translate(self, name: str, lines: Sequence[str], test: EvaluationSet) -> System:
         """Translate lines.
@@ -459,7 +485,7 @@ def _warn(evaluated_set: EvaluatedSet) -> None:
     for text in odd_texts(systems, reference, options.tokenize, test.target_language):
         logger.warning("%s", text)
     expected_language = likely_language(reference)  # None if it is unclear
-    for system in systems:
+    for system in filter(None, [*systems, evaluated_set.baseline]):
         language = likely_language(system.lines)
         if expected_language and language not in (None, expected_language):
             text = "%s looks like %s, but the reference looks like %s: wrong file?"

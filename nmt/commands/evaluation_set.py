@@ -41,6 +41,7 @@ from nmt.data.corpus import (
     valid_sets,
 )
 from nmt.data.formats.file_names import is_set
+from nmt.data.formats.json_lines import object_of
 from nmt.data.formats.pair import BadPair, Pair, ReadOptions, place_of
 from nmt.data.formats.text import open_sides
 from nmt.data.hubs import published_names, published_test_set
@@ -141,13 +142,19 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     if all(path.is_dir() or path.suffix == ".yaml" for path in paths):
         return options  # loading a configuration as a model explains that mistake
     first, *more_paths = paths
+    metrics = [path.name for path in paths if path.name in METRICS and not path.exists()]
+    if metrics:
+        separated = ",".join([*options.metric, *metrics])
+        fix = f"Separate metrics by commas: `metric` {separated}"
+        raise ConfigError(f"{metrics[0]} is a metric, not a file.", fix=fix)
     if not (more_paths or first.is_file()):
         return options  # a model that is missing, which is reported when it is loaded
     # In the commands that the errors propose, the last file is the reference.
     references = more_paths[-1:] or [Path("REFERENCE")]
+    lead = "Type" if all(path.exists() for path in paths) and more_paths else "Fill in the files"
     if first.is_dir():
         fix = shell_command("evaluate", first, source=more_paths[:-1], reference=references)
-        raise ConfigError(f"{first} is a model, so the files need flags.", fix=f"Type: {fix}")
+        raise ConfigError(f"{first} is a model, so the files need flags.", fix=f"{lead}: {fix}")
     if not options.hypothesis:
         sorted_options = replace(options, models=(), hypothesis=(first,))
         if len(more_paths) == 1 and not options.reference:
@@ -159,7 +166,7 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
         problem = f"Several files without flags: {', '.join(map(str, paths))}."
     hypotheses = [first, *more_paths[:-1], *options.hypothesis]
     fix = shell_command("evaluate", hypothesis=hypotheses, reference=references)
-    raise ConfigError(problem, fix=f"Type: {fix}")
+    raise ConfigError(problem, fix=f"{lead}: {fix}")
 
 
 def check_options(options: EvaluateOptions) -> None:
@@ -472,18 +479,34 @@ def read_systems(paths: Sequence[Path], test: EvaluationSet, limit: int | None) 
     A system is named after its file; with the folder if two files have the same name.
 
     Raises:
-        DataError: The number of lines does not match the test set, or the text is segmented or
-            escaped.
+        DataError: The number of lines does not match the test set, the text is segmented or
+            escaped, or a JSON line has no translation.
     """
     names = [Path(_display_name(path)).name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     systems = []
     for name, path in zip(names, paths, strict=True):
-        lines = _read_aligned(path, test, limit)
+        lines = _translations(_read_aligned(path, test, limit), name)
         check_plain(lines, _display_name(path))
         systems.append(System(name, lines))
     return systems
+
+
+def _translations(lines: Sequence[str], name: str) -> Sequence[str]:
+    """Return the translations in JSON lines of `nmt translate`; lines of plain text stay."""
+    texts: list[Any] = [(object_of(line) or {}).get("translation") for line in lines]
+    are_texts = [isinstance(text, str) for text in texts]
+    if not any(are_texts):
+        return lines
+    if not all(are_texts):
+        number = are_texts.index(False) + 1
+        raise DataError(
+            f"{name}, line {number:,}: the JSON has no translation.",
+            fix="Translate the file again, and correct the lines that nmt reports.",
+        )
+    logger.info("%s: the translations are read from JSON lines", name)
+    return texts
 
 
 def read_labels(

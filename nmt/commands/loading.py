@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.model_folder import CONFIG
 from nmt.commands.options import MbrOptions, ModelOptions, SearchOptions, user_values
-from nmt.config.loader import load_inference
+from nmt.config.flag import as_overrides
+from nmt.config.loader import corpora_in, load_inference, read_settings
 from nmt.data.checks import other_language
+from nmt.data.corpus import corpus_files
 from nmt.errors import ConfigError
+from nmt.files import atomic
 from nmt.inference.direction import MissingLanguageError
 from nmt.inference.engine import Ensemble
 from nmt.registry import load_attribute
@@ -23,6 +25,39 @@ if TYPE_CHECKING:
     from nmt.inference.translator import Translator
 
 logger = logging.getLogger(__name__)
+
+
+def check_output(output: Path | None, *inputs: Path | None) -> None:
+    """Check the path of an output file before any work starts.
+
+    A command must not overwrite its inputs (`nmt.files.atomic.check_output`), nor a training,
+    validation or test text that the configuration of an input names. Other files are replaced.
+
+    Args:
+        output: The file to write; None or ``-`` for standard output.
+        inputs: Files, models and configurations that are read; None and ``-`` for standard input.
+
+    Raises:
+        ConfigError: The file must not or cannot be written.
+    """
+    atomic.check_output(output, *inputs)
+    if output is None or not output.is_file():  # nothing can be lost
+        return
+    for path in filter(None, inputs):
+        config = path / CONFIG if path.is_dir() else path
+        if any(text.is_file() and text.samefile(output) for text in _texts(config)):
+            raise ConfigError(
+                f"{output} is a text of the corpora or test sets in {config}.",
+                fix="Choose another output file.",
+            )
+
+
+def _texts(config: Path) -> Iterator[Path]:
+    """Yield the files of the corpora that a configuration names; none if it cannot be read."""
+    if config.suffix in (".yaml", ".yml"):
+        with suppress(ConfigError):  # reading the model reports the problem
+            for _, corpus in corpora_in("data", read_settings(config).get("data")):
+                yield from corpus_files(corpus)
 
 
 def loading_arguments(options: ModelOptions) -> dict[str, Any]:
@@ -87,7 +122,7 @@ def decoding_changes(
     if not overrides:
         return dict(decoding)
     # Validate both together, because they can depend on each other.
-    flags = [f"decoding.{name}={json.dumps(value)}" for name, value in decoding.items()]
+    flags = as_overrides(decoding, "decoding.")
     config, _ = load_inference(model / CONFIG, [*overrides, *flags])
     return config.decoding.model_dump()
 

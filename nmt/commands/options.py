@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, get_args
 
-from nmt.config.flag import OF_THE_MODEL, Flag, Options, changed, file_name
+from nmt.config.flag import OF_THE_MODEL, Flag, Options, as_overrides, changed, file_name
 from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.files.lines import is_standard
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
@@ -78,6 +78,11 @@ _OVERRIDE = "Override a configuration key (`nmt config keys` lists all keys). Re
 _CHECKPOINT = "Checkpoint of a run folder: best, last, average or step-N."
 _OUTPUT = "Output file; .gz, .bz2 and .xz are compressed."
 _FOLDER = "Output model folder: a new or empty folder."
+_DEVICE = (
+    "Device; auto uses an NVIDIA GPU if there is one, cuda:1 is the second GPU, "
+    "mps is Apple's GPU, which auto never chooses."
+)
+_DEVICES = "[auto|cpu|cuda|cuda:N|mps]"
 _TAG = "Tag to put in front of every source line, such as a domain, for models trained with tags."
 _FROM = "Language of the source, if the model translates from several languages."
 _TO = "Language to translate into, if the model has several target languages."
@@ -94,6 +99,8 @@ OutputFolder = Annotated[Path, Flag(_FOLDER, "o", "FOLDER")]
 Tag = Annotated[Text, Flag(_TAG, metavar="TAG")]
 FromLanguage = Annotated[Text, Flag(_FROM, metavar="CODE")]
 ToLanguage = Annotated[Text, Flag(_TO, metavar="CODE")]
+Device = Annotated[str, Flag(_DEVICE, metavar=_DEVICES)]
+TrainingDevice = Annotated[Text, Flag(_DEVICE, metavar=_DEVICES, shown="training.device, or auto")]
 Threads = Annotated[Count, Flag("Number of CPU threads.", min=1, shown="all cores")]
 BeamSize = Annotated[Count, Flag(_BEAM, "b", min=1, shown=OF_THE_MODEL)]
 BatchTokens = Annotated[Count, Flag(_BATCH, min=1, shown=OF_THE_MODEL)]
@@ -108,8 +115,6 @@ class ModelOptions(Options):
     """Which models to load, and on which device.
 
     Args:
-        device: Device; auto uses an NVIDIA GPU if there is one, cuda:1 is the second GPU, mps is
-            Apple's GPU, which auto never chooses.
         with_: Additional model of an ensemble, with the same languages and vocabulary as MODEL.
             Repeatable.
         weights: Ensemble weights of MODEL and of each `with`, separated by commas.
@@ -120,14 +125,13 @@ class ModelOptions(Options):
     title = "Model"
 
     checkpoint: Checkpoint = "best"
-    device: Annotated[str, Flag(metavar="[auto|cpu|cuda|cuda:N|mps]")] = "auto"
+    device: Device = "auto"
     threads: Threads = None
     with_: Annotated[Files, Flag(metavar="MODEL2")] = ()
     weights: Annotated[tuple[float, ...] | None, _WEIGHTS] = None
     ensemble_mean: Annotated[_Mean, Flag(shown="arithmetic")] = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.with_ and self.ensemble_mean is not None:
             raise ConfigError(
                 "`ensemble_mean` needs `with`.", fix="Add `with` MODEL2, or remove `ensemble_mean`."
@@ -236,7 +240,6 @@ class PrepareOptions(PreparationOptions):
     json: Json = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         unused_names = changed(self, *PreparationOptions.__dataclass_fields__)
         if self.verify and unused_names:
             name = unused_names[0]
@@ -265,18 +268,17 @@ class TrainOptions(Options):
     run_dir: Annotated[File, Flag(metavar="FOLDER")] = None
     strict_resume: bool = False
     exact: bool = False
+    device: TrainingDevice = None
+    threads: Threads = None
     devices: Annotated[int, Flag(min=1)] = 1
     dry_run: bool = False
     json: Json = False
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Overrides of configuration keys, including the run folder."""
-        if self.run_dir is None:
-            return self.set_
-        # A YAML string in single quotes takes any path as text.
-        quoted = str(self.run_dir).replace("'", "''")
-        return (*self.set_, f"run_dir='{quoted}'")
+        """Overrides of configuration keys: those of the user, then the options that are keys."""
+        computing = as_overrides(user_values(self, "device", "threads"), "training.")
+        return (*self.set_, *computing, *as_overrides(user_values(self, "run_dir")))
 
 
 class AverageOptions(Options):
@@ -297,7 +299,6 @@ class AverageOptions(Options):
     json: Json = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         names = changed(self, "last", "best", "step")
         if len(names) > 1:
             raise ConfigError(
@@ -342,6 +343,7 @@ class AugmentOptions(Options):
     beam_size: BeamSize = None
     shard_lines: Annotated[int, Flag(min=1)] = 10_000
     checkpoint: Checkpoint = "best"
+    device: Device = "auto"
     threads: Threads = None
     set_: Overrides = ()
     json: Json = False

@@ -12,10 +12,10 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO
 
-from nmt.commands.loading import decoding_changes, loading_arguments
+from nmt.commands.loading import check_output, decoding_changes, loading_arguments
 from nmt.commands.options import ScoreOptions, user_values
 from nmt.errors import DataError
-from nmt.files.atomic import check_output, open_output
+from nmt.files.atomic import open_output
 from nmt.files.lines import MAX_CHUNK_LINES, LineDecoder, is_standard, open_input, read_chunks
 from nmt.files.progress import file_bar
 from nmt.inference.direction import LanguageOptions
@@ -36,7 +36,7 @@ def score(options: ScoreOptions) -> None:
     source = options.source
     target = options.target
     languages = LanguageOptions(options.from_, options.to, options.tag)
-    check_output(options.output, source, target, options.model)
+    check_output(options.output, source, target, options.model, *options.with_)
     decoding = user_values(options, "length_penalty", "batch_tokens")
     scorer = Scorer.load(options.model, **loading_arguments(options))
     scorer = scorer.with_options(**decoding_changes(options.model, options.set_, decoding))

@@ -82,6 +82,11 @@ def train(options: TrainOptions) -> CommandResult | None:
     config = load_config(options.config, options.overrides)
     if options.devices == 1:
         return fit(config, strict_resume=options.strict_resume, exact=options.exact)
+    if isinstance(options.config, Mapping):
+        raise ConfigError(
+            "Several processes cannot read a dictionary.",
+            fix="Write it to a file, and pass the file as `config`.",
+        )
     words = command_words(
         "train",
         options.config,

@@ -18,11 +18,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.commands.loading import decoding_changes, loading_arguments, mbr, warn_of_language
+from nmt.commands.loading import (
+    check_output,
+    decoding_changes,
+    loading_arguments,
+    mbr,
+    warn_of_language,
+)
 from nmt.commands.options import TranslateOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
-from nmt.files.atomic import check_output, open_output
+from nmt.files.atomic import open_output
 from nmt.files.lines import MAX_CHUNK_LINES, MAX_NOTES, LineDecoder, is_standard, open_input
 from nmt.files.progress import file_bar
 from nmt.inference import request
@@ -43,6 +49,7 @@ _BYTES_OF_A_LANGUAGE = 300  # fewer are not enough to recognize a language
 _NO_TEXT = {
     "jsonl?": "`input_format` json reads JSON objects",
     "csv|tsv": "every line is translated with all columns",
+    "pot?|tmx|xlf|xliff": "every line is translated with its markup",
 }  # regular expression of a file extension -> hint
 
 
@@ -60,7 +67,7 @@ def translate(options: TranslateOptions) -> None:
     """
     source = options.source
     _refuse_sentence(options.model, source)
-    check_output(options.output, source, options.model)
+    check_output(options.output, source, options.model, *options.with_)
     with joined_processes() as processes:
         with errors_only() if processes.rank else nullcontext():  # only the first process reports
             translator = load_translator(options)

@@ -39,6 +39,7 @@ from nmt.config.section import (
     Share,
 )
 from nmt.errors import did_you_mean
+from nmt.registry import names_of
 
 T = TypeVar("T")
 TAG_PATTERN = r"^<[^<>\s]+>$"
@@ -594,6 +595,7 @@ class LanguageRule(Rule):
     model: FilePath | None = None
 
 
+_Value = bool | int | float | str
 _REPORT: Any = "report"  # Of a `Rule`, which is validated.
 
 
@@ -685,7 +687,7 @@ class FilterConfig(Section):
     misaligned: Action = "report"
     scores: Annotated[Rule, _Limit(None)] = _REPORT
     dual_cross_entropy: Annotated[Rule, _Limit(0.01, 0, 1)] = _REPORT
-    extra: dict[str, dict[str, bool | int | float | str]] = Field(default={})
+    extra: dict[str, dict[str, _Value | list[_Value]]] = Field(default={})
     on_bad_utf8: Literal["error", "skip"] = "error"
     on_bad_row: Literal["error", "skip"] = "error"
 
@@ -693,6 +695,12 @@ class FilterConfig(Section):
         """Return the action, and the limit if it has one, of a reason."""
         setting = getattr(self, reason)
         return setting if isinstance(setting, Rule) else Rule(action=setting)
+
+    def _disagreements(self) -> Iterator[str]:
+        names = names_of("filter of filters.extra")
+        for name in self.extra:
+            if name not in names:
+                yield f"extra.{name} is not a registered filter.{did_you_mean(name, names)}"
 
 
 _VocabSize = Annotated[int, Field(ge=5, le=1 << 20)]

@@ -54,13 +54,15 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+def _represent_text(dumper: _Dumper, value: str | Path) -> yaml.Node:
+    text = str(value)
     # Without double quotes, PyYAML folds these line ends into spaces.
     style = '"' if re.search("[\r\n\x85\u2028\u2029]", text) else None
     return dumper.represent_scalar(_CORE_TAG + "str", text, style=style)
 
 
 _Dumper.add_representer(str, _represent_text)
+_Dumper.add_multi_representer(Path, _represent_text)
 _Loader.yaml_implicit_resolvers = {}
 for _name, (_pattern, _first) in _RESOLVERS.items():
     for _class in (_Loader, _Dumper):
@@ -72,14 +74,20 @@ def dump_document(values: Any) -> str:
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
 
 
-def read_document(path: Path) -> YamlDocument:
+def read_document(path: Path | Mapping[str, Any]) -> YamlDocument:
     """Read one YAML file; ``@config/x`` means x in the folder of the file.
+
+    A mapping is a document without a file and without lines.
 
     A file ``configs/NAME`` that does not exist is read from the files that come with nmt.
 
     Raises:
         ConfigError: The file cannot be read, is not UTF-8, is too large, or is invalid.
     """
+    if isinstance(path, Mapping):
+        document = parse_document(dump_document(dict(path)), name="configuration")
+        document.lines = {(): 0}
+        return document
     try:
         file_path = shipped_file(path)
         with file_path.open("rb") as file:
@@ -169,10 +177,15 @@ class YamlDocument:
     """Parsed YAML with overrides; records the line or flag of each value.
 
     Only text, numbers, lists and dicts are constructed.
+
+    Args:
+        root: The parsed YAML; None for an empty document.
+        name: Name in messages, usually the path.
+        folder: Folder that replaces ``@config``. None keeps ``@config``.
     """
 
     def __init__(self, root: yaml.Node | None, name: str, folder: Path | None) -> None:
-        self._name = name
+        self.name = name
         self._folder = folder
         self._flags = dict[KeyPath, str]()  # Text of each override, by the path that it set.
         self.lines = dict[KeyPath, int]()  # Line of each value, from 1.
@@ -262,7 +275,7 @@ class YamlDocument:
         for prefix in prefixes:
             if prefix in self._flags:
                 return Place(True, line, f"`set` {self._flags[prefix]}")
-        text = self._name
+        text = self.name
         if nearest:  # not the whole document, which has no useful line
             text += f":{line}"
         # Overrides of its keys can break the rule of a section.
@@ -304,7 +317,7 @@ class YamlDocument:
         return section
 
     def _refusal(self, node: yaml.Node, problem: str, fix: str) -> ConfigError:
-        return ConfigError(f"{self._name}:{node.start_mark.line + 1}: {problem}.", fix=fix)
+        return ConfigError(f"{self.name}:{node.start_mark.line + 1}: {problem}.", fix=fix)
 
 
 def _without(places: dict[KeyPath, Any], path: KeyPath) -> dict[KeyPath, Any]:

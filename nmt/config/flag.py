@@ -15,15 +15,18 @@ load them.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import wraps
 from inspect import cleandoc
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from nmt.config.paths import expanded
+from nmt.errors import ConfigError
 
 # Shown as the default of a flag that is a key of the model's configuration.
 OF_THE_MODEL = "from the model"
@@ -58,30 +61,56 @@ def without_none(kind: Any) -> Any:
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base class of options: converts text to paths, and lists to tuples.
+    """Base class of options: converts text to paths, lists to tuples, and a dict to overrides.
 
     Subclasses become frozen dataclasses with keyword-only fields. This class itself has the options
-    of a command without flags.
+    of a command without flags. The underscore at the end of a field, as in ``set_``, is optional.
+
+    Raises:
+        ConfigError: There is no option of this name.
     """
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
+        assign = cls.__init__
 
-    def __post_init__(self) -> None:
-        kinds = get_type_hints(type(self))
-        for field in fields(self):
-            kind = without_none(kinds[field.name])
-            value = getattr(self, field.name)
-            is_path = Path in (kind, *get_args(kind))  # A path, or a tuple of paths.
-            # The dataclass is frozen, so only the `__setattr__` of `object` can change it.
-            if get_origin(kind) is tuple and isinstance(value, str | Path | Sequence):
-                if isinstance(value, str | Path):
-                    value = [value]
-                if is_path:
-                    value = map(Path, value)
-                object.__setattr__(self, field.name, tuple(value))
-            elif is_path and isinstance(value, str):
-                object.__setattr__(self, field.name, Path(value))
+        @wraps(assign)
+        def init(self: Options, **values: Any) -> None:
+            kinds = get_type_hints(cls)
+            arguments = {}
+            for name, value in values.items():
+                field = name if name in kinds else f"{name}_"
+                if field not in kinds:
+                    names = map(option_name, kinds)
+                    raise ConfigError.unknown(f"option of {cls.__name__}", name, names)
+                arguments[field] = _converted(value, without_none(kinds[field]))
+            assign(self, **arguments)
+
+        cls.__init__ = init  # type: ignore[method-assign,assignment]
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """Return the value of an option in the type of its field, except for a wrong value."""
+    is_path = Path in (kind, *get_args(kind))  # A path, or a tuple of paths.
+    if get_origin(kind) is not tuple or value is None:
+        return Path(value) if is_path and isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return tuple(as_overrides(value))
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        value = [value]
+    return tuple(map(Path, value) if is_path else value)
+
+
+def as_overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the override of each key, whose value becomes JSON.
+
+    >>> as_overrides({"threads": 2, "freeze": ["encoder"]}, "training.")
+    ['training.threads=2', 'training.freeze=["encoder"]']
+    """
+    texts = {
+        key: json.dumps(value, ensure_ascii=False, default=str) for key, value in values.items()
+    }
+    return [f"{prefix}{key}={text}" for key, text in texts.items()]
 
 
 def meanings_of(docstring: str | None) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +22,14 @@ from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, nearest_word
 
 KeyPath = tuple[str | int, ...]  # Keys and list positions from the root.
+Parts = Sequence[str | int]  # The same, as a list or tuple.
 Schema = Mapping[str, Any]  # A section or field of a JSON schema.
 
 ANY: Final = "*"  # In a `Key` path: any list position, or any name that users choose.
+
+LANGUAGE: Final = re.compile("(?!out)[a-z]{2,3}")
+_MIN_LIKENESS = 0.66
+_MAX_SHOWN = 60  # Characters of a wrong value in a message.
 
 # Types and formats of JSON schema in words, and its limits.
 _KINDS: Mapping[str, str] = {
@@ -57,47 +64,67 @@ def all_keys() -> tuple[Key, ...]:
 def _walk(section: Schema, sections: Schema, path: tuple[str, ...]) -> Iterator[Key]:
     """Yield the keys of a section of the JSON schema, and of the sections in it."""
     meanings = meanings_of(section.get("description"))
-    for name, field in section.get("properties", {}).items():
-        outer = inner = (*path, name)
-        forms = field.get("anyOf", [field])
+    required = section.get("required", ())
+    for name, schema in section.get("properties", {}).items():
+        outer = (*path, name)
+        inner = outer
+        forms = schema.get("anyOf", [schema])
         value = next((form for form in forms if "$ref" in form), forms[-1])
         for part in ("items", "additionalProperties"):
-            if isinstance(field.get(part), dict) and "$ref" in field[part]:
-                value, inner = field[part], (*outer, ANY)
+            items = schema.get(part)
+            if isinstance(items, dict) and "$ref" in items:
+                value = items
+                inner = (*outer, ANY)
         below = sections.get(value.get("$ref", "").rpartition("/")[2])
-        is_section = below is not None and "allowed" not in field
-        default, is_given = field.get("default"), is_section or name in section.get("required", ())
-        summary = (below or {}).get("description", "").partition("\n\nArgs:")[0]
-        allowed = "a section" if is_section and inner == outer else describe_schema(field)
-        shown = "" if is_given else default if type(default) is str else json.dumps(default)
+        is_section = below is not None and "allowed" not in schema
+        summary = ""
+        if below:
+            summary = below.get("description", "").partition("\n\nArgs:")[0]
+        allowed = describe_schema(schema)
+        if is_section and inner == outer:
+            allowed = "a section"
+        default = schema.get("default")
+        if is_section or name in required:
+            default = ""
+        elif type(default) is not str:
+            default = json.dumps(default)
         about = meanings.get(name, " ".join(summary.split()))
-        yield Key(outer, allowed, shown, about, is_section)
+        yield Key(outer, allowed, default, about, is_section)
         if below:
             if inner != outer:
-                yield Key(inner, "a section", "", summary, True)
+                yield Key(inner, "a section", "", summary, is_section=True)
             yield from _walk(below, sections, inner)
 
 
-def describe_schema(field: Schema) -> str:
+def describe_schema(schema: Schema) -> str:
     """Describe the values that a field of a JSON schema allows.
 
     >>> describe_schema({"type": "integer", "minimum": 1})
     'a whole number, at least 1'
     """
-    if "allowed" in field:
-        return str(field["allowed"])
-    if options := field.get("anyOf", field.get("allOf")):
+    if "allowed" in schema:
+        return str(schema["allowed"])
+    options = schema.get("anyOf", schema.get("allOf"))
+    if options:
         return ", or ".join(map(describe_schema, options))
-    if "enum" in field.get("items", ()):
-        return f"a list of {describe_schema(field['items'])}"
-    if "prefixItems" in field:
-        parts = (describe_schema(each).partition(",")[0] for each in field["prefixItems"])
-        return f"a list of {' and '.join(parts)}"
-    if names := field.get("enum", [field["const"]] if "const" in field else []):
+    if "enum" in schema.get("items", ()):
+        return f"a list of {describe_schema(schema['items'])}"
+    if "prefixItems" in schema:
+        parts = map(describe_schema, schema["prefixItems"])
+        return f"a list of {' and '.join(part.partition(',')[0] for part in parts)}"
+    names = schema.get("enum", [])
+    if "const" in schema:
+        names = [schema["const"]]
+    if names:
         return ", ".join(map(str, names))
-    kind = "section" if "$ref" in field else field.get("format", field.get("type"))
-    bounds = (f"{words} {field[name]}" for name, words in _BOUNDS.items() if name in field)
-    return ", ".join([_KINDS.get(kind, "a value"), *bounds])
+    kind = schema.get("format", schema.get("type"))
+    if "$ref" in schema:
+        kind = "section"
+    words = [_KINDS.get(kind, "a value")]
+    for name, bound in _BOUNDS.items():
+        if name in schema:
+            words.append(f"{bound} {schema[name]}")
+    return ", ".join(words)
 
 
 def described_sections(start: str = "") -> Iterator[tuple[str, str, list[Key]]]:
@@ -120,7 +147,8 @@ def described_sections(start: str = "") -> Iterator[tuple[str, str, list[Key]]]:
     for section, about in [((), ""), *sections]:
         keys = [key for key in shown if key.path[:-1] == section and not key.is_section]
         if keys:
-            yield ".".join(section) or "Top level", " ".join(about.split()), keys
+            title = ".".join(section) or "Top level"
+            yield title, " ".join(about.split()), keys
 
 
 def describe_keys(start: str = "") -> str:
@@ -145,59 +173,100 @@ def describe_keys(start: str = "") -> str:
     return "\n\n".join(filter(None, blocks)).replace("``", "`") + "\n"
 
 
-def find_key(path: Sequence[str | int]) -> Key | None:
+def find_key(path: Parts) -> Key | None:
     """Return the key at a path, or None."""
     # Validation sets are described as a single section, but may be a list.
     names = tuple(part for part in path if not isinstance(part, int))
-    alike = (key for each in (path, names) for key in all_keys() if _is_at(key, each))
-    return next(alike, None)
+    for key in all_keys():
+        if _is_at(key, path) or (ANY not in key.path and _is_at(key, names)):
+            return key
+    return None
 
 
-def _is_at(key: Key, path: Sequence[str | int]) -> bool:
+def dotted(path: Parts) -> str:
+    """Return the text of a path."""
+    return ".".join(map(str, path))
+
+
+def _is_at(key: Key, path: Parts) -> bool:
     return len(key.path) == len(path) == _num_shared(key.path, path)
 
 
-def _num_shared(pattern: Sequence[str], path: Sequence[str | int]) -> int:
+def _num_shared(pattern: Sequence[str], path: Parts) -> int:
     """Return how many leading parts of ``path`` match the key path ``pattern``."""
     same = (known in (ANY, str(part)) for known, part in zip(pattern, path, strict=False))
     return len(list(takewhile(bool, same)))
 
 
-def nearest_key(path: Sequence[str | int]) -> str | None:
-    """Return the key most similar to an unknown key, dotted, or None.
+def known_key(path: Parts, value: Any = None) -> str:
+    """Return nmt's name for a key; empty if the key is unknown.
 
-    For another toolkit's name, returns nmt's name, which may be two keys or include a remark. Keys
-    of the same section are preferred.
+    For another toolkit's name, the answer may be two keys or ``KEY=VALUE``, or include a remark.
 
-    >>> nearest_key(("training", "lr"))
-    'training.schedule.peak_lr'
-    >>> nearest_key(("N",))
+    Args:
+        path: The key, in nmt or in another toolkit.
+        value: Its value, as far as it is known.
+
+    >>> known_key(("N",))
     'model.encoder_layers and model.decoder_layers'
     """
     if find_key(path):
-        return ".".join(map(str, path))
-    words = ["", *(str(part).lower().replace("-", "_") for part in path)]
-    known = (aliases().get("_".join(words[start:]), ()) for start in range(len(words)))
-    keys = (ours for found in known for ours in found if not is_of_command_line(ours))
-    wanted = next(keys, words[-1])
-    if "." in wanted:
+        return dotted(path)
+    # An empty word in front distinguishes keys at the top level.
+    words = ["", *map(normal, path)]
+    wanted = words[-1]
+    is_listed = False
+    for start in reversed(range(len(words))):  # the longest name is the last
+        for ours in reversed(aliases().get("_".join(words[start:]), ())):
+            if not is_of_command_line(ours):
+                wanted = ours
+                is_listed = True
+    if wanted in ("source", "target") and LANGUAGE.fullmatch(str(value)):
+        wanted += "_language"
+    beside = (*path[:-1], wanted)
+    if find_key(beside):
+        return dotted(beside)
+    if "." in wanted or (is_listed and find_key((wanted,))):
         return wanted
-    best = max(all_keys(), key=lambda key: _likeness(key, path, wanted))
-    if _likeness(best, path, wanted) < 0.66:
-        return None
+    alike = [key for key in all_keys() if key.path[-1] == wanted]
+    if len(path) > 1 and find_key(path[:1]):  # another section of ours is not meant
+        alike = [key for key in alike if key.path[0] == path[0]]
+    return _nearest(path, wanted, alike)
+
+
+def nearest_key(path: Parts, value: Any = None) -> str:
+    """Return the answer of `known_key`, or the key with the most similar name.
+
+    >>> nearest_key(("training", "lr"))
+    'training.schedule.peak_lr'
+    """
+    return known_key(path, value) or _nearest(path, normal(path[-1]), all_keys())
+
+
+def _nearest(path: Parts, wanted: str, keys: Sequence[Key]) -> str:
+    scores = {key: _likeness(key, path, wanted) for key in keys}
+    best = max(scores, key=lambda key: scores[key], default=None)
+    if best is None or scores[best] < _MIN_LIKENESS:
+        return ""
     shared = _num_shared(best.path[:-1], path[:-1])
-    return ".".join([*map(str, path[:shared]), *best.path[shared:]])
+    names = [*map(str, path[:shared]), *best.path[shared:]]
+    return ".".join(names)
+
+
+def normal(name: str | int) -> str:
+    """Return a name as in aliases.yaml: in lower case, with underscores."""
+    return str(name).lower().replace("-", "_")
 
 
 @cache
 def aliases() -> Mapping[str, Sequence[str]]:
     """Names in papers and other toolkits, and former names of keys -> current keys and flags."""
-    found: dict[str, list[str]] = {}
+    found = defaultdict[str, list[str]](list)
     for file in ("aliases.yaml", "renamed.yaml"):
         names = yaml.safe_load(Path(__file__).with_name(file).read_text("utf-8"))
         for ours, others in names.items():
             for name in others.split():
-                found.setdefault(name, []).append(ours)
+                found[name].append(ours)
     return found
 
 
@@ -206,20 +275,15 @@ def is_of_command_line(ours: str) -> bool:
     return ours.startswith(("--", ": ")) or ours.isupper()
 
 
-def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
-    name = key.path[-1]
-    alike = difflib.SequenceMatcher(None, wanted, name).ratio()
+def _likeness(key: Key, path: Parts, wanted: str) -> float:
+    alike = difflib.SequenceMatcher(None, wanted, key.path[-1]).ratio()
     shared = _num_shared(key.path[:-1], path[:-1])
     same_section = shared == len(path) - 1 == len(key.path) - 1
-    is_start = wanted.startswith(name) or name.startswith(wanted)
-    if same_section and is_start and min(len(name), len(wanted)) >= 4:
-        alike = max(alike, 0.9)  # more than an identical name in another section
-    elif wanted in name.split("_") or name in wanted.split("_"):
-        alike = max(alike, 0.75)
-    return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
+    difference = abs(len(key.path) - len(path))
+    return alike + 0.03 * shared + 0.1 * same_section - 0.02 * difference
 
 
-def unknown_key(path: Sequence[str | int], value: Any = None) -> str:
+def unknown_key(path: Parts, value: Any = None) -> str:
     """Return a message about a key that does not exist.
 
     Args:
@@ -229,23 +293,38 @@ def unknown_key(path: Sequence[str | int], value: Any = None) -> str:
     >>> unknown_key(("training", "schedule", "warm_up_steps"))
     'unknown key training.schedule.warm_up_steps; did you mean training.schedule.warmup_steps?'
     """
-    near = nearest_key(path) or ""
+    near = nearest_key(path, value)
     key = find_key(near.split("."))
     if isinstance(value, dict) and key and not key.is_section and "{" not in key.allowed:
         near = near.rpartition(".")[0]
-    near += _choice_in(near, value)
-    advice = f"did you mean {near}?" if near else "run `nmt config keys` for a list"
-    return f"unknown key {'.'.join(map(str, path))}; {advice}"
+    near += choice_in(near, value)
+    advice = "run `nmt config keys` for a list"
+    if near:
+        advice = f"did you mean {near}?"
+    return f"unknown key {dotted(path)}; {advice}"
 
 
-def _choice_in(section: str, value: Any) -> str:
-    """Return ``.KEY=VALUE`` for the key of a section that allows ``value`` or a similar value."""
+def choice_in(section: str, value: Any) -> str:
+    """Return ``.KEY=VALUE`` for the key of a section that allows ``value`` or means it."""
+    if not section or not isinstance(value, str):
+        return ""
+    for ours in aliases().get(normal(value), ()):
+        if ours.startswith(f"{section}.") and "=" in ours:
+            return ours.removeprefix(section)
     for key in all_keys():
-        is_inside = ".".join(key.path[:-1]) == section and isinstance(value, str)
-        names = key.allowed.split(", ") if is_inside else []
-        if near := value if value in names else nearest_word(str(value), names):
-            return f".{key.path[-1]}={near}"
+        is_inside = dotted(key.path[:-1]) == section
+        if is_inside and value in key.allowed.split(", "):
+            return f".{key.path[-1]}={value}"
     return ""
+
+
+def leaves(values: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the keys and values in all sections of a configuration."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
 
 
 def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
@@ -258,58 +337,75 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
     for number, detail in enumerate(error.errors(include_url=False, include_context=True)):
         if detail["type"] == "too_short" and detail["input"]:
             continue
-        path, key = detail["loc"], find_key(detail["loc"])
+        path = detail["loc"]
+        key = find_key(path)
         if key is None and detail["type"] != "extra_forbidden":
             # Remove the types that pydantic adds: max_tokens.int, vocab_size.dict[...].source
             for end in range(len(path)):
                 parent = find_key(path[:end])
                 has_type = any(isinstance(part, str) for part in path[end:])
                 if parent is not None and not parent.is_section and has_type:
-                    path, key = path[:end], parent
+                    path = path[:end]
+                    key = parent
                     break
         # A value with several allowed types has several errors; keep the first.
         place = number if key is None or key.is_section else path
         found.setdefault(place, {**detail, "loc": path})
-    unknown = [each["loc"] for each in found.values() if each["type"] == "extra_forbidden"]
-    meant = {*map(nearest_key, unknown)}
-    return [
-        (each["loc"], _sentence(each))
-        for each in found.values()
-        if each["type"] != "missing" or ".".join(map(str, each["loc"])) not in meant
-    ]
+    problems: list[tuple[KeyPath, str]] = []
+    meant: set[str] = set()
+    for detail in found.values():
+        if detail["type"] != "extra_forbidden":
+            continue
+        meant.update(nearest_key(path, value) for path, value in _unknown(detail))
+    for detail in found.values():
+        path = detail["loc"]
+        if detail["type"] == "extra_forbidden":
+            problems += [(path, unknown_key(path, value)) for path, value in _unknown(detail)]
+        elif detail["type"] != "missing" or dotted(path) not in meant:
+            problems.append((path, _sentence(detail)))
+    return problems
 
 
-def _key_with(name: str, path: KeyPath) -> str:
-    """Return a hint if a key with a similar name in a different section allows the value."""
-    keys = (key for key in all_keys() if key.path[-1] == path[-1] and ANY not in key.path)
-    found = next((key for key in keys if name in key.allowed.split(", ")), None)
-    if found is None:
-        return ""
-    dotted = ".".join(found.path)
-    return f" ({name} is for {dotted}: `set` {dotted}={name})"
+def _unknown(detail: ErrorDetails) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield an unknown key, or the keys in an unknown section."""
+    value = detail["input"]
+    near = find_key(nearest_key(detail["loc"], value).split("."))
+    if isinstance(value, dict) and not (near and near.is_section):
+        yield from leaves(value, detail["loc"])
+    else:
+        yield detail["loc"], value
 
 
 def _sentence(detail: ErrorDetails) -> str:
-    path, kind, found = detail["loc"], detail["type"], detail["input"]
-    dotted, key = ".".join(map(str, path)), find_key(path)
+    path = detail["loc"]
+    kind = detail["type"]
+    found = detail["input"]
+    name = dotted(path)
+    key = find_key(path)
     context: Mapping[str, Any] = detail.get("ctx", {})
-    if kind == "extra_forbidden":
-        return unknown_key(path, found)
     if kind == "value_error":
-        return f"{dotted}: {context.get('error', detail['msg'])}".removeprefix(": ")
-    allowed = key.allowed if key else detail["msg"].lower().removeprefix("input should be ")
+        return f"{name}: {context.get('error', detail['msg'])}".removeprefix(": ")
+    allowed = detail["msg"].lower().removeprefix("input should be ")
+    if key:
+        allowed = key.allowed
     if kind == "missing":
-        return f"{dotted} is missing; it must be {allowed}"
-    shown = json.dumps(found) if found is None or isinstance(found, bool | dict) else repr(found)
-    if isinstance(found, list) or (isinstance(found, dict) and "{" not in allowed):
-        shown = "a list" if isinstance(found, list) else "a section"
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    sentence = f"{dotted} is {shown}; it must be {allowed}"
-    if key and key.is_section and (choice := _choice_in(dotted, found)):
-        return f"{sentence}; did you mean {dotted}{choice}?"
+        return f"{name} is missing; it must be {allowed}"
+    shown = repr(found)
+    if isinstance(found, list):
+        shown = "a list"
+    elif isinstance(found, dict) and "{" not in allowed:
+        shown = "a section"
+    elif found is None or isinstance(found, bool | dict):
+        shown = json.dumps(found)
+    if len(shown) > _MAX_SHOWN:
+        shown = f"{shown[: _MAX_SHOWN - 3]}..."
+    sentence = f"{name} is {shown}; it must be {allowed}"
+    if key and key.is_section:
+        choice = choice_in(name, found)
+        return f"{sentence}; did you mean {name}{choice}?" if choice else sentence
     if kind in ("literal_error", "unknown_name") and isinstance(found, str):
-        names = context.get("names") or (key.allowed.split(", ") if key else [])
+        names = context.get("names", allowed.split(", "))
         near = nearest_word(found, names)
-        hint = f" (did you mean {near}?)" if near else _key_with(found, path)
+        hint = f" (did you mean {near}?)" if near else ""
         sentence += context.get("advice") or hint
     return sentence

@@ -40,13 +40,14 @@ from nmt.config.model import OF_BEAMS, DecodingConfig
 from nmt.config.paths import expanded
 from nmt.config.run import RunConfig
 from nmt.config.training import ScheduleConfig
+from nmt.config.translation import refuse_foreign
 from nmt.errors import ConfigError, DataError
 
 CONFIG = "config.yaml"  # In run folders and model folders.
 
 
 def load_config(
-    path: Path | str,
+    path: Path | str | Mapping[str, Any],
     overrides: Sequence[str] = (),
     *,
     measure_text: Callable[[Sequence[CorpusConfig], tuple[str, str]], TextSize] | None = None,
@@ -61,7 +62,7 @@ def load_config(
     training text (`with_scale`). If this size is unknown, they have the general defaults.
 
     Args:
-        path: A YAML file.
+        path: A YAML file, or the keys and values of one.
         overrides: ``section.key=value`` each; later overrides win. The value is YAML, so numbers,
             ``null`` and ``[lists]`` work. List items have numbers: ``data.train.0.weight``.
         measure_text: Training corpora and both language codes -> size. Called if a key is open
@@ -79,7 +80,7 @@ def load_config(
         DataError: From ``check_files`` or ``measure_text``.
     """
     # A user need not write the format number: without it, the file has the present format.
-    document = _read_keys(Path(path), default=FORMAT)
+    document = _read_keys(Path(path) if isinstance(path, str) else path, default=FORMAT)
     problems = list[str]()
     for text in overrides:
         try:
@@ -94,7 +95,7 @@ def load_config(
     if recorded:
         values = with_recorded({**values, "run_dir": run_dir}, recorded)
     values = _with_start(values)
-    corpora = dict(_corpora("data", values.get("data")))
+    corpora = dict(corpora_in("data", values.get("data")))
     file_error: DataError | None = None
     choice: Choice | None = None
     try:
@@ -123,13 +124,16 @@ def load_config(
             if choice:
                 explain(choice)
             return config
+    refuse_foreign(str(path), document.values)
     if file_error:
         problems += file_error.problem.split("\n  ")
     if len(problems) > 1:
         problems.insert(0, f"{len(problems)} problems in the configuration:")
     fix = "Correct the configuration. `nmt config keys` describes every key."
     if recorded:
-        fix += f" Keys that {path} leaves open have the values of {Path(run_dir) / CONFIG}."
+        fix += (
+            f" Keys that the configuration leaves open have the values of {Path(run_dir) / CONFIG}."
+        )
     raise ConfigError("\n  ".join(problems), fix=fix)
 
 
@@ -189,12 +193,12 @@ def load_inference(
         ConfigError: The file or an override is invalid. Lists all problems.
     """
     document = read_document(path)
-    values = _mapping(document, path)
+    values = _mapping(document)
     if INFERENCE in values:
-        values = migrate(values, str(path), kind=Kind.MODEL)
+        values = migrate(values, document.name, kind=Kind.MODEL)
         document.lift(INFERENCE, RECORD)
     else:
-        values = model_document(migrate(values, str(path), kind=Kind.CONFIGURATION))
+        values = model_document(migrate(values, document.name, kind=Kind.CONFIGURATION))
     inference = values[INFERENCE]
     record = values.get(RECORD) or {}
     for name, section in ((INFERENCE, inference), (RECORD, record)):
@@ -281,20 +285,20 @@ def _with_start(values: dict[str, Any]) -> dict[str, Any]:
     return filled_in(values, inherited)
 
 
-def _read_keys(path: Path, *, default: int) -> YamlDocument:
+def _read_keys(path: Path | Mapping[str, Any], *, default: int) -> YamlDocument:
     """Read a whole configuration, which has the format ``default`` if it does not say another."""
     try:
         document = read_document(path)
-        values = _mapping(document, path)
+        values = _mapping(document)
         if INFERENCE in values:
             # In a model folder, the whole configuration is the section `record`, and the format
             # number of the document applies to it.
             format_number = values.get(FORMAT_KEY, default)
             document.values = values.get(RECORD)
-            values = {**_mapping(document, path), FORMAT_KEY: format_number}
-        document.values = migrate(values, str(path), kind=Kind.CONFIGURATION, default=default)
+            values = {**_mapping(document), FORMAT_KEY: format_number}
+        document.values = migrate(values, document.name, kind=Kind.CONFIGURATION, default=default)
     except ConfigError as error:
-        if path.suffix in (".yaml", ".yml", "") or not path.is_file():
+        if isinstance(path, Mapping) or path.suffix in (".yaml", ".yml", "") or not path.is_file():
             raise
         # The file is probably a text file.
         raise ConfigError(
@@ -304,17 +308,17 @@ def _read_keys(path: Path, *, default: int) -> YamlDocument:
     return document
 
 
-def _mapping(document: YamlDocument, path: Path) -> dict[str, Any]:
+def _mapping(document: YamlDocument) -> dict[str, Any]:
     """Return the keys and values of a document, which must have at least one."""
     if not isinstance(document.values, dict) or not document.values:
         raise ConfigError(
-            f"{path} contains no keys.",
+            f"{document.name} contains no keys.",
             fix="Run `nmt init SOURCE TARGET` to write a configuration.",
         )
     return document.values
 
 
-def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
+def corpora_in(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
     """Find the well-formed corpus sections in a value, at any depth; yield key and section."""
     try:
         yield key, CorpusConfig.model_validate(value)
@@ -324,7 +328,7 @@ def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
             value = dict(enumerate(value))
         if isinstance(value, dict):
             for name, item in value.items():
-                yield from _corpora(f"{key}.{name}", item)
+                yield from corpora_in(f"{key}.{name}", item)
 
 
 def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:

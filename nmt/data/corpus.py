@@ -52,7 +52,7 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
     """
     names = [VALID]  # no corpus may have this name
     for corpus in corpora:
-        name = corpus.name or _origin(corpus)
+        name = corpus.name or origin_of(corpus)
         if corpus.target_languages and not corpus.name:
             name += f"-{corpus.target_language}"
         unique_name = name
@@ -64,7 +64,7 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
     return names[1:]  # without `VALID`
 
 
-def _origin(corpus: CorpusConfig) -> str:
+def origin_of(corpus: CorpusConfig) -> str:
     """Return the file of a corpus or of its source side, its name on a hub, or the demo corpus."""
     if is_piped(corpus):
         return STANDARD_INPUT
@@ -319,7 +319,7 @@ def _blocks_in_language(blocks: Iterable[Block], config: CorpusConfig) -> Iterat
             num_pairs += len(pairs)
             num_others = 0
     if not num_pairs:
-        problem = f"{_origin(config)}: no line names the language {config.target_language!r}."
+        problem = f"{origin_of(config)}: no line names the language {config.target_language!r}."
         fix = "Correct target_languages of the corpus; a target_language must be one of them."
         raise DataError(problem, fix=fix)
 

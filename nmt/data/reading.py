@@ -25,7 +25,7 @@ import numpy as np
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.advice import ReasonSets, reason_set
 from nmt.data.checks import CorpusCheck, name_of_test
-from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
+from nmt.data.corpus import BLOCK_PAIRS, Block, origin_of, read_blocks
 from nmt.data.diagnosis import Diagnosis, Looked
 from nmt.data.filters import BAD_ROWS, FilterChain, ListedProblem, PairProblem
 from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair, leading_tag
@@ -363,7 +363,8 @@ class CorpusReader:
         for reason, first in bad_rows.items():
             if counts[reason] > _MOST_BAD_ROWS * num_read:
                 problem = f"{name}: {counts[reason]:,} of {num_read:,} pairs {BAD_ROWS[reason]}"
-                problem += f" ({reason}). The first is {first.place}, line {first.line:,}: "
+                file = first.file or origin_of(self.corpora[name])
+                problem += f" ({reason}). The first is {file}, line {first.line:,}: "
                 fix = "Correct the rows, or format, columns, encoding and target_languages (such "
                 fix += "as [fr, de]) of the corpus. To drop them, set filters.on_bad_row: skip."
                 raise DataError(f"{problem}{first.value!r}.", fix=fix)

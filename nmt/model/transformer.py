@@ -302,7 +302,7 @@ class Transformer(nn.Module):
         """
         weights = None  # Attention weights of each aligning layer, for the coverage.
         if state.coverage is not None:
-            weights: list[Tensor] = []
+            weights = list[Tensor]()
             run = None  # recorded steps cannot return attention weights
         state = state.with_room() if run is None else run.with_room(state)
         new_length = state.length + 1

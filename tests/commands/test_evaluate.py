@@ -31,6 +31,7 @@ from nmt.inference.request import Result as Translation
 from nmt.metrics.metric import MetricOptions, MetricScorer, label_of
 from nmt.metrics.result import EvaluationReport
 from nmt.metrics.scoring import Resampling, score_systems
+from tests.cli.commands import FLAGS
 from tests.conftest import MISSING
 
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]
@@ -200,6 +201,7 @@ def test_a_reference_in_another_language_is_named(tmp_path: Path) -> None:
     left, right = (write(tmp_path / f"{n}.txt", [x] * 20) for n, x in enumerate((german, english)))
     question = "0.txt looks like de, but the reference looks like en: wrong file?"
     assert question in invoke(left, right).stderr
+    assert question in invoke(right, right, "--baseline", left).stderr
     assert "looks like" not in invoke(left, left).stderr
 
 
@@ -235,6 +237,29 @@ def test_files_by_position_are_a_hypothesis_and_its_reference(files: tuple[Path,
     assert scores_of(hypothesis, "--reference", reference) == expected
     assert scores_of(hypothesis, reference) == expected
     assert "--languages PAIR" in refused(hypothesis, "-t", "wmt14")
+
+
+def test_json_lines_of_translate_are_scored_by_their_translations(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """And lines of which some are not such JSON are refused."""
+    source = write(tmp_path / "in.txt", ["w1 w2", "", "w3"])
+    translate = ["translate", runs["plain"], source, *FLAGS, "--beam-size", 1]
+    for arguments in (["-o", "plain"], ["--format", "json", "-o", "json"]):
+        words = list(map(str, [*translate, *arguments]))
+        assert CliRunner().invoke(app, words).exit_code == 0
+    plain = scores_of("plain", "plain")["systems"][0]
+    result = invoke("json", "plain", "--json")
+    (found,) = json.loads(result.stdout)["systems"]
+    assert found["scores"] == plain["scores"]
+    assert found["hypotheses"] == Path("plain").read_text("utf-8").split("\n")[:-1]
+    assert "json: the translations are read from JSON lines" in result.stderr
+    with Path("json").open("a") as stream:
+        stream.write('{"source": "w4", "error": "too long"}\n')
+    write(Path("four"), "abcd")
+    assert "json, line 4: the JSON has no translation" in refused("json", "four", code=3)
+    write(Path("other"), ['{"text": "w1"}', "w2", "{w3", "4"])
+    assert scores_of("other", "other")["systems"][0]["hypotheses"][0] == '{"text": "w1"}'
 
 
 def test_files_of_one_name_are_named_with_their_folders(files: tuple[Path, Path]) -> None:
@@ -644,6 +669,32 @@ def test_a_model_as_the_baseline_is_the_best_checkpoint_of_one_model(
     assert found["baseline"]["name"] == str(base)
     for flag, value in (("--checkpoint", "last"), ("--mbr", "chrf")):
         assert invoke(model, "-t", "one", "--baseline", model, flag, value).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "is_same"),
+    [("de", "en", False), ("en", "fr", False), ("eng", "de-AT", True), ("gem", "de", True)],
+)
+def test_a_baseline_or_another_model_of_another_language_pair_is_refused(
+    model: Path, source: str, target: str, is_same: bool
+) -> None:
+    """Another spelling, a variant, and a group of languages are not another language."""
+    other = make_model(model.parent / "other", ())
+    config = (other / "config.yaml").read_text("utf-8")
+    config = config.replace("source_language: en", f"source_language: {source}")
+    config = config.replace("target_language: de", f"target_language: {target}")
+    (other / "config.yaml").write_text(config, "utf-8")
+    for flags in ([model, "--baseline", other], [model, other]):
+        if is_same:
+            assert invoke(*flags, "-t", "one").exit_code == 0
+            continue
+        said = refused(*flags, "-t", "one")
+        assert f"{other} translates {source}-{target}, but one is en-de" in said
+    text = write(model.parent / "text", SENTENCES)
+    files = ["--hypothesis", text, "--source", text, "--reference", text, "-l", "en-de"]
+    result = invoke(*files, "--baseline", other)
+    assert result.exit_code == (0 if is_same else 2)
+    assert ("but text is en-de" in result.stderr) != is_same
 
 
 class Signing(UpperCaser):

@@ -122,7 +122,7 @@ def test_mbr_compares_in_the_language_and_on_the_device_that_are_asked_for(
 
 def test_augment_loads_the_models_with_every_option(arguments: dict[str, Any]) -> None:
     same: dict[str, Any] = {
-        "checkpoint": "step-7", "threads": 3, "engine": "torch", "guard": False,
+        "checkpoint": "step-7", "device": "cuda:1", "threads": 3, "engine": "torch", "guard": False,
         "seed": 11, "beam_size": 6,
     }  # fmt: skip
     of_text: dict[str, Any] = {"text": Path("text"), "output": Path("folder")}

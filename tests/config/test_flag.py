@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
+from nmt.config.document import parse_document
 from nmt.config.flag import Flag, Options, changed, file_name, meanings_of
+from nmt.errors import ConfigError
 
 
 class Toy(Options):
@@ -56,3 +59,29 @@ def test_an_empty_file_name_is_not_the_working_directory() -> None:
     assert file_name("a/b") == Path("a/b")
     with pytest.raises(ValueError, match="is empty"):
         file_name("")
+
+
+def test_the_underscore_at_the_end_of_a_name_can_be_left_out() -> None:
+    """It is there only where a name means something else in Python."""
+    short: dict[str, Any] = {"set": ["b=1"]}
+    assert Toy(**short) == Toy(set_=("b=1",))
+    assert replace(Toy(**short), size=4) == Toy(set_=("b=1",), size=4)
+
+
+def test_overrides_can_be_a_dictionary() -> None:
+    values = {"a.b": 1e-05, "c": None, "d": [True, "no"], "e": {"f": Path("x y")}, "g": "2"}
+    options: Any = {"set": values}
+    for text in Toy(**options).set_:
+        key, _, value = text.partition("=")
+        expected = values[key] if key != "e" else {"f": "x y"}
+        assert parse_document(value, name="x").values == expected
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("plaze", "place"), ("sett", "set"), ("z", "")])
+def test_a_wrong_name_is_answered_with_the_nearest_and_all_names(name: str, nearest: str) -> None:
+    wrong: dict[str, Any] = {name: "a"}
+    with pytest.raises(ConfigError) as caught:
+        Toy(**wrong)
+    assert caught.value.problem == f"{name} is not a known option of Toy."
+    hint = f"Did you mean {nearest}? " if nearest else ""
+    assert caught.value.fix == f"{hint}Use one of place, files, names, pair, set, size."

@@ -109,7 +109,23 @@ def refusal(path: Path, *overrides: str) -> ConfigError:
 def test_a_resolved_configuration_is_read_back_equal(
     config: RunConfig, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """From a file or from a dictionary."""
     assert load_config(written(tmp_path_factory.getbasetemp(), dump_config(config))) == config
+    assert load_config(settings_of(config)) == config
+
+
+def test_a_dictionary_is_a_configuration_without_lines() -> None:
+    values = parse_document(SMALL, name="x").values
+    config = load_config(values | {"run_dir": Path("a b")}, ["training.max_steps=3"])
+    assert (config.run_dir, config.training.max_steps) == (Path("a b"), 3)
+    with pytest.raises(ConfigError) as caught:
+        load_config(values | {"trainig": {}}, ["training.seed=x", "run_dirr=a"])
+    problems = caught.value.problem.split("\n  ")
+    assert problems[1].startswith("`set` run_dirr=a: unknown key run_dirr")
+    assert problems[2].startswith("configuration: unknown key trainig; did you mean training?")
+    assert problems[3].startswith("`set` training.seed=x: training.seed is 'x'")
+    with pytest.raises(ConfigError, match="configuration contains no keys"):
+        load_config({})
 
 
 def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:

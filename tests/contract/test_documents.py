@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import nmt
 from nmt.cli.app import app
+from nmt.cli.builder import fields_of
+from nmt.config.flag import option_name
 from tests.cli.commands import acted_on, examples
 from tests.quick import preloaded
 
@@ -261,6 +264,19 @@ def test_the_error_shown_names_what_the_error_met_names(
     (shown,) = (x.text for x in blocks("nmt/docs/guide.md") if x.text.startswith("error: 2 prob"))
     assert acted_on(result.stderr) == acted_on(shown)
     assert {"mine.yaml:10", "training.schedule.peak_lr", "--set"} <= set(acted_on(shown))
+
+
+def test_the_options_of_python_are_those_of_the_table() -> None:
+    """Required options come first; `_` at the end of a name can be left out."""
+    rows = dict(re.findall(r"^\| `(\w+Options)` \| (.*) \|$", text_of("nmt/docs/guide.md"), re.M))
+    names = [name for name in nmt.__all__ if name.endswith("Options")]
+    assert list(rows) == names
+    for name in names:
+        fields = fields_of(getattr(nmt, name))
+        shown = [set(re.findall(r"`(\w+)`", cell)) for cell in rows[name].split("|")]
+        required = {field.name for field in fields if field.default is MISSING}
+        others = {option_name(field.name) for field in fields} - required
+        assert shown == [required, others], name
 
 
 def test_every_make_target_exists() -> None:

@@ -24,6 +24,18 @@ def test_the_flags_are_those_that_scripts_rely_on() -> None:
     assert "".join(sorted(lines)) == GOLDEN.read_text(encoding="utf-8")
 
 
+def test_every_command_that_runs_a_model_has_a_device_and_threads() -> None:
+    """Of the others, `inspect` computes one sentence on one thread, and `prepare` has workers."""
+    expected = "augment distill evaluate score serve train translate"
+    with_both = []
+    for name, command in all_commands():
+        flags = {flag for parameter in command.params for flag in parameter.opts}
+        if {"--device", "--threads"} <= flags:
+            with_both.append(name.removeprefix("nmt "))
+        assert ("--device" in flags) == ("--threads" in flags)
+    assert " ".join(sorted(with_both)) == expected
+
+
 @pytest.mark.parametrize("group", [(), ("config",)])
 def test_no_line_of_a_list_of_commands_is_cut(group: tuple[str, ...]) -> None:
     """In a terminal of the usual 80 columns."""

@@ -28,7 +28,8 @@ def test_every_public_name_loads_and_explains_itself(name: str) -> None:
 
 
 def test_other_names_are_refused_as_python_does() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'tranlate'"):
+    """And with the nearest name, as a wrong command of the command line."""
+    with pytest.raises(AttributeError, match=r"has no attribute 'tranlate'\. Did you mean tran"):
         nmt.tranlate  # noqa: B018
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from nmt.cli.app import app
 from nmt.config.data import FilterConfig
 from nmt.config.loader import load_config
 from nmt.data.filters import (
@@ -103,13 +106,14 @@ def test_a_pair_that_is_long_only_in_bytes_has_a_reason_of_its_own() -> None:
 
 
 class Shouting(Filter):
-    """Drops pairs with a word of many capitals."""
+    """Drops pairs with a word of many capitals, except for some words."""
 
-    def __init__(self, min_capitals: int) -> None:
+    def __init__(self, min_capitals: int, allowed: Sequence[str] = ()) -> None:
         self._min_capitals = min_capitals
+        self._allowed = allowed
 
     def text_problem(self, source: str, target: str) -> str | None:
-        words = f"{source} {target}".split()
+        words = set(f"{source} {target}".split()).difference(self._allowed)
         shouts = any(word.isupper() and len(word) >= self._min_capitals for word in words)
         return "shouting" if shouts else None
 
@@ -131,10 +135,26 @@ def test_a_registered_filter_drops_training_pairs_and_its_reason_is_shown(tmp_pa
     assert report.counts["valid"]["kept"] == 300
 
 
-@pytest.mark.parametrize(("extra", "message"), [
-    ({"shoutin": {}}, "Did you mean shouting"),
-    ({"shouting": {"max_capitals": 1}}, "filters.extra.shouting: .*max_capitals"),
-])  # fmt: skip
-def test_an_unknown_filter_or_parameter_is_refused(extra: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_parameter_of_a_registered_filter_can_be_a_list() -> None:
+    extra = "{shouting: {min_capitals: 1, allowed: [I, A]}}"
+    filters = training_filters(load_config(DEMO, [f"filters.extra={extra}"]).filters)
+    assert filters.text_problems("I see", "A dog") == []
+    assert filters.text_problems("I see", "DOG") == [PairProblem("shouting")]
+
+
+def test_an_unknown_filter_is_refused_by_config_check_and_with_its_place() -> None:
+    """A fresh process has no registered filter; here there is one."""
+    text = DEMO.read_text(encoding="utf-8")
+    text = text.replace("filters: {", "filters: {extra: {shoutin: {}}, ")
+    Path("mine.yaml").write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(app, ["config", "check", "mine.yaml"])
+    line = text[: text.index("filters:")].count("\n") + 1
+    assert result.exit_code == 2
+    problem = "filters: extra.shoutin is not a registered filter. Did you mean shouting?"
+    assert f"mine.yaml:{line}: {problem}" in result.stderr
+
+
+def test_a_wrong_parameter_of_a_filter_is_refused() -> None:
+    extra: Any = {"shouting": {"max_capitals": 1}}
+    with pytest.raises(ConfigError, match=r"filters\.extra\.shouting: .*max_capitals"):
         training_filters(FilterConfig(extra=extra))

@@ -193,7 +193,7 @@ def test_more_than_1_percent_of_the_text_without_a_language_stops(
         prepare(config)
     assert caught.value.problem == (
         "train.src-de: 7 of 300 pairs name no language of target_languages (language_code). "
-        "The first is train.src-de, line 8: '>><< no code'."
+        "The first is train.src, line 8: '>><< no code'."
     )
     assert "target_languages (such as [fr, de])" in caught.value.fix
     skipping = config.filters.model_copy(update={"on_bad_row": "skip"})

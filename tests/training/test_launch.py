@@ -12,14 +12,18 @@ from typing import Any, TypeVar, cast
 
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 from typing_extensions import override
 
 from nmt.cli.app import app
 from nmt.commands import train as story
+from nmt.commands.config import with_metric
+from nmt.commands.options import TrainOptions
+from nmt.config.loader import load_config
 from nmt.config.training import TrainingConfig
 from nmt.device.distributed import PEER_LOST, Processes
-from nmt.errors import DeviceError, shell_command
+from nmt.errors import ConfigError, DeviceError, shell_command
 from nmt.training.processes import StoppedBySignal, StopSignal, launch
 from tests.process import LIMIT
 
@@ -116,14 +120,31 @@ def test_more_processes_than_gpus_are_refused(
 def test_the_flags_reach_each_process_but_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(story, "launch", lambda *given: calls.append(given))
-    flags = ["--set", "training.threads=3", "--run-dir", "runs/no 1: it's", "--exact", "-q"]
+    flags = ["--set", "training.threads=2", "--run-dir", "runs/no 1: it's \U0001f600", "--exact"]
+    flags += ["--device", "cpu", "--threads", "3", "-q"]
     result = CliRunner().invoke(app, ["train", DEMO, *flags, "--devices", "4"])
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
-    settings = ["training.threads=3", "run_dir='runs/no 1: it''s'"]
+    settings = ["training.threads=2", 'training.device="cpu"', "training.threads=3"]
+    settings.append('run_dir="runs/no 1: it\'s \U0001f600"')
     command = shell_command("train", DEMO, set_=settings, exact=True, quiet=True)
     ((arguments, number, training),) = calls
-    assert (arguments, number, training.threads) == (shlex.split(command)[1:], 4, 3)
+    assert (arguments, number) == (shlex.split(command)[1:], 4)
+    assert (training.device, training.threads) == ("cpu", 3)
+    config = load_config(DEMO, settings)
+    assert config.run_dir == Path("runs/no 1: it's \U0001f600")
+
+
+def test_several_processes_need_a_configuration_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process trains with a dictionary."""
+    values: Any = yaml.safe_load(Path(DEMO).read_text(encoding="utf-8"))
+    with pytest.raises(ConfigError, match="Several processes cannot read a dictionary"):
+        story.train(TrainOptions(config=values, devices=2))
+    configs: list[Any] = []
+    monkeypatch.setattr(story, "fit", lambda config, **_: configs.append(config))
+    overrides: Any = {"training.seed": 7}
+    story.train(TrainOptions(config=values, set_=overrides))
+    assert configs == [with_metric(load_config(DEMO, ["training.seed=7"]))]
 
 
 @pytest.mark.parametrize(

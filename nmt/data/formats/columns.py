@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 
 import langcodes
 
@@ -18,6 +19,7 @@ from nmt.errors import DataError
 from nmt.text.languages import name_of
 
 _SIDES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text"))
+_SIDE_NAMES = frozenset(chain.from_iterable(_SIDES))
 _FEWEST_ROWS = 20  # From which the content of two columns is checked.
 _BEGINNING = 12  # Number of characters that are compared.
 _LETTERS_OF_TEXT = 0.4  # Smallest share of letters in a text.
@@ -58,10 +60,14 @@ def named_columns(
 def code_of_name(name: str) -> str | None:
     """Return the code of a language from its code or its English name; None for another word.
 
-    >>> code_of_name("German"), code_of_name("deu_Latn"), code_of_name("EN"), code_of_name("text")
+    Names of sides are codes of rare languages, too: ``src`` of Logudorese Sardinian.
+
+    >>> code_of_name("German"), code_of_name("deu_Latn"), code_of_name("EN"), code_of_name("src")
     ('de', 'deu_Latn', 'en', None)
     """
     name = name.strip()
+    if name.lower() in _SIDE_NAMES:
+        return None
     language = standard_language(name)
     if language is not None and language.is_valid() and name_of(name) != name:
         return name.lower() if name.isupper() else name

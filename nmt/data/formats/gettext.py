@@ -16,6 +16,7 @@ from nmt.data.formats.units import SOURCE, TARGET, Unit, UnitFormat
 _EMPTY_HEADER = 'msgid ""\nmsgstr ""\n'
 _MOST_CHARACTERS = 1_000_000  # of an entry
 _LINE = re.compile(r'\s*(#|"|msg(ctxt|id|id_plural|str|str\[\d+\])\s*"|$)')
+_UNCLOSED = re.compile(r'\s*[^\s#].*[^"\s]\s*$')  # polib would cut the last character
 _OBSOLETE = "#~"
 _STARTS = ("#", "msgctxt", "msgid")  # of an entry, after the translation of the previous one
 
@@ -80,6 +81,8 @@ def _entries(file: TextFile) -> Iterator[_Entry]:
             entry.bad = item
         elif len(entry.text) > _MOST_CHARACTERS:
             entry.bad = BadPair("characters", number)
+        elif _UNCLOSED.match(text):
+            entry.bad = BadPair("syntax", number, text)
         else:
             entry.text += f"{text}\n"
     yield entry

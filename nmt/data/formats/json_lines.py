@@ -33,12 +33,12 @@ class JsonLines(Format):
 
     def recognises(self, sample: Sample) -> bool:
         """Whether the first line is an object."""
-        return _object_of(sample.lines[0]) is not None
+        return object_of(sample.lines[0]) is not None
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the keys of both sides in the first object."""
         name = shown_path(sample.path)
-        first_object = next(filter(None, map(_object_of, sample.lines)), None)
+        first_object = next(filter(None, map(object_of, sample.lines)), None)
         if first_object is None:
             first_line = sample.lines[0]
             problem = f"{name}, line 1: expected a JSON object, found {first_line[:_EXCERPT]!r}."
@@ -82,7 +82,7 @@ def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> t
     return columns
 
 
-def _object_of(line: str) -> dict[str, Any] | None:
+def object_of(line: str) -> dict[str, Any] | None:
     """Return the object on a line; None if there is none."""
     try:
         value = json.loads(line)
@@ -102,7 +102,7 @@ def _pairs(
         if not line.strip():
             yield SentencePair("", "", number)
             continue
-        record = _object_of(line)
+        record = object_of(line)
         if record is None:
             yield BadPair("syntax", number, line)
             continue

@@ -107,7 +107,8 @@ def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Langua
         return chosen[0], chosen[1]
     problem = f"{name}: it is not certain which languages are source and target."
     problem += f" The languages of its first units are {', '.join(codes) or 'unknown'}."
-    raise DataError(problem, fix="Choose two of these codes, as in `columns` CODE,CODE.")
+    fix = "Set both languages, or choose two of these codes, as in `columns` CODE,CODE."
+    raise DataError(problem, fix=fix)
 
 
 def _code_in_file(

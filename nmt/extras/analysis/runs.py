@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import yaml
 
+from nmt.commands.loading import check_output
 from nmt.commands.options import File, Files, TextResult
 from nmt.config.flag import Flag, Options
 from nmt.errors import CheckpointError
-from nmt.files.atomic import check_output, open_output
+from nmt.files.atomic import open_output
 from nmt.training.report import HtmlReport, render_comparison
 
 _DIFFER_ALWAYS = ("name", "run_dir")  # Keys that say nothing about how runs differ.

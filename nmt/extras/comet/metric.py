@@ -127,6 +127,7 @@ class Comet(Metric):
     decimals = 4
 
     def __init__(self, references: References, options: MetricOptions) -> None:
+        _package()  # without it, no other advice helps
         if options.source is None:
             raise ConfigError("comet needs the source text.", fix="Add `source` FILE.")
         self._model = _model(options)

@@ -12,7 +12,6 @@ Each step resumes after a kill, so the same command continues where it was stopp
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +29,7 @@ from nmt.config import loader
 from nmt.config.data import CorpusConfig, Direction
 from nmt.config.document import BESIDE, dump_document, read_document
 from nmt.config.filling import TextSize
+from nmt.config.flag import as_overrides
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
 from nmt.config.run import name_of_folder
@@ -187,12 +187,12 @@ def _steps(
     first_teacher, *other_teachers = options.teachers
     with open_output(output / _CONFIG) as file:
         file.write(dump_document(student).encode())
-    threads = user_values(options, "threads")  # Empty, or the option ``threads`` and its value.
-    defaults = [f"training.{name}={value}" for name, value in threads.items()]
+    computing = user_values(options, "device", "threads")
+    defaults = as_overrides(computing, "training.")
     starts_from_teacher = not options.config and _can_start(teachers[0].config, options.set_)
     start: Sequence[str] = ()
     if starts_from_teacher:
-        start = (f"training.init_from={json.dumps(str(first_teacher))}", *_START)
+        start = (*as_overrides({"training.init_from": first_teacher}), *_START)
     # Reports problems before the long work; the size of the corpus is not known yet.
     config = loader.load_config(
         output / _CONFIG,
@@ -208,7 +208,8 @@ def _steps(
         text=options.text,
         forward=True,
         output=output / _CORPUS,
-        **user_values(options, "references", "from_", "to", "beam_size", "threads"),
+        **user_values(options, "references", "from_", "to", "beam_size"),
+        **computing,
     )
     augment(translation)
     config = load_config(output / _CONFIG, (*defaults, *options.set_))
@@ -216,8 +217,8 @@ def _steps(
         # Its new layers are trained with the values that suit a new model and this corpus.
         usual = loader.settings_of(config)
         training = {key: usual["training"][key] for key in _TRAINING_KEYS}
-        values = [f"training.{key}={json.dumps(value)}" for key, value in training.items()]
-        values.append(f"batch.max_tokens={json.dumps(usual['batch']['max_tokens'])}")
+        values = as_overrides(training, "training.")
+        values += as_overrides({"batch.max_tokens": usual["batch"]["max_tokens"]})
         config = load_config(output / _CONFIG, (*defaults, *values, *start, *options.set_))
     fit(config)
     if not model.is_dir():
@@ -236,14 +237,17 @@ def _steps(
         source_language=direction.source,
         target_language=direction.target,
         ensemble=Ensemble(tuple(other_teachers)),
-        **user_values(options, "beam_size", "threads"),
+        **user_values(options, "beam_size"),
+        **computing,
     )
     teacher_bytes = sum(map(_num_bytes, teachers))
+    if options.device == "mps":  # CTranslate2 cannot use it
+        computing["device"] = "cpu"
     weights = model / "model.bin"
     student_bytes = weights.stat().st_size
     rows = [
         _measure("teacher", ensemble, teacher_bytes, pairs),
-        _measure("student", Translator.load(model, **threads), student_bytes, pairs),
+        _measure("student", Translator.load(model, **computing), student_bytes, pairs),
     ]
     return {"test": key, "rows": [asdict(row) for row in rows]}
 

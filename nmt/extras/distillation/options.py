@@ -14,6 +14,7 @@ from nmt.commands.options import (
     Overrides,
     Threads,
     ToLanguage,
+    TrainingDevice,
 )
 from nmt.config.flag import Flag, Options
 
@@ -51,5 +52,6 @@ class DistillOptions(Options):
     set_: Overrides = ()
     valid: _Pair = None
     test: _Pair = None
+    device: TrainingDevice = None
     threads: Threads = None
     json: Json = False

@@ -13,6 +13,7 @@ from tempfile import mkdtemp
 
 import torch
 
+from nmt.commands.loading import check_output
 from nmt.config.flag import changed
 from nmt.errors import ConfigError, shell_command
 from nmt.extras.inspection.figure import Figure, Part, as_dict, part_text
@@ -20,7 +21,7 @@ from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import NOT_IN_PAGE, VIEWS, InspectOptions, OutputFormat
 from nmt.extras.inspection.page import document, render_page
 from nmt.extras.inspection.worked_examples import worked_examples
-from nmt.files.atomic import check_output, open_output
+from nmt.files.atomic import open_output
 from nmt.registry import chosen, load_attribute
 from nmt.training.report import HtmlReport
 

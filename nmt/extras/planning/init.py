@@ -27,6 +27,7 @@ from nmt.config.run import check_languages, name_of_folder
 from nmt.data import hubs, opus
 from nmt.data.checks import CorpusCheck, other_language
 from nmt.data.corpus import check_plain_text, measure_text, read_blocks
+from nmt.data.formats.file_names import is_set
 from nmt.data.formats.layout import Column, Wanted
 from nmt.data.formats.pair import BadPair, ReadOptions, leading_tag, place_of
 from nmt.data.places import TEXT, PartFiles, find_places
@@ -446,6 +447,8 @@ def _described(files: PartFiles) -> dict[str, str]:
     format_name = layout.format
     if layout.format == TEXT:
         format_name = "aligned text files"
+        if is_set(files.sources[0]):
+            format_name = "test sets in SGML"
     if len(files.sources) > 1:
         format_name += f" in {len(files.sources):,} shards"
     columns = " and ".join(map(str, layout.columns or names))

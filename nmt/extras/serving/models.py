@@ -71,7 +71,7 @@ class ServedModel:
         warm_up = Request(_WARM_UP, source_language=source, target_language=target)
         self.translator.translate([warm_up])
         self._torch_translator: Translator | None = None  # loaded when needed
-        self._threads = loading.get("threads")
+        self._loading = loading
         self._loading_lock = threading.Lock()
         self._gpu_lock = threading.Lock()  # CUDA graphs allow one search at a time
 
@@ -98,9 +98,9 @@ class ServedModel:
             return self.translator
         with self._loading_lock:
             if self._torch_translator is None:
-                self._torch_translator = Translator.load(
-                    self.folder, engine="torch", threads=self._threads
-                )
+                # The type of numbers may be one that only the other engine has.
+                loading = {**self._loading, "engine": "torch", "dtype": "auto"}
+                self._torch_translator = Translator.load(self.folder, **loading)
         return self._torch_translator
 
     def searching(self, translator: Translator) -> AbstractContextManager[Any]:

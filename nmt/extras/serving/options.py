@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from nmt.commands.options import CommandResult, Json, Texts
+from nmt.commands.options import CommandResult, Device, Json, Texts, Threads
 from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
 from nmt.registry import load_attribute
@@ -87,14 +87,14 @@ class ComputingOptions(Options):
             request, and torch otherwise.
         dtype: Number type of the weights: auto, float32, bfloat16, float16 (GPU only) or int8
             (CTranslate2 only, fastest on CPUs). auto is float32 on CPUs and 16 bits on GPUs.
-        threads: Batches translated in parallel, each on one CPU thread.
     """
 
     title = "Model"
 
     engine: Literal["auto", "torch", "ctranslate2"] = "auto"
     dtype: Annotated[str, Flag(metavar="TYPE")] = "auto"
-    threads: Annotated[int | None, Flag(min=1, shown="all cores")] = None
+    device: Device = "auto"
+    threads: Threads = None
 
 
 class LimitOptions(Options):
@@ -176,7 +176,6 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
     json: Json = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         may_start = self.api_keys or self.no_auth or is_loopback(self.host)
         if not may_start:
             raise ConfigError(

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from nmt.commands.options import user_values
 from nmt.errors import ConfigError
 from nmt.extras.serving.access import Gate, read_keys
 from nmt.extras.serving.app import make_app
@@ -44,7 +45,7 @@ def start_server(options: ServeOptions) -> CheckedModels | None:
     host, port = listener.getsockname()[:2]  # two more values follow for IPv6
     url_host = f"[{host}]" if ":" in host else host  # an IPv6 address has brackets in a URL
     logger.info("loading %s for http://%s:%d", ", ".join(folders), url_host, port)
-    loading = {"engine": options.engine, "dtype": options.dtype, "threads": options.threads}
+    loading = user_values(options, "engine", "dtype", "device", "threads")
     models = {name: ServedModel(name, folder, loading) for name, folder in folders.items()}
     if options.check:
         listener.close()

@@ -78,7 +78,14 @@ def test_entries_need_no_blank_lines_around_them_and_may_contain_some() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    ['msgid "a"b"\nmsgstr "x"', 'msgid "a\nmsgstr "x"', "msgid a\nmsgstr b", 'msgid "a"\nmsgstr'],
+    [
+        'msgid "a"b"\nmsgstr "x"',
+        'msgid "a\nmsgstr "x"',
+        "msgid a\nmsgstr b",
+        'msgid "a"\nmsgstr',
+        'msgid "Mouse\nmsgstr "Maus"',
+        'msgid "Mouse"\nmsgstr "Maus',
+    ],
 )
 def test_only_the_entry_with_wrong_syntax_is_lost(bad: str) -> None:
     text = f'msgid "Dog"\nmsgstr "Hund"\n\n{bad}\n\nmsgctxt "x"\nmsgid "Cat"\nmsgstr "Katze"\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +73,17 @@ def test_a_column_of_numbers_is_left_out_and_shows_that_the_first_row_is_a_heade
     # `id` is the code of Indonesian, but not the name of a column of numbers.
     named = write(Path("v.csv"), [("id", "English", "German"), *rows])
     assert texts_of(read_pairs(named, None)) == PAIRS
+
+
+@pytest.mark.parametrize("sides", [("src", "tgt"), ("SRC", "trg"), ("source", "target")])
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_names_of_sides_name_no_languages(sides: tuple[str, str], name: str) -> None:
+    path = Path(name)
+    if name == "t.csv":
+        write(path, [sides, *PAIRS])
+    else:
+        path.write_text(json.dumps(dict(zip(sides, PAIRS[0], strict=True))), encoding="utf-8")
+    assert layout_of(path, Wanted()).languages == (None, None)
 
 
 def test_licences_are_no_text_and_three_columns_of_text_are_a_question() -> None:

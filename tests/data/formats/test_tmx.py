@@ -360,8 +360,10 @@ def test_a_memory_of_several_languages_has_the_pairs_of_two_of_them() -> None:
     assert texts_of(read_pairs(path, ("fr", "de"))[:1]) == [("chien", "Hund")]
     with pytest.raises(
         DataError, match=r"certain which.* languages .* are en, fr, en-GB, de, en-US"
-    ):
+    ) as caught:
         read_pairs(path, None)
+    # Two codes, such as en-US and de, would leave out the pairs of en-GB.
+    assert str(caught.value.fix).startswith("Set both languages")
     with pytest.raises(DataError, match="certain which"):
         read_pairs(path, ("en", "it"))
 

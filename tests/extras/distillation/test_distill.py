@@ -16,6 +16,7 @@ import yaml
 
 from nmt.checkpoint.model_folder import SHORTLIST, ModelFiles, find_model, is_ctranslate2
 from nmt.commands import augment as recipe
+from nmt.commands.options import AugmentOptions
 from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError, DataError, NmtError
@@ -174,6 +175,9 @@ def test_other_settings_and_a_teacher_without_validation_are_refused(
         distilled(teachers[:1], output=teachers[0])
     with pytest.raises(ConfigError, match="vocab_size"):  # before the teachers translate
         distilled(teachers[:1], output="wrong", set_=("tokenizer.vocab_size=3",))
+    student = yaml.safe_load(STUDENT) | {"tokenizer": {"vocab_size": 4}}
+    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size is 4"):
+        distilled(teachers[:1], output="wrong", config=student)
     with pytest.raises(DataError, match=r"data\.valid\.source: none\.de does not exist"):
         distilled(teachers[:1], output="wrong", valid=("none.de", "valid.en"))
     assert not Path("wrong/corpus").exists()
@@ -258,7 +262,8 @@ def test_a_student_that_differs_from_its_teacher_starts_with_random_weights(
         return replace(files, config=changed)
 
     monkeypatch.setattr(story, "find_model", other)
-    monkeypatch.setattr(story, "augment", lambda _: None)
+    translations: list[AugmentOptions] = []
+    monkeypatch.setattr(story, "augment", translations.append)
     overrides = list[str]()
 
     def stopped(_: Path, given: Sequence[str]) -> None:
@@ -267,8 +272,9 @@ def test_a_student_that_differs_from_its_teacher_starts_with_random_weights(
 
     monkeypatch.setattr(story, "load_config", stopped)
     with pytest.raises(KeyboardInterrupt):
-        distilled(teachers, config=None, set_=changes)
-    assert overrides == ["training.threads=1", *changes]
+        distilled(teachers, config=None, set_=changes, device="cpu")
+    assert overrides == ['training.device="cpu"', "training.threads=1", *changes]
+    assert [(each.device, each.threads) for each in translations] == [("cpu", 1)]
 
 
 def test_a_student_that_cannot_be_exported_is_refused_first(teachers: list[Path]) -> None:

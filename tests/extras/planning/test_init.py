@@ -372,7 +372,7 @@ def test_both_directions_hold_out_the_same_sentences() -> None:
         assert Path(f"a/{part}.en").read_bytes() == Path(f"b/{part}.en").read_bytes()
 
 
-@pytest.mark.parametrize("folder", ["mein Modell", "数据", "run.1", "x/_neu"])
+@pytest.mark.parametrize("folder", ["mein Modell", "数据", "run.1", "x/_neu", "2026", "null"])
 def test_every_folder_name_becomes_a_valid_experiment(folder: str) -> None:
     start = started(corpus(60), output=Path(folder))
     config = load_config(start.config)

@@ -164,11 +164,13 @@ def test_a_server_starts_with_the_keys_and_the_engine_of_its_options(
     serve(
         ServeOptions(
             models=(f"mine={models['de-en']}",), port=0, api_keys=file, engine="ctranslate2",
-            dtype="int8", threads=1, rate=Rate(1, 3600),
+            dtype="int8", device="cpu", threads=1, rate=Rate(1, 3600),
         )
     )  # fmt: skip
     ((service, gate),) = started
     assert gate.keys == {digest("k" * 24): "anna"}
+    loading = {"engine": "ctranslate2", "dtype": "int8", "device": "cpu", "threads": 1}
+    assert service.models["mine"]._loading == loading
     engine = service.models["mine"].translator.engine
     assert (engine.name, engine.dtype) == ("ctranslate2", "int8")
     assert gate.count("127.0.0.1") == "127.0.0.1"
@@ -298,8 +300,19 @@ def test_internal_errors_are_logged_and_not_sent_to_clients(
     assert "Katze" not in caplog.text
 
 
-def test_torch_serves_what_ctranslate2_lacks(inside: Inside, models: dict[str, Path]) -> None:
-    loading = {"engine": "ctranslate2", "dtype": "int8", "threads": 1}
+def test_torch_serves_what_ctranslate2_lacks(
+    inside: Inside, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same device."""
+    loading = {"engine": "ctranslate2", "dtype": "int8", "threads": 1, "device": "cpu"}
+    load = Translator.load
+    loads: list[dict[str, Any]] = []
+
+    def recorded(folder: Path, **options: Any) -> Translator:
+        loads.append(options)
+        return load(folder, **options)
+
+    monkeypatch.setattr(Translator, "load", recorded)
     client = inside({"de-en": ServedModel("de-en", models["de-en"], loading)})
     body: dict[str, Any] = {"model": "de-en", "texts": ["der Hund"]}
     assert client.post("/v1/translate", json=body).status_code == 200
@@ -310,6 +323,7 @@ def test_torch_serves_what_ctranslate2_lacks(inside: Inside, models: dict[str, P
     model = client.get("/v1/models").json()["models"][0]
     assert (model["dtype"], model["engines"]["translate"]) == ("int8", "ctranslate2")
     assert model["engines"]["prefix"] == "torch"
+    assert loads == [loading, {**loading, "engine": "torch", "dtype": "auto"}]
 
 
 def test_a_gpu_searches_one_batch_at_a_time(
