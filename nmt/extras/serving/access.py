@@ -230,7 +230,7 @@ async def counted_client(request: Request, client: Annotated[str, Depends(known_
 Client = Annotated[str, Depends(counted_client)]
 
 
-def _parts(content_type: str, body: bytes) -> Iterator[tuple[str, str]]:
+def _parts(content_type: str, body: bytearray) -> Iterator[tuple[str, str]]:
     """Yield name and value of each field of a multipart form, in linear time."""
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:

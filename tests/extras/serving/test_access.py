@@ -188,7 +188,7 @@ def test_wrong_options_are_refused(name: str, texts: list[str]) -> None:
 
 
 def test_every_flag_has_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    found = list[ServeOptions]()
     monkeypatch.setattr(options, "serve", found.append)
     # One value that each flag accepts, and that is not its default.
     examples = {
