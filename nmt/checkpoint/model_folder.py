@@ -28,6 +28,7 @@ from nmt.config.inference import InferenceConfig
 from nmt.config.loader import dump_inference, load_config, load_inference
 from nmt.config.migration import NewerFormatError
 from nmt.config.model import ModelConfig
+from nmt.config.section import FOLDER
 from nmt.errors import CheckpointError, ConfigError, NmtError, TokenizerError, shell_command
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors, write_json
 from nmt.files.json_file import Manifest, field, read_json, what_is_wrong
@@ -230,7 +231,7 @@ def recorded_data(record: Mapping[str, Any], folder: Path) -> DataConfig | None:
 
     Args:
         record: See `ModelFiles`.
-        folder: The run or model folder, for messages.
+        folder: The run or model folder.
 
     Raises:
         CheckpointError: The section is invalid, or was written by another version of nmt.
@@ -238,13 +239,30 @@ def recorded_data(record: Mapping[str, Any], folder: Path) -> DataConfig | None:
     if "data" not in record:
         return None
     try:
-        return DataConfig.model_validate(record["data"])
+        context = {FOLDER: project_of(record, folder)}
+        return DataConfig.model_validate(record["data"], context=context)
     except ValidationError as error:
         problem = f"{folder / CONFIG}: this version of nmt cannot read the corpora of the training"
         raise CheckpointError(
             f"{problem}: {what_is_wrong(error)}.",
             fix="Pass files or a published test set instead of a test set of the model.",
         ) from error
+
+
+def project_of(record: Mapping[str, Any], folder: Path) -> Path:
+    """Return the folder in which a run was trained, also if it was moved with the run.
+
+    The working directory, if the run folder has another name or place than in training.
+
+    Args:
+        record: See `ModelFiles`.
+        folder: The run folder.
+    """
+    run_dir = Path(str(recorded_value(record, "run_dir"))).parts
+    for place in (folder, folder.absolute()):
+        if place.parts[-len(run_dir) :] == run_dir:
+            return Path(*place.parts[: -len(run_dir)])
+    return Path()
 
 
 def recorded_value(record: Mapping[str, Any], key: str) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from nmt.checkpoint.model_folder import (
     CONFIG,
     load_folder_document,
+    project_of,
     recorded_data,
     recorded_value,
 )
@@ -577,7 +578,8 @@ def training_data(folder: Path, visited: frozenset[Path] = frozenset()) -> Itera
     if folder in visited or not (folder / CONFIG).is_file():
         return
     _, record = load_folder_document(folder)
-    prepared_dir = Path(str(record.get("prepared_dir")))
+    project = project_of(record, folder)
+    prepared_dir = project / str(record.get("prepared_dir"))
     if trained_on(folder, prepared_dir):
         yield PreparedData.open(prepared_dir)
     else:
@@ -585,7 +587,7 @@ def training_data(folder: Path, visited: frozenset[Path] = frozenset()) -> Itera
         logger.info(text, folder)
     initial_model = recorded_value(record, "training.init_from")
     if initial_model is not None:
-        yield from training_data(Path(str(initial_model)), visited | {folder})
+        yield from training_data(project / str(initial_model), visited | {folder})
 
 
 def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:

@@ -7,19 +7,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nmt.config.paths import expanded
+from nmt.config.paths import expanded, is_pattern
 from nmt.registry import built_in, names_of
 
 T = TypeVar("T")
 # In place of a value that can change. It cannot be a value itself, as JSON data contain no tuples.
 _FREE: Any = ()
 
+
+def _found(path: Path, info: ValidationInfo) -> Path:
+    """Expand a path; look for a file that is not here in the folder that the caller names."""
+    here = expanded(path)
+    if info.context is None or here.exists():
+        return here
+    there: Path = info.context[FOLDER] / here
+    return there if there.exists() or is_pattern(there) else here
+
+
+FOLDER = "folder"  # Key in the context of a validation: where files are that are not here.
 # YAML has no paths and tuples, so text and lists are accepted.
-FilePath = Annotated[Path, Strict(strict=False), AfterValidator(expanded)]
+FilePath = Annotated[Path, Strict(strict=False), AfterValidator(_found)]
 Many = Annotated[tuple[T, ...], Strict(strict=False)]
 Pair = Annotated[tuple[T, T], Strict(strict=False)]
 

@@ -927,3 +927,27 @@ def test_the_python_function_takes_the_options_of_the_command(files: tuple[Path,
     assert isinstance(report, EvaluationReport)
     (score,) = report.evaluations[0].systems[0].scores
     assert (score.metric, score.value > 0, report.failure) == ("ter", True, None)
+
+
+@pytest.mark.long
+def test_a_run_finds_its_texts_wherever_its_project_is_and_it_is_called_from(
+    tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the training data, in which the lines of the test set are looked for."""
+    corpus = {"source": "train.de", "target": "train.en"}
+    monkeypatch.chdir(tiny_corpus)
+    values = {
+        "name": "moved", "source_language": "de", "target_language": "en",
+        "data": {"train": [corpus], "valid": corpus, "test": {"news": corpus}},
+        "model": {"preset": "tiny"}, "tokenizer": {"vocab_size": 60, "byte_fallback": False},
+        "training": {"max_steps": 1},
+    }  # fmt: skip
+    Path("c.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    trained = CliRunner().invoke(app, ["train", "c.yaml", "-q"])
+    assert trained.exit_code == 0, trained.stderr
+    project = tiny_corpus.rename(tiny_corpus.with_name("a new place"))
+    for here, run in ((project, "runs/moved"), (project / "runs", "moved"), (Path("/"), "")):
+        monkeypatch.chdir(here)
+        folder = run or project / "runs" / "moved"
+        report = scores_of(folder, "-t", "news", "--limit", 2, "--beam-size", 1)
+        assert report["systems"][0]["in_training_data"] == 2

@@ -250,6 +250,13 @@ def test_every_path_named_exists() -> None:
             assert (ROOT / path).exists(), f"{document}: {path}"
 
 
+def test_every_module_that_the_architecture_names_exists() -> None:
+    """The page names them from the folder of the package, or of the extras."""
+    for path in re.findall(r"`([\w/]+\.(?:py|toml))`", text_of("nmt/README.md")):
+        places = [ROOT / "nmt" / path, ROOT / "nmt/extras" / path, ROOT / path]
+        assert any(place.exists() for place in places), path
+
+
 def test_the_error_shown_names_what_the_error_met_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from nmt.checkpoint.model_folder import (
     is_ctranslate2,
     log_next_commands,
     new_model_folder,
+    project_of,
     read_weights,
     recorded_data,
     recorded_value,
@@ -162,7 +163,8 @@ def export(options: ExportOptions) -> ExportSummary:
             bar.update()
             write_folder_config(folder, config, files.record)
             size_bytes = (folder / target.weights_name).stat().st_size
-            prepared = trained_on(source, Path(str(files.record.get("prepared_dir"))))
+            project = project_of(files.record, source)
+            prepared = trained_on(source, project / str(files.record.get("prepared_dir")))
             counts = prepared.counts if prepared else {}
             origin = IMPORTED
             if bundle.step:

@@ -19,6 +19,7 @@ from nmt.checkpoint.model_folder import (
     is_ctranslate2,
     load_folder_document,
     load_model,
+    project_of,
     readable,
     recorded_value,
 )
@@ -101,7 +102,8 @@ class Inspected:
     @property
     def prepared_dir(self) -> Path:
         """Folder of the prepared data, which may not exist."""
-        return Path(str(self.recorded("prepared_dir")))
+        _, settings = self._document
+        return project_of(settings, self.place) / str(self.recorded("prepared_dir"))
 
     @property
     def _tokenizer_folder(self) -> Path:
