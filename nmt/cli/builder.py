@@ -189,7 +189,11 @@ def make_command(name: str, entry: Entry, command_class: type) -> Any:
         help=entry.text,
         epilog=epilog,
         cls=command_class,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            # In containers, flags are set as variables: NMT_PORT for --port.
+            "auto_envvar_prefix": "NMT" if name == "serve" else None,
+        },
     )(call)
     return typer.main.get_command(app)
 
@@ -230,6 +234,7 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> Parameter:
         "metavar": flag.metavar or _metavar(field),
         "min": flag.min,
         "max": flag.max,
+        "show_envvar": False,
         "rich_help_panel": field.title,
         "show_default": spelled(flag.shown, spellings) or shows_default,  # words, or yes or no
     }

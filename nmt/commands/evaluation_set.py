@@ -28,7 +28,7 @@ from nmt.commands.options import (
     TextResult,
     TranslatorOptions,
 )
-from nmt.config.data import CorpusConfig, DataConfig, Direction
+from nmt.config.data import ANY_LANGUAGE, CorpusConfig, DataConfig, Direction
 from nmt.config.flag import changed
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
@@ -281,12 +281,13 @@ def load_test_sets(
             )
     sets = [_named_set(name, options.languages, direction, configured) for name in names]
     if options.reference:
-        if configured and direction is None:
+        is_imported = direction == (ANY_LANGUAGE, ANY_LANGUAGE)  # without languages
+        if configured and (direction is None or is_imported):
             listed = ", ".join(map(str, configured.directions))
-            raise ConfigError(
-                "The language pair is unknown: the model has several.",
-                fix=f"Add `languages` with one of these pairs: {listed}.",
-            )
+            fix = f"Add `languages` with one of these pairs: {listed}."
+            if is_imported:
+                fix = "Add `languages` PAIR, for example `languages` en-de."
+            raise ConfigError("The language pair is unknown: the model has several.", fix=fix)
         set_of_files = _read_files(options.source, options.reference, direction)
         # Each text has a file, except for a missing source, which is last.
         texts = [*set_of_files.references, set_of_files.source or ()]

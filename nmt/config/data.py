@@ -48,6 +48,7 @@ LANGUAGE_CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
 _CODE_IN_WORDS = {"allowed": "a language code such as de or pt-BR"}
 LanguageCode = Annotated[str, Field(pattern=LANGUAGE_CODE, json_schema_extra=_CODE_IN_WORDS)]
 LanguageTags = Literal["source", "target", "both"]
+ANY_LANGUAGE = "mul"  # code of ISO 639 for multiple languages
 
 
 class Direction(NamedTuple):

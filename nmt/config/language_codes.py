@@ -48,20 +48,23 @@ def matching(code: str, codes: Iterable[str]) -> list[str]:
     """Return the codes that can mean the language of ``code``.
 
     One code means that language. With several codes, ``code`` is ambiguous, because it leaves out
-    or contradicts the script or region that distinguishes them.
+    the region, or contradicts the script or region, that distinguishes them. A code without a
+    script means the usual script.
 
     >>> matching("deu_Latn", ["de", "en"]), matching("arb", ["ar"]), matching("fr", ["de", "en"])
     (['de'], ['ar'], [])
     >>> matching("zho-TW", ["zh-Hans", "zh-Hant"]), matching("pt", ["pt-BR", "pt-PT"])
     (['zh-Hant'], ['pt-BR', 'pt-PT'])
+    >>> matching("zh", ["zho_Hans", "zho_Hant"])
+    ['zho_Hans']
     """
     unique_codes = list(dict.fromkeys(codes))
     if code in unique_codes:
         return [code]
     matches = [candidate for candidate in unique_codes if _family(candidate) == _family(code)]
-    # Two comparisons, the second stricter than the first. While several codes match, each
-    # comparison removes those that do not pass it, unless none does.
-    for is_nearer in (is_same_language, is_spelling):
+    # While several codes match, each comparison removes those that do not pass it, unless none
+    # does.
+    for is_nearer in (is_same_language, is_spelling, _has_same_script):
         nearer = [candidate for candidate in matches if is_nearer(code, candidate)]
         if len(matches) > 1 and nearer:
             matches = nearer
@@ -132,6 +135,15 @@ def _standard_form(code: str) -> str:
 def _family(code: str) -> str:
     """Return the code of the language alone, or of its macrolanguage if CLDR unites both."""
     return primary_code(_standard_form(code))
+
+
+def _has_same_script(first: str, second: str) -> bool:
+    first_language = standard_language(first)
+    second_language = standard_language(second)
+    if first_language is None or second_language is None:
+        return False
+    # `maximize` adds the usual script.
+    return first_language.maximize().script == second_language.maximize().script
 
 
 @lru_cache(_MOST_CODES)

@@ -219,7 +219,7 @@ class DecodingConfig(Section):
         repetition_penalty: Factor on the log probability of tokens that the translation already
             contains (Keskar et al. 2019). 1: off.
         keep_special_mass: Keep PAD, UNK and BOS in the softmax, as Marian and Hugging Face do. They
-            are never chosen.
+            are never chosen. CTranslate2 ignores this option, so a few translations differ.
         shortlist: Restrict each sentence to likely target tokens. Faster; a few translations
             change.
         max_length_factor: Maximum output length: ``max_length_factor`` x source tokens +

@@ -8,6 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from nmt.config.data import (
+    ANY_LANGUAGE,
     Direction,
     LanguageTags,
     code_of_tag,
@@ -108,14 +109,16 @@ class Languages:
         # Its target may be a group of languages with a code of three letters, such as ``mul``. The
         # tags of a model for one language, such as those for variants of ``zh``, are optional.
         is_group = has_opus_tags and len(primary_code(targets[0])) > 2
+        # The import found no languages, and the user chose none for it.
+        is_unset = self.tags == "both" and targets == [ANY_LANGUAGE]
         # In a group only a tag, in the text or set by the user, tells the language.
         needs_tag = is_group and not has_tag and options.tag is None
-        has_choice = len(targets) > 1 or needs_tag
+        has_choice = len(targets) > 1 or needs_tag or is_unset
         if target is None and has_choice:
-            raise _missing_language("to", tagged_targets if is_group else targets)
+            raise _missing_language("to", tagged_targets if is_group or is_unset else targets)
         # The source language must be known only if the model reads a tag for it.
-        if source is None and self.tags == "both" and len(sources) > 1:
-            raise _missing_language("from", sources)
+        if source is None and self.tags == "both" and (len(sources) > 1 or is_unset):
+            raise _missing_language("from", tagged_sources if is_unset else sources)
         if not source:
             source = sources[0] if len(sources) == 1 else ""
         direction = Direction(source, target or targets[0])

@@ -428,7 +428,8 @@ def choose_engine(folder: Path, options: EngineOptions, needs: Needs) -> LoadedM
         else:
             loaded = ENGINES[options.engine](folder, options, needs)
     logger.debug("engine: %s, %s", loaded.engine.name, loaded.engine.dtype)
-    return loaded
+    source_tokenizer = loaded.tokenizers.source.for_translation()
+    return replace(loaded, tokenizers=loaded.tokenizers._replace(source=source_tokenizer))
 
 
 def _load_with_best_engine(
@@ -437,8 +438,10 @@ def _load_with_best_engine(
     """Load a model with the engine that ``auto`` means: see `choose_engine`."""
     if is_ctranslate2(folder):
         return ENGINES["ctranslate2"](folder, options, needs)
-    # On a GPU and in 16 bits torch is chosen.
-    if dtype in _CONVERTED and not _runs_on_gpu(options.device):
+    # On a GPU and in 16 bits torch is chosen. CTranslate2 does not keep the mass of special tokens,
+    # which an import asks for, so it needs the user's choice of int8 or of the engine.
+    is_exact = not needs.decoding.keep_special_mass or dtype == "int8"
+    if is_exact and dtype in _CONVERTED and not _runs_on_gpu(options.device):
         try:
             return ENGINES["ctranslate2"](folder, replace(options, device="cpu"), needs)
         except ConfigError as error:  # for example not installed, or a missing feature

@@ -26,6 +26,7 @@ from nmt.inference.engine import damaged_weights
 from nmt.inference.request import Alarm, Alarms, AlignedSegment, Result, TokenScores
 from nmt.inference.segment import Segment
 from nmt.search.hypothesis import NONE, Hypothesis
+from nmt.text import UNK_ID
 from nmt.text.languages import longest_loop
 from nmt.text.sentences import split_sentences
 from nmt.text.tokenizer import Tokenizers
@@ -52,6 +53,7 @@ _FAULTS: dict[Alarm, str] = {
     "constraint": "required phrases",
     "numbers": "numbers",
     "lost": "placeholders",
+    "unknown": "unknown characters",
 }
 # The log asks about the input if more than `_USUAL_SHARE` of the lines have an alarm. Fewer than
 # `_MIN_LINES` lines are too few to ask.
@@ -125,7 +127,10 @@ class Guard:
         for index, segment in enumerate(segments):
             output = outputs[index]
             if self._has_phrase_past_end(segment, output.hypotheses):
-                outputs[index] = replace(output, alarms=(*output.alarms, "constraint"))
+                output = replace(output, alarms=(*output.alarms, "constraint"))
+            if self.limits is not None and UNK_ID in segment.ids:
+                output = replace(output, alarms=(*output.alarms, "unknown"))
+            outputs[index] = output
         return outputs
 
     def _alarms_of(self, segment: Segment, hypotheses: Sequence[Hypothesis]) -> Alarms:

@@ -26,10 +26,10 @@ Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorte
 # A sign that a translation is wrong: see `nmt.inference.guard`. ``truncated``: the line is too
 # long, and its end is not translated. ``constraint``: a required phrase follows the end of the
 # sentence instead of being part of it. ``numbers``: a number of the source is missing. ``lost``: a
-# placeholder of the source is missing.
+# placeholder of the source is missing. ``unknown``: the vocabulary lacks a source character.
 Alarm = Literal[
     "loop", "repetition", "short", "long", "compression", "truncated", "constraint", "numbers",
-    "lost",
+    "lost", "unknown",
 ]  # fmt: skip
 Alarms = tuple[Alarm, ...]
 

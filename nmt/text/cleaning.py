@@ -24,6 +24,15 @@ _FULL_WIDTH_OFFSET = 0xFEE0  # from a full-width character to the plain one
 _AFFECTED = re.compile(rf"[{_CONTROLS}{_INVISIBLE}{_FULL_WIDTH}]|[^\S ]")
 
 
+# Characters that vocabularies may lack -> equivalents that are more often known.
+PLAIN_CHARACTERS = {
+    **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb\u2033", '"'),  # quotes
+    **dict.fromkeys("\u2018\u2019\u201a\u201b\u2039\u203a\u2032", "'"),
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),  # hyphens, dashes, minus
+    "\u2026": "...",
+}
+
+
 def _cleaned(character: str) -> str:
     if character.isspace():
         return " "

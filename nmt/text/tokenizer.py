@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import sentencepiece
@@ -19,7 +20,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 from nmt.config.data import TAG_PATTERN, TokenizerConfig, language_symbol, tag_symbol
 from nmt.errors import ConfigError, TokenizerError, VocabularySizeError, did_you_mean
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID, without_surrogates
-from nmt.text.cleaning import clean_source
+from nmt.text.cleaning import PLAIN_CHARACTERS, clean_source
 
 JOINT = "joint.model"
 SOURCE = "source.model"
@@ -94,13 +95,19 @@ class Tokenizer:
     Args:
         processor: The model.
         cleans: Whether to clean lines before (`nmt.text.cleaning`), as those of the source.
+        replacements: Code points to replace in lines that are encoded, and their replacements.
     """
 
     def __init__(
-        self, processor: sentencepiece.SentencePieceProcessor, *, cleans: bool = False
+        self,
+        processor: sentencepiece.SentencePieceProcessor,
+        *,
+        cleans: bool = False,
+        replacements: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._processor = processor
         self.cleans = cleans
+        self._replacements = replacements
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -148,9 +155,27 @@ class Tokenizer:
         name = self._proto.normalizer_spec.name
         return Tokenizer(self._processor, cleans=name.endswith(_CLEANED))
 
+    def for_translation(self) -> Tokenizer:
+        """Return a source tokenizer that replaces what the model has not learned to read.
+
+        Quotes, dashes and ellipses that the vocabulary lacks, or only spells in bytes, become the
+        plain equivalents that it has: see `PLAIN_CHARACTERS`.
+        """
+        replacements = {}
+        for character, plain in PLAIN_CHARACTERS.items():
+            if not self._knows(character) and self._knows(plain):
+                replacements[ord(character)] = plain
+        return Tokenizer(self._processor, cleans=self.cleans, replacements=replacements)
+
+    def _knows(self, text: str) -> bool:
+        """Whether subwords spell ``text`` at the beginning of a word and inside of one."""
+        ids = self._processor.encode(f"{text} a{text}")
+        return not any(map(self.is_fallback, ids))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the model only. The receiving process caches it, so it loads each model once."""
-        return _tokenizer_of, (self._processor.serialized_model_proto(), self.cleans)
+        model = self._processor.serialized_model_proto()
+        return _tokenizer_of, (model, self.cleans, dict(self._replacements))
 
     @cached_property
     def _proto(self) -> Any:
@@ -181,6 +206,8 @@ class Tokenizer:
             lines = list(map(without_surrogates, lines))
         if self.cleans:
             lines = list(map(clean_source, lines))
+        if self._replacements:
+            lines = [line.translate(self._replacements) for line in lines]
         return list(lines)
 
     def normalize(self, lines: Sequence[str]) -> list[str]:
@@ -334,8 +361,8 @@ def _processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
-def _tokenizer_of(model: bytes, cleans: bool) -> Tokenizer:
-    return Tokenizer(_processor_of(model), cleans=cleans)
+def _tokenizer_of(model: bytes, cleans: bool, replacements: Mapping[int, str]) -> Tokenizer:
+    return Tokenizer(_processor_of(model), cleans=cleans, replacements=replacements)
 
 
 def train_sentencepiece(

@@ -45,7 +45,7 @@ CODES = [
         ("zho-CN", "zh-Hans zh-Hant", "zh-Hans"),
         ("zh-Hant-TW", "zh-CN zh-TW", "zh-TW"),
         ("cmn_Hant", "zh-Hans zh-Hant", "zh-Hant"),
-        ("zh", "zh-Hans zh-Hant", "zh-Hans zh-Hant"),
+        ("zh", "zh-Hans zh-Hant", "zh-Hans"),
         ("yue", "zh", ""),
         ("srp_Cyrl", "sr sr-Latn", "sr"),
         # Macrolanguages.
@@ -104,7 +104,7 @@ def test_any_text_can_be_compared_with_a_code(text: str) -> None:
         (("deu", "eng"), ["de-en"]),
         (("zh-CN", None), ["zh_Hans-en"]),
         ((None, "en"), ["de-en", "zh_Hans-en", "zh_Hant-en"]),
-        (("zh", "en"), ["zh_Hans-en", "zh_Hant-en"]),
+        (("zh", "en"), ["zh_Hans-en"]),
         (("en", "fr"), []),
         ((None, None), ["de-en", "en-de", "zh_Hans-en", "zh_Hant-en"]),
     ],

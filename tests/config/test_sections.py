@@ -463,7 +463,7 @@ def test_a_code_finds_the_only_tag_of_its_language() -> None:
     }
     assert found == {
         "ary": "<2ary_Arab>",
-        "zho": None,  # with simplified or traditional characters?
+        "zho": "<2zho_Hans>",  # the usual script
         "zh-TW": "<2zho_Hant>",
         "deu": "<2de>",
         "de-AT": "<2de-AT>",

@@ -92,11 +92,14 @@ def test_unclear_languages_are_errors(
 
 
 def test_a_code_must_name_one_language(tagged: Tokenizers) -> None:
+    portuguese = Languages((Direction("en", "pt-BR"), Direction("en", "pt-PT")), None)
+    with pytest.raises(ConfigError, match=r"`to` pt is ambiguous.*\n.*: pt-BR, pt-PT\."):
+        portuguese.choose(tagged, LanguageOptions(target="pt"))
     chinese = Languages((Direction("en", "zh-Hans"), Direction("en", "zh-Hant")), None)
-    with pytest.raises(ConfigError, match=r"`to` zh is ambiguous.*\n.*: zh-Hans, zh-Hant\."):
-        chinese.choose(tagged, LanguageOptions(target="zh"))
     for code in ("zh-Hant", "zho_Hant", "zh-TW", "zho-HK"):
         assert chinese.choose(tagged, LanguageOptions(target=code)).direction.target == "zh-Hant"
+    # A code without a script means the usual one.
+    assert chinese.choose(tagged, LanguageOptions(target="zh")).direction.target == "zh-Hans"
 
 
 def test_imported_models_offer_all_pairs_of_tagged_languages(tagged: Tokenizers) -> None:

@@ -129,6 +129,12 @@ def test_the_engine_follows_from_device_dtype_and_folder(
         assert choose_engine(Path("run"), asked, needs).engine.name == lacking
 
 
+def test_a_loaded_model_reads_an_unknown_ellipsis_as_three_dots(run_dir: Path) -> None:
+    translator = Translator.load(run_dir, engine="torch")
+    unknown, plain = translator.segment(["der Hund\u2026", "der Hund..."]).segments
+    assert unknown.ids == plain.ids
+
+
 def test_torch_refuses_what_it_cannot_run(run_dir: Path, tmp_path: Path) -> None:
     """Also if it is another model of an ensemble that was exported."""
     exported = tmp_path / "exported"

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from nmt.config.data import TokenizerConfig
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference import guard
@@ -34,9 +35,10 @@ from nmt.inference.segment import Segment
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.languages import longest_loop
-from nmt.text.tokenizer import Tokenizer, Tokenizers
+from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers
 from tests.examples import FEW
-from tests.inference.conftest import OPTIONS, WORDS, translator_of
+from tests.inference.conftest import OPTIONS, WORDS, sentences, translator_of
+from tests.learning import train_sentencepiece
 
 LINES = Path(__file__).with_name("guard_lines.tsv")
 WIDTHS: dict[str, Any] = {"characters": (0.5, 1.55), "subwords": (0.55, 1.65)}
@@ -287,6 +289,20 @@ def test_candidates_of_a_second_search_obey_its_options(tokenizers: Tokenizers, 
     assert first.sampling == second.sampling == (kind == "samples")
 
 
+def test_a_source_character_that_stays_unknown_is_an_alarm(tmp_path: Path) -> None:
+    config = TokenizerConfig(vocab_size=60, byte_fallback=False)
+    train_sentencepiece(iter(sentences(300)), tmp_path / "joint.model", config, threads=1)
+    tokenizers = load_tokenizers(tmp_path)
+    answer = tokenizers.target.encode("der Hund")
+    translator = translator_of(TwoAnswers(answer, answer), tokenizers, guard=True)
+    known, unknown = translator.translate(["die Katze", "die \u732b Katze"])
+    assert (known.alarms, unknown.alarms) == ((), ("unknown",))
+    counts = GuardCounts().add({1: known, 2: unknown})
+    assert "suspicious (unknown characters); check line 2" in (counts.message(1) or "")
+    (unguarded,) = translator.with_options(guard=False).translate(["\u732b"])
+    assert unguarded.alarms == ()
+
+
 class Words(Tokenizer):
     """Its ids are the places of its words."""
 
@@ -304,9 +320,10 @@ def test_each_side_is_read_in_its_own_vocabulary() -> None:
     Smoothed, that is (8 + 10) / (11 + 10) = 0.857. In the target's words the source would have two
     sentences, too. The alarms of length and place stand side by side.
     """
-    tokenizers = Tokenizers(Words("Hund", "Katze."), Words("dog.", "cat"))
-    segment = Segment(0, (0, 1), constraints=Constraints(required=((1,),)))
-    found = [[Hypothesis((0, 1), -1.0, -1.0)]]
+    special = [""] * 4
+    tokenizers = Tokenizers(Words(*special, "Hund", "Katze."), Words(*special, "dog.", "cat"))
+    segment = Segment(0, (4, 5), constraints=Constraints(required=((5,),)))
+    found = [[Hypothesis((4, 5), -1.0, -1.0)]]
     for least, expected in ((0.85, ("constraint",)), (0.86, ("short", "constraint"))):
         limits = GuardLimits(characters=(least, 1.0))
         guarded = guard.Guard(tokenizers, DecodingConfig(), limits, None)

@@ -58,6 +58,24 @@ def test_unused_entries_fill_a_vocabulary_and_no_text_becomes_one(tmp_path: Path
         trained(tmp_path, config, "source.model")
 
 
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_unknown_quotes_and_dashes_are_read_as_plain_ones_that_are_known(
+    tmp_path: Path, byte_fallback: bool
+) -> None:
+    config = TokenizerConfig(vocab_size=350 if byte_fallback else 120, byte_fallback=byte_fallback)
+    text = [*TEXT, "A dog - it's \u2019 - a house... it's \u2019"]
+    train_sentencepiece(text * 3, tmp_path / "joint.model", config, threads=1)
+    learned = load_tokenizers(tmp_path).source
+    curly = "\u2018a dog\u2014"
+    assert any(map(learned.is_fallback, learned.encode(curly)))
+    source = pickle.loads(pickle.dumps(learned.for_translation()))
+    assert source.encode(curly) == learned.encode("'a dog-")
+    assert source.encode("house\u2026") == learned.encode("house...")
+    # The first is known. The second is not, and neither is its plain form.
+    for kept in ("\u2019", "\u201c"):
+        assert source.encode(kept) == learned.encode(kept)
+
+
 @given(line=st.text())
 def test_any_string_gives_ids_and_no_special_ones(tokenizer: Tokenizer, line: str) -> None:
     """FAULTS 45: lone surrogates, NUL and the rest of Unicode."""

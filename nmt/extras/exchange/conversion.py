@@ -34,7 +34,7 @@ from nmt.checkpoint.model_folder import (
 )
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
-from nmt.config.language_codes import is_spelling, primary_code
+from nmt.config.language_codes import is_spelling
 from nmt.config.run import check_languages, name_of_folder
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
@@ -68,8 +68,6 @@ _CHANGED_ORIGIN = "The vocabulary was changed after training."
 # Output bias of subwords that the imported model lacks: far below the logit of any other subword,
 # and finite in 16 bits.
 _MISSING_BIAS = -30.0
-# Codes of the usual source and the usual target language of a multilingual model.
-_USUAL_CODES = ("en", "fr")
 
 
 def convert(options: ImportOptions, origin: str) -> ImportSummary:
@@ -239,15 +237,11 @@ def _codes(
 
     Args:
         pair: The option ``languages``, such as en-de; None chooses the default.
-        default_codes: Codes in the files of the model. If None: two languages of a multilingual
-            model, English and French if possible.
+        default_codes: Codes in the files of the model, if any.
         tags: Language tags of a multilingual model, such as <2de>. Both codes must have one.
     """
     codes = [tag.removeprefix("<2").removesuffix(">") for tag in tags]
-    # False sorts before True: English first, French next, then the other languages by their codes.
-    codes.sort(key=lambda code: ([primary_code(code) != usual for usual in _USUAL_CODES], code))
-    default_codes = default_codes or codes[:2]
-    if pair is None and len(default_codes) == 2:
+    if pair is None and default_codes is not None:
         source, target = default_codes
         return source, target
     source, _, target = (pair or "").partition("-")
@@ -267,7 +261,7 @@ def _codes(
         if symbol is None:
             raise ConfigError(
                 f"`languages`: the model has no language {code}.{did_you_mean(code, codes)}",
-                fix=f"Use codes of the model, such as {default_codes[0]}.",
+                fix=f"Use codes of the model, such as {codes[0]}.",
             )
         tag_codes.append(symbol[2:-1])  # without "<2" and ">"
     source, target = tag_codes

@@ -15,8 +15,8 @@ With a shortlist, all sentences of a batch can use the target tokens of each oth
 can depend on the batch.
 
 Two small differences remain. CTranslate2 gives the probability of PAD, BOS and UNK to the other
-tokens; in a trained model this probability is almost 0. If more than K hypotheses finish at the
-same step, CTranslate2 returns only K of them.
+tokens, even if ``decoding.keep_special_mass`` is on; in a trained model this probability is almost
+0. If more than K hypotheses finish at the same step, CTranslate2 returns only K of them.
 
 Shapes: V vocabulary, D model width, P positions.
 """
@@ -98,7 +98,7 @@ _NOT_EXPRESSED = frozenset({"qk_norm"})
 # many heads.
 _NOT_FOLLOWED = frozenset({
     "coverage_penalty", "diverse_beam_groups", "sampling", "temperature", "top_k", "top_p",
-    "epsilon_cutoff", "return_alternatives", "repetition_penalty", "search", "keep_special_mass",
+    "epsilon_cutoff", "return_alternatives", "repetition_penalty", "search",
 })  # fmt: skip
 # A weight of a layer, such as decoder.3.cross_attention.output.bias, or of the last norm of a
 # stack, such as decoder_norm.weight. Groups: stack, number of the layer (None for the last norm),
@@ -195,7 +195,7 @@ class CTranslate2Target(ExportTarget):
             )
         options = config.decoding
         # The export has the defaults of these options.
-        dropped_names = set(_NOT_FOLLOWED)
+        dropped_names = {"keep_special_mass", *_NOT_FOLLOWED}
         if options.sampling or options.return_alternatives:
             # Only with these two options may n_best exceed the beam size, and both are dropped.
             dropped_names.add("n_best")

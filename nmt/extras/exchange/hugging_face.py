@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nmt.config.data import LANGUAGE_CODE
+from nmt.config.data import ANY_LANGUAGE, LANGUAGE_CODE
 from nmt.config.model import DecodingConfig
 from nmt.extras.exchange.imported import (
     EMBEDDINGS,
@@ -135,10 +135,9 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
 
 def _code_of(language: str | None) -> str:
     """Return the code of a language in a tokenizer's configuration; empty if it is missing."""
-    # A group of languages, such as ROMANCE or deu+eng+fra, has no code of its own. In ISO 639, mul
-    # means multiple languages.
+    # A group of languages, such as ROMANCE or deu+eng+fra, has no code of its own.
     if language and not re.fullmatch(LANGUAGE_CODE, str(language)):
-        return "mul"
+        return ANY_LANGUAGE
     return str(language or "")
 
 
@@ -181,7 +180,7 @@ def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
     source_code = str(tokenizer.get("src_lang"))
     target_code = str(tokenizer.get("tgt_lang"))
     tags = {f"<2{source_code}>", f"<2{target_code}>"}
-    languages = None
+    languages = (ANY_LANGUAGE, ANY_LANGUAGE)
     if len(tags) == 2 and tags <= vocabulary.symbols:
         languages = (source_code, target_code)
     return Imported(

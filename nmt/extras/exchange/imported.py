@@ -141,6 +141,12 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
+    except FileNotFoundError as error:
+        missing = Path(error.filename)
+        # Folders of fine-tuned models have the name of their base model here.
+        settings = load_json(missing.parent / HF_CONFIG, optional=True)
+        base = settings.get("_name_or_path") or "the model that this one was trained from"
+        raise CheckpointError(f"{missing} is missing.", fix=f"Copy it from {base}.") from error
     except Exception as error:  # zipfile, zlib, numpy and pickle have many exceptions for damage
         # Errors of nmt have a problem, and errors of the system a message without the path.
         problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)

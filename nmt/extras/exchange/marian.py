@@ -45,6 +45,12 @@ _NORM_POSITIONS: Mapping[tuple[str, ...], Any] = {
     ("", "dan", ""): "post",
     ("n", "da", "n"): "pre",
 }
+# Characters that YAML forbids or reads as the end of a line, but vocabularies contain -> stand-ins
+# from the last private use area of Unicode.
+_CONTROLS = {
+    code: 0x10_0000 + code
+    for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160), 0x2028, 0x2029)
+}
 # Options of Marian -> the values that nmt supports. Other options can have any value.
 _SUPPORTED = read_toml(__file__, "marian.toml")
 
@@ -233,5 +239,6 @@ def read_vocabulary(path: Path) -> list[str]:
         if path.suffix == ".vocab":
             lines = text.removesuffix("\n").split("\n")
             return [line.partition("\t")[0] for line in lines]  # a tab and a score may follow
-        ids = yaml.load(text, loader)
-    return tokens_by_id(ids, path)
+        ids = yaml.load(text.translate(_CONTROLS), loader)
+    originals = {stand_in: code for code, stand_in in _CONTROLS.items()}
+    return [token.translate(originals) for token in tokens_by_id(ids, path)]

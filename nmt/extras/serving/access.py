@@ -14,7 +14,7 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import parse_qs
@@ -36,6 +36,9 @@ _DEFAULT_RATE = Rate(60, 60)
 # The Host header: a name or an address, and a port. Group: the name or address.
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::\d{1,5})?")
 _FORM = "application/x-www-form-urlencoded"
+_MULTIPART = "multipart/form-data"
+_BOUNDARY = re.compile(r'boundary="?([^";]+)', re.IGNORECASE)
+_PART_NAME = re.compile(r'\bname="([^"]*)"')
 _CLOSE = {"Connection": "close"}
 # A body over the limit is still read, up to this many times the limit: many clients read the answer
 # only after they have sent the whole body.
@@ -126,8 +129,11 @@ class Gate:
 
     def __init__(self, options: ServeOptions, keys: Mapping[str, str] | None) -> None:
         self.keys = keys
-        # The default rate does not apply to clients on this machine.
+        # The default rate does not apply to clients on this machine, and not with `no_auth`.
         self._limits_loopback = options.rate is not None
+        self._limits_others = options.rate is not None or not options.no_auth
+        # Clients of a container use its name, without a dot. DNS rebinding needs a dot.
+        self._allows_plain_names = not is_loopback(options.host)
         self._allowed_hosts = {"localhost", options.host.lower(), *options.allow_host}
         self._allowed_origins = options.allow_origin
         self._limiter = RateLimiter(options.rate or _DEFAULT_RATE)
@@ -149,7 +155,9 @@ class Gate:
             )
         name = match[1]  # without the port
         # Addresses are always allowed: DNS rebinding needs a name. IPv6 addresses have brackets.
-        if name not in self._allowed_hosts and address_of(name.strip("[]")) is None:
+        is_plain = self._allows_plain_names and "." not in name
+        is_known = is_plain or name in self._allowed_hosts
+        if not is_known and address_of(name.strip("[]")) is None:
             raise RefusedError(
                 403,
                 f"Host {name[:80]} is not allowed.",
@@ -193,7 +201,8 @@ class Gate:
         Raises:
             RefusedError: The client has exceeded its rate.
         """
-        if is_loopback(client) and not self._limits_loopback:
+        is_limited = self._limits_loopback if is_loopback(client) else self._limits_others
+        if not is_limited:
             return client
         wait_seconds = math.ceil(self._limiter.wait(client))
         if wait_seconds:
@@ -219,6 +228,19 @@ async def counted_client(request: Request, client: Annotated[str, Depends(known_
 
 
 Client = Annotated[str, Depends(counted_client)]
+
+
+def _parts(content_type: str, body: bytearray) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each field of a multipart form, in linear time."""
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None:
+        return
+    text = body.decode("utf-8", "replace")
+    for part in text.split(f"--{boundary[1]}"):
+        head, _, value = part.partition("\r\n\r\n")
+        name = _PART_NAME.search(head)
+        if name:
+            yield name[1], value.removesuffix("\r\n")
 
 
 class Edge:
@@ -328,7 +350,7 @@ class Edge:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read_body(self, request: Request) -> bytes:
-        """Return the body as JSON. A form is converted to JSON.
+        """Return the body as JSON. A form, or a query without a body, is converted to JSON.
 
         Headers of the request that describe its body are replaced: they say JSON, too.
 
@@ -363,7 +385,7 @@ class Edge:
                 "Send several smaller requests.",
                 _CLOSE,
             )
-        content_type = request.headers.get("content-type", "").lower()
+        content_type = request.headers.get("content-type", "")
         headers = [(b"content-type", b"application/json")]
         for name, value in request.scope["headers"]:
             if not name.startswith(b"content-"):
@@ -371,9 +393,17 @@ class Edge:
         request.scope["headers"] = headers
         is_json = body.lstrip().startswith(b"{")  # `curl -d` labels JSON as a form
         # Parameters such as the charset follow the type after a semicolon.
-        if is_json or content_type.partition(";")[0].strip() != _FORM:
+        kind = content_type.partition(";")[0].strip().lower()
+        form = dict[str, list[str]]()
+        if kind == _MULTIPART and not is_json:
+            for name, value in _parts(content_type, body):
+                form.setdefault(name, []).append(value)
+        elif request.url.query and not body:
+            form = parse_qs(request.url.query, keep_blank_values=True)
+        elif kind == _FORM and not is_json:
+            form = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+        else:
             return bytes(body)
-        form = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
         # A field that occurs once has one string; a field that is repeated, a list of strings.
         fields: dict[str, str | list[str]] = {**form}
         for name, values in form.items():

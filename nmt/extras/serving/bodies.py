@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
 from nmt.errors import CheckpointError, DeviceError, NmtError, nearest_word
@@ -168,6 +168,14 @@ class DetectBody(Body):
     model_config = ConfigDict(extra="ignore")
     q: Words | list[Words]
     api_key: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        """Drop fields that are null: clients of LibreTranslate send them for defaults."""
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def texts(self) -> list[str]:
@@ -357,7 +365,8 @@ def _problem(detail: Mapping[str, Any]) -> str:
     message = detail["msg"]
     if detail["type"] == "extra_forbidden":
         message = "unknown field"
-        near = nearest_word(names[-1], FIELDS)
+        # Each field of a request is unknown in the others.
+        near = nearest_word(names[-1], (name for name in FIELDS if name != names[-1]))
         if near:
             message += f" (did you mean {near}?)"
     return f"{place}: {message[0].lower()}{message[1:]}"

@@ -38,9 +38,11 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
     translations = []
     alternatives = list[list[str]]()  # of each text
     if body.format == "html":
-        for text in body.texts:
-            document_body = bodies.DocumentBody(format="html", text=text)
-            document = await service.document(document_body, route, client)
+        document_bodies = [bodies.DocumentBody(format="html", text=text) for text in body.texts]
+        documents = await asyncio.gather(
+            *(service.document(document_body, route, client) for document_body in document_bodies)
+        )
+        for document in documents:
             translations.append(document["text"])
             alternatives.append([])
     else:

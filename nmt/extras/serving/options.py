@@ -63,7 +63,9 @@ def _parser(pattern: str, advice: str) -> Callable[[str], str]:
     return parse
 
 
-parse_origin = _parser(r"https?://[\w.\[\]:-]+/?", "Write https://example.org, without a path.")
+parse_origin = _parser(
+    r"[a-zA-Z][\w+.-]*://[\w.\[\]:-]+/?|null", "Write https://example.org, without a path."
+)
 parse_host = _parser(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", "Remove https:// and the port.")
 parse_path = _parser(r"(/[\w./-]*)?", "Write a path such as /mt.")
 
@@ -104,7 +106,7 @@ class LimitOptions(Options):
         max_queue: Maximum concurrent requests; further requests get status 503.
         deadline: Time limit per request, in seconds; a slower request gets status 504.
         rate: Maximum requests per client, such as 60/min or 5/s; further requests get status 429.
-            The default limits clients on other machines to 60/min.
+            The default limits clients on other machines to 60/min, but not with `no_auth`.
     """
 
     title = "Limits"
@@ -134,10 +136,11 @@ class AccessOptions(Options):
         port: Port to listen on; 0 picks a free port.
         api_keys: File of API keys, one `NAME KEY` per line; requests without a key get status 401.
         no_auth: Accept requests from other machines without an API key.
-        allow_origin: Allowed CORS origin, such as https://example.org: a website whose pages may
-            call this server. Repeatable.
+        allow_origin: Allowed CORS origin, such as https://example.org or moz-extension://ID: a
+            website or extension whose pages may call this server. null allows pages without an
+            origin. Repeatable.
         allow_host: Host name that clients use for this server. Requests for other names get status
-            403. Repeatable.
+            403, except for names without a dot if `host` is open to other machines. Repeatable.
         trusted_proxy: Address or network of a proxy whose X-Forwarded-For header is trusted.
             Repeatable.
         root_path: Path under which a proxy publishes this server, such as /mt.

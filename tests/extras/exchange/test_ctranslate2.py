@@ -444,6 +444,15 @@ def test_on_a_cpu_ctranslate2_serves_supported_requests(
     assert chosen(run_dir, device="auto")[0] == "torch"
 
 
+def test_what_an_import_writes_leaves_the_choice_of_engine_and_type_to_the_user(
+    run_dir: Path,
+) -> None:
+    needs = needs_of(keep_special_mass=True)  # only torch is exact
+    assert chosen(run_dir, needs) == ("torch", "float32")
+    assert chosen(run_dir, needs, engine="ctranslate2") == ("ctranslate2", "float32")
+    assert chosen(run_dir, needs, dtype="int8") == ("ctranslate2", "int8")
+
+
 @pytest.mark.parametrize(
     ("needs", "why"),
     [

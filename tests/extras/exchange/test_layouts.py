@@ -23,7 +23,6 @@ from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.imported import LAYERS
 from nmt.extras.exchange.marian import read_marian
 from nmt.extras.exchange.options import ImportOptions
-from nmt.inference.engine import EngineLacksError
 from nmt.inference.translator import Translator
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID
@@ -198,9 +197,7 @@ def test_translations_equal_those_of_transformers(
     layout, folder, ours = pair
     options: dict[str, Any] = {"engine": engine, "threads": 1, "guard": False}
     if engine == "ctranslate2" and not layout.renormalize:
-        with pytest.raises(EngineLacksError, match="keep_special_mass"):
-            Translator.load(ours, **options)
-        return
+        pytest.skip("CTranslate2 does not keep the mass of special tokens")
     theirs, tokenizer = load_theirs(folder)
     lines, ended, whole = lines_of(layout, shared_data), list[str](), list[str]()
     for start in range(0, len(lines), 25):

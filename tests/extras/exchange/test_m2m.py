@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from nmt.checkpoint.model_folder import load_model
+from nmt.cli.app import app
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.options import ImportOptions
@@ -39,7 +41,7 @@ def test_tags_and_logits_are_those_of_nllb(theirs: Path, tmp_path: Path) -> None
     bundle = load_model(tmp_path / "ours")
     tokenizer, config = bundle.tokenizers.source, bundle.config
     tags = [f"<2{code}>" for code in LANGUAGES]
-    assert (config.source_language, config.target_language) == ("eng_Latn", "fra_Latn")
+    assert (config.source_language, config.target_language) == ("mul", "mul")
     assert (config.language_tags, [*tokenizer.tags]) == ("both", tags)
     assert config.decoding.max_length_offset == 28  # of 30, with start token and EOS
     assert tokenizer.vocab_size == NUM_TOKENS
@@ -93,6 +95,28 @@ def test_codes_find_the_languages_of_the_model(
     assert import_model(options).languages == expected
 
 
+def test_a_model_imported_without_languages_asks_for_both(theirs: Path, tmp_path: Path) -> None:
+    ours = str(tmp_path / "ours")
+    assert CliRunner().invoke(app, ["import", str(theirs), "-o", ours]).exit_code == 0
+    for flags, missing in (
+        ([], "--to"),
+        (["--from", "en"], "--to"),
+        (["--to", "ary"], "--from"),
+        (["--from", "en", "--to", "ary"], None),
+    ):
+        command = ["translate", ours, "--engine", "torch", *flags]
+        result = CliRunner().invoke(app, command, "A dog runs.\n")
+        assert result.exit_code == (2 if missing else 0), result.stderr
+        assert missing is None or f"Set {missing} to a language: " in result.stderr
+        assert "mul" not in result.stderr
+    lines = str(tmp_path / "lines.txt")
+    Path(lines).write_text("A dog runs.\n", "utf-8")
+    command = ["evaluate", ours, "--engine", "torch", "--source", lines, "--reference", lines]
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, "Add --languages PAIR" in result.stderr) == (2, True)
+    assert CliRunner().invoke(app, [*command, "-l", "en-ary"]).exit_code == 0
+
+
 def test_an_unknown_language_is_named(theirs: Path, tmp_path: Path) -> None:
     options = ImportOptions(source=theirs, output=tmp_path / "ours", languages="eng_Latn-ray_Arab")
     with pytest.raises(ConfigError, match=r"has no language ray_Arab. Did you mean ary_Arab"):
@@ -138,6 +162,6 @@ def test_language_tokens_are_found_in_each_file_that_lists_them(
         output = tmp_path / name
         languages = import_model(ImportOptions(source=theirs, output=output)).languages
         has_target = name != "special_tokens_map.json"
-        assert languages == ("eng_Latn", "ary_Arab" if has_target else "fra_Latn")
+        assert languages == (("eng_Latn", "ary_Arab") if has_target else ("mul", "mul"))
         assert len(load_model(output).tokenizers.source.tags) == len(LANGUAGES)
         (theirs / "special_tokens_map.json").unlink(missing_ok=True)

@@ -39,6 +39,7 @@ from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from tests.extras.exchange.m2m_files import write_nllb
 from tests.extras.exchange.marian_files import KINDS, nasty_lines, tokens, write
 
 EMPTY = 190  # The line of the input that is empty: Marian's scores of it are not defined.
@@ -321,6 +322,26 @@ def test_a_vocabulary_has_one_token_per_line(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(CheckpointError, match="is damaged"):
             read_vocabulary(path)
+
+
+def test_control_characters_are_tokens_like_others(tmp_path: Path) -> None:
+    """YAML forbids them, or ends a line there. Releases contain U+0092."""
+    path = tmp_path / "vocab.yml"
+    controls = ["\x92", "\x85", "\x7f", "\x0b", "\u2028"]
+    lines = [f"{token}: {index}\n" for index, token in enumerate(controls)]
+    path.write_text("".join(lines) + '"\\x92\x92": 5\n', "utf-8")
+    assert read_vocabulary(path) == [*controls, "\x92\x92"]
+
+
+def test_a_missing_file_is_called_missing_and_the_base_model_is_named(tmp_path: Path) -> None:
+    """Some versions of transformers save a fine-tuned model with tokenizer.json only."""
+    folder = write_nllb(tmp_path / "theirs")
+    (folder / "sentencepiece.bpe.model").unlink()
+    refused(folder, r"sentencepiece.bpe.model is missing.*\n.*Copy it from the model that")
+    settings = json.loads((folder / "config.json").read_text("utf-8"))
+    settings["_name_or_path"] = "org/base"
+    (folder / "config.json").write_text(json.dumps(settings), "utf-8")
+    refused(folder, r"sentencepiece.bpe.model is missing.*\n.*Copy it from org/base\.")
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from httpx2 import Response
+from typer.testing import CliRunner
 
+from nmt.cli.app import app
+from nmt.cli.builder import fields_of
 from nmt.errors import ConfigError
 from nmt.extras.serving import options
 from nmt.extras.serving.access import RateLimiter, digest, read_keys
@@ -36,6 +39,27 @@ def test_sites(inside: Inside, name: str, values: str, status: int) -> None:
         allowed = value == "https://friend.example"
         assert ("access-control-allow-origin" in answer.headers) == allowed
         assert status == 200 or answer.json().keys() == {"error", "fix"}
+
+
+@pytest.mark.parametrize("origin", ["moz-extension://4f2c-11", "app://.", "null"])
+def test_origins_that_are_not_websites_can_be_allowed(inside: Inside, origin: str) -> None:
+    client = inside(allow_origin=(options.parse_origin(origin),))
+    answer = client.post("/detect", json={"q": "a"}, headers={"Origin": origin})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == origin
+
+
+def test_names_without_a_dot_are_hosts_of_a_server_that_others_reach(inside: Inside) -> None:
+    """As the names of services in docker-compose and Kubernetes."""
+
+    def status(name: str, **settings: Any) -> int:
+        headers = {"Host": name}
+        return int(inside(**settings).get("/health", headers=headers).status_code)
+
+    public: dict[str, Any] = {"host": "0.0.0.0", "no_auth": True}
+    assert status("translator:8080", **public) == 200
+    assert status("translator.evil.example", **public) == 403
+    assert status("translator:8080") == 403
 
 
 def test_an_allowed_origin_may_send_a_preflight_request(inside: Inside) -> None:
@@ -82,6 +106,10 @@ def test_a_client_over_its_rate_gets_429(inside: Inside) -> None:
     statuses = [each.status_code for each in answers(inside(address="192.0.2.1"), 70)]
     assert statuses[:60] == [200] * 60
     assert 429 in statuses[60:]
+    client = inside(address="192.0.2.1", no_auth=True)
+    assert {each.status_code for each in answers(client, 70)} == {200}
+    client = inside(address="192.0.2.1", no_auth=True, rate=Rate(3, 3600))
+    assert 429 in [each.status_code for each in answers(client, 5)]
 
 
 def test_each_key_has_its_own_rate(inside: Inside) -> None:
@@ -157,6 +185,26 @@ def test_wrong_options_are_refused(name: str, texts: list[str]) -> None:
     for text in texts:
         with pytest.raises(ValueError, match=r"[a-z]"):
             getattr(options, f"parse_{name}")(text)
+
+
+def test_every_flag_has_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[ServeOptions]()
+    monkeypatch.setattr(options, "serve", found.append)
+    # One value that each flag accepts, and that is not its default.
+    examples = {
+        "engine": "torch", "dtype": "int8", "host": "::1", "api_keys": "keys.txt", "rate": "5/s",
+        "allow_origin": "https://a.example app://b", "allow_host": "a.example b",
+        "root_path": "/mt", "trusted_proxy": "10.0.0.0/8",
+    }  # fmt: skip
+    defaults = ServeOptions(models=("m",))
+    names = {field.name for field in fields_of(ServeOptions)} - {"models"}
+    variables = {f"NMT_{name.upper()}": examples.get(name, "1") for name in names}
+    result = CliRunner(env=variables).invoke(app, ["serve", "m", "--max-texts", "9"])
+    assert result.exit_code == 0, result.output
+    (read,) = found
+    unchanged = {name for name in names if getattr(read, name) == getattr(defaults, name)}
+    assert unchanged == set()
+    assert (read.allow_host, read.max_texts) == (("a.example", "b"), 9)  # a flag counts first
 
 
 @pytest.mark.parametrize(("text", "rate", "shown"), [

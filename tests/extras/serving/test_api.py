@@ -22,6 +22,7 @@ from nmt.errors import ConfigError
 from nmt.extras.serving.bodies import answer_of
 from nmt.extras.serving.models import detect
 from nmt.extras.serving.options import ServeOptions, serve
+from nmt.extras.serving.service import Service
 from nmt.inference.request import Request, Result, TokenScore
 from nmt.inference.translator import Translator
 from nmt.text.sentences import SplitText
@@ -307,6 +308,49 @@ def test_libretranslate_takes_lists_and_detects(server: Server) -> None:
     form = server.client.post("/translate", data=body | {"source": "de"}).json()
     assert form == {"translatedText": values["translatedText"]}
     assert server.get("/health").json() == {"status": "ok"}
+
+
+def test_libretranslate_reads_multipart_forms_queries_and_nulls(inside: Inside) -> None:
+    client = inside()
+    body: dict[str, Any] = {"q": "der Hund\r\ndas Haus", "source": "de", "target": "en"}
+    expected = client.post("/translate", json=body).json()
+    parts = {name: (None, value) for name, value in body.items()}
+    parts["file"] = ("name.txt", b"x")  # type: ignore[assignment]
+    answers = [
+        client.post("/translate", files=parts),
+        client.post("/translate", params=body),
+        client.post("/translate", json=body | {"format": None, "alternatives": None}),
+    ]
+    for answer in answers:
+        assert (answer.status_code, answer.json()) == (200, expected)
+    headers = {"Content-Type": "multipart/form-data"}
+    answer = client.post("/translate", content=b"--x--", headers=headers)
+    assert answer.status_code == 422
+
+
+def test_libretranslate_translates_a_list_of_pages_at_once(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All pages are queued before the first one is finished."""
+    running = []
+    most = []
+    document = Service.document
+
+    async def counted(self: Service, *arguments: Any) -> Any:
+        running.append(1)
+        most.append(len(running))
+        answer = await document(self, *arguments)
+        running.pop()
+        return answer
+
+    monkeypatch.setattr(Service, "document", counted)
+    pages = ["<b>der Hund</b>", "<i>das Haus</i>", "die <b>Katze</b>"]
+    body = {"q": pages, "source": "de", "target": "en", "format": "html"}
+    client = inside()
+    translated = client.post("/translate", json=body).json()["translatedText"]
+    assert max(most) == len(pages)
+    alone = [client.post("/translate", json=body | {"q": page}).json() for page in pages]
+    assert translated == [answer["translatedText"] for answer in alone]
 
 
 def test_libretranslate_detects_only_languages_that_can_be_translated(inside: Inside) -> None:

@@ -96,6 +96,7 @@ def test_broken_requests_end_with_an_answer_or_the_connection(
         pytest.param(OPTIONS % (b"n_best", b"16"), 422, "n_best", id="options that disagree"),
         pytest.param(TEXTS % b"1, {}", 422, "texts.0: input should be a valid str", id="no texts"),
         pytest.param(b'{"texts": ["a"], "beam_siz": 1}', 422, "beam_size?", id="unknown field"),
+        pytest.param(b'{"text": "a"}', 422, "did you mean texts?", id="text"),
         pytest.param(OPTIONS % (b"beam_siz", b"1"), 422, "beam_size?", id="unknown option"),
         pytest.param(b'{"texts": ["a"], "model": "../x"}', 422, "no model", id="a path"),
         pytest.param(b'{"texts": ["a"], "target": "fr"}', 422, "No model", id="unknown pair"),
