@@ -29,9 +29,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 from typing_extensions import override
@@ -494,13 +496,15 @@ class CTranslate2Engine(Engine):
             self.max_positions = record["num_positions"]  # with EOS; None without a limit
             self._threads = threads or own_cores()
             # Each thread translates its own batch: single steps are too short to share.
-            self._model: Any = package.Translator(
+            self._load = partial(
+                package.Translator,
                 str(folder),
                 device="cuda" if self.on_gpu else "cpu",
                 device_index=gpu_number(device, num_gpus) if self.on_gpu else 0,
                 inter_threads=self._threads,
                 intra_threads=1,
             )
+            self.loaded: Any = self._load()  # None after a fork, see `_model`
             self._source_tokens = _vocabulary(folder, "source")
             self._target_tokens = _vocabulary(folder, "target")
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
@@ -512,6 +516,16 @@ class CTranslate2Engine(Engine):
         self._target_ids = {token: index for index, token in enumerate(self._target_tokens)}
         # Sequences of one token each. CTranslate2 excludes UNK by an option of its own.
         self._excluded = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
+        _ENGINES.add(self)
+
+    @property
+    def _model(self) -> Any:
+        """CTranslate2's translator, which is loaded again after a fork."""
+        model = self.loaded  # another thread may fork now
+        if model is None:
+            model = self._load()
+            self.loaded = model
+        return model
 
     @override
     def lacks(self, needs: Needs) -> list[str]:
@@ -680,6 +694,19 @@ class CTranslate2Engine(Engine):
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
+
+
+_ENGINES = WeakSet[CTranslate2Engine]()
+
+
+def _unload() -> None:
+    """Delete all models. In a forked process, their threads would be missing and awaited."""
+    for engine in list(_ENGINES):
+        engine.loaded = None
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_unload)
 
 
 def _vocabulary(folder: Path, side: str) -> list[str]:
