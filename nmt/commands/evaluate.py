@@ -65,7 +65,7 @@ REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_
 
 
 def evaluate(
-    options: EvaluateOptions | None = None, **texts: Sequence[str]
+    options: EvaluateOptions | None = None, **texts: Sequence[object]
 ) -> EvaluationReport | TextResult:
     """Score models or translations on test sets.
 

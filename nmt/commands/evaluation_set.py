@@ -170,7 +170,7 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     raise ConfigError(problem, fix=f"{lead}: {fix}")
 
 
-def write_texts(folder: Path, texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def write_texts(folder: Path, texts: Mapping[str, Sequence[object]]) -> dict[str, Any]:
     """Write lists of texts to files, one text per line; return the files as options.
 
     Raises:

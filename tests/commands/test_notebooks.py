@@ -46,7 +46,7 @@ def test_translations_come_after_what_was_printed_before(runs: dict[str, Path]) 
     notebook = Notebook()
     bytes_below = io.BytesIO()
     for stream in (notebook, io.TextIOWrapper(bytes_below, "utf-8")):
-        with redirect_stdout(stream):  # type: ignore[type-var]
+        with redirect_stdout(stream):
             sys.stdout.write("before\n")
             nmt.translate(options(runs["plain"], "\n".join(lines)))
             sys.stdout.write("after\n")

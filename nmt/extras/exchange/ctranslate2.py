@@ -7,9 +7,10 @@ CTranslate2 does the search. This module makes the results equal to those of the
 
 - The module requests all beams, with EOS, because CTranslate2 divides a score by the length of the
   returned output.
-- CTranslate2 has one length limit per batch; nmt has a limit per sentence. A sentence with a
-  hypothesis that reaches the limit of the sentence is searched again, in a batch with this limit.
-- CTranslate2 cuts a hypothesis off at the limit. Here the cost of EOS is added to its score.
+- CTranslate2 has one length limit per batch; nmt has a limit per sentence. A batch has sentences of
+  one length.
+- CTranslate2 cuts a hypothesis off at the limit. Such a sentence is searched again with more
+  hypotheses, and the cost of EOS is added to the score.
 
 With a shortlist, CTranslate2 lets all sentences of a batch use the target tokens of each other. So
 that no translation depends on others, sentences are then searched one by one. On 1 thread and with
@@ -557,21 +558,17 @@ class CTranslate2Engine(Engine):
         nbest_lists: list[list[Hypothesis]] = [[] for _ in sources]
         pending: Sequence[int] = range(len(sources))  # the sentences to search in this pass
         for to_the_limit in (False, True):
-            # A batch has one minimum and one maximum length. The first pass groups sentences by
-            # their minimum, and uses the highest maximum. The second pass repeats the sentences
-            # that reach their own maximum, and groups them by both limits.
-            groups = defaultdict[Any, list[int]](list)  # minimum, or both limits -> sentences
+            # Sentences of a batch have the same length, so they have the same limits, and no
+            # padding, which changes sums within rounding: int8 amplifies this to other texts. The
+            # second pass repeats the sentences that reach their limit.
+            groups = defaultdict[int, list[int]](list)  # length -> sentences
             for row in pending:
-                limit = limits[row]
-                group = limit if to_the_limit else limit.shortest
-                groups[group].append(row)
-            for _, batch in sorted(groups.items()):
-                shortest = limits[batch[0]].shortest
-                longest = max(limits[row].longest for row in batch)
+                groups[len(sources[row])].append(row)
+            for batch in groups.values():
                 batch_lists = self._search_batch(
                     [source_tokens[row] for row in batch],
                     [starts[row] for row in batch],
-                    Limits(shortest, longest),
+                    limits[batch[0]],
                     options,
                     to_the_limit=to_the_limit,
                 )

@@ -59,12 +59,23 @@ def test_a_line_has_one_translation_alone_in_a_file_and_in_every_batch(
 
 
 def test_both_engines_use_the_shortlist_of_a_sentence_alone(run_dir: Path) -> None:
-    texts = []
-    for engine in ("torch", "ctranslate2"):
-        translator = Translator.load(
+    ours, theirs = (
+        Translator.load(
             run_dir, engine=engine, shortlist=True, device="cpu", threads=1, guard=False
         )
-        texts.append([result.text for result in translator.translate(LINES)])
-    assert texts[0] == texts[1]
-    whole = translator.with_options(shortlist=False).translate(LINES)
-    assert texts[0] != [result.text for result in whole]
+        for engine in ("torch", "ctranslate2")
+    )
+    texts = [result.text for result in ours.translate(LINES)]
+    assert [result.text for result in theirs.translate(LINES)] == texts
+    whole = theirs.with_options(shortlist=False).translate(LINES)
+    assert [result.text for result in whole] != texts
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_other_lines_do_not_change_a_bit_of_a_score_in_int8(beam_size: int, run_dir: Path) -> None:
+    """Differences of rounding would become other texts of a few lines."""
+    translator = Translator.load(
+        run_dir, dtype="int8", beam_size=beam_size, device="cpu", threads=1, guard=False
+    )
+    together = [result.score for result in translator.translate(LINES)]
+    assert together == [translator.translate([line])[0].score for line in LINES]
