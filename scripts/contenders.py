@@ -132,7 +132,7 @@ def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[C
             for num_threads in sorted({1, threads}):
                 stream_engine = CTranslate2Engine(folder, device="cpu", threads=1)
                 if num_threads > 1:  # CTranslate2Engine uses threads only for several batches
-                    stream_engine._model = package.Translator(
+                    stream_engine.loaded = package.Translator(
                         str(folder), device="cpu", inter_threads=1, intra_threads=num_threads
                     )
                 run = adapt(_one_by_one(stream_engine, num_threads))

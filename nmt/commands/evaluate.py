@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.files import checkpoints_dir
@@ -63,14 +64,25 @@ REPORTS = Registry[ReportWriter]("report format")
 REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
 
 
-def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
-    """Score models or files of translations on test sets.
+def evaluate(
+    options: EvaluateOptions | None = None, **texts: Sequence[object]
+) -> EvaluationReport | TextResult:
+    """Score models or translations on test sets.
+
+    Args:
+        options: Options, with files.
+        texts: ``hypothesis``, ``reference`` or ``source`` as a list of texts instead of a file.
 
     Raises:
         ConfigError: Options contradict each other, a name is unknown, or an extra is missing.
         DataError: A file is missing, damaged or not parallel.
         CheckpointError: A model cannot be loaded.
     """
+    options = options or EvaluateOptions()
+    if texts:
+        with TemporaryDirectory() as folder:
+            files = evaluation_set.write_texts(Path(folder), texts)
+            return evaluate(replace(options, **files))
     options = evaluation_set.sort_files(options)
     if options.list_:
         return evaluation_set.list_test_sets(options.models)

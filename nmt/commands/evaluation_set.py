@@ -48,6 +48,7 @@ from nmt.data.formats.text import open_sides
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError, ConfigError, DataError, did_you_mean, shell_command
+from nmt.files.atomic import write_text
 from nmt.files.encoding import open_text
 from nmt.files.lines import STANDARD_INPUT, decoded_lines, is_standard, open_input
 from nmt.metrics.metric import METRICS, requested_metrics
@@ -168,6 +169,24 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     hypotheses = [first, *more_paths[:-1], *options.hypothesis]
     fix = shell_command("evaluate", hypothesis=hypotheses, reference=references)
     raise ConfigError(problem, fix=f"{lead}: {fix}")
+
+
+def write_texts(folder: Path, texts: Mapping[str, Sequence[object]]) -> dict[str, Any]:
+    """Write lists of texts to files, one text per line; return the files as options.
+
+    Raises:
+        DataError: A value is not a text, such as the NaN of a pandas column, or has several lines.
+    """
+    files: dict[str, Any] = {}
+    for name, lines in texts.items():
+        for number, line in enumerate(lines, 1):
+            if not isinstance(line, str) or "\n" in line:
+                fix = "Pass a list of str without line breaks."
+                raise DataError(f"{name}, line {number:,}: {line!r} is not a line.", fix=fix)
+        path = folder / name
+        write_text(path, "".join(f"{line}\n" for line in lines))
+        files[name] = path if name == "source" else (path,)
+    return files
 
 
 def check_options(options: EvaluateOptions) -> None:

@@ -167,7 +167,7 @@ def _read(
             logger.info("type text, then Ctrl-D to translate it; `stream` translates line by line")
     decoder = LineDecoder()
     first_number = 1  # number of the first line of the chunk
-    noted_fields = set[str]()
+    noted_fields = {"source"}
     # Each process translates a share of every chunk: in streaming mode, one line.
     lines_at_once = num_processes
     if not options.stream:
@@ -292,7 +292,9 @@ class _Writer:
             is_low = result.num_tokens > 0 and confidence < options.min_confidence
             confidence_fields["low_confidence"] = is_low
         if options.format == "json":
-            return [_json_line({**others, **result.as_dict(), **confidence_fields})]
+            # The fields of the request come first, and its source is not changed.
+            values = {**others, **result.as_dict(), **confidence_fields, **others}
+            return [_json_line(values)]
         if options.alignments:
             return [f"{result.text} ||| {as_pharaoh(result.alignment or ())}"]
         if self._n_best == 1:

@@ -220,8 +220,9 @@ class DecodingConfig(Section):
             contains (Keskar et al. 2019). 1: off.
         keep_special_mass: Keep PAD, UNK and BOS in the softmax, as Marian and Hugging Face do. They
             are never chosen. CTranslate2 ignores this option, so a few translations differ.
-        shortlist: Restrict each sentence to likely target tokens. Faster; a few translations
-            change.
+        shortlist: Restrict each sentence to likely target tokens. Faster for large vocabularies
+            with the torch engine; a few translations change. CTranslate2 then searches sentences
+            one by one, in about twice the time of batches without a shortlist.
         max_length_factor: Maximum output length: ``max_length_factor`` x source tokens +
             ``max_length_offset``.
         max_length_offset: Tokens added to the maximum output length.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,6 +133,9 @@ def prepare_process(threads: int | None) -> None:
     """
     if threads is not None:
         torch.set_num_threads(threads)
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        # A forked process would wait for threads of OpenMP that it does not have.
+        os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
     if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)  # smaller blocks are taken from the heap

@@ -256,9 +256,10 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
     """
     with write_errors("standard output" if is_standard(path) else str(path), DataError):
         if path is None or is_standard(path):
-            if sys.stdout is None:
+            if sys.stdout is None or getattr(sys.stdout, "closed", False):
                 raise DataError("Standard output is closed.", fix="Pass a file as `output`.")
-            yield sys.stdout.buffer
+            sys.stdout.flush()  # earlier text is not in `buffer` yet
+            yield getattr(sys.stdout, "buffer", cast("IO[bytes]", _TextOutput(sys.stdout)))
         elif path.exists() and not path.is_file():  # never replace a device or a pipe
             with path.open("wb") as stream:
                 yield stream
@@ -266,6 +267,17 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
             compress = _COMPRESSORS.get(path.suffix, nullcontext)
             with atomic_file(path) as raw, compress(raw) as stream:
                 yield cast("IO[bytes]", stream)
+
+
+class _TextOutput:
+    """Writes UTF-8 to a stream without bytes: that of a notebook, or of `redirect_stdout`."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self.flush = stream.flush
+
+    def write(self, content: bytes) -> int:
+        return self._stream.write(content.decode("utf-8"))
 
 
 @contextmanager

@@ -406,7 +406,8 @@ ENGINES = Registry[EngineLoader]("engine")
 def choose_engine(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
     """Load a model with the requested engine.
 
-    ``auto`` chooses CTranslate2 on a CPU if it supports all needs, otherwise torch.
+    ``auto`` chooses CTranslate2 on a CPU if it supports all needs and no shortlist slows it down,
+    otherwise torch.
 
     Args:
         folder: Run or model folder.
@@ -438,10 +439,12 @@ def _load_with_best_engine(
     """Load a model with the engine that ``auto`` means: see `choose_engine`."""
     if is_ctranslate2(folder):
         return ENGINES["ctranslate2"](folder, options, needs)
-    # On a GPU and in 16 bits torch is chosen. CTranslate2 does not keep the mass of special tokens,
-    # which an import asks for, so it needs the user's choice of int8 or of the engine.
-    is_exact = not needs.decoding.keep_special_mass or dtype == "int8"
-    if is_exact and dtype in _CONVERTED and not _runs_on_gpu(options.device):
+    # On a GPU and in 16 bits torch is chosen. With a shortlist it is faster in float32. CTranslate2
+    # does not keep the mass of special tokens, which an import asks for, so it needs the user's
+    # choice of int8 or of the engine.
+    decoding = needs.decoding
+    prefers_torch = dtype != "int8" and (decoding.keep_special_mass or decoding.shortlist)
+    if dtype in _CONVERTED and not prefers_torch and not _runs_on_gpu(options.device):
         try:
             return ENGINES["ctranslate2"](folder, replace(options, device="cpu"), needs)
         except ConfigError as error:  # for example not installed, or a missing feature

@@ -242,7 +242,6 @@ def parse_request(line: str, line_number: int) -> Request:
         if not is_list or not all(isinstance(string, str) for string in strings):
             raise refused(f"needs a list of strings in {name}")
         phrases[name] = tuple(map(without_surrogates, strings))
-    others.pop("source", None)  # only errors copy it: a result has its own field for the source
     return Request(
         # Replace line breaks, so that one request stays one line of output.
         text=re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n")),

@@ -261,8 +261,8 @@ class Translator:
             elif isinstance(line, DataError):
                 requests.append(Request(""))  # so that all requests stay at their index
                 read_errors[index] = line
-            else:
-                raise TypeError(_NOT_LINES)
+            else:  # such as the NaN of a pandas column
+                raise TypeError(f"{_NOT_LINES}; line {first_line + index} is {line!r}")
         options = self.options
         if not options.constraints and any(request.is_constrained for request in requests):
             self.engine.require(replace(options.needs, constraints=True))

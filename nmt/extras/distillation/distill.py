@@ -4,7 +4,7 @@ Sequence-level knowledge distillation (Kim and Rush 2016). The steps are command
 
     text -> translations of the teachers    `augment`
     -> the student                          `fit`
-    -> an int8 model with a shortlist       `export`
+    -> an int8 model                        `export`
     -> a table of teacher and student       `_measure`
 
 Each step resumes after a kill, so the same command continues where it was stopped.
@@ -58,7 +58,7 @@ _EXCHANGE = "nmt.extras.exchange"
 # Kasai et al. (2021): the decoder runs once per token, the encoder once per sentence, so layers are
 # cheap in the encoder.
 _STUDENT = {"model": {"encoder_layers": 6, "decoder_layers": 1}}
-_DECODING = {"beam_size": 1, "shortlist": True}
+_DECODING = {"beam_size": 1}
 # Overrides for a student that starts with the weights of the teacher.
 _START = ("training.init_differences=[layers]", "model.dropout=0.1")
 _TRAINING_KEYS = (

@@ -7,12 +7,14 @@ CTranslate2 does the search. This module makes the results equal to those of the
 
 - The module requests all beams, with EOS, because CTranslate2 divides a score by the length of the
   returned output.
-- CTranslate2 has one length limit per batch; nmt has a limit per sentence. A sentence with a
-  hypothesis that reaches the limit of the sentence is searched again, in a batch with this limit.
-- CTranslate2 cuts a hypothesis off at the limit. Here the cost of EOS is added to its score.
+- CTranslate2 has one length limit per batch; nmt has a limit per sentence. A batch has sentences of
+  one length.
+- CTranslate2 cuts a hypothesis off at the limit. Such a sentence is searched again with more
+  hypotheses, and the cost of EOS is added to the score.
 
-With a shortlist, all sentences of a batch can use the target tokens of each other, so a translation
-can depend on the batch.
+With a shortlist, CTranslate2 lets all sentences of a batch use the target tokens of each other. So
+that no translation depends on others, sentences are then searched one by one. On 1 thread and with
+a vocabulary of 8,000, this takes 2.4 times (int8) or 3.3 times (float32) as long as no shortlist.
 
 Two small differences remain. CTranslate2 gives the probability of PAD, BOS and UNK to the other
 tokens, even if ``decoding.keep_special_mass`` is on; in a trained model this probability is almost
@@ -25,13 +27,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 from typing_extensions import override
@@ -242,8 +247,7 @@ def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: Shor
     r"""Return a shortlist in CTranslate2's format: source token, tab, target tokens.
 
     The line without a source token lists the target tokens that every sentence may need, with all
-    special tokens (CTranslate2 adds UNK, BOS and EOS itself, too). In a batch, every sentence can
-    use the target tokens in the shortlists of all sentences.
+    special tokens (CTranslate2 adds UNK, BOS and EOS itself, too).
 
     Args:
         source: Tokens of the source vocabulary in the order of their ids. (V,).
@@ -494,13 +498,15 @@ class CTranslate2Engine(Engine):
             self.max_positions = record["num_positions"]  # with EOS; None without a limit
             self._threads = threads or own_cores()
             # Each thread translates its own batch: single steps are too short to share.
-            self._model: Any = package.Translator(
+            self._load = partial(
+                package.Translator,
                 str(folder),
                 device="cuda" if self.on_gpu else "cpu",
                 device_index=gpu_number(device, num_gpus) if self.on_gpu else 0,
                 inter_threads=self._threads,
                 intra_threads=1,
             )
+            self.loaded: Any = self._load()  # None after a fork, see `_model`
             self._source_tokens = _vocabulary(folder, "source")
             self._target_tokens = _vocabulary(folder, "target")
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
@@ -512,6 +518,16 @@ class CTranslate2Engine(Engine):
         self._target_ids = {token: index for index, token in enumerate(self._target_tokens)}
         # Sequences of one token each. CTranslate2 excludes UNK by an option of its own.
         self._excluded = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
+        _ENGINES.add(self)
+
+    @property
+    def _model(self) -> Any:
+        """CTranslate2's translator, which is loaded again after a fork."""
+        model = self.loaded  # another thread may fork now
+        if model is None:
+            model = self._load()
+            self.loaded = model
+        return model
 
     @override
     def lacks(self, needs: Needs) -> list[str]:
@@ -543,21 +559,17 @@ class CTranslate2Engine(Engine):
         nbest_lists: list[list[Hypothesis]] = [[] for _ in sources]
         pending: Sequence[int] = range(len(sources))  # the sentences to search in this pass
         for to_the_limit in (False, True):
-            # A batch has one minimum and one maximum length. The first pass groups sentences by
-            # their minimum, and uses the highest maximum. The second pass repeats the sentences
-            # that reach their own maximum, and groups them by both limits.
-            groups = defaultdict[Any, list[int]](list)  # minimum, or both limits -> sentences
+            # Sentences of a batch have the same length, so they have the same limits, and no
+            # padding, which changes sums within rounding: int8 amplifies this to other texts. The
+            # second pass repeats the sentences that reach their limit.
+            groups = defaultdict[int, list[int]](list)  # length -> sentences
             for row in pending:
-                limit = limits[row]
-                group = limit if to_the_limit else limit.shortest
-                groups[group].append(row)
-            for _, batch in sorted(groups.items()):
-                shortest = limits[batch[0]].shortest
-                longest = max(limits[row].longest for row in batch)
+                groups[len(sources[row])].append(row)
+            for batch in groups.values():
                 batch_lists = self._search_batch(
                     [source_tokens[row] for row in batch],
                     [starts[row] for row in batch],
-                    Limits(shortest, longest),
+                    limits[batch[0]],
                     options,
                     to_the_limit=to_the_limit,
                 )
@@ -613,6 +625,7 @@ class CTranslate2Engine(Engine):
             return_end_token=True,
             return_scores=True,
             use_vmap=options.shortlist,
+            max_batch_size=int(options.shortlist),  # 1 sentence, or no limit
         )
         eos = self._target_tokens[EOS_ID]
         # Hypotheses without EOS were cut off at the limit. They are scored once more, with EOS.
@@ -680,6 +693,19 @@ class CTranslate2Engine(Engine):
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
+
+
+_ENGINES = WeakSet[CTranslate2Engine]()
+
+
+def _unload() -> None:
+    """Delete all models. In a forked process, their threads would be missing and awaited."""
+    for engine in list(_ENGINES):
+        engine.loaded = None
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_unload)
 
 
 def _vocabulary(folder: Path, side: str) -> list[str]:

@@ -117,14 +117,14 @@ def test_a_student_stopped_in_every_step_is_the_student_of_one_run(
     json.dumps(report.as_dict())
 
 
-def test_the_student_is_exported_to_int8_with_a_shortlist(teachers: list[Path]) -> None:
+def test_the_student_is_exported_to_int8_with_greedy_search(teachers: list[Path]) -> None:
     model = Path(distilled(teachers[:1]).model)
     assert is_ctranslate2(model)
-    assert (model / SHORTLIST).is_file()
+    assert (model / SHORTLIST).is_file()  # for --shortlist
     record = json.loads((model / "export.json").read_text(encoding="utf-8"))
     assert record["quantization"] == "int8"
     decoding = Translator.load(model, threads=1).options.decoding
-    assert (decoding.beam_size, decoding.shortlist) == (1, True)
+    assert (decoding.beam_size, decoding.shortlist) == (1, False)
 
 
 def test_the_corpora_and_sets_of_the_student(teachers: list[Path]) -> None:
@@ -139,7 +139,7 @@ def test_the_corpora_and_sets_of_the_student(teachers: list[Path]) -> None:
     files = (*first.path, *second.source, *config.data.valid[0].source)
     assert list(map(str, files)) == ["small/corpus/corpus.tsv.gz", "train.de", "valid.de"]
     assert config.data.temperature == 2
-    assert (config.decoding.beam_size, config.decoding.shortlist) == (3, True)
+    assert config.decoding.beam_size == 3
 
 
 def test_only_sets_in_the_direction_of_the_student_are_its_sets(

@@ -431,7 +431,8 @@ def test_on_a_cpu_ctranslate2_serves_supported_requests(
     assert chosen(run_dir, engine="torch") == ("torch", "float32")
     assert chosen(run_dir, dtype="bf16") == ("torch", "bfloat16")
     shortlist = needs_of(shortlist=True, outputs=frozenset({"token_scores"}))
-    assert chosen(run_dir, shortlist) == ("ctranslate2", "float32")
+    assert chosen(run_dir, shortlist) == ("torch", "float32")
+    assert chosen(run_dir, shortlist, dtype="int8") == ("ctranslate2", "int8")
     write_run(tmp_path / "qk", run_dir / "tokenizer", run_config({"qk_norm": True}))
     others = Ensemble((run_dir,))
     assert chosen(tmp_path / "qk")[0] == chosen(run_dir, ensemble=others)[0] == "torch"
@@ -510,7 +511,7 @@ def test_a_model_is_converted_once_for_each_use(run_dir: Path) -> None:
         load(run_dir, dtype=dtype).translate(LINES[:1])
     assert converted(cache) == ["ctranslate2-float32", "ctranslate2-int8"]
     times = {path: path.stat().st_mtime_ns for path in cache.glob("ctranslate2-*")}
-    load(run_dir, shortlist=True).translate(LINES[:1])
+    load(run_dir, engine="ctranslate2", shortlist=True).translate(LINES[:1])
     with pytest.raises(EngineLacksError, match="exported without a shortlist"):
         load(run_dir).with_options(shortlist=True)
     assert converted(cache) == ["ctranslate2-float32"] * 2 + ["ctranslate2-int8"]
@@ -522,11 +523,11 @@ def test_a_model_is_converted_once_for_each_use(run_dir: Path) -> None:
 
 def test_another_shortlist_and_longer_lines_get_a_new_conversion(run_dir: Path) -> None:
     """The vocabulary map and the table of positions are made of them."""
-    load(run_dir, shortlist=True)
+    load(run_dir, engine="ctranslate2", shortlist=True)
     config = run_dir / "config.yaml"
     parts = {"common": np.array([4, 9]), "candidates": np.full((320, 1), 8)}
     (run_dir / SHORTLIST).write_bytes(shortlist_bytes(**parts))
-    engine = load(run_dir, shortlist=True, guard=False).engine
+    engine = load(run_dir, engine="ctranslate2", shortlist=True, guard=False).engine
     assert converted(run_dir / ".cache") == ["ctranslate2-float32"] * 2
     options = DecodingConfig(beam_size=2, shortlist=True)
     (hypotheses,) = engine.search([[7, 30]], options)
