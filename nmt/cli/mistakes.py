@@ -12,7 +12,6 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from difflib import get_close_matches
-from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +125,22 @@ def proposal(
     try:
         if blanks:
             fix = f"Fill in {', '.join(blanks)}: {command}"
+            is_block |= num_settings > 0 and "CONFIG" in blanks
         else:
             check(name, [*words, *overrides])
-            is_block = is_block and name == "init"
+            is_block &= name == "init"
     except NmtError as refusal:
         problem += f"\n  {refusal.problem}"
-        then = "Where the device is" if isinstance(refusal, DeviceError) else "Then"
-        fix = f"{refusal.fix.rstrip('.')}. {then}: {command}"
-        if isinstance(refusal.__cause__, _USAGE_ERROR):  # the command is not right
-            fix = refusal.fix
+        fix = refusal.fix
+        # Unless the command is not right, or the fix has the values of a configuration.
+        if not isinstance(refusal.__cause__, _USAGE_ERROR) and "\n" not in fix:
+            then = "Where the device is" if isinstance(refusal, DeviceError) else "Then"
+            fix = f"{fix.rstrip('.')}. {then}: {command}"
     if is_block:
         if name != "init":
             problem = f"nmt {name}: these are options of another toolkit."
-            given = [word for word in words if word not in blanks]
-            flags = join_words(dropwhile(lambda word: not _FLAG.fullmatch(word), given))
-            fix = f"Write a configuration (nmt init SOURCE TARGET). Then: nmt {name} CONFIG {flags}"
+            fix = "Write a configuration (nmt init SOURCE TARGET). "
+            fix += f"Then: nmt {name} {join_words(words)}"
         fix += f"\n  {translation.as_yaml()}"
     return ConfigError(f"{problem}{translation.rest()}", fix=fix)
 
@@ -158,6 +158,8 @@ def check(name: str, words: Sequence[str]) -> None:
     model = getattr(options, "model", None)
     if isinstance(model, Path) and name != "inspect":
         load_attribute("nmt.checkpoint.model_folder:load_folder_config")(model)
+    if name == "evaluate":
+        load_attribute("nmt.commands.evaluation_set:check_options")(options)
     device = getattr(options, "device", None) or "auto"
     config = getattr(options, "config", None)
     if config:
@@ -232,6 +234,14 @@ class Line:
         rest = deque(args)
         while rest:
             self._read(rest.popleft(), rest)
+        is_full = self.renamed and len([*self.plain, *self.places]) > len(self.arguments)
+        for word in list(self.plain):
+            place = Path(word)
+            is_read = place.is_file() or (place / "config.yaml").exists()
+            # A folder of another tool's data, or a value of a flag.
+            if not is_read and (is_full or place.is_dir()):
+                self.plain.remove(word)
+                self.translation.left.append(word)
         if self._codes and "--languages" in self._options:
             self.flags += ["--languages", "-".join([*self._codes, "TARGET"][:2])]
 
@@ -251,7 +261,11 @@ class Line:
             ours = flag
             if flag not in self._options:
                 ours = self._ours(normal(flag.lstrip("-")))
-            self._replace(flag, ours, self._values(flag, ours, rest))
+            values = self._values(flag, ours, rest)
+            if ours in _SIDES and values[1:]:  # both texts
+                self.places.update(zip(_SIDES, values, strict=False))
+            else:
+                self._replace(flag, ours, values)
 
     def _num_values(self, flag: str) -> int:
         """Return how many values nmt's flag has; a large number for FILE..."""
@@ -266,6 +280,8 @@ class Line:
         key = ""
         if len(word) > 1:  # single letters are symbols in formulas
             key = known_key((word,))
+            if "data.valid." in key and key not in listed:  # nearest, but not meant
+                key = ""
             listed += [f"--{key.rpartition('.')[2].replace('_', '-')}", f"--set {key}"]
         for ours in listed:
             target = re.split("[ :]", ours)[0]
@@ -302,6 +318,8 @@ class Line:
             # A file may be an argument of the command.
             is_file = word.endswith((".yaml", ".yml")) if self._trains else Path(word).exists()
             is_next = is_file and (values or not ours)
+            if flag == "MODEL" and Path(word, "config.yaml").exists():  # of an ensemble
+                is_next = False
             if is_next or (is_switch and (values or not _SWITCH_VALUE.fullmatch(word))):
                 break
             values.append(rest.popleft())
@@ -369,7 +387,7 @@ class Line:
         """Return the words of the command, with placeholders for arguments that are missing."""
         plain = list(self.plain)
         if self._name == "evaluate" and plain and not self._is_named:  # sacreBLEU's references
-            plain.insert(0, "--reference")
+            plain = [f"--reference={file}" for file in plain]
         for name in sorted(self.places, key=self.arguments.index):
             place = self.arguments.index(name)
             plain += self.arguments[len(plain) : place]
@@ -399,7 +417,7 @@ class Line:
         if not self._trains:
             return []
         files = list(filter(os.path.isfile, self.plain))
-        if len(files) > 1 and not files[0].endswith((".yaml", ".yml")):
+        if files[1:] and not files[0].endswith((".yaml", ".yml")):
             return files[:2]
         if "PREFIX" in places:
             settings = self.translation.settings
