@@ -60,8 +60,13 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
     if line.renamed:
         problem = f"{path}: unknown option {', '.join(line.renamed)}."
         return proposal(problem, name, line.words(), line.translation)
-    parameter = getattr(error, "param", None)
-    if parameter and not error.message:  # it is missing
+    if name == "augment" and line.plain and Path(line.plain[0]).is_dir():  # the model
+        line.plain = [*line.plain[1:], line.plain[0]]
+    extra = line.plain[len(line.arguments) :]
+    free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
+    has_place = 0 < len(extra) <= len(free)
+    is_missing = bool(getattr(error, "param", None)) and not error.message
+    if is_missing and not has_place:
         first = line.missing(len(line.plain))[0]
         remark = f" ({first.help.rstrip('.')}; {path} --help)"
         problem = f"{path} needs {parameter_name(first)}."
@@ -71,14 +76,15 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         text = " ".join(line.plain[1:])
         del line.plain[1:]
         return proposal(problem, name, line.words(), before=f"echo {join_words([text])} | ")
-    extra = line.plain[len(line.arguments) :]
-    free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
-    if "extra argument" not in error.format_message() or not 0 < len(extra) <= len(free):
+    if not (has_place and (is_missing or "extra argument" in error.format_message())):
         return usage_error(error, path)
-    if free[0] in ("--output", "--run-dir") and any(map(os.path.isfile, extra)):
+    if free[0] in ("--output", "--run-dir") and any(map(os.path.exists, extra)):
         files = line.plain[len(line.arguments) - 1 :]
         problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(files)}."
-        return ConfigError(problem, fix="Merge the files. `nmt evaluate` scores translations.")
+        return ConfigError(
+            problem,
+            fix="Pass one at a time, or merge the files. `nmt evaluate` scores translations.",
+        )
     del line.plain[len(line.arguments) :]
     for flag, value in zip(free, extra, strict=False):
         line.flags += [flag, value]

@@ -154,6 +154,9 @@ def _check_view(options: InspectOptions) -> None:
         problem = f"Write the view {options.model} after MODEL."
         raise ConfigError(problem, fix=f"Type: {right_command}")
     if options.view is not None:
+        if " " in options.view:
+            problem = f"{options.view!r} is not a view."
+            raise ConfigError(problem, fix="Pass a sentence with `source`.")
         chosen(VIEWS, options.view, "view")
 
 
