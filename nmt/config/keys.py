@@ -177,10 +177,9 @@ def find_key(path: Parts) -> Key | None:
     """Return the key at a path, or None."""
     # Validation sets are described as a single section, but may be a list.
     names = tuple(part for part in path if not isinstance(part, int))
-    for place in (path, names):
-        for key in all_keys():
-            if _is_at(key, place):
-                return key
+    for key in reversed(all_keys()):  # items come after their list
+        if _is_at(key, path) or (ANY not in key.path and _is_at(key, names)):
+            return key
     return None
 
 
