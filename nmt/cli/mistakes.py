@@ -65,7 +65,7 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
     extra = line.plain[len(line.arguments) :]
     free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
     has_place = 0 < len(extra) <= len(free)
-    is_missing = bool(getattr(error, "param", None)) and not error.message
+    is_missing = getattr(error, "param", None) and not error.message
     if is_missing and not has_place:
         first = line.missing(len(line.plain))[0]
         remark = f" ({first.help.rstrip('.')}; {path} --help)"

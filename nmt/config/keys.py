@@ -409,7 +409,6 @@ def _sentence(detail: ErrorDetails) -> str:
             if key.path[-1] == "train":
                 example = f"[{example}]"
             sentence += f", such as {example}"
-        return sentence
     if kind in ("literal_error", "unknown_name") and isinstance(found, str):
         names = context.get("names", allowed.split(", "))
         near = nearest_word(found, names)

@@ -155,8 +155,7 @@ def _check_view(options: InspectOptions) -> None:
         raise ConfigError(problem, fix=f"Type: {right_command}")
     if options.view is not None:
         if " " in options.view:
-            problem = f"{options.view!r} is not a view."
-            raise ConfigError(problem, fix="Pass a sentence with `source`.")
+            raise ConfigError(f"{options.view!r} is not a view.", fix="Pass it with `source`.")
         chosen(VIEWS, options.view, "view")
 
 
