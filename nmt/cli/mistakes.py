@@ -145,8 +145,9 @@ def proposal(
     if is_block:
         if name != "init":
             problem = f"nmt {name}: these are options of another toolkit."
+            flags = words if blanks else ["CONFIG", *words[1:]]
             fix = "Write a configuration (nmt init SOURCE TARGET). "
-            fix += f"Then: nmt {name} {join_words(words)}"
+            fix += f"Then: nmt {name} {join_words(flags)}"
         fix += f"\n  {translation.as_yaml()}"
     return ConfigError(f"{problem}{translation.rest()}", fix=fix)
 
@@ -270,6 +271,9 @@ class Line:
             values = self._values(flag, ours, rest)
             if ours in _SIDES and values[1:]:  # both texts
                 self.places.update(zip(_SIDES, values, strict=False))
+            elif ours == "--hypothesis":
+                for value in values:
+                    self._replace(flag, ours, [value])
             else:
                 self._replace(flag, ours, values)
 
@@ -325,6 +329,8 @@ class Line:
             is_file = word.endswith((".yaml", ".yml")) if self._trains else Path(word).exists()
             is_next = is_file and (values or not ours)
             if flag == "MODEL" and Path(word, "config.yaml").exists():  # of an ensemble
+                is_next = False
+            if flag == "--hypothesis" and self.plain:  # the references precede it
                 is_next = False
             if is_next or (is_switch and (values or not _SWITCH_VALUE.fullmatch(word))):
                 break

@@ -288,6 +288,12 @@ def test_the_values_of_a_configuration_end_its_answer_where_options_are_refused_
     assert "--tempdir /tmp" in answer
 
 
+def test_several_translations_behind_one_flag_are_systems_and_not_references() -> None:
+    typed = typed_line(nmt("evaluate in.en -i in.en in.de -m bleu").stderr)
+    assert typed is not None
+    assert "--hypothesis in.en --hypothesis in.de" in typed
+
+
 def test_a_text_behind_a_configuration_is_not_taken_for_a_validation_set() -> None:
     answer = nmt("train c.yaml --src in.de --lr 1").stderr
     assert "data.valid" not in answer
