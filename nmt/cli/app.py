@@ -135,8 +135,7 @@ class _Commands(TyperGroup):
             return super().resolve_command(ctx, args)
         path = ctx.command_path
         similar = nearest_word(name, names)  # may be empty
-        if ctx.parent is None:
-            similar = FOREIGN_COMMANDS.get(name.replace("_", "-"), similar)
+        similar = FOREIGN_COMMANDS.get(_prefix(ctx) + name.replace("_", "-"), similar)
         problem = f"{path}: unknown command {name}."
         if not similar:
             raise ConfigError(problem, fix=f"Run `{path} --help` for a list of commands.")
@@ -149,7 +148,8 @@ class _Commands(TyperGroup):
             if command in COMMANDS:
                 proposal = load_attribute("nmt.cli.mistakes:proposal")
                 raise proposal(problem, command, words[size:])
-        raise ConfigError(problem, fix=f"Type: {path} {similar}")
+        first = [word for word in args[1:] if word in names]  # help train
+        raise ConfigError(problem, fix=f"Type: {' '.join([path, *first, similar])}")
 
     @override
     def invoke(self, ctx: Any) -> Any:

@@ -12,7 +12,6 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from difflib import get_close_matches
-from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,13 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
     if line.renamed:
         problem = f"{path}: unknown option {', '.join(line.renamed)}."
         return proposal(problem, name, line.words(), line.translation)
-    parameter = getattr(error, "param", None)
-    if parameter and not error.message:  # it is missing
+    if name == "augment" and line.plain and Path(line.plain[0]).is_dir():  # the model
+        line.plain = [*line.plain[1:], line.plain[0]]
+    extra = line.plain[len(line.arguments) :]
+    free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
+    has_place = 0 < len(extra) <= len(free)
+    is_missing = getattr(error, "param", None) and not error.message
+    if is_missing and not has_place:
         first = line.missing(len(line.plain))[0]
         remark = f" ({first.help.rstrip('.')}; {path} --help)"
         problem = f"{path} needs {parameter_name(first)}."
@@ -72,14 +76,15 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         text = " ".join(line.plain[1:])
         del line.plain[1:]
         return proposal(problem, name, line.words(), before=f"echo {join_words([text])} | ")
-    extra = line.plain[len(line.arguments) :]
-    free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
-    if "extra argument" not in error.format_message() or not 0 < len(extra) <= len(free):
+    if not (has_place and (is_missing or "extra argument" in error.format_message())):
         return usage_error(error, path)
-    if free[0] in ("--output", "--run-dir") and any(map(os.path.isfile, extra)):
+    if free[0] in ("--output", "--run-dir") and any(map(os.path.exists, extra)):
         files = line.plain[len(line.arguments) - 1 :]
         problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(files)}."
-        return ConfigError(problem, fix="Merge the files. `nmt evaluate` scores translations.")
+        return ConfigError(
+            problem,
+            fix="Pass one at a time, or merge the files. `nmt evaluate` scores translations.",
+        )
     del line.plain[len(line.arguments) :]
     for flag, value in zip(free, extra, strict=False):
         line.flags += [flag, value]
@@ -126,21 +131,23 @@ def proposal(
     try:
         if blanks:
             fix = f"Fill in {', '.join(blanks)}: {command}"
+            is_block |= num_settings > 0 and "CONFIG" in blanks
         else:
             check(name, [*words, *overrides])
-            is_block = is_block and name == "init"
+            is_block &= name == "init"
     except NmtError as refusal:
         problem += f"\n  {refusal.problem}"
-        then = "Where the device is" if isinstance(refusal, DeviceError) else "Then"
-        fix = f"{refusal.fix.rstrip('.')}. {then}: {command}"
-        if isinstance(refusal.__cause__, _USAGE_ERROR):  # the command is not right
-            fix = refusal.fix
+        fix = refusal.fix
+        # Unless the command is not right, or the fix has the values of a configuration.
+        if not isinstance(refusal.__cause__, _USAGE_ERROR) and "\n" not in fix:
+            then = "Where the device is" if isinstance(refusal, DeviceError) else "Then"
+            fix = f"{fix.rstrip('.')}. {then}: {command}"
     if is_block:
         if name != "init":
             problem = f"nmt {name}: these are options of another toolkit."
-            given = [word for word in words if word not in blanks]
-            flags = join_words(dropwhile(lambda word: not _FLAG.fullmatch(word), given))
-            fix = f"Write a configuration (nmt init SOURCE TARGET). Then: nmt {name} CONFIG {flags}"
+            flags = words if blanks else ["CONFIG", *words[1:]]
+            fix = "Write a configuration (nmt init SOURCE TARGET). "
+            fix += f"Then: nmt {name} {join_words(flags)}"
         fix += f"\n  {translation.as_yaml()}"
     return ConfigError(f"{problem}{translation.rest()}", fix=fix)
 
@@ -158,6 +165,8 @@ def check(name: str, words: Sequence[str]) -> None:
     model = getattr(options, "model", None)
     if isinstance(model, Path) and name != "inspect":
         load_attribute("nmt.checkpoint.model_folder:load_folder_config")(model)
+    if name == "evaluate":
+        load_attribute("nmt.commands.evaluation_set:check_options")(options)
     device = getattr(options, "device", None) or "auto"
     config = getattr(options, "config", None)
     if config:
@@ -232,6 +241,14 @@ class Line:
         rest = deque(args)
         while rest:
             self._read(rest.popleft(), rest)
+        is_full = self.renamed and len([*self.plain, *self.places]) > len(self.arguments)
+        for word in list(self.plain):
+            place = Path(word)
+            is_read = place.is_file() or (place / "config.yaml").exists()
+            # A folder of another tool's data, or a value of a flag.
+            if not is_read and (is_full or place.is_dir()):
+                self.plain.remove(word)
+                self.translation.left.append(word)
         if self._codes and "--languages" in self._options:
             self.flags += ["--languages", "-".join([*self._codes, "TARGET"][:2])]
 
@@ -251,7 +268,14 @@ class Line:
             ours = flag
             if flag not in self._options:
                 ours = self._ours(normal(flag.lstrip("-")))
-            self._replace(flag, ours, self._values(flag, ours, rest))
+            values = self._values(flag, ours, rest)
+            if ours in _SIDES and values[1:]:  # both texts
+                self.places.update(zip(_SIDES, values, strict=False))
+            elif ours == "--hypothesis":
+                for value in values:
+                    self._replace(flag, ours, [value])
+            else:
+                self._replace(flag, ours, values)
 
     def _num_values(self, flag: str) -> int:
         """Return how many values nmt's flag has; a large number for FILE..."""
@@ -266,6 +290,8 @@ class Line:
         key = ""
         if len(word) > 1:  # single letters are symbols in formulas
             key = known_key((word,))
+            if "data.valid." in key and key not in listed:  # nearest, but not meant
+                key = ""
             listed += [f"--{key.rpartition('.')[2].replace('_', '-')}", f"--set {key}"]
         for ours in listed:
             target = re.split("[ :]", ours)[0]
@@ -302,6 +328,10 @@ class Line:
             # A file may be an argument of the command.
             is_file = word.endswith((".yaml", ".yml")) if self._trains else Path(word).exists()
             is_next = is_file and (values or not ours)
+            if flag == "MODEL" and Path(word, "config.yaml").exists():  # of an ensemble
+                is_next = False
+            if flag == "--hypothesis" and self.plain:  # the references precede it
+                is_next = False
             if is_next or (is_switch and (values or not _SWITCH_VALUE.fullmatch(word))):
                 break
             values.append(rest.popleft())
@@ -369,7 +399,7 @@ class Line:
         """Return the words of the command, with placeholders for arguments that are missing."""
         plain = list(self.plain)
         if self._name == "evaluate" and plain and not self._is_named:  # sacreBLEU's references
-            plain.insert(0, "--reference")
+            plain = [f"--reference={file}" for file in plain]
         for name in sorted(self.places, key=self.arguments.index):
             place = self.arguments.index(name)
             plain += self.arguments[len(plain) : place]
@@ -399,7 +429,7 @@ class Line:
         if not self._trains:
             return []
         files = list(filter(os.path.isfile, self.plain))
-        if len(files) > 1 and not files[0].endswith((".yaml", ".yml")):
+        if files[1:] and not files[0].endswith((".yaml", ".yml")):
             return files[:2]
         if "PREFIX" in places:
             settings = self.translation.settings

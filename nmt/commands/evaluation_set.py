@@ -152,10 +152,14 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     if not (more_paths or first.is_file()):
         return options  # a model that is missing, which is reported when it is loaded
     # In the commands that the errors propose, the last file is the reference.
-    references = more_paths[-1:] or [Path("REFERENCE")]
-    lead = "Type" if all(path.exists() for path in paths) and more_paths else "Fill in the files"
+    texts = paths
+    references = options.reference
+    if not references:
+        texts = paths[:-1]
+        references = paths[-1:]
+    lead = "Type" if all(path.exists() for path in paths) else "Fill in the files"
     if first.is_dir():
-        fix = shell_command("evaluate", first, source=more_paths[:-1], reference=references)
+        fix = shell_command("evaluate", first, source=texts[1:], reference=references)
         raise ConfigError(f"{first} is a model, so the files need flags.", fix=f"{lead}: {fix}")
     if not options.hypothesis:
         sorted_options = replace(options, models=(), hypothesis=(first,))
@@ -166,7 +170,11 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     problem = f"{first} is not a model."
     if len(more_paths) > 1:
         problem = f"Several files without flags: {', '.join(map(str, paths))}."
-    hypotheses = [first, *more_paths[:-1], *options.hypothesis]
+    hypotheses = [*texts, *options.hypothesis]
+    if not hypotheses:
+        hypotheses = [first]
+        references = (Path("REFERENCE"),)
+        lead = "Fill in the files"
     fix = shell_command("evaluate", hypothesis=hypotheses, reference=references)
     raise ConfigError(problem, fix=f"{lead}: {fix}")
 
@@ -198,6 +206,9 @@ def check_options(options: EvaluateOptions) -> None:
             "No model and no translations to score.",
             fix=f"Pass a run folder, as in `{command}`, or `hypothesis` FILE.",
         )
+    for path in options.hypothesis:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder.", fix="Pass a model without `hypothesis`.")
     files = [*options.hypothesis, *options.reference, options.source, baseline]
     if files.count(Path("-")) > 1:
         raise ConfigError("Standard input can be read only once.", fix="Pass files, not -.")

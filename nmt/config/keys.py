@@ -139,7 +139,7 @@ def described_sections(start: str = "") -> Iterator[tuple[str, str, list[Key]]]:
     path = tuple(start.split(".")) if start else ()
     if start and find_key(path) is None:
         fix = "Use a section, such as model or training.schedule, or a key."
-        raise ConfigError(f"{unknown_key(path)}.", fix=fix)
+        raise ConfigError(unknown_key(path), fix=fix)
     if (above := find_key(path[:-1])) and not above.is_section:  # it describes its parts
         path = path[:-1]
     shown = [key for key in all_keys() if _num_shared(key.path, path) == len(path)]
@@ -177,7 +177,7 @@ def find_key(path: Parts) -> Key | None:
     """Return the key at a path, or None."""
     # Validation sets are described as a single section, but may be a list.
     names = tuple(part for part in path if not isinstance(part, int))
-    for key in all_keys():
+    for key in reversed(all_keys()):  # items come after their list
         if _is_at(key, path) or (ANY not in key.path and _is_at(key, names)):
             return key
     return None
@@ -402,7 +402,13 @@ def _sentence(detail: ErrorDetails) -> str:
     sentence = f"{name} is {shown}; it must be {allowed}"
     if key and key.is_section:
         choice = choice_in(name, found)
-        return f"{sentence}; did you mean {name}{choice}?" if choice else sentence
+        if choice:
+            return f"{sentence}; did you mean {name}{choice}?"
+        if name.startswith("data."):
+            example = "{source: FILE, target: FILE}"
+            if key.path[-1] == "train":
+                example = f"[{example}]"
+            sentence += f", such as {example}"
     if kind in ("literal_error", "unknown_name") and isinstance(found, str):
         names = context.get("names", allowed.split(", "))
         near = nearest_word(found, names)

@@ -104,7 +104,7 @@ def _exchanged(ours: str, text: str) -> dict[str, str]:
     if len(texts) != len(keys):
         texts = [text] * len(keys)
     if fixed:
-        is_on = text == "true" or "=" not in ours
+        is_on = text.lower() == "true" or "=" not in ours
         texts = [fixed] if is_on else []
     settings: dict[str, str] = {}
     for key, item in zip(keys, texts, strict=False):

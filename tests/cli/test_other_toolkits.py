@@ -87,6 +87,14 @@ LINES = (
     ("prepare --source-lang de --target-lang en --trainpref in --validpref dev --testpref te"
      " --destdir data-bin --workers 20 --joined-dictionary",
      {"source_language": "de", "tokenizer.joint": True}, ("--validpref dev", "--destdir data-bin")),
+    ("train -m m.npz -t in.de in.en -v v.spm v.spm --seed 3 --after 20e", {"training.seed": 3},
+     ("-m m.npz", "v.spm", "--after 20e")),
+    ("train M/tokenizer --task translation_multi --max-update 9 --reset-meters",
+     {"training.max_steps": 9}, ("M/tokenizer", "--task translation_multi", "--reset-meters")),
+    ("train --do_train --bf16 True --output_dir out", {"training.precision": "bfloat16"},
+     ("--do_train",)),
+    ("prepare --source in.de --target in.en --output data-bin --seed 3", {"training.seed": 3},
+     ("--output data-bin",)),
 )  # fmt: skip
 
 
@@ -148,6 +156,11 @@ def typed_line(answer: str) -> str | None:
     "evaluate --sys in.en --ref in.en --metrics bleu --lc",
     "evaluate M --src in.de --ref in.en --beam 1",
     "score in.en in.en",
+    "evaluate in.en in.en -i in.en --metrics chrf --chrf-beta 3",
+    "translate --path M M/tokenizer --beam 5 --input in.de --buffer-size 1024",
+    "translate -m M -v v.spm v.spm -b 6 -n 0.6 -w 4000 -i in.de",
+    "translate --input in.de --models M --batch-size 64 --length-penalty-beta 0.0 --nbest-size 2",
+    "average --inputs M --num-epoch-checkpoints 10 --output folder",
 ])  # fmt: skip
 def test_a_line_behind_type_is_accepted_without_the_words_that_nmt_does_not_have(line: str) -> None:
     answer = nmt(line).stderr
@@ -173,6 +186,8 @@ def test_a_line_behind_type_is_accepted_without_the_words_that_nmt_does_not_have
     "distill M",
     "train c.yaml c.yaml",
     "evaluate in.de",
+    "evaluate --bleu --cpu",
+    "evaluate --hypotheses in.en --references in.en --metrics bleu rouge1",
 ])  # fmt: skip
 def test_a_line_that_would_fail_or_replace_a_file_is_not_proposed(line: str) -> None:
     assert typed_line(nmt(line).stderr) is None
@@ -266,6 +281,25 @@ def test_a_configuration_of_another_toolkit_is_answered_with_its_values(
     assert [words for words in rest if words not in rest_of(answer)] == []
 
 
+def test_the_values_of_a_configuration_end_its_answer_where_options_are_refused_too() -> None:
+    Path("theirs.yml").write_text(MARIAN_YAML, "utf-8")
+    answer = nmt("train -c theirs.yml --after-batches 100 --tempdir /tmp").stderr
+    assert settings_in(answer)["training"]["patience"] == 10
+    assert "--tempdir /tmp" in answer
+
+
+def test_several_translations_behind_one_flag_are_systems_and_not_references() -> None:
+    typed = typed_line(nmt("evaluate in.en -i in.en in.de -m bleu").stderr)
+    assert typed is not None
+    assert "--hypothesis in.en --hypothesis in.de" in typed
+
+
+def test_a_text_behind_a_configuration_is_not_taken_for_a_validation_set() -> None:
+    answer = nmt("train c.yaml --src in.de --lr 1").stderr
+    assert "data.valid" not in answer
+    assert "--src in.de" in rest_of(answer)
+
+
 def test_the_values_make_a_configuration_that_is_accepted() -> None:
     for text, _, _ in CONFIGURATIONS:
         Path("theirs.yaml").write_text(text, "utf-8")
@@ -286,6 +320,7 @@ def test_the_values_make_a_configuration_that_is_accepted() -> None:
     ("score in.en in.en", "nmt evaluate in.en in.en"),
     ("train c.yaml --device gpu", "No CUDA device auto or cpu"),
     ("translate M/checkpoints/best in.de --beam 3", "--checkpoint best"),
+    ("translate --models M M --src in.de", "M --with M --input in.de"),
 ])  # fmt: skip
 def test_a_mistake_is_answered_in_one_step(line: str, words: str) -> None:
     Path("d.yaml").write_text(CONFIG, "utf-8")

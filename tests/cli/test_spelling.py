@@ -155,6 +155,17 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str, code: int, names: 
     ("evaluate in.de", "evaluate --hypothesis in.de --reference REFERENCE"),
     ("evaluate M in.de in.en", "evaluate M --source in.de --reference in.en"),
     ("evaluate M in.en", "evaluate M --reference in.en"),
+    ("evaluate in.en --hypothesis in.de", "evaluate --hypothesis in.de --reference in.en"),
+    ("evaluate M in.de --reference in.en", "evaluate M --source in.de --reference in.en"),
+    ("export M out", "export M --output out"),
+    ("average M out", "average M --output out"),
+    ("augment M in.de -o out", "augment in.de -o out --model M"),
+    ("augment M in.de", "augment in.de --model M --output FOLDER"),
+    ("translate M in.de --target-language en", "translate M in.de --to en"),
+    ("config explain training.max_steps", "config keys training.max_steps"),
+    ("config validate c.yaml", "config check c.yaml"),
+    ("help train", "train --help"),
+    ("version", "--version"),
 ])  # fmt: skip
 def test_the_answer_says_the_command_to_type(typed: str, right: str) -> None:
     assert command_in(fix_of(typed, code=2)) == f"nmt {right}"
@@ -229,10 +240,39 @@ def test_the_fix_contains_a_command(typed: str, code: int, command: str) -> None
     ("init in.de in.en -o made", 2, "--output"),
     ("init in.de in.en -o runs", 2, "--output"),
     ("translate M inn.de", 3, "path working directory"),
+    ("evaluate --hypothesis M --reference in.en", 2, "without --hypothesis"),
+    ("inspect M 'ein Hund'", 2, "--source"),
+    ("serve done.yaml", 4, "M"),
+    ("train c.yaml csv.yaml", 2, "one at a time"),
+    ("average M M", 2, "one at a time"),
 ])  # fmt: skip
 def test_the_fix_names_what_to_change(typed: str, code: int, names: str) -> None:
     fix = fix_of(typed, code)
     assert [name for name in names.split() if name not in fix] == []
+
+
+@pytest.mark.parametrize(("typed", "answer"), [
+    ("data={train: [in.de, in.en]}",
+     "data.train.1 is 'in.en'; it must be a section, such as {source: FILE, target: FILE}"),
+    ("data={train: in.de}",
+     "data.train is 'in.de'; it must be a list, items at least 1, "
+     "such as [{source: FILE, target: FILE}]"),
+    ("data={test: {source: in.de}}",
+     "data.test.source is 'in.de'; it must be a section, such as {source: FILE, target: FILE}"),
+    ("decoding={batch_size: 9}", "did you mean decoding.batch_tokens (in source tokens)?"),
+])  # fmt: skip
+def test_a_wrong_value_or_key_is_answered_with_the_form_of_its_section(
+    typed: str, answer: str
+) -> None:
+    assert answer in nmt(f"config check c.yaml --set '{typed}'").stderr
+
+
+def test_text_after_a_flag_is_answered_with_a_pipe() -> None:
+    assert "echo TEXT | nmt translate" in nmt("translate M --text Hund").stderr
+
+
+def test_an_unknown_key_to_explain_is_answered_with_one_question() -> None:
+    assert "did you mean training.max_steps?\n" in nmt("config keys training.max_step").stderr
 
 
 def test_a_checkpoint_of_another_tool_is_continued_by_the_same_command() -> None:

@@ -154,6 +154,8 @@ def _check_view(options: InspectOptions) -> None:
         problem = f"Write the view {options.model} after MODEL."
         raise ConfigError(problem, fix=f"Type: {right_command}")
     if options.view is not None:
+        if " " in options.view:
+            raise ConfigError(f"{options.view!r} is not a view.", fix="Pass it with `source`.")
         chosen(VIEWS, options.view, "view")
 
 

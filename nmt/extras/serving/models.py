@@ -20,7 +20,7 @@ from nmt.checkpoint.model_folder import (
 )
 from nmt.config.data import code_of_tag
 from nmt.config.loader import change_options
-from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.errors import ConfigError, DataError
 from nmt.extras.serving.bodies import Answer
 from nmt.files.json_file import Manifest
 from nmt.inference.direction import LanguageOptions
@@ -239,8 +239,6 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
                 fix="Write NAME=FOLDER, such as de-en=runs/base. NAME: letters, digits, . _ and -",
             )
         path = Path(folder)
-        if not path.is_dir():
-            raise CheckpointError(f"{path} is not a folder.", fix="Pass a run or model folder.")
         config = load_folder_config(path)
         pair = f"{config.source_language}-{config.target_language}"
         if not name:
