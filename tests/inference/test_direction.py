@@ -259,7 +259,7 @@ def test_given_pairs_are_aligned_without_their_tags(
 def test_json_lines_name_their_languages() -> None:
     request = parse_request('{"source": "Hi", "from": "en", "to": "de", "id": 7}', 1)
     assert (request.source_language, request.target_language) == ("en", "de")
-    assert request.others == {"id": 7}
+    assert request.others == {"source": "Hi", "id": 7}
     assert parse_request('{"source": "Hi", "to": ""}', 1).target_language is None
     with pytest.raises(DataError, match="needs a string in to"):
         parse_request('{"source": "Hi", "to": 3}', 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ OTHERS = st.dictionaries(st.text().filter(lambda name: name not in RESERVED), VA
 )
 def test_unknown_fields_pass_through(others: dict[str, Any], source: str) -> None:
     line = json.dumps({**others, "source": source})
-    assert parse_request(line, 1) == Request(source, others=others)
+    assert parse_request(line, 1) == Request(source, others={**others, "source": source})
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,10 @@ def test_unknown_fields_pass_through(others: dict[str, Any], source: str) -> Non
     ],
 )  # fmt: skip
 def test_lines_are_read(line: str, request_: Request) -> None:
-    assert parse_request(line, 1) == request_
+    parsed = parse_request(line, 1)
+    assert replace(parsed, others={}) == request_
+    # The output has the source as it was written.
+    assert parsed.others == ({"source": json.loads(line)["source"]} if line.strip() else {})
 
 
 @pytest.mark.parametrize(
@@ -267,4 +271,4 @@ def test_fields_of_requests_and_results_do_not_collide() -> None:
     )  # fmt: skip
     assert every.as_dict().keys() == RESULT_FIELDS
     own = dict.fromkeys(["error", "id", *RESULT_FIELDS], "theirs") | {"source": "a"}
-    assert parse_request(json.dumps(own), 1).others == {"id": "theirs"}
+    assert parse_request(json.dumps(own), 1).others == {"id": "theirs", "source": "a"}
