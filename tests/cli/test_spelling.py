@@ -280,6 +280,7 @@ def test_a_checkpoint_of_another_tool_is_continued_by_the_same_command() -> None
     assert "training.init_from" in answer
 
 
+@pytest.mark.long  # Shorter tests see the usual mistakes of each command.
 @pytest.mark.parametrize("path", COMMANDS)
 def test_every_command_to_type_is_one(path: str) -> None:
     options = [each for each in COMMANDS[path].params if each.param_type_name == "option"]

@@ -39,7 +39,7 @@ print(*(result.text for result in translator.translate(lines)), sep="\\n")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on Windows")
 @pytest.mark.parametrize("used", [0, 1])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["auto", pytest.param("torch", marks=pytest.mark.long)])
 def test_forked_processes_translate_like_the_process_that_loaded_the_model(
     engine: str, used: int, runs: dict[str, Path]
 ) -> None:

@@ -100,6 +100,7 @@ def test_lines_that_are_no_text_are_counted() -> None:
     assert outcomes(read_pairs(path, skips_bad_bytes=True)) == [(1, "Dog"), (4, "bad_utf8")]
 
 
+@pytest.mark.long
 def test_an_entry_that_is_too_long_is_not_kept_in_memory() -> None:
     text = 'msgid "Dog"\nmsgstr "Hund"\nmsgid ""\n' + '"long"\n' * 200_000 + 'msgstr "x"\n'
     path = write(text + 'msgid "Cat"\nmsgstr "Katze"\n')
