@@ -32,7 +32,12 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("engine", "dtype"), [("ctranslate2", "float32"), ("ctranslate2", "int8"), ("torch", "float32")]
+    ("engine", "dtype"),
+    [
+        ("ctranslate2", "float32"),
+        ("ctranslate2", "int8"),
+        pytest.param("torch", "float32", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize("shortlist", [False, True])
 @pytest.mark.parametrize("beam_size", [1, 4])
