@@ -181,6 +181,9 @@ def check(options: CheckOptions) -> TextResult:
             check_files(config.data.corpora)
         except DataError as error:  # the files may be on another machine
             logger.warning("%s: %s", path, error.problem)
+        for model in config.tokenizer.models or ():
+            if not model.is_file():
+                logger.warning("%s: tokenizer.from: %s does not exist.", path, model)
         for text in (*advice(config), *swapped_sets(config)):
             logger.warning("%s: %s", path, text)
     failure = ConfigError.joined(errors) if errors else None
