@@ -131,8 +131,8 @@ class Tokenizer:
         except RuntimeError as error:
             raise TokenizerError(
                 f"{path} is not a valid SentencePiece model.",
-                fix="Restore the file, or prepare the data again. `tokenizer.from` takes a model that "
-                "SentencePiece has written (NAME.model).",
+                fix="Restore the file, or prepare the data again. `tokenizer.from` takes a model "
+                "that SentencePiece has written (NAME.model).",
             ) from error
         ids = tuple(getattr(processor, name)() for name in _IDS)
         needed_ids = tuple(_IDS.values())
