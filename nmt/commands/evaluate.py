@@ -42,8 +42,9 @@ from nmt.metrics.metric import (
     label_of,
     requested_metrics,
 )
+from nmt.metrics.plausibility import odd_texts
 from nmt.metrics.result import Evaluation, EvaluationReport, ReportSection, System
-from nmt.metrics.scoring import Resampling, odd_texts, score_systems
+from nmt.metrics.scoring import Resampling, score_systems
 from nmt.registry import Registry
 from nmt.text.loss import loss_of
 from nmt.text.tokenizer import Tokenizer
@@ -498,7 +499,7 @@ def _warn(evaluated_set: EvaluatedSet) -> None:
     options = evaluated_set.options
     systems = evaluated_set.systems
     reference = test.references[0]
-    for text in odd_texts(systems, reference, options.tokenize, test.target_language):
+    for text in odd_texts(systems, reference, options.tokenize, test.target_language, test.source):
         logger.warning("%s", text)
     expected_language = likely_language(reference)  # None if it is unclear
     for system in filter(None, [*systems, evaluated_set.baseline]):

@@ -11,12 +11,11 @@ Source: paired bootstrap as in Koehn (2004), approximate randomization as in Rie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
 
 import numpy as np
-import regex
 
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 from nmt.metrics.metric import (
@@ -29,9 +28,6 @@ from nmt.metrics.metric import (
     format_score,
 )
 from nmt.metrics.result import ReportSection, System, show_p_value
-from nmt.metrics.sacrebleu import default_tokenizer
-from nmt.text.languages import UNSPACED, script_class
-from nmt.text.preprocessing import TOKENIZED, find_preprocessing
 
 # Takes statistics summed over the sentences of R corpora, (R, D); returns their scores, (R,).
 CorpusScore = Callable[[Floats], Floats]
@@ -40,8 +36,6 @@ _CHUNK_DRAWS = 1 << 22  # Draws held in memory at once.
 # numpy draws this many booleans at once. A chunk must be a multiple of it, so that the chunks
 # together get the same draws as one large call.
 _BITS_AT_ONCE = 32
-# Characters of the scripts without spaces between words.
-_UNSPACED = regex.compile(script_class(*sorted(UNSPACED)) + "+")
 _SLACK = 1e-9  # Tolerance for equal scores: the order of a sum changes its last digits.
 
 
@@ -239,31 +233,6 @@ def _compare(
         score = replace(new.score, comparison=comparison)
         scores.append(score)
     return tuple(scores)
-
-
-def odd_texts(
-    systems: Sequence[System], reference: Sequence[str], tokenize: str | None, language: str | None
-) -> Iterator[str]:
-    """Yield warnings about systems that look tokenized, and an unsuitable tokenizer of BLEU.
-
-    Args:
-        systems: Systems to check.
-        reference: Reference lines.
-        tokenize: Tokenizer of BLEU; None for the default of the language.
-        language: Code of the target language, if known.
-    """
-    for system in systems:
-        preprocessing = find_preprocessing(system.lines, [TOKENIZED])
-        if preprocessing is not None:
-            _, description = preprocessing
-            yield f"{system.name} {description}\n  Scores of tokenized text are not comparable."
-    sample = "".join(reference[:100])
-    num_unspaced = sum(map(len, _UNSPACED.findall(sample)))  # in characters
-    # A text without spaces may also contain names and numbers in other scripts.
-    is_unspaced = num_unspaced > len(sample) / 3
-    if is_unspaced and (tokenize or default_tokenizer(language)) == "13a":
-        fix = "set `languages` to en-zh, en-ja or en-th, or `tokenize` to zh, ja-mecab or char."
-        yield f"The references are written without spaces, but BLEU's tokenizer is 13a; {fix}"
 
 
 def resample_scores(

@@ -26,7 +26,6 @@ from nmt.metrics.sacrebleu import bleu_tokenizer, bleu_words, default_tokenizer
 from nmt.metrics.scoring import (
     Resampling,
     least_p_value,
-    odd_texts,
     randomised_differences,
     resample_scores,
     score_systems,
@@ -315,42 +314,3 @@ def test_without_a_baseline_all_pairs_of_systems_are_compared() -> None:
     ]  # fmt: skip
     without = Resampling(0)
     assert score_systems(systems, scorers, baseline=None, resampling=without)[2] is None
-
-
-@pytest.mark.parametrize(
-    ("num_lines", "num_tokenized", "is_odd"),
-    [(300, 99, False), (300, 100, True), (1, 0, False), (1, 1, True)],
-)
-def test_a_file_that_looks_tokenized_is_named_with_an_example(
-    num_lines: int, num_tokenized: int, is_odd: bool
-) -> None:
-    """From a third of the lines on. Only a space before the full stop counts."""
-    rest = ["A dog."] * (num_lines - num_tokenized)
-    systems = [System("mine", [*["A dog ."] * num_tokenized, *rest]), System("other", ["A dog."])]
-    found = [*odd_texts(systems, ["A dog."], None, "en")]
-    assert len(found) == is_odd
-    for text in found:
-        assert text.startswith("mine looks tokenized: ")
-        assert "A dog .\n" in text
-
-
-@pytest.mark.parametrize(
-    ("tokenize", "language", "reference", "is_odd"),
-    [
-        (None, "en", "狗在家", True),
-        (None, None, "いぬ", True),
-        ("13a", "zh", "狗在家", True),
-        (None, "zh", "狗在家", False),
-        ("char", "en", "狗在家", False),
-        (None, "en", "a dog", False),
-        (None, "en", "ไปโรงเรียน", True),
-        (None, "th", "ไปโรงเรียน", False),
-        (None, "en", "狗aa", False),  # a third of the letters is not more than a third
-        (None, "en", "狗狗aaa", True),
-    ],
-)
-def test_a_tokenizer_that_does_not_suit_the_reference_is_named(
-    tokenize: str | None, language: str | None, reference: str, is_odd: bool
-) -> None:
-    found = [*odd_texts([], [reference], tokenize, language)]
-    assert ["13a" in text for text in found] == [True] * is_odd

@@ -1,0 +1,110 @@
+"""Finds translations that should not be scored as they are: blank, shifted, copied, tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import regex
+
+from nmt.metrics.result import System
+from nmt.metrics.sacrebleu import default_tokenizer
+from nmt.text.languages import UNSPACED, script_class
+from nmt.text.preprocessing import TOKENIZED, find_preprocessing
+
+# Characters of the scripts without spaces between words.
+_UNSPACED = regex.compile(script_class(*sorted(UNSPACED)) + "+")
+_MAX_LINES = 5_000  # that are compared with their neighbours
+_OFFSETS = (-2, -1, 1, 2)  # lines
+# Dice coefficients of the trigrams of two lines: of unrelated lines at most, of a translation and
+# its reference at least.
+_UNRELATED = 0.2
+_RELATED = 0.4
+# Odd lines are worth a warning if there are so many of them, and so large a share.
+_MIN_ODD = 3
+_MIN_ODD_SHARE = 0.05
+
+
+def odd_texts(
+    systems: Sequence[System],
+    reference: Sequence[str],
+    tokenize: str | None,
+    language: str | None,
+    source: Sequence[str] | None = None,
+) -> Iterator[str]:
+    """Yield warnings about systems that look wrong, and an unsuitable tokenizer of BLEU.
+
+    Args:
+        systems: Systems to check.
+        reference: Reference lines.
+        tokenize: Tokenizer of BLEU; None for the default of the language.
+        language: Code of the target language, if known.
+        source: Source lines, if known.
+    """
+    for system in systems:
+        preprocessing = find_preprocessing(system.lines, [TOKENIZED])
+        if preprocessing is not None:
+            _, description = preprocessing
+            yield f"{system.name} {description}\n  Scores of tokenized text are not comparable."
+        for problem in _odd_lines(system.lines, reference, source):
+            yield f"{system.name}: {problem}"
+    sample = "".join(reference[:100])
+    num_unspaced = sum(map(len, _UNSPACED.findall(sample)))  # in characters
+    # A text without spaces may also contain names and numbers in other scripts.
+    is_unspaced = num_unspaced > len(sample) / 3
+    if is_unspaced and (tokenize or default_tokenizer(language)) == "13a":
+        fix = "set `languages` to en-zh, en-ja or en-th, or `tokenize` to zh, ja-mecab or char."
+        yield f"The references are written without spaces, but BLEU's tokenizer is 13a; {fix}"
+
+
+def _odd_lines(
+    lines: Sequence[str], reference: Sequence[str], source: Sequence[str] | None
+) -> Iterator[str]:
+    """Yield a problem for each kind of odd lines; only the first lines of a long text are read."""
+    for change, word in ((str.lower, "capital"), (str.upper, "small")):
+        if _is_fixed_by(change, lines) and not _is_fixed_by(change, reference):
+            yield f"no {word} letters, but the reference has them; `lowercase` ignores case"
+    blank = list[int]()  # numbers of lines
+    copied = list[int]()
+    shifted: dict[int, list[int]] = {offset: [] for offset in _OFFSETS}
+    trigrams = [_trigrams(line) for line in reference[:_MAX_LINES]]
+    for index, expected in enumerate(trigrams):
+        line = lines[index].strip()
+        if not line and expected:
+            blank.append(index + 1)
+        actual = _trigrams(line)
+        similarity = _similarity(actual, expected)
+        if similarity > _UNRELATED:
+            continue
+        if source is not None and line and line == source[index].strip():
+            copied.append(index + 1)
+        for offset in _OFFSETS:
+            other = index + offset
+            if other in range(len(trigrams)) and _similarity(actual, trigrams[other]) > _RELATED:
+                shifted[offset].append(index + 1)
+    problems = {"are blank": blank, "repeat their source": copied}
+    for offset, numbers in shifted.items():
+        place = f"{abs(offset)} {'below' if offset > 0 else 'above'}"
+        problems[f"fit the reference {place} better: is a line missing or added?"] = numbers
+    for problem, numbers in problems.items():
+        fewest = max(_MIN_ODD, _MIN_ODD_SHARE * len(trigrams))
+        if numbers is blank:
+            fewest = 1
+        if len(numbers) >= fewest:
+            share = f"{len(numbers):,} of {len(trigrams):,} lines"
+            yield f"{share} {problem} (the first is line {numbers[0]:,})"
+
+
+def _is_fixed_by(change: Callable[[str], str], lines: Sequence[str]) -> bool:
+    """Whether ``change`` leaves all lines as they are."""
+    return all(change(line) == line for line in lines[:_MAX_LINES])
+
+
+def _trigrams(line: str) -> set[str]:
+    """Return the trigrams of a line, in lower case and with a blank at each end."""
+    text = f" {line.strip().casefold()} "
+    return {text[start : start + 3] for start in range(len(text) - 2)}
+
+
+def _similarity(first: set[str], second: set[str]) -> float:
+    """Return the Dice coefficient of two sets."""
+    return 2 * len(first & second) / max(1, len(first) + len(second))
