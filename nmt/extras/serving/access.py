@@ -362,6 +362,14 @@ class Edge:
         body = bytearray()
         num_received = 0
         num_declared = int(request.headers.get("content-length", "0"))
+        if "content-length" in request.headers and "transfer-encoding" in request.headers:
+            # A proxy may read another length, and so take a part of the body as a request.
+            raise RefusedError(
+                400,
+                "Content-Length and Transfer-Encoding contradict each other.",
+                "Send one of both headers.",
+                _CLOSE,
+            )
         try:
             async with asyncio.timeout(self._options.body_seconds):
                 if num_declared <= max_discarded:

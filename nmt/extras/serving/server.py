@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from nmt.commands.options import user_values
 from nmt.errors import ConfigError
 from nmt.extras.serving.access import Gate, read_keys
 from nmt.extras.serving.app import make_app
+from nmt.extras.serving.connection import LimitedConnection, raise_file_limit
 from nmt.extras.serving.models import ServedModel, name_models
 from nmt.extras.serving.options import CheckedModels, ServeOptions
 from nmt.extras.serving.service import Service
@@ -26,7 +28,8 @@ logger = logging.getLogger(__name__)
 _MOST_HEADER_BYTES = 1 << 15
 # After SIGTERM the server still accepts requests for this long: load balancers need time to notice.
 _DRAIN_SECONDS = 1.0
-_BACKLOG = 1024
+# Connections that wait to be accepted. So many are accepted at once, before any is refused.
+_BACKLOG = 128
 
 
 def start_server(options: ServeOptions) -> CheckedModels | None:
@@ -91,7 +94,7 @@ def server_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages contain addresses
     return uvicorn.Config(
         app,
-        http="h11",
+        http=LimitedConnection,
         ws="none",
         log_config=None,
         access_log=False,
@@ -99,7 +102,8 @@ def server_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
         forwarded_allow_ips=list(options.trusted_proxy),
         server_header=False,
         backlog=_BACKLOG,
-        limit_concurrency=options.max_connections,
+        limit_concurrency=raise_file_limit(options.max_connections),
+        timeout_keep_alive=math.ceil(options.body_seconds),
         timeout_graceful_shutdown=int(options.deadline) + 5,  # some seconds after the last answer
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
     )
