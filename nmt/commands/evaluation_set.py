@@ -409,7 +409,7 @@ def _configured_set(name: str, corpus: CorpusConfig, configured: ConfiguredSets)
     direction = corpus.direction(configured.languages)
     check_plain_text(corpus, direction)
     sources, targets = text_files(corpus, direction)
-    if len(sources) == 1 and not corpus.target_languages:
+    if len(sources) == 1 and not corpus.line_languages:
         test = _read_files(sources[0], targets, direction, corpus.encoding)
         return test.first(corpus.max_pairs)
     # Source and target are in the same file or data set, or in shards.

@@ -53,7 +53,7 @@ from nmt.data.corpus import (
     check_plain_text,
     check_sources,
     is_piped,
-    layout_note,
+    layout_notes,
 )
 from nmt.data.diagnosis import Diagnosis, Material, make_diagnosis
 from nmt.data.filters import FilterChain
@@ -313,7 +313,10 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     if reasons and num_kept:
         section = advice.with_drops(config.filters, reasons)
         report = replace(report, recommended=section, kept_with_recommended=num_kept)
-    notes = [layout_note(corpus, config.direction(corpus)) for corpus in recipe.corpora.values()]
+    notes = []
+    for name, corpus in reading.corpora.items():
+        layouts = layout_notes(corpus, config.direction(corpus))
+        notes += [f"{layout}: {reading.num_lines[name]:,} pairs" for layout in layouts]
     report = replace(
         report,
         overlap=counts_of_sets,
@@ -323,7 +326,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         joint=config.tokenizer.joint,
         max_sentences=usual_sentences(num_lines),
         skipped=filters.skipped,
-        notes=_distinct([filter(None, notes), *(chain.notes for chain in chains.values())]),
+        notes=_distinct([notes, *(chain.notes for chain in chains.values())]),
         warnings=warnings,
         stages=reading.stages,
     )

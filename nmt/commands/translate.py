@@ -26,6 +26,7 @@ from nmt.commands.loading import (
     warn_of_language,
 )
 from nmt.commands.options import TranslateOptions
+from nmt.data.formats.file_names import format_of_name
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
 from nmt.files.atomic import open_output
@@ -46,11 +47,9 @@ Chunk = tuple[int, list[Request | DataError]]  # number of the first line, lines
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")
 _LOW_CONFIDENCE = " ||| low confidence"
 _BYTES_OF_A_LANGUAGE = 300  # fewer are not enough to recognize a language
-_NO_TEXT = {
-    "jsonl?": "`input_format` json reads JSON objects",
-    "csv|tsv": "every line is translated with all columns",
-    "pot?|tmx|xlf|xliff": "every line is translated with its markup",
-}  # regular expression of a file extension -> hint
+_COLUMNS = "every line is translated with all columns"
+_MARKUP = "every line is translated with its markup"
+_HINTS = {"jsonl": "`input_format` json reads JSON objects", "csv": _COLUMNS, "tsv": _COLUMNS}
 
 
 def translate(options: TranslateOptions) -> None:
@@ -155,10 +154,10 @@ def _read(
     source = options.source
     reads_json = options.input_format == "json"
     if source and not reads_json:
-        for extension, hint in _NO_TEXT.items():
-            # The file may be compressed, as in text.csv.gz.
-            if re.search(rf"\.({extension})(\.\w+)?$", source.name):
-                logger.warning("%s is read as plain text; %s", source.name, hint)
+        format_name = format_of_name(source)
+        if format_name is not None:
+            hint = _HINTS.get(format_name, _MARKUP)
+            logger.warning("%s is read as plain text; %s", source.name, hint)
     name = str(source)
     if is_standard(source):
         name = "standard input"

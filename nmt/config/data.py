@@ -183,17 +183,19 @@ class CorpusConfig(Section):
             ``>>fra<<`` in front of the source, in a third column of ``columns``, or in
             ``language_file``. Each language becomes a corpus whose name ends with its code, and
             which reads the whole text for its lines. With ``target_language``, only that one does.
+        source_languages: The same for a corpus in which each line names its source language.
         language_file: File with a language code for each line of ``source`` and ``target``.
         source: Source text, one sentence per line; plain, .gz, .bz2, .xz, or .zst (needs
             backports.zstd). Several files are shards, in natural order.
         target: Target text, aligned line by line with ``source``; shards have the same names apart
             from the language. In a validation or test set, a list of files beside a single source
-            has several references.
+            has several references. Scores compare with all of them, but the loss only with the
+            first.
         path: File with both sides, or its shards. ``-`` is standard input, for one training corpus.
         format: Format of ``path``. Default: the content or the suffix decides.
         columns: Source and target in ``path`` or ``huggingface``: numbers of columns from 0, names
             in the header, or keys. A third may name the language of the line, for
-            ``target_languages``. Default: the file decides.
+            ``target_languages`` or ``source_languages``. Default: the file decides.
         encoding: Encoding of the files, such as ``latin-1``. Default: UTF-8, or that of the byte
             order mark.
         tsv: The same as ``path`` with the ``format`` tsv.
@@ -217,6 +219,7 @@ class CorpusConfig(Section):
     source_language: LanguageCode | None = None
     target_language: LanguageCode | None = None
     target_languages: Many[LanguageCode] = ()
+    source_languages: Many[LanguageCode] = ()
     language_file: FilePath | None = None
     source: _Files = ()
     target: _Files = ()
@@ -249,6 +252,22 @@ class CorpusConfig(Section):
     def direction(self, default: Languages) -> Direction:
         """Return the languages of the corpus; ``default`` contains those of the run."""
         return Direction(self.source_language or default[0], self.target_language or default[1])
+
+    @property
+    def line_languages(self) -> tuple[str, ...]:
+        """The languages of one side, if each line names its own; empty otherwise."""
+        return self.target_languages or self.source_languages
+
+    @property
+    def language_key(self) -> str:
+        """The key of the language of this side."""
+        return "source_language" if self.source_languages else "target_language"
+
+    @property
+    def line_language(self) -> str | None:
+        """The one of these languages whose lines are read; None for all lines."""
+        language: str | None = getattr(self, self.language_key)
+        return language
 
     @property
     def has_references(self) -> bool:
@@ -293,24 +312,26 @@ class CorpusConfig(Section):
         if self.encoding is not None and not (self.path or self.source):
             yield "encoding needs path, or source and target, which are not set"
         names_languages = len(self.columns or ()) > 2 or self.language_file
-        if names_languages and not self.target_languages:
-            yield "a third column and language_file need target_languages, which is not set"
+        if names_languages and not self.line_languages:
+            yield "a third column and language_file need target_languages or source_languages"
+        if self.target_languages and self.source_languages:
+            yield "target_languages and source_languages cannot be combined: remove one"
         if self.language_file and not self.source:
             yield "language_file needs source and target, which are not set"
-        if self.target_languages and self.scores:
-            yield "target_languages and scores cannot be combined: remove one"
+        if self.line_languages and self.scores:
+            yield "scores and the languages of lines cannot be combined: remove one"
 
 
 def _by_language(corpora: Iterable[CorpusConfig]) -> tuple[CorpusConfig, ...]:
     """Return a corpus for each language of the corpora in which each line names its own."""
     split: list[CorpusConfig] = []
     for corpus in corpora:
-        if corpus.target_language or not corpus.target_languages:
+        if corpus.line_language or not corpus.line_languages:
             split.append(corpus)
             continue
-        for code in corpus.target_languages:
+        for code in corpus.line_languages:
             name = f"{corpus.name}-{code}" if corpus.name else None
-            split.append(corpus.model_copy(update={"target_language": code, "name": name}))
+            split.append(corpus.model_copy(update={corpus.language_key: code, "name": name}))
     return tuple(split)
 
 

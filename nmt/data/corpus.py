@@ -17,7 +17,7 @@ from nmt.config.language_codes import Languages, matching
 from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
 from nmt.data.formats import layout_of, open_file
-from nmt.data.formats.file_names import is_set
+from nmt.data.formats.file_names import format_of_name, is_set
 from nmt.data.formats.layout import Layout, Wanted
 from nmt.data.formats.pair import (
     BadPair,
@@ -53,8 +53,8 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
     names = [VALID]  # no corpus may have this name
     for corpus in corpora:
         name = corpus.name or origin_of(corpus)
-        if corpus.target_languages and not corpus.name:
-            name += f"-{corpus.target_language}"
+        if corpus.line_languages and not corpus.name:
+            name += f"-{corpus.line_language}"
         unique_name = name
         number = len(names)
         while unique_name in names:
@@ -216,7 +216,7 @@ def check_plain_text(corpus: CorpusConfig, languages: Languages) -> None:
         sources = list[str]()
         targets = list[str]()
         # Also the lines in other languages, so that few lines are read.
-        shard = corpus.model_copy(update={"path": (path,), "target_language": None})
+        shard = corpus.model_copy(update={"path": (path,), corpus.language_key: None})
         for pair in first_pairs(shard, options, NUM_LINES):
             empty_lines = [""] * (pair.line - 1 - len(sources))
             sources += [*empty_lines, pair.source]
@@ -295,7 +295,7 @@ def read_blocks(config: CorpusConfig, options: ReadOptions) -> Iterator[Block]:
         DataError: See `read_corpus`. Problems in single lines are raised by `Block.pairs`.
     """
     blocks = _blocks_of_all_languages(config, options)
-    if config.target_languages and config.target_language:
+    if config.line_languages and config.line_language:
         return _blocks_in_language(blocks, config)
     return blocks
 
@@ -319,8 +319,9 @@ def _blocks_in_language(blocks: Iterable[Block], config: CorpusConfig) -> Iterat
             num_pairs += len(pairs)
             num_others = 0
     if not num_pairs:
-        problem = f"{origin_of(config)}: no line names the language {config.target_language!r}."
-        fix = "Correct target_languages of the corpus; a target_language must be one of them."
+        problem = f"{origin_of(config)}: no line names the language {config.line_language!r}."
+        fix = f"Correct {config.language_key}s of the corpus; {config.language_key} must be one "
+        fix += "of them."
         raise DataError(problem, fix=fix)
 
 
@@ -329,10 +330,10 @@ def _in_language(pair: Pair, config: CorpusConfig) -> Pair | None:
     if isinstance(pair, BadPair) or not pair.source.strip():
         return pair
     tag = leading_tag(pair.source)
-    languages = matching(tag[2:-2], config.target_languages)
+    languages = matching(tag[2:-2], config.line_languages)
     if len(languages) != 1:
         return BadPair("language_code", pair.line, pair.source)
-    if languages != [config.target_language]:
+    if languages != [config.line_language]:
         return None
     return pair._replace(source=pair.source.removeprefix(tag).lstrip())
 
@@ -418,11 +419,19 @@ def _layout(path: Path, config: CorpusConfig, languages: Languages) -> Layout:
     return layout_of(path, Wanted(languages, config.columns, config.format, config.encoding))
 
 
-def layout_note(config: CorpusConfig, languages: Languages) -> str | None:
-    """Return how the file of a corpus with both sides is read, as a sentence; None without one."""
+def layout_notes(config: CorpusConfig, languages: Languages) -> Iterator[str]:
+    """Yield how the files of a corpus are read, as sentences; nothing for lines of plain text.
+
+    Of shards, only the first one of each layout is named.
+    """
+    shown = set[str]()
     for path in matching_files(config.path):
-        return f"{shown_path(path)} is read as {_layout(path, config, languages)}"
-    return None
+        layout = str(_layout(path, config, languages))
+        if layout not in shown:
+            shown.add(layout)
+            yield f"{shown_path(path)} is read as {layout}"
+    for path in filter(is_set, matching_files((*config.source, *config.target))):
+        yield f"{path} is read as {format_of_name(path)}"
 
 
 def _open_pairs(config: CorpusConfig, languages: Languages, options: ReadOptions) -> PairReader:

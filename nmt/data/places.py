@@ -20,6 +20,7 @@ from nmt.data.formats.file_names import (
     TARGET,
     Part,
     direction_of,
+    format_of_name,
     is_set,
     part_of,
     sides_of,
@@ -236,8 +237,7 @@ def _plain(file: _File) -> str:
 
 
 def _has_suffix_of_format(file: _File) -> bool:
-    suffix = Path(_plain(file)).suffix.lower()
-    return not is_set(file.path) and any(suffix in each.suffixes for each in all_formats())
+    return not is_set(file.path) and format_of_name(file.name) is not None
 
 
 def _aligned_files(search: _Search, source: _File, target: _File) -> list[_Corpus]:

@@ -39,7 +39,7 @@ _LEARNING = 2  # Raised when vocabularies are learned in another way.
 # older versions have instead, in every corpus.
 _LATER_KEYS: Mapping[str, Any] = {
     "path": None, "format": None, "columns": None, "encoding": None, "on_bad_row": "error",
-    "held_out": "report", "target_languages": [], "language_file": None,
+    "held_out": "report", "target_languages": [], "source_languages": [], "language_file": None,
 }  # fmt: skip
 _FORMER_KEYS = {"tsv": None, "csv": None, "jsonl": None, "columns": [0, 1]}
 # Keys of the data section that say how often training reads each corpus.

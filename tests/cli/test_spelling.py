@@ -316,9 +316,10 @@ def test_values_of_own_flags_are_not_taken_for_foreign_ones() -> None:
 def test_a_format_that_would_be_translated_as_text_is_noticed() -> None:
     Path("in.csv").write_text("ein Hund,a dog\n", "utf-8")
     Path("in.po").write_text('msgid "ein Hund"\nmsgstr ""\n', "utf-8")
+    Path("in.sgm").write_text('<seg id="1">ein Hund</seg>\n', "utf-8")
     Path("in.jsonl.gz").write_bytes(gzip.compress(b'{"source": "ein Hund"}\n'))
     flags = "--device cpu --threads 1 --format jsonl"
-    for name in ("in.csv", "in.po"):
+    for name in ("in.csv", "in.po", "in.sgm"):
         assert f"{name} is read as plain text" in nmt(f"translate M {name} {flags}").stderr
     warning = "in.jsonl.gz is read as plain text; --input-format json"
     assert warning in nmt(f"translate M in.jsonl.gz {flags}").stderr

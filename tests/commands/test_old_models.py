@@ -106,6 +106,7 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
             del corpus[key]
         corpus |= dict.fromkeys(("path", "format", "columns", "encoding", "language_file"))
         corpus["target_languages"] = []
+        corpus["source_languages"] = []
     del before["recipe"]  # format 4 has none
     sets["max_sentences"] = 1  # new keys of format 5
     before["decoding"]["protect"] = []

@@ -59,7 +59,7 @@ def test_its_format_may_be_named(tmp_path: Path) -> None:
     named = piped_config(tmp_path, train=[{"path": "-", "format": "jsonl"}])
     report = prepare(named, piped=Pipe("".join(objects).encode()))
     assert report.counts["standard input"]["kept"] == 120
-    assert report.notes[0] == "standard input is read as jsonl, columns de and en"
+    assert report.notes[0] == "standard input is read as jsonl, columns de and en: 120 pairs"
 
 
 def test_its_report_alone_writes_nothing_and_its_size_is_unknown(tmp_path: Path) -> None:

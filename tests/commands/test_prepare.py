@@ -319,7 +319,7 @@ def test_rows_that_cannot_be_read_are_counted_and_too_many_are_an_error(tmp_path
     report = prepare(config_for(tmp_path, data=data))
     assert report.counts["numbers"] == {"read": 200, "kept": 199, "columns": 1}
     assert "for example line 8: only the first column" in report.as_text()
-    assert f"{path} is read as tsv, columns 0 and 1" in report.notes
+    assert f"{path} is read as tsv, columns 0 and 1: 200 pairs" in report.notes
     rows[150] = "a\0b\tc"  # NUL has a count of its own: 1 of 200 is not too many
     rows[151] = rows[152] = "another"
     write(tmp_path, "train.tsv", rows)

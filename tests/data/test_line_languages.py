@@ -23,7 +23,7 @@ from nmt.data.formats.pair import ReadOptions
 from nmt.data.prepared import PreparedData
 from nmt.errors import ConfigError, DataError
 from nmt.text.tokenizer import load_tokenizers
-from tests.commands.preparing import prepare, write
+from tests.commands.preparing import decoded, prepare, write
 
 CODES = {"de": "deu", "fr": "fra", "el": "ell"}  # of the configuration, and of the lines
 WORDS = {
@@ -299,6 +299,20 @@ def test_one_language_can_be_chosen(folder: Path) -> None:
     assert report.counts["german"] == {"read": 30, "kept": 30}
 
 
+@pytest.mark.parametrize("kind", ["tag", "file", "tsv", "csv", "jsonl"])
+def test_the_language_of_each_source_is_named_in_the_same_ways(kind: str, folder: Path) -> None:
+    rows = [(code, target, source) for code, source, target in rows_of()]
+    place = place_of(kind, folder, rows) | {"target_languages": [], "source_languages": [*CODES]}
+    changes = {"source_language": "de", "target_language": "en", "tokenizer": {"vocab_size": 400}}
+    valid = {"source": "valid.de", "target": "valid.en"}
+    config = config_for(folder, place, **changes, data={"valid": valid})
+    assert list(map(str, config.directions)) == ["de-en", "fr-en", "el-en"]
+    report = prepare(config)
+    assert [counts["read"] for counts in report.counts.values()] == [30, 60, 30, 5]
+    expected = {(source, target) for _, source, target in rows}
+    assert set(decoded(config.prepared_dir)) == expected
+
+
 def test_files_of_codes_have_a_code_for_each_line(folder: Path) -> None:
     place = place_of("file", folder, rows_of())
     write(folder, "plain.codes", ["deu"] * 100)
@@ -315,8 +329,9 @@ def test_a_language_that_no_line_names_is_reported(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target_languages": [], "language_file": "x"}, "language_file need target_languages"),
-        ({"scores": "x"}, "target_languages and scores cannot be combined"),
+        ({"target_languages": [], "language_file": "x"}, "language_file need target_languages or"),
+        ({"source_languages": ["en"]}, "target_languages and source_languages cannot be combined"),
+        ({"scores": "x"}, "scores and the languages of lines cannot be combined"),
         (
             {"source": [], "target": [], "path": "x", "language_file": "x"},
             "needs source and target",

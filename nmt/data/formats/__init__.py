@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nmt.data.formats.file_names import format_of_name
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
 from nmt.data.formats.pair import PairReader, ReadOptions
 from nmt.data.formats.text import shown_path
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, declared_encoding, open_text, standard_encoding
-from nmt.files.lines import first_bytes, plain_name, read_pieces
+from nmt.files.lines import first_bytes, read_pieces
 from nmt.registry import Registry
 
 # In the order in which they are tried on a file whose name does not tell.
@@ -55,13 +56,10 @@ def layout_of(path: Path, wanted: Wanted) -> Layout:
         DataError: The file has no format of `FORMATS`, is damaged, or is ambiguous.
     """
     sample = sample_of(path, wanted.encoding)
-    if wanted.format is not None:
-        return FORMATS[wanted.format].layout(sample, wanted)
-    suffix = Path(plain_name(path)).suffix.lower()
-    by_name = [each for each in all_formats() if suffix in each.suffixes]
-    by_content = [each for each in all_formats() if each.recognises(sample)]
-    for chosen in (*by_content, *by_name):
-        return chosen.layout(sample, wanted)
+    by_content = (each.name for each in all_formats() if each.recognises(sample))
+    name = wanted.format or next(by_content, format_of_name(path))
+    if name is not None:
+        return FORMATS[name].layout(sample, wanted)
     known = ", ".join(FORMATS)
     problem = f"{path} is not in a format with both sides that nmt knows ({known})."
     fix = "Pass two aligned text files, or name the format, as in `format` tsv."

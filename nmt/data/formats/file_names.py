@@ -11,6 +11,7 @@ from typing import Literal
 from nmt.config.language_codes import Languages, primary_code, standard_language
 from nmt.data.formats.columns import code_of_name
 from nmt.files.lines import plain_name
+from nmt.registry import built_in
 from nmt.text.languages import script_of
 
 Part = Literal["train", "valid", "test"]
@@ -33,12 +34,25 @@ _PARTS: dict[str, Part] = {
     **dict.fromkeys(("test", "testing", "tst", "devtest", "newstest", "eval"), "test"),
 }  # fmt: skip
 _SHORTEST_NAME = 5  # Letters of the name of a language, such as Greek.
-SGML_SUFFIXES = (".sgm", ".sgml")
+_SGML = (".sgm", ".sgml")
+
+
+def format_of_name(name: str | Path) -> str | None:
+    """Return the format that the suffix of a file tells, whatever its content is; or None.
+
+    >>> format_of_name("de-en.tmx.gz"), format_of_name("train.de")
+    ('tmx', None)
+    """
+    return built_in("suffix of a corpus").get(_suffix(name))
+
+
+def _suffix(name: str | Path) -> str:
+    return Path(plain_name(Path(name))).suffix.lower()
 
 
 def is_set(path: Path) -> bool:
     """Whether the suffix of a file is that of a set in SGML, one side of which it contains."""
-    return Path(plain_name(path)).suffix.lower() in SGML_SUFFIXES
+    return _suffix(path) in _SGML
 
 
 @lru_cache(4096)

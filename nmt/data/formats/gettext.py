@@ -88,4 +88,4 @@ def _entries(file: TextFile) -> Iterator[_Entry]:
     yield entry
 
 
-PO = UnitFormat("po", (".po", ".pot"), _units, _is_catalogue)
+PO = UnitFormat("po", _units, _is_catalogue)

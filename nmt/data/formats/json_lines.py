@@ -36,15 +36,18 @@ class JsonLines(Format):
         return object_of(sample.lines[0]) is not None
 
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
-        """Find the keys of both sides in the first object."""
+        """Find the keys of both sides in the first objects, of which some may lack a text."""
         name = shown_path(sample.path)
-        first_object = next(filter(None, map(object_of, sample.lines)), None)
-        if first_object is None:
+        texts: dict[str, Any] = {}
+        for record in filter(None, map(object_of, sample.lines)):
+            for key, text in texts_of_record(record).items():
+                texts.setdefault(key, text)
+        if not texts:
             first_line = sample.lines[0]
             problem = f"{name}, line 1: expected a JSON object, found {first_line[:_EXCERPT]!r}."
             fix = f"Write one object per line. For an array of objects, run: {_FROM_ARRAY}"
             raise DataError(problem, fix=fix)
-        columns = columns_of_record(first_object, wanted, name)
+        columns = columns_of_record(texts, wanted, name)
         languages = code_of_name(columns[0]), code_of_name(columns[1])
         return Layout(self.name, sample.encoding, columns, languages)
 
@@ -64,7 +67,7 @@ def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> t
     """Return the keys of source and target, and of the target language if the user names one.
 
     Args:
-        record: The first record of a file or data set.
+        record: The first record of a file or data set, or its texts.
         wanted: Languages or columns that the user has named.
         name: Name of the file or data set in messages.
 
@@ -79,7 +82,7 @@ def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> t
         columns = tuple(map(str, wanted.columns))
     if not set(columns) <= set(keys):
         problem = f"{name}: it is not certain which texts are source and target."
-        problem += f" The keys of the first record are {', '.join(keys)}."
+        problem += f" The keys are {', '.join(keys)}."
         fix = "Choose both, as in `columns` KEY,KEY, or set both languages."
         raise UncertainError(problem, fix=fix, choices=wanted.choices(with_text))
     return columns
@@ -118,4 +121,4 @@ def _pairs(
             yield BadPair("columns", number, line)
 
 
-JSONL = JsonLines("jsonl", (".jsonl", ".ndjson", ".json"))
+JSONL = JsonLines("jsonl")

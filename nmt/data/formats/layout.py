@@ -94,7 +94,7 @@ class Layout:
         languages: Language codes of source and target as far as the file names them.
         delimiter: Between the fields of a table.
         is_quoted: Whether the fields of a table may be in quotes, which are not part of the text.
-        has_header: Whether the first row of a table has names of columns.
+        num_skipped: Number of first lines of a table that are no pairs, such as its header.
     """
 
     format: str
@@ -103,12 +103,12 @@ class Layout:
     languages: tuple[str | None, str | None] | None = None
     delimiter: str = "\t"
     is_quoted: bool = False
-    has_header: bool = False
+    num_skipped: int = 0
 
     def __str__(self) -> str:
         """Return how a file is read, in words: "csv with a header, columns 1 (en) and 2 (de)"."""
         text = self.format
-        if self.has_header:
+        if self.num_skipped:
             text += " with a header"
         if self.encoding != "utf-8":
             text += f" in {self.encoding}"
@@ -127,12 +127,11 @@ class Format(ABC):
     """One format of files that contain both sides.
 
     Args:
-        name: Name in configurations and messages, such as ``tmx``.
-        suffixes: Suffixes of file names, such as ``.tmx``.
+        name: Name in configurations and messages, such as ``tmx``. `registry.toml` has the suffixes
+            of its files.
     """
 
     name: str
-    suffixes: tuple[str, ...]
 
     @abstractmethod
     def recognises(self, sample: Sample) -> bool:

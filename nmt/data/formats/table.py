@@ -32,6 +32,7 @@ from nmt.errors import DataError
 _DELIMITERS = ",;\t|"
 _SAMPLED_ROWS = 1000
 _QUOTE = '"'
+_DELIMITER_MARK = "sep="  # The first line of tables for Excel, such as `sep=;`.
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class Table(Format):
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the delimiter, the quotes, the header and the columns."""
         name = shown_path(sample.path)
-        delimiter = self.delimiter or _sniffed_delimiter(sample.lines)
+        num_skipped = int(sample.lines[0].startswith(_DELIMITER_MARK))
+        lines = sample.lines[num_skipped:]
+        delimiter = self.delimiter or _sniffed_delimiter(lines)
         if not delimiter:
             problem = f"{name}: no comma, semicolon or tab separates the fields of its lines."
             raise DataError(problem, fix="Pass a table with a column for each language.")
-        is_quoted = self.is_quoted or _has_quotes(sample.lines, delimiter)
-        rows = _first_rows(sample.lines, delimiter, is_quoted)
+        is_quoted = self.is_quoted or _has_quotes(lines, delimiter)
+        rows = _first_rows(lines, delimiter, is_quoted)
         if not rows:
             raise DataError(f"{name} has no rows.", fix="Pass a file with sentence pairs.")
         header = [cell.strip() for cell in rows[0]]
@@ -79,10 +82,11 @@ class Table(Format):
         are_numbers = [
             name.isalpha() and all(map(str.isdecimal, cells)) for name, cells in cells_of_names
         ]
-        has_header = are_named or any(are_numbers)
         languages = None
-        if has_header and max(source, target) < len(header):
-            languages = code_of_name(header[source]), code_of_name(header[target])
+        if are_named or any(are_numbers):
+            num_skipped += 1
+            if max(source, target) < len(header):
+                languages = code_of_name(header[source]), code_of_name(header[target])
         return Layout(
             self.name,
             sample.encoding,
@@ -90,7 +94,7 @@ class Table(Format):
             languages,
             delimiter=delimiter,
             is_quoted=is_quoted,
-            has_header=has_header,
+            num_skipped=num_skipped,
         )
 
     def open(self, path: Path, layout: Layout, options: ReadOptions) -> PairReader:
@@ -98,7 +102,7 @@ class Table(Format):
         file = TextFile(path, layout.encoding, options)
         if layout.is_quoted:
             return PairReader([file.name], [_quoted_pairs(file, layout)])
-        lines = islice(file.raw_lines(), int(layout.has_header), None)  # without the header
+        lines = islice(file.raw_lines(), layout.num_skipped, None)
         return PairReader([file.name], [lines], partial(_plain_pairs, file, layout))
 
 
@@ -106,7 +110,7 @@ def _plain_pairs(
     file: TextFile, layout: Layout, lines: Sequence[bytes | None], first: int
 ) -> Iterator[Pair]:
     """Yield the pairs of a block of lines that are one row each."""
-    first_line = first + layout.has_header  # in the file
+    first_line = first + layout.num_skipped  # in the file
     for number, text in enumerate(file.texts(lines, first_line), first_line):
         if isinstance(text, BadPair):
             yield text
@@ -149,7 +153,7 @@ def _quoted_pairs(file: TextFile, layout: Layout) -> Iterator[Pair]:
                     yield bad_lines[0]
                 elif not cells:
                     yield SentencePair("", "", first_line)
-                elif first_line > 1 or not layout.has_header:
+                elif first_line > layout.num_skipped:
                     yield _pair_of_row(cells, layout, first_line, file.options)
                 row.clear()
                 bad_lines.clear()
@@ -233,5 +237,5 @@ def _first_rows(lines: Sequence[str], delimiter: str, is_quoted: bool) -> list[l
     return rows
 
 
-TSV = Table("tsv", (".tsv", ".tab"), "\t")
-CSV = Table("csv", (".csv",), is_quoted=True)
+TSV = Table("tsv", "\t")
+CSV = Table("csv", is_quoted=True)

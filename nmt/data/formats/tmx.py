@@ -41,4 +41,4 @@ def _language_of(variant: Any) -> str:
     return variant.get(XML_LANGUAGE) or variant.get("lang", "")  # `lang` until TMX 1.3
 
 
-TMX = UnitFormat("tmx", (".tmx",), _units)
+TMX = UnitFormat("tmx", _units)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nmt.data.formats.file_names import SGML_SUFFIXES
 from nmt.data.formats.layout import Sample
 from nmt.data.formats.markup import read_elements, root_name, text_of
 from nmt.data.formats.pair import (
@@ -160,4 +159,4 @@ def _is_wmt(sample: Sample) -> bool:
     return root in _SGML_ROOTS or (root == _XML_ROOT and "<seg" in sample.text)
 
 
-WMT = UnitFormat("wmt", (*SGML_SUFFIXES, ".xml"), _units, _is_wmt)
+WMT = UnitFormat("wmt", _units, _is_wmt)

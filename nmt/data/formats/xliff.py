@@ -51,4 +51,4 @@ def _text_of_child(unit: Any, tag: str) -> str | None:
     return text if text.strip() else None
 
 
-XLIFF = UnitFormat("xliff", (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff"), _units)
+XLIFF = UnitFormat("xliff", _units)

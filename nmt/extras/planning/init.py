@@ -26,7 +26,7 @@ from nmt.config.paths import matching_files
 from nmt.config.run import check_languages, name_of_folder
 from nmt.data import hubs, opus
 from nmt.data.checks import CorpusCheck, other_language
-from nmt.data.corpus import check_plain_text, measure_text, read_blocks
+from nmt.data.corpus import check_plain_text, layout_notes, measure_text, read_blocks
 from nmt.data.formats.file_names import is_set
 from nmt.data.formats.layout import Column, Wanted
 from nmt.data.formats.pair import BadPair, ReadOptions, leading_tag, place_of
@@ -414,6 +414,8 @@ def _given_sets(
         if not given[part]:
             fix = f"Pass text on both sides as `{part}`."
             raise DataError(f"`{part}` has no pair with text on both sides.", fix=fix)
+        for note in layout_notes(corpus, (reading.source_language, reading.target_language)):
+            logger.info("`%s`: %s: %d pairs", part, note, len(given[part]))
         files = corpus.source or corpus.path
         if len(files) > 1:
             logger.info("`%s` consists of %d files", part, len(files))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nmt.errors import DataError
-from tests.data.formats.reading import read_pairs, texts_of
+from tests.data.formats.reading import outcomes, read_pairs, texts_of
 from tests.process import LIMIT
 
 
@@ -24,3 +24,13 @@ def test_the_command_in_the_error_about_an_array_makes_json_lines_of_it(indent: 
     subprocess.run(command.replace("FILE", "t.json"), shell=True, check=True, timeout=LIMIT)
     expected = [("nice", "schön"), ("a house", "ein Haus")]
     assert texts_of(read_pairs(Path("t.json.jsonl"))) == expected
+
+
+def test_the_first_objects_may_lack_a_text() -> None:
+    records = [
+        {"translation": {"en": "nice"}},
+        {"translation": {"en": "a house", "de": "ein Haus"}},
+    ]
+    path = Path("t.jsonl")
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+    assert outcomes(read_pairs(path)) == [(1, "columns"), (2, "a house")]

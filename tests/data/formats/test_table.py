@@ -65,6 +65,16 @@ def test_a_header_names_the_columns_and_is_no_pair(
     assert pairs[0].line == 2  # of the file
 
 
+@pytest.mark.parametrize("has_header", [False, True])
+def test_the_line_that_names_the_delimiter_for_excel_is_no_pair(has_header: bool) -> None:
+    header = [("en", "de")] if has_header else []
+    path = write(Path("t.csv"), [*header, *PAIRS], ";")
+    path.write_text(f"sep=;\n{path.read_text('utf-8')}", "utf-8")
+    pairs = read_pairs(path)
+    assert texts_of(pairs) == PAIRS
+    assert pairs[0].line == 2 + has_header
+
+
 def test_a_column_of_numbers_is_left_out_and_shows_that_the_first_row_is_a_header() -> None:
     rows = [(number, *pair) for number, pair in enumerate(PAIRS)]
     assert texts_of(read_pairs(write(Path("t.csv"), rows))) == PAIRS

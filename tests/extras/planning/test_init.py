@@ -322,6 +322,29 @@ def test_what_changes_a_set_of_the_user_is_said(caplog: pytest.LogCaptureFixture
     assert "`valid`: 2 pairs are left out" in caplog.text
 
 
+def test_the_format_of_a_set_that_is_not_plain_text_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    pairs = list(zip(*preparing.corpus(20), strict=True))
+    for side, (tag, name) in enumerate((("srcset", "dev.de.sgm"), ("refset", "dev.en.sgm"))):
+        segments = [f"<seg id='{i}'>{pair[side]}</seg>\n" for i, pair in enumerate(pairs)]
+        Path(name).write_text(f"<{tag}><doc docid='a'>\n{''.join(segments)}</doc></{tag}>", "utf-8")
+    Path("test.tsv").write_text("".join(f"{de}\t{en}\n" for de, en in pairs), "utf-8")
+    valid = Path("dev.de.sgm"), Path("dev.en.sgm")
+    start = started(corpus(), languages="de-en", valid=valid, test=(Path("test.tsv"),))
+    assert "`valid`: dev.de.sgm is read as wmt: 20 pairs" in caplog.text
+    assert "`test`: test.tsv is read as tsv, columns 0 and 1: 20 pairs" in caplog.text
+    config = load_config(start.config)
+    data = config.data.model_dump(mode="json")
+    data["valid"] = {"source": "dev.de.sgm", "target": "dev.en.sgm"}
+    data["test"] = {"t": {"path": "test.tsv"}}
+    changed = preparing.config_for(Path(), data=data)
+    notes = preparing.prepare(changed).notes
+    assert "dev.en.sgm is read as wmt: 20 pairs" in notes
+    assert "test.tsv is read as tsv, columns 0 and 1: 20 pairs" in notes
+
+
 @pytest.mark.parametrize("has_sets", [False, True])
 @pytest.mark.parametrize("first", [400, 800])
 def test_shifted_lines_are_a_warning_with_their_place_and_are_not_held_out(
