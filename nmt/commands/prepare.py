@@ -34,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -41,7 +42,7 @@ from nmt.checkpoint.model_folder import CONFIG, PROFILES, SHORTLIST, load_folder
 from nmt.checkpoint.run import has_data_settings, trained_on
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions, TextResult
-from nmt.config.data import CorpusConfig, Direction
+from nmt.config.data import PLACEHOLDER, CorpusConfig, Direction
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
 from nmt.data import advice, prepare_report, prepared
@@ -78,6 +79,7 @@ from nmt.files import atomic
 from nmt.files.json_file import MANIFEST
 from nmt.files.lines import read_lines
 from nmt.files.progress import progress_bar
+from nmt.inference.placeholders import with_symbols
 from nmt.text.flat import FlatIds
 from nmt.text.sentences import split_sentences, usual_sentences
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
@@ -415,12 +417,16 @@ def _encode(
 
     Dropped lines are encoded too, so that the row of a line follows from its number.
     """
-    encoding_pass = EncodingPass(tokenizers, reading.workers.threads)
-    depends_on = tokenizer_hash(reading.folder / TOKENIZER)
+    placeholders = reading.recipe.data.placeholders
+    vocab_hash = tokenizer_hash(reading.folder / TOKENIZER)
     spans = {}  # first row of each corpus, and the row after its last row
     end = 0
     with StoreWriter(folder, max(tokenizers.vocab_sizes)) as writer:
         for name in names:
+            share = placeholders.share if name in reading.recipe.corpora else 0.0
+            change = partial(with_symbols, share=share, protect=placeholders.patterns)
+            encoding_pass = EncodingPass(tokenizers, reading.workers.threads, change)
+            depends_on = [vocab_hash, share, *placeholders.patterns]
             for _, (arrays, _) in reading.map("encoding", name, encoding_pass, depends_on):
                 source = FlatIds(arrays["ids_0"], arrays["lengths_0"])
                 target = FlatIds(arrays["ids_1"], arrays["lengths_1"])
@@ -541,6 +547,11 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
                 fix=f"Set data.language_tags to {old_tags}.",
             )
         tokenizers = load_tokenizers(model / TOKENIZER)
+        if config.data.placeholders.share and PLACEHOLDER not in tokenizers.source.symbols:
+            raise ConfigError(
+                f"data.placeholders needs U+FFFC, which is not in the vocabulary of {model}.",
+                fix="Set data.placeholders.share to 0.",
+            )
         recipe = recipe_of(config)
         for corpus in config.data.corpora.values():
             recipe.tag_ids(corpus, tokenizers)  # which raises an error without a tag

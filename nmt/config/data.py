@@ -24,6 +24,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from nmt.config.filling import FORMATS, PLACES, with_path
 from nmt.config.language_codes import Languages, matching
+from nmt.config.model import Pattern
 from nmt.config.paths import is_pattern
 from nmt.config.section import (
     Binds,
@@ -49,6 +50,9 @@ _CODE_IN_WORDS = {"allowed": "a language code such as de or pt-BR"}
 LanguageCode = Annotated[str, Field(pattern=LANGUAGE_CODE, json_schema_extra=_CODE_IN_WORDS)]
 LanguageTags = Literal["source", "target", "both"]
 ANY_LANGUAGE = "mul"  # code of ISO 639 for multiple languages
+# The symbol of a placeholder: the object replacement character of Unicode. The vocabulary of
+# a model that has learned to place it contains it.
+PLACEHOLDER = "\ufffc"
 
 
 class Direction(NamedTuple):
@@ -407,6 +411,23 @@ class ReplayConfig(Section):
     valid: _Sets = ()
 
 
+class PlaceholderConfig(Section):
+    """Placeholders, which the model can learn to place: addresses, ``{name}``, ``%s``, emoji.
+
+    In training pairs that have the same placeholders on both sides, in the same order, U+FFFC
+    replaces each of them. Its subword is in the vocabulary, and translating uses it, too.
+
+    Args:
+        share: Share of these pairs in which placeholders are replaced. 0 changes nothing:
+            translating then takes placeholders out of the text and inserts them by alignment.
+        patterns: Regular expressions (Python) of further placeholders. They are also the default of
+            ``decoding.protect``.
+    """
+
+    share: Share = 0.0
+    patterns: Many[Pattern] = ()
+
+
 class DataConfig(Section):
     """Parallel corpora for training, validation and testing.
 
@@ -435,6 +456,7 @@ class DataConfig(Section):
     language_tags: Annotated[LanguageTags | None, Binds("data", "run")] = None
     replay: BindsData[ReplayConfig | None] = None
     max_sentences: Free[Count | None] = None
+    placeholders: BindsData[PlaceholderConfig] = PlaceholderConfig()
 
     @property
     def training(self) -> tuple[CorpusConfig, ...]:

@@ -135,8 +135,8 @@ def _with_paths(value: Any) -> Any:
 # changes the default of `tokenizer.normalization` from nmt_nfkc to identity, and chooses
 # `training.validation.metric` by the target language. Format 4 replaces `tsv`, `csv` and `jsonl` of
 # a corpus by `path` and `format`, has no recipes, and chooses open keys by the size of the training
-# text also if the section `training` exists. Format 5 adds `data.max_sentences` and
-# `decoding.protect`, whose defaults suit older models.
+# text also if the section `training` exists. Format 5 adds `data.max_sentences`,
+# `data.placeholders` and `decoding.protect`, whose defaults suit older models.
 _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
     (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,

@@ -184,6 +184,9 @@ def _pattern(text: str) -> str:
     return text
 
 
+Pattern = Annotated[str, AfterValidator(_pattern)]
+
+
 class DecodingConfig(Section):
     """Beam search or sampling: limits, penalties and constraints.
 
@@ -258,7 +261,7 @@ class DecodingConfig(Section):
     max_length_offset: Count = 20
     min_length_factor: NonNegativeFloat = 0.0
     batch_tokens: Count | Literal["auto"] = "auto"
-    protect: Many[Annotated[str, AfterValidator(_pattern)]] = ()
+    protect: Many[Pattern] = ()
 
     @property
     def num_hypotheses(self) -> int:

@@ -11,6 +11,7 @@ from langcodes import Language
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from nmt.config.data import (
+    PLACEHOLDER,
     BatchConfig,
     CorpusConfig,
     DataConfig,
@@ -23,7 +24,7 @@ from nmt.config.data import (
     tag_symbol,
     tagged_languages,
 )
-from nmt.config.filling import filled_in
+from nmt.config.filling import filled_in, section_of
 from nmt.config.inference import LANGUAGE_KEYS, InferenceConfig
 from nmt.config.language_codes import first_spelling, is_spelling, matching
 from nmt.config.model import DecodingConfig, ModelConfig
@@ -122,7 +123,7 @@ class RunConfig(Section):
         """The user-defined symbols of a new source (or joint) and a new target vocabulary.
 
         They are the tags of languages, then ``tokenizer.user_defined_symbols`` or, by default and
-        only in the source, the tags of the corpora.
+        only in the source, the tags of the corpora; and `PLACEHOLDER` if the model learns it.
         """
         source_symbols = list[str]()
         target_symbols = list[str]()
@@ -138,6 +139,9 @@ class RunConfig(Section):
         corpus_tags = [corpus.symbol for corpus in self.data.training if corpus.symbol]
         source_symbols += user_symbols or corpus_tags
         target_symbols += user_symbols
+        if self.data.placeholders.share:
+            source_symbols.append(PLACEHOLDER)
+            target_symbols.append(PLACEHOLDER)
         # Without repetitions.
         return tuple(dict.fromkeys(source_symbols)), tuple(dict.fromkeys(target_symbols))
 
@@ -161,6 +165,10 @@ class RunConfig(Section):
         if isinstance(name, str):
             filled.setdefault("prepared_dir", f"prepared/{name}")
             filled.setdefault("run_dir", f"runs/{name}")
+        placeholders = section_of(section_of(filled, "data"), "placeholders")
+        if placeholders.get("patterns"):
+            protect = {"protect": placeholders["patterns"]}
+            filled = filled_in(filled, {"decoding": protect})
         tokenizer = filled.get("tokenizer")
         if isinstance(tokenizer, Mapping) and tokenizer.get("joint") is False:
             # Two vocabularies cannot share one matrix, so the usual choice is impossible.

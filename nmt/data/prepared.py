@@ -40,6 +40,7 @@ _LEARNING = 2  # Raised when vocabularies are learned in another way.
 _LATER_KEYS: Mapping[str, Any] = {
     "path": None, "format": None, "columns": None, "encoding": None, "on_bad_row": "error",
     "held_out": "report", "target_languages": [], "source_languages": [], "language_file": None,
+    "placeholders": {"share": 0.0, "patterns": []},
 }  # fmt: skip
 _FORMER_KEYS = {"tsv": None, "csv": None, "jsonl": None, "columns": [0, 1]}
 # Keys of the data section that say how often training reads each corpus.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import compress
+from itertools import compress, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,6 +164,7 @@ class EncodingPass:
 
     tokenizers: Tokenizers
     threads: int
+    change: Callable[[str, str], tuple[str, str]]  # Returns the texts to encode.
 
     def __call__(self, block: Block) -> BlockResult:
         """Return the ids and lengths of both sides, and the line ``numbers``.
@@ -172,7 +173,8 @@ class EncodingPass:
             DataError: A line cannot be read.
         """
         numbers = [pair.line for pair in block.pairs]
-        sides = zip(*map(_texts, block.pairs), strict=True)  # all sources, then all targets
+        pairs = starmap(self.change, map(_texts, block.pairs))
+        sides = zip(*pairs, strict=True)  # all sources, then all targets
         arrays: dict[str, Ids] = {"numbers": np.array(numbers, np.int64)}
         for side, texts in enumerate(sides):
             encoded = self.tokenizers[side].encode_batch(texts, self.threads)

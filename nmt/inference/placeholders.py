@@ -25,8 +25,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
+from random import Random
 from typing import Literal, NamedTuple
 
+from nmt.config.data import PLACEHOLDER
 from nmt.text import without_surrogates
 from nmt.text.sentences import split_text
 
@@ -38,7 +40,7 @@ Escape = Callable[[str], str]  # Escapes text for the format of a document.
 # Limit for the sum of source pieces in all pairs of tags. Beyond it (tags nested hundreds deep), no
 # tags are paired.
 _MOST_WORK = 1 << 18
-_EMOJI = "\u231a-\u23ff\u2600-\u27bf\u2b1b-\u2b55\U0001f000-\U0001faff"
+_EMOJI = "\ufffc\u231a-\u23ff\u2600-\u27bf\u2b1b-\u2b55\U0001f000-\U0001faff"
 _EMOJI_PARTS = "\u200d\u20e3\ufe0e\ufe0f\U000e0020-\U000e007f"  # joiners and variants
 _ATTRIBUTE = r"""\s++[\w:.-]++=(?:"[^"]*+"|'[^']*+'|[^\s"'<>]++)"""
 _TAG = re.compile(rf"<(/?)([a-zA-Z][\w:.-]*+)(?:{_ATTRIBUTE})*+\s*+/?>")
@@ -136,6 +138,38 @@ def _placeholder(raw: str) -> Event:
     return Event("close" if slash else "open", raw, name=name)
 
 
+def as_symbol(event: Event) -> Event:
+    """Return a placeholder, unless it is a tag, as text: the symbol that the model reads."""
+    if event.kind != "void":
+        return event
+    return Event("text", event.raw, PLACEHOLDER)
+
+
+def with_symbols(
+    source: str, target: str, *, share: float, protect: Sequence[str]
+) -> tuple[str, str]:
+    """Replace the placeholders of a training pair by symbols: see `PlaceholderConfig`.
+
+    The result depends on the arguments only.
+
+    >>> with_symbols("Hallo {x}!", "Hi {x}!", share=1.0, protect=())
+    ('Hallo \ufffc!', 'Hi \ufffc!')
+    """
+    if not share or not (protect or SIGNS.search(source)):  # quicker for most pairs
+        return source, target
+    texts = []
+    placeholders = []
+    for text in (source, target):
+        events = list(text_events(text, protect))
+        placeholders.append([event.raw for event in events if event.kind == "void"])
+        symbols = map(as_symbol, events)
+        texts.append("".join(event.text or event.raw for event in symbols))
+    has_same = placeholders[0] == placeholders[1]
+    if not has_same or Random(f"{source}\n{target}").random() >= share:
+        return source, target
+    return texts[0], texts[1]
+
+
 def core_of(word: str) -> tuple[int, int]:
     """Return start and end of a word without punctuation. A word of punctuation has no core.
 
@@ -191,6 +225,11 @@ class Paragraph:
         runs.append(("space", end, len(plain)))
         return cls(events, sentences, tuple(runs))
 
+    @property
+    def has_marks(self) -> bool:
+        """Whether there is more than text and symbols."""
+        return any(event.kind != "text" for event in self.events)
+
     def elements(self) -> Iterator[Event]:
         """Yield the events in order, with text split into white space and pieces of words."""
         index = 0  # of the run at `place`
@@ -216,14 +255,16 @@ class Paragraph:
     def render(
         self, translations: Sequence[Translation], joiner: str = " ", escape: Escape = str
     ) -> str:
-        """Write the translation with the marks of the source.
+        """Write the translation with the marks of the source, and without the source's symbols.
 
         Args:
             translations: Text and alignment of each sentence.
             joiner: Separator between sentences of the target language.
             escape: Escapes text for the format of the document.
         """
-        return _Layout(self, translations).write(joiner, escape)
+        text = _Layout(self, translations).write(joiner, escape)
+        hidden = iter([event.raw for event in self.events if event.text == PLACEHOLDER])
+        return re.sub(PLACEHOLDER, lambda match: next(hidden, match[0]), text)
 
 
 def ends_of(events: Sequence[Event]) -> dict[int, int]:
@@ -550,7 +591,7 @@ def links_of_words(
 
     Args:
         links: Aligned words without placeholders.
-        plain_texts: A sentence and its translation without placeholders.
+        plain_texts: A sentence and its translation without placeholders, or with symbols.
         texts: Both with placeholders.
     """
     sources, targets = map(_places, plain_texts, texts)
@@ -567,8 +608,9 @@ def _places(plain_text: str, text: str) -> list[int]:
     places = []
     place = -1
     for plain_word in plain_text.split():
+        beginning, _, _ = plain_word.partition(PLACEHOLDER)  # of a word, before a symbol
         place += 1
-        while place < len(words) - 1 and plain_word not in words[place]:
+        while place < len(words) - 1 and beginning not in words[place]:
             place += 1
         places.append(min(place, len(words) - 1))
     return places

@@ -16,12 +16,14 @@ from functools import partial
 
 import regex
 
+from nmt.config.data import PLACEHOLDER
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.direction import LanguageOptions, Tags
 from nmt.inference.placeholders import (
     SIGNS,
     Paragraph,
+    as_symbol,
     mask_placeholders,
     text_events,
 )
@@ -81,7 +83,7 @@ class Sentence:
 
     line: int  # Index of its line, from 0.
     text: str  # Without white space around it.
-    model_text: str = ""  # What the model reads: the text without placeholders.
+    model_text: str = ""  # What the model reads: the text without placeholders, or with symbols.
     placeholders: Sequence[str] = ()
     paragraph: Paragraph | None = None  # Text and placeholders, if the model does not read them.
     tags: Tags = _NO_TAGS
@@ -107,6 +109,7 @@ class SegmentedLines:
     # Segments of all sentences, in order. Blank and copied sentences do not have segments.
     segments: Sequence[Segment]
     failures: dict[int, DataError]  # Errors by line index, from 0.
+    first_line: int = 1  # Number of the first line, for messages.
 
     def line_of(self, segment: Segment) -> int:
         """Return the index of the line of a segment, from 0."""
@@ -131,6 +134,7 @@ def segment(
     *,
     first_line: int = 1,
     max_sentences: int | None = None,
+    reads_symbols: bool = False,
 ) -> SegmentedLines:
     """Split lines into sentences and segments, and encode them. A blank line has no segment.
 
@@ -147,6 +151,7 @@ def segment(
             argument is whether the text begins with the tag of its language.
         first_line: Number of the first line, for warnings.
         max_sentences: Most sentences of a line that is not split; None splits no line.
+        reads_symbols: Whether the model reads a symbol for each placeholder that is not a tag.
     """
     sentences = []
     gaps: list[Sequence[str]] = []
@@ -183,7 +188,11 @@ def segment(
             sentence = Sentence(line, part, part, tags=tags, first_tag=first_tag, tag=tag)
             if decoding.protect or SIGNS.search(part):  # quicker for most sentences
                 sentence = _with_placeholders(
-                    sentence, tokenizer.symbols, decoding.protect, is_read_whole=is_read_whole
+                    sentence,
+                    tokenizer.symbols.keys() - {PLACEHOLDER},
+                    decoding.protect,
+                    is_read_whole=is_read_whole,
+                    reads_symbols=reads_symbols,
                 )
             sentences.append(sentence)
             first_tag = tag
@@ -223,7 +232,7 @@ def segment(
     num_without_warning = num_split - _MAX_WARNINGS
     if num_without_warning > 0:
         logger.warning("%s more lines were cut into segments", f"{num_without_warning:,}")
-    return SegmentedLines(requests, gaps, sentences, segments, failures)
+    return SegmentedLines(requests, gaps, sentences, segments, failures, first_line)
 
 
 def split_line(
@@ -247,6 +256,7 @@ def _with_placeholders(
     protect: Sequence[str],
     *,
     is_read_whole: bool,
+    reads_symbols: bool,
 ) -> Sentence:
     """Return the sentence with its placeholders, which the model does not read.
 
@@ -255,11 +265,14 @@ def _with_placeholders(
         symbols: Symbols of the vocabulary, which are not placeholders.
         protect: See `DecodingConfig`.
         is_read_whole: Whether the model reads the placeholders after all.
+        reads_symbols: See `segment`.
     """
     events = list(text_events(sentence.text, protect, symbols=symbols))
     placeholders = [event.raw for event in events if event.kind != "text"]
     if is_read_whole or not placeholders:
         return replace(sentence, placeholders=placeholders)
+    if reads_symbols:
+        events = list(map(as_symbol, events))
     paragraph = Paragraph.read(events, "", None)
     model_text = "".join(paragraph.sentences)
     return replace(sentence, model_text=model_text, placeholders=placeholders, paragraph=paragraph)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.config.data import Direction
+from nmt.config.data import PLACEHOLDER, Direction
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
@@ -84,6 +84,9 @@ class TranslationOptions:
     source_language: str | None = None
     target_language: str | None = None
     tag: str | None = None  # Tag of a domain, or of the target language.
+    # Whether a model that has learned a symbol for placeholders reads it. Off, or without a second
+    # search, placeholders are taken out of the text.
+    symbols: bool = True
     guard: bool = True  # Whether to check translations: see `nmt.inference.guard`.
     retry: bool = True  # Whether the guard searches again, or only sets `alarms`.
     limits: GuardLimits = field(default_factory=GuardLimits)  # Limits of the guard's alarms.
@@ -274,8 +277,15 @@ class Translator:
             self._choose_tags,
             first_line=first_line,
             max_sentences=options.max_sentences,
+            reads_symbols=self._reads_symbols,
         )
         return replace(segmented, failures=segmented.failures | read_errors)
+
+    @property
+    def _reads_symbols(self) -> bool:
+        options = self.options
+        is_possible = options.symbols and options.guard and options.retry
+        return is_possible and PLACEHOLDER in self.tokenizers.source.symbols
 
     def _tags_of(self, languages: LanguageOptions, has_tag: bool) -> Tags:
         """Return the languages and tags of a request; see `Languages.choose`.
@@ -307,7 +317,19 @@ class Translator:
         outputs = guard.check_outputs(lines.segments, hypotheses)
         on_batch(())  # report the lines of the last batch
         self._add_details(lines, outputs)
-        return self._join(lines, outputs)
+        results = self._join(lines, outputs)
+        if self._reads_symbols:
+            self._insert_lost(lines, results)
+        return results
+
+    def _insert_lost(self, lines: SegmentedLines, results: LineResults) -> None:
+        """Translate lines whose symbols were lost without symbols, in place."""
+        options = self.options
+        translator = self.with_options(symbols=False, progress=lambda _: options.progress(0))
+        for index, result in enumerate(results):
+            if isinstance(result, Result) and "lost" in result.alarms:
+                number = lines.first_line + index
+                (results[index],) = translator.try_translate([lines.requests[index]], number)
 
     def _search(
         self, segments: Sequence[Segment], decoding: DecodingConfig, on_batch: OnBatch
@@ -356,7 +378,8 @@ class Translator:
         rows = []  # Segments without an output are left out.
         marked = set()  # Segments of sentences with placeholders.
         for row, output in enumerate(outputs):
-            has_placeholders = lines.sentences[segments[row].sentence].paragraph is not None
+            paragraph = lines.sentences[segments[row].sentence].paragraph
+            has_placeholders = paragraph is not None and paragraph.has_marks
             if has_placeholders:
                 marked.add(row)
             if output.hypotheses and (requested or has_placeholders):
@@ -490,7 +513,8 @@ def _missing(sentence: Sentence, text: str) -> Iterator[Alarm]:
         if missing_numbers:
             yield "numbers"
     marks = sentence.placeholders
-    if any(text.count(mark) < marks.count(mark) for mark in marks):
+    has_more = text.count(PLACEHOLDER) > sentence.text.count(PLACEHOLDER)
+    if has_more or any(text.count(mark) < marks.count(mark) for mark in marks):
         yield "lost"
 
 

@@ -109,6 +109,7 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
         corpus["source_languages"] = []
     del before["recipe"]  # format 4 has none
     sets["max_sentences"] = 1  # new keys of format 5
+    sets["placeholders"] = {"share": 0.0, "patterns": []}
     before["decoding"]["protect"] = []
     assert after == {"format": FORMAT, **before, "run_dir": str(folder)}
     assert translations(folder, "fr") == FRENCH

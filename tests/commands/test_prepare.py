@@ -23,7 +23,7 @@ from nmt.checkpoint.model_folder import load_folder_config
 from nmt.commands.evaluation_set import rows_in_training
 from nmt.commands.prepare import prepare_data, recipe_of
 from nmt.commands.train import fit
-from nmt.config.data import FilterConfig, TokenizerConfig
+from nmt.config.data import PLACEHOLDER, FilterConfig, TokenizerConfig
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.data.filters import FilterChain, training_filters
@@ -718,6 +718,56 @@ def test_tokenized_text_is_prepared_with_a_warning(tmp_path: Path) -> None:
     report = prepare(config_for(tmp_path), report_only=True)
     (warning,) = report.warnings
     assert warning.startswith("numbers: the text in en looks tokenized: ")
+
+
+def test_symbols_replace_placeholders_of_training_pairs_only(tmp_path: Path) -> None:
+    source, target = corpus(120)
+    for side in (source, target):
+        for row in range(0, 120, 2):
+            side[row] += f" {{x{row}}}"
+    write_pairs(tmp_path, source, target)
+    config_for(tmp_path)
+    write_pairs(tmp_path, source[:5], target[:5], "valid")
+    base = config_for(tmp_path).model_dump(mode="json", include={"data"})
+    write_pairs(tmp_path, source[:5], target[:5], "valid")
+
+    def prepared(name: str, workers: int | None = None, **changes: Any) -> dict[str, bytes]:
+        data = {**base["data"], **changes}
+        config = config_for(tmp_path, data=data, prepared_dir=str(tmp_path / name))
+        write_pairs(tmp_path, source[:5], target[:5], "valid")
+        prepare(config, workers=workers)
+        folders = [config.prepared_dir / part for part in ("tokenizer", "train", "valid")]
+        files = [path for folder in folders for path in sorted(folder.iterdir())]
+        return {path.name: path.read_bytes() for path in files}
+
+    plain = prepared("plain")
+    assert prepared("none", placeholders={"share": 0.0}) == plain
+    half = prepared("half", placeholders={"share": 0.5})
+    assert prepared("workers", 2, placeholders={"share": 0.5}) == half
+    rows = decoded(tmp_path / "half")
+    replaced = [row for row in range(120) if PLACEHOLDER in rows[row][0]]
+    assert 15 < len(replaced) < 45
+    for row in range(120):
+        name = f"{{x{row}}}" if row in replaced else PLACEHOLDER
+        texts = [text.replace(PLACEHOLDER, f"{{x{row}}}") for text in rows[row]]
+        assert texts == [source[row], target[row]]
+        assert not any(name in text for text in rows[row])
+    tokenizers = load_tokenizers(tmp_path / "half" / "tokenizer")
+    valid = PreparedData.open(tmp_path / "half").valid.source.ids(np.arange(5))
+    assert tokenizers.source.symbols[PLACEHOLDER] not in valid.ids
+
+
+def test_a_vocabulary_without_the_symbol_cannot_learn_placeholders(tmp_path: Path) -> None:
+    plain = config_for(tmp_path, filters={"max_length": 40})
+    prepare(plain)
+    (model,) = (plain.prepared_dir / "tokenizer").iterdir()
+    data = {**plain.model_dump(mode="json")["data"], "placeholders": {"share": 0.1}}
+    adopted = {"from": str(model)}
+    with pytest.raises(ConfigError, match=f"splits {PLACEHOLDER}"):
+        prepare(config_for(tmp_path, data=data, tokenizer=adopted))
+    start = {"max_steps": 1, "init_from": str(plain.prepared_dir)}
+    with pytest.raises(ConfigError, match="U\\+FFFC, which is not in the vocabulary"):
+        prepare(config_for(tmp_path, data=data, training=start))
 
 
 @pytest.mark.parametrize(("num_joined", "expected"), [(0, 1), (10, 1), (40, 2)])

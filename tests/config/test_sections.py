@@ -613,7 +613,8 @@ def test_what_binds_the_prepared_data_and_a_run() -> None:
     config = RunConfig.model_validate(RUN)
     data, run = bound_values(config, "data"), bound_values(config, "run")
     assert data.keys() == {"source_language", "target_language", "data", "tokenizer", "filters"}
-    assert data["data"].keys() == {"train", "valid", "language_tags", "replay"}
+    keys = {"train", "valid", "language_tags", "replay", "placeholders"}
+    assert data["data"].keys() == keys
     assert not {"weight", "noise"} & data["data"]["train"][0].keys()
     assert run.keys() == {
         "source_language", "target_language", "data", "batch", "model", "training",

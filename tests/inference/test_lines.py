@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from nmt.checkpoint.model_folder import load_folder_config, new_model_folder
 from nmt.cli.app import app
-from nmt.config.data import Direction
+from nmt.config.data import PLACEHOLDER, Direction
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.direction import Languages
@@ -25,6 +25,7 @@ from nmt.inference.placeholders import (
     Paragraph,
     mask_placeholders,
     text_events,
+    with_symbols,
 )
 from nmt.inference.request import Request, Result
 from nmt.inference.segment import split_line
@@ -230,6 +231,37 @@ def test_placeholders_are_not_read_by_the_model(splitting: Translator) -> None:
     assert splitting.segment(["die {x} {y} Katze"]).sentences[0].model_text == "die Katze"
     (listed,) = splitting.with_options(n_best=3).translate([line])
     assert [each.text.count("{x}") for each in listed.alternatives] == [1, 1, 1]
+
+
+MARKS = st.sampled_from(["{x}", "%s", "https://a.org", "😀", "<b>", "</b>", "Hund", "100%", ""])
+
+
+@given(st.lists(MARKS), st.lists(MARKS), st.booleans(), st.sampled_from([0.0, 0.3, 1.0]))
+def test_symbols_replace_the_same_placeholders_on_both_sides_or_nothing(
+    left: list[str], right: list[str], is_copied: bool, share: float
+) -> None:
+    pair = " ".join(left), " ".join(left if is_copied else right)
+    changed = with_symbols(*pair, share=share, protect=())
+    assert changed == with_symbols(*pair, share=share, protect=())
+    events = [[event for event in text_events(text) if event.kind == "void"] for text in pair]
+    if changed != pair:
+        assert share > 0
+        assert events[0] == events[1]
+        assert [text.count(PLACEHOLDER) for text in changed] == [len(events[0])] * 2
+        for text, old in zip(changed, pair, strict=True):
+            rest = iter(events[0])
+            parts = text.split(PLACEHOLDER)
+            assert parts[0] + "".join(next(rest).raw + part for part in parts[1:]) == old
+    elif share == 1:
+        assert events[0] != events[1] or not events[0]
+
+
+def test_the_share_is_that_of_the_pairs_with_the_same_placeholders() -> None:
+    pairs = [(f"a{number} {{x}}", f"b{number} {{x}}") for number in range(1000)]
+    changed = [with_symbols(*pair, share=0.3, protect=()) != pair for pair in pairs]
+    assert 250 < sum(changed) < 350
+    named = with_symbols("ein ACME X.", "an ACME X.", share=1.0, protect=("ACME [A-Z]",))
+    assert named == (f"ein {PLACEHOLDER}.", f"an {PLACEHOLDER}.")
 
 
 class Diagonal(Says):
