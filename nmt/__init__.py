@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nmt.config.flag import answering
 from nmt.errors import (
     CheckpointError,
     ConfigError,
@@ -67,9 +68,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        hint = did_you_mean(name, __all__)
+        hint = did_you_mean(name, __all__) or " nmt.Translator.load(FOLDER) loads a model."
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")
-    return load_attribute(built_in("public name")[name])
+    value = load_attribute(built_in("public name")[name])
+    return answering(value) if name.islower() else value
 
 
 def __dir__() -> list[str]:

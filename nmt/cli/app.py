@@ -123,7 +123,11 @@ class _Commands(TyperGroup):
         except _USAGE_ERROR as error:
             if not args:  # the error shows the help
                 raise
-            fix = f"Put options after the command: {ctx.command_path} COMMAND [OPTIONS]"
+            words = ["COMMAND", "[OPTIONS]"]
+            for place in reversed(range(len(args))):
+                if args[place] in self.list_commands(ctx):
+                    words = [*args[place:], *args[:place]]
+            fix = f"Put options after the command: {ctx.command_path} {' '.join(words)}"
             report(ConfigError(error.format_message(), fix=fix))
             raise typer.Exit(ConfigError.exit_code) from None
 
@@ -134,18 +138,32 @@ class _Commands(TyperGroup):
         if name in names or ctx.resilient_parsing:  # shell completion
             return super().resolve_command(ctx, args)
         path = ctx.command_path
+        prefix = _prefix(ctx)
         similar = nearest_word(name, names)  # may be empty
-        similar = FOREIGN_COMMANDS.get(_prefix(ctx) + name.replace("_", "-"), similar)
+        rest = args[1:]
+        if prefix + Path(name).suffix in FOREIGN_COMMANDS:  # a file, which the command reads
+            similar = FOREIGN_COMMANDS[prefix + Path(name).suffix]
+            rest = args
+        for size in (1, 2):
+            words = " ".join(args[:size])
+            foreign = f"{prefix}{words}".replace("_", "-")
+            if foreign in FOREIGN_COMMANDS:
+                similar = FOREIGN_COMMANDS[foreign]
+                rest = args[size:]
+                name = words
         problem = f"{path}: unknown command {name}."
         if not similar:
             raise ConfigError(problem, fix=f"Run `{path} --help` for a list of commands.")
-        words = [*_prefix(ctx).split(), *similar.split()]
+        words = [*prefix.split(), *similar.split()]
         # Complete commands, such as ``train CONFIG``, have their own arguments.
         if similar in names or words[0] == "config":
-            words += args[1:]
+            words += rest
         for size in (2, 1):
             command = " ".join(words[:size])
             if command in COMMANDS:
+                # Its own parser answers about flags; also prints its help.
+                parser = make_command(command, COMMANDS[command], Command)
+                parser.make_context(f"{path.split()[0]} {command}", words[size:])
                 proposal = load_attribute("nmt.cli.mistakes:proposal")
                 raise proposal(problem, command, words[size:])
         first = [word for word in args[1:] if word in names]  # help train

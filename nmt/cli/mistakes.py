@@ -24,13 +24,18 @@ from nmt.config.translation import MANY, Translation
 from nmt.errors import ConfigError, DeviceError, NmtError, join_words
 from nmt.registry import load_attribute
 
+YAML = (".yaml", ".yml")  # Endings of configurations.
+_MODELS = ("model", "models", "teachers", "with_")
 _OUTPUTS = ("output", "run_dir", "report", "report_dir", "save_hypotheses")
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
+_GLUED = re.compile(r"-[A-Za-z]\d.*")
 _FLAG = re.compile("-+[A-Za-z].*", re.DOTALL)
+_LANGUAGE_FLAG = re.compile("-+[st]")  # --source and --tgt-lang, but not --output.
 _PLACEHOLDER = re.compile("[A-Z]+")
 # Values that other tools accept after a switch: ``--gpu 0``.
 _SWITCH_VALUE = re.compile(r"\d[\d.,e-]*|true|false", re.IGNORECASE)
 _REMARK = ": "  # Separates our flag from a remark on the difference.
+_PAIR = ("--source", "--target")
 _SIDES = ("SOURCE", "TARGET")
 # Flags of files, which mean languages if their values are language codes.
 _OF_TEXTS = {"--input": "--from", "--output": "--to"} | dict.fromkeys(_SIDES, "--languages")
@@ -70,21 +75,19 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         first = line.missing(len(line.plain))[0]
         remark = f" ({first.help.rstrip('.')}; {path} --help)"
         problem = f"{path} needs {parameter_name(first)}."
-        return proposal(problem, name, line.words(), remark=remark)
+        return proposal(problem, name, line.words(), line.translation, remark=remark)
     if name == "translate" and len(line.plain) > 2 and not any(map(_is_file, line.plain[1:])):
         problem = f"{path} reads text from a file or from standard input."
         text = " ".join(line.plain[1:])
         del line.plain[1:]
         return proposal(problem, name, line.words(), before=f"echo {join_words([text])} | ")
-    if not (has_place and (is_missing or "extra argument" in error.format_message())):
+    if not (line.arguments and (is_missing or "extra argument" in error.format_message())):
         return usage_error(error, path)
-    if free[0] in ("--output", "--run-dir") and any(map(os.path.exists, extra)):
-        files = line.plain[len(line.arguments) - 1 :]
-        problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(files)}."
-        return ConfigError(
-            problem,
-            fix="Pass one at a time, or merge the files. `nmt evaluate` scores translations.",
-        )
+    is_output = free[:1] in (["--output"], ["--run-dir"])
+    if not has_place or (is_output and any(map(os.path.exists, extra))):
+        words = line.plain[len(line.arguments) - 1 :]
+        problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(words)}."
+        return ConfigError(problem, fix=f"Pass one at a time. {_example(name)}")
     del line.plain[len(line.arguments) :]
     for flag, value in zip(free, extra, strict=False):
         line.flags += [flag, value]
@@ -93,6 +96,11 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         remark = " (scores translations with a reference; nmt score needs a model)"
         return proposal(problem, "evaluate", [*line.plain, *extra], remark=remark)
     return proposal(problem, name, line.words())
+
+
+def _has_commas(option: Any) -> bool:
+    """Return whether commas separate the values of an option."""
+    return "," in (option.metavar or "")
 
 
 def _is_file(word: str) -> bool:
@@ -125,23 +133,25 @@ def proposal(
             overrides += ["--set", f"{key}={text}"]
     command = f"{before}{join_words(['nmt', *name.split(), *words, *overrides])}{remark}"
     fix = f"Type: {command}"
-    blanks = [x for x in words if _PLACEHOLDER.fullmatch(x) and not Path(x).exists()]
+    blanks = list(filter(is_blank, words))
     num_settings = len(translation.settings)
     is_block = num_settings > _MAX_SETTINGS.get(name, num_settings)
+    if blanks:
+        fix = f"Fill in {', '.join(blanks)}: {command}"
     try:
-        if blanks:
-            fix = f"Fill in {', '.join(blanks)}: {command}"
-            is_block |= num_settings > 0 and "CONFIG" in blanks
-        else:
-            check(name, [*words, *overrides])
-            is_block &= name == "init"
+        check(name, [*words, *overrides])
+        is_block &= name == "init"
     except NmtError as refusal:
         problem += f"\n  {refusal.problem}"
         fix = refusal.fix
         # Unless the command is not right, or the fix has the values of a configuration.
         if not isinstance(refusal.__cause__, _USAGE_ERROR) and "\n" not in fix:
             then = "Where the device is" if isinstance(refusal, DeviceError) else "Then"
+            wrong = refusal.problem.split()[0].strip("'")  # Mostly a file.
+            if not (isinstance(refusal, DeviceError) or "not exist" in refusal.problem):
+                command = re.sub(rf"(?<= ){re.escape(wrong)}(?= |$)", "OTHER", command)
             fix = f"{fix.rstrip('.')}. {then}: {command}"
+    is_block |= num_settings > 0 and "CONFIG" in blanks
     if is_block:
         if name != "init":
             problem = f"nmt {name}: these are options of another toolkit."
@@ -162,23 +172,30 @@ def check(name: str, words: Sequence[str]) -> None:
     command = make_command(name, entry, load_attribute("nmt.cli.app:Command"))
     values = parsed(command, name, words)
     options = make_options(load_attribute(entry.options), values)
-    model = getattr(options, "model", None)
-    if isinstance(model, Path) and name != "inspect":
-        load_attribute("nmt.checkpoint.model_folder:load_folder_config")(model)
     if name == "evaluate":
         load_attribute("nmt.commands.evaluation_set:check_options")(options)
     device = getattr(options, "device", None) or "auto"
-    config = getattr(options, "config", None)
-    if config:
-        overrides = getattr(options, "overrides", options.set_)
-        load_config = load_attribute("nmt.commands.config:load_config")
-        device = load_config(config, overrides, explain=lambda _: None).training.device
-    if device != "auto":
-        load_attribute("nmt.device.device:choose_device")(device)
     for option, value in vars(options).items():
         for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path) and name != "import":
+            if not isinstance(path, Path) or is_blank(str(path)) or name == "import":
+                continue
+            is_text = name == "evaluate" and path.is_file() and path.suffix not in YAML
+            if option == "config":
+                overrides = getattr(options, "overrides", options.set_)
+                load_config = load_attribute("nmt.commands.config:load_config")
+                device = load_config(path, overrides, explain=lambda _: None).training.device
+            elif option in _MODELS and name != "inspect" and not is_text:
+                load_attribute("nmt.checkpoint.model_folder:load_folder_config")(path)
+            else:
                 _check_path(path, is_output=option in _OUTPUTS)
+    dtype = getattr(options, "dtype", "auto")
+    if not device == dtype == "auto":
+        load_attribute("nmt.inference.torch_engine:device_for")(device, dtype)
+
+
+def is_blank(word: str) -> bool:
+    """Return whether a word stands for a value to fill in."""
+    return _PLACEHOLDER.fullmatch(word) is not None and not Path(word).exists()
 
 
 def _check_path(path: Path, *, is_output: bool) -> None:
@@ -203,6 +220,11 @@ def usage_error(error: Any, path: str) -> ConfigError:
     """Return Typer's error as ours."""
     problem = error.format_message().replace("Value error, ", "").rstrip(".")
     return ConfigError(f"{problem}.", fix=f"Run `{path} --help` for arguments and options.")
+
+
+def _example(name: str) -> str:
+    example = COMMANDS[name].examples.split("\n")[0]
+    return f"For example: {example} (`nmt {name} --help` has all options)"
 
 
 class Line:
@@ -246,7 +268,9 @@ class Line:
             place = Path(word)
             is_read = place.is_file() or (place / "config.yaml").exists()
             # A folder of another tool's data, or a value of a flag.
-            if not is_read and (is_full or place.is_dir()):
+            is_config = word.endswith(YAML) and {"CONFIG", "MODEL"}.isdisjoint(self.arguments)
+            is_unread = is_full or (self.renamed and place.is_dir())
+            if is_config or (is_unread and not is_read):
                 self.plain.remove(word)
                 self.translation.left.append(word)
         if self._codes and "--languages" in self._options:
@@ -260,6 +284,9 @@ class Line:
             rest.clear()
         elif not _FLAG.fullmatch(word):
             self.plain.append(word)
+        elif _GLUED.fullmatch(word):  # -b6
+            rest.appendleft(word[2:])
+            self._read(word[:2], rest)
         elif flag in self._options and equals:
             self.flags.append(word)
         else:
@@ -271,9 +298,10 @@ class Line:
             values = self._values(flag, ours, rest)
             if ours in _SIDES and values[1:]:  # both texts
                 self.places.update(zip(_SIDES, values, strict=False))
-            elif ours == "--hypothesis":
-                for value in values:
-                    self._replace(flag, ours, [value])
+            elif ours in (*_PAIR, "--hypothesis") and values[1:]:
+                names = _PAIR if ours in _PAIR else [ours] * len(values)
+                for name, value in zip(names, values, strict=False):
+                    self._replace(flag, name, [value])
             else:
                 self._replace(flag, ours, values)
 
@@ -282,7 +310,8 @@ class Line:
         option = self._options[flag]
         if option.is_flag or option.count:
             return 0
-        return _MANY if (option.metavar or "").endswith("...") else int(option.nargs)
+        is_list = _has_commas(option) or (option.metavar or "").endswith("...")
+        return _MANY if is_list else int(option.nargs)
 
     def _ours(self, word: str) -> str:
         """Return nmt's flag, argument or ``--set KEY`` for a flag of another tool, or nothing."""
@@ -314,6 +343,7 @@ class Line:
         """Take the values of a flag."""
         flag, _, fixed = ours.partition(_REMARK)[0].partition(" ")
         num_values = _MANY
+        num_files = 1
         is_switch = bool(fixed) and "{" not in ours
         if flag == "--set" and fixed:
             key = find_key(fixed.split("."))
@@ -321,20 +351,24 @@ class Line:
         elif flag == foreign and not (self._trains and self._num_values(flag)):
             num_values = self._num_values(flag)
         elif flag in self._options and not fixed:
-            is_switch = self._num_values(flag) == 0
+            num_files = self._num_values(flag)
+            is_switch = num_files == 0
         values: list[str] = []
         while rest and len(values) < num_values and not _FLAG.fullmatch(rest[0]):
             word = rest[0]
             # A file may be an argument of the command.
             is_file = word.endswith((".yaml", ".yml")) if self._trains else Path(word).exists()
-            is_next = is_file and (values or not ours)
+            is_next = is_file and (len(values) >= num_files or not ours)
             if flag == "MODEL" and Path(word, "config.yaml").exists():  # of an ensemble
                 is_next = False
-            if flag == "--hypothesis" and self.plain:  # the references precede it
+            # The references precede the translations of sacreBLEU; Marian scores two texts.
+            if (flag == "--hypothesis" and self.plain) or flag == "--target":
                 is_next = False
             if is_next or (is_switch and (values or not _SWITCH_VALUE.fullmatch(word))):
                 break
             values.append(rest.popleft())
+        if flag == "MODEL" and len(values) == 1:
+            return values[0].split(os.pathsep)  # an ensemble
         return values
 
     def _replace(self, foreign: str, ours: str, values: list[str]) -> None:
@@ -344,7 +378,8 @@ class Line:
         value = ",".join(values)
         typed = " ".join([foreign, *values])
         words: list[str] = []
-        if flag in _OF_TEXTS and LANGUAGE.fullmatch(value):
+        may_be_code = _LANGUAGE_FLAG.match(foreign) and LANGUAGE.fullmatch(value)
+        if flag in _OF_TEXTS and may_be_code:
             ours = _OF_TEXTS[flag]
             if flag in _SIDES:
                 self._codes.append(value)
@@ -367,7 +402,7 @@ class Line:
                 words = [flag, fixed]
         elif flag in self._options:
             words = [flag, *values]
-            if self._num_values(flag) <= 1:
+            if self._num_values(flag) <= 1 or _has_commas(self._options[flag]):
                 words = [flag, value][: 1 + self._num_values(flag)]
             meanings = [x for x in aliases().get(normal(value), ()) if x.startswith(f"{flag} ")]
             if meanings:
@@ -398,7 +433,8 @@ class Line:
     def words(self) -> list[str]:
         """Return the words of the command, with placeholders for arguments that are missing."""
         plain = list(self.plain)
-        if self._name == "evaluate" and plain and not self._is_named:  # sacreBLEU's references
+        # The references of sacreBLEU.
+        if self._name == "evaluate" and "--hypothesis" in self.flags and not self._is_named:
             plain = [f"--reference={file}" for file in plain]
         for name in sorted(self.places, key=self.arguments.index):
             place = self.arguments.index(name)

@@ -89,6 +89,32 @@ class Options:
         cls.__init__ = init  # type: ignore[method-assign,assignment]
 
 
+def answering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a command, which answers a wrong call with the right one."""
+    options_class = without_none(get_type_hints(function).get("options"))
+    if not isinstance(options_class, type):  # does not take options
+        return function
+
+    @wraps(function)
+    def call(*values: Any, **named: Any) -> Any:
+        is_path = any(isinstance(value, str | Path) for value in named.values())
+        may_be_empty = function.__defaults__ and not values and not is_path
+        if may_be_empty or any(isinstance(value, options_class) for value in values):
+            return function(*values, **named)
+        required = [field.name for field in fields(options_class) if field.default is MISSING]
+        given = dict(zip(required, values, strict=False)) | named
+        options_class(**dict.fromkeys(required, "x") | given)  # refuses a wrong name
+        words = [f"{name}={given[name]!r}" for name in given]
+        words += [f"{name}=..." for name in required if name not in given]
+        name = f"nmt.{function.__name__}"
+        options = f"nmt.{options_class.__name__}"
+        raise ConfigError(
+            f"{name} takes {options}.", fix=f"Call {name}({options}({', '.join(words)}))."
+        )
+
+    return call
+
+
 def _converted(value: Any, kind: Any) -> Any:
     """Return the value of an option in the type of its field, except for a wrong value."""
     is_path = Path in (kind, *get_args(kind))  # A path, or a tuple of paths.

@@ -226,7 +226,7 @@ def known_key(path: Parts, value: Any = None) -> str:
     beside = (*path[:-1], wanted)
     if find_key(beside):
         return dotted(beside)
-    if "." in wanted or (is_listed and find_key((wanted,))):
+    if "." in wanted or (is_listed and find_key(wanted.split(" and ")[:1])):
         return wanted
     alike = [key for key in all_keys() if key.path[-1] == wanted]
     if len(path) > 1 and find_key(path[:1]):  # another section of ours is not meant
@@ -356,7 +356,8 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
     for detail in found.values():
         if detail["type"] != "extra_forbidden":
             continue
-        meant.update(nearest_key(path, value) for path, value in _unknown(detail))
+        for path, value in _unknown(detail):
+            meant.update(nearest_key(path, value).split(" and "))
     for detail in found.values():
         path = detail["loc"]
         if detail["type"] == "extra_forbidden":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from textwrap import indent
@@ -100,7 +101,7 @@ def _exchanged(ours: str, text: str) -> dict[str, str]:
     """Return a value of another toolkit as YAML, by nmt's keys; empty if nmt does not accept it."""
     name, _, fixed = f"{ours}{choice_in(ours, text.strip(_BRACKETS))}".partition("=")
     keys = name.split(" and ")
-    texts = text.split(":")
+    texts = re.split("[:-]", text.strip('"'))  # 6:6, de-en
     if len(texts) != len(keys):
         texts = [text] * len(keys)
     if fixed:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.data import PLACEHOLDER, Direction
@@ -134,6 +134,14 @@ class Translator:
         EngineLacksError: The engine does not support an option.
         ConfigError: The model does not have the tag or a language.
     """
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        """Create a translator; a folder alone is refused."""
+        if len(values) + len(named) == 1:
+            raise ConfigError(
+                "nmt.Translator takes a loaded model.", fix="Call nmt.Translator.load(FOLDER)."
+            )
+        return super().__new__(cls)
 
     def __init__(self, engine: Engine, tokenizers: Tokenizers, options: TranslationOptions) -> None:
         engine.require(options.needs)

@@ -36,17 +36,17 @@ from nmt.extras.exchange.export import (
 from nmt.extras.exchange.imported import HF_CONFIG, read_settings, weight_files
 from nmt.extras.exchange.options import (
     EXAMPLE,
+    NAME_ON_HUB,
     ImportOptions,
     PullOptions,
     PushOptions,
     is_resized,
+    parse_name,
 )
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import MANIFEST, FileRecord, Manifest
 from nmt.metrics.result import read_report
 
-# A name on the hub. Groups: repository, revision (None if there is none).
-_NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 # Paths of files that nmt writes into a model folder. None of them is hidden or outside the folder.
 _MODEL_FILE = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)")
 # Files that an import reads, except the weights of Hugging Face.
@@ -197,7 +197,7 @@ def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSum
     source = options.source
     check_new_folder(options.output, source)
     # ORG/NAME is a path or a name on the hub. It is a path if the folder ORG exists.
-    if _NAME.fullmatch(str(source)) and not source.parent.exists():
+    if NAME_ON_HUB.fullmatch(str(source)) and not source.parent.exists():
         _, summary = _fetch(options)
         return summary
     return _convert(options, origin)
@@ -278,16 +278,6 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
         page = f"{hub_address()}/{repository}"
         origin = f"Imported from {page}, commit {sha}, license: {terms}."
         return version, _convert(replace(options, source=source), origin)
-
-
-def parse_name(text: str) -> tuple[str, str | None]:
-    """Split ``ORG/NAME`` or ``ORG/NAME@REVISION`` into repository and revision."""
-    match = _NAME.fullmatch(text)
-    if match is None:
-        raise ConfigError(
-            f"{text!r} is not a valid Hub name.", fix=f"Write ORG/NAME, such as {EXAMPLE}."
-        )
-    return match[1], match[2]
 
 
 def check_names(repository: str, names: set[str]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 from nmt.commands.options import Checkpoint, Json, Model, OutputFolder
 from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
+from nmt.registry import chosen, names_of
 
+# A name on the hub. Groups: repository, revision (None if there is none).
+NAME_ON_HUB = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 EXAMPLE = "Helsinki-NLP/opus-mt-en-de"  # A model on the Hugging Face Hub, for messages.
 _HubName = Annotated[str, Flag(argument=True, metavar="ORG/NAME")]
 _Texts = Annotated[tuple[Path, ...], Flag(metavar="FILE...")]
@@ -32,6 +36,9 @@ class ExportOptions(Options):
     quantization: Annotated[str | None, Flag(metavar="TYPE", shown="float32")] = None
     checkpoint: Checkpoint = "best"
     json: Json = False
+
+    def __post_init__(self) -> None:
+        chosen(dict.fromkeys(names_of("export target")), self.to, "export target")
 
 
 class ImportOptions(Options):
@@ -100,6 +107,19 @@ class PullOptions(Options):
     output: OutputFolder
     languages: _Languages = None
     json: Json = False
+
+    def __post_init__(self) -> None:
+        parse_name(self.name)
+
+
+def parse_name(text: str) -> tuple[str, str | None]:
+    """Split ``ORG/NAME`` or ``ORG/NAME@REVISION`` into repository and revision."""
+    match = NAME_ON_HUB.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{text!r} is not a valid Hub name.", fix=f"Write ORG/NAME, such as {EXAMPLE}."
+        )
+    return match[1], match[2]
 
 
 def is_resized(options: ImportOptions) -> bool:

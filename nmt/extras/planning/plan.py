@@ -87,6 +87,10 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
     training = config.training
     total_steps = plan.total_steps
     epoch_steps = plan.updates_per_epoch
+    if training.precision == "float16" and training.device == "cpu":
+        yield "float16 is slow on a CPU: set training.precision to auto"
+    if config.decoding.sampling and "beam_size" in config.decoding.model_fields_set:
+        yield "decoding.beam_size has no effect, because decoding.sampling is on: remove one"
     if total_steps is not None:
         yield from _about_warmup(config, total_steps)
     if total_steps and epoch_steps and total_steps < epoch_steps:
