@@ -50,7 +50,7 @@ SHORTLIST = "shortlist.safetensors"
 CONFIDENCE = "confidence.json"
 PROFILES = "languages.json"
 # Files that a completed run has. The shortlist and the profiles of languages depend only on the
-# data; most models need no profiles. The confidence scores are calibrated on translations of the
+# data. The confidence scores are calibrated on translations of the
 # best checkpoint.
 EXTRAS = (SHORTLIST, CONFIDENCE, PROFILES)
 # File in a folder of averaged weights: ``steps`` of the checkpoints and, if known, the ``score``.

@@ -81,6 +81,7 @@ from nmt.files.lines import read_lines
 from nmt.files.progress import progress_bar
 from nmt.inference.placeholders import with_symbols
 from nmt.text.flat import FlatIds
+from nmt.text.identification import NO_PROFILES, are_identifiable
 from nmt.text.sentences import split_sentences, usual_sentences
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
 
@@ -243,10 +244,13 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     directions = {name: config.direction(corpus) for name, corpus in corpora_and_sets.items()}
     train_directions = list(map(config.direction, recipe.data.training))
     profiles = learn_profiles(recipe)
+    filter_profiles = NO_PROFILES if are_identifiable(profiles.log_probs) else profiles
     # Filters depend on the languages, so corpora of the same direction have the same filters.
     chains = dict[Direction, FilterChain]()
     for direction in dict.fromkeys(train_directions):
-        chains[direction] = pair_filters.training_filters(config.filters, *direction, profiles)
+        chains[direction] = pair_filters.training_filters(
+            config.filters, *direction, filter_profiles
+        )
     filters = chains[train_directions[0]]  # all chains have the same actions
 
     with ProblemLog(folder, filters, recipe.corpora, recipe.valid_sets) as log:
@@ -296,8 +300,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
 
         with reading.stage("shortlist"), progress_bar("making shortlists", leave=False):
             write_shortlist(folder / SHORTLIST, train, tokenizers.vocab_sizes, diagnosis.lexicon)
-        if profiles.log_probs:
-            atomic.write_json(folder / PROFILES, asdict(profiles))
+        atomic.write_json(folder / PROFILES, asdict(profiles))
         report = log.report()
 
     warnings = _distinct(chain.warnings for chain in chains.values())

@@ -505,6 +505,7 @@ def _finish(
             device=training.device,
             threads=training.threads,
             progress=progress,
+            lower_capitals=False,  # measured on these translations
             languages=train_setup.languages_of(config),
         )
         return translator.translate(lines)

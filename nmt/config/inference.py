@@ -33,6 +33,7 @@ class InferenceConfig(Section):
         target_language: Language code of the target.
         directions: Source and target language of each training corpus, without repetitions.
         language_tags: Place of the language tags; null without tags.
+        always_tagged: Whether every training corpus has a tag.
         max_length: Maximum length of a training sentence, in subwords. Longer lines are split.
         max_sentences: Most sentences of a line that is translated as a whole.
         tokenizer: The tokenizers, whose files are in the folder.
@@ -46,6 +47,7 @@ class InferenceConfig(Section):
     target_language: LanguageCode
     directions: Many[Direction] = Field(min_length=1)
     language_tags: LanguageTags | None = None
+    always_tagged: bool = False
     max_length: Count = FilterConfig().max_length
     max_sentences: Count = 1
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -82,6 +84,7 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
     # Not validated: a target language may be missing or of another type.
     well_formed = [(source, target) for source, target in directions if isinstance(target, str)]
     section["language_tags"] = chosen_tags(data.get("language_tags"), well_formed)
+    section["always_tagged"] = bool(corpora) and all(corpus.get("tag") for corpus in corpora)
     if data.get("max_sentences") is not None:
         section["max_sentences"] = data["max_sentences"]
     filters = section_of(values, "filters")

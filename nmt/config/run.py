@@ -110,6 +110,7 @@ class RunConfig(Section):
             target_language=self.target_language,
             directions=self.directions,
             language_tags=self.language_tags,
+            always_tagged=all(corpus.tag for corpus in self.data.training),
             max_length=self.filters.max_length,
             max_sentences=self.data.max_sentences or 1,
             tokenizer=self.tokenizer,

@@ -22,9 +22,7 @@ from nmt.data.hubs import cached_test_sets, is_on_hub
 from nmt.data.prepared import Recipe
 from nmt.errors import DataError
 from nmt.text.identification import (
-    NO_PROFILES,
     LanguageProfiles,
-    are_identifiable,
     likeliest_label,
     similar_labels,
 )
@@ -136,7 +134,7 @@ def swapped_sets(config: RunConfig) -> Iterator[str]:
 
 
 def learn_profiles(recipe: Recipe) -> LanguageProfiles:
-    """Return the profiles of all languages if py3langid cannot distinguish them, else none.
+    """Return the profiles of all languages.
 
     Raises:
         DataError: A corpus is missing, damaged or not parallel.
@@ -145,8 +143,6 @@ def learn_profiles(recipe: Recipe) -> LanguageProfiles:
     lines = dict[str, list[str]]()  # by language
     for direction in config.directions:
         lines |= {code: [] for code in direction}
-    if are_identifiable(lines):
-        return NO_PROFILES
     for corpus in recipe.data.training:
         source, target = config.direction(corpus)
         options = ReadOptions(source, target, "skip", config.filters.max_characters)

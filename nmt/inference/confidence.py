@@ -17,8 +17,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -63,24 +64,30 @@ class ConfidenceModel:
     length: Term  # Logarithm of the number of tokens.
     ratio: Term  # Logarithm of the smoothed ratio of output to source characters.
     num_lines: int  # Number of lines used to fit the model.
+    # Whether sentences in capitals are translated better in lower case. None: not measured.
+    lower_capitals: bool | None = None
 
-    def estimate(self, result: Result) -> float | None:
-        """Return the expected chrF of a translation.
+    def rate(self, result: Result) -> Result:
+        """Return a result with its confidence, the expected chrF.
 
-        None for a blank line, and if a feature is outside the range of the fitted lines: nothing
-        validates the estimate there.
+        A translation that is easier (shorter or more probable) than all fitted lines is rated like
+        the easiest of them. If another feature is outside their range, nothing validates the
+        estimate: ``unrated`` is the name of this feature. A blank line has neither.
         """
         if not result.num_tokens:
-            return None
-        products = []
+            return result
+        total = self.intercept
         for name, value in zip(_FEATURES, features(result), strict=True):
             term: Term = getattr(self, name)
-            rounded = round(value, _DIGITS)  # as the limits were
-            if not term.low <= rounded <= term.high:
-                return None
-            products.append(term.weight * value)
-        total = self.intercept + sum(products)
-        return round(min(max(total, 0.0), 100.0), 2)
+            value = round(value, _DIGITS)  # as the limits were
+            if name in ("log_prob", "probability"):
+                value = min(value, term.high)
+            elif name == "length":
+                value = max(value, term.low)
+            if not term.low <= value <= term.high:
+                return replace(result, unrated=name)
+            total += term.weight * value
+        return replace(result, confidence=round(min(max(total, 0.0), 100.0), 2))
 
     def text(self) -> str:
         """Return the model as JSON, as stored in ``confidence.json``."""
@@ -173,4 +180,23 @@ def calibrate_confidence(
     results_and_scores = zip(results, scores, strict=True)
     usable_pairs = [(result, score) for result, score in results_and_scores if result.num_tokens]
     model = fit_confidence(*zip(*usable_pairs, strict=True))
+    first_references = [reference[:_MIN_LINES] for reference in chosen_references]
+    lower = _translates_lower(lines[:_MIN_LINES], first_references, translate)
+    model = replace(model, lower_capitals=lower)
     write_extra(run_dir / CONFIDENCE, model.text().encode())
+
+
+def _translates_lower(
+    lines: Sequence[Request], references: References, translate: Translate
+) -> bool:
+    """Whether the translations of lines in capitals are worse than those in lower case (chrF)."""
+    means = []
+    capitals = [[text.upper() for text in reference] for reference in references]
+    scorer = MetricScorer("chrf", capitals, MetricOptions())
+    for change in (str.upper, str.lower):
+        changed_lines = [replace(line, text=change(line.text)) for line in lines]
+        results = translate(changed_lines, lambda _: None)
+        statistics = scorer.statistics([result.text.upper() for result in results])
+        means.append(fmean(scorer.sentence_scores(statistics)))
+    of_capitals, of_lower_case = means
+    return of_lower_case > of_capitals

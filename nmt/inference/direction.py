@@ -60,11 +60,12 @@ class Languages:
     # Languages of the training corpora; never empty. A code is empty if it is not known.
     directions: tuple[Direction, ...] = (Direction("", ""),)
     tags: LanguageTags | None = None  # Place of the language tags; None without tags.
+    always_tagged: bool = False  # Whether every line of training had the tag of its corpus.
 
     @classmethod
     def of(cls, config: InferenceConfig) -> Languages:
         """Return the languages of a trained or imported model."""
-        return cls(config.directions, config.language_tags)
+        return cls(config.directions, config.language_tags, config.always_tagged)
 
     def offered(self, tokenizers: Tokenizers) -> tuple[Direction, ...]:
         """Return all directions that a user can choose from.

@@ -13,21 +13,25 @@ hallucinations"; compression ratio and second search as in Radford et al. (2022)
 from __future__ import annotations
 
 import math
+import re
 import time
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from nmt.config.data import PLACEHOLDER
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.engine import damaged_weights
 from nmt.inference.request import Alarm, Alarms, AlignedSegment, Result, TokenScores
-from nmt.inference.segment import Segment
+from nmt.inference.segment import Segment, Sentence
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text import UNK_ID
+from nmt.text.identification import LanguageProfiles, clear_label
 from nmt.text.languages import longest_loop
+from nmt.text.numbers import number_differences
 from nmt.text.sentences import split_sentences
 from nmt.text.tokenizer import Tokenizers
 
@@ -40,6 +44,10 @@ _EMPTY_ZLIB_BYTES = len(zlib.compress(b""))
 _MAX_COMPRESSION_LIMIT = 0.9
 _SOURCE_COMPRESSION = 0.8  # an output may compress to this fraction of its source's ratio
 _RETRY_BEAM_SIZE = 5
+_DIGIT = re.compile(r"\d")
+_WORD = re.compile(r"\w+")
+# A translation may equal a shorter source, such as a name. Of 190,000 pairs, no longer one does.
+_FEWEST_COPIED = 10  # Characters of all words.
 _LOOP_NGRAM_SIZE = 2  # a word three times in a row has a bigram twice
 
 # Alarm -> word for its fault in the log.
@@ -54,6 +62,10 @@ _FAULTS: dict[Alarm, str] = {
     "numbers": "numbers",
     "lost": "placeholders",
     "unknown": "unknown characters",
+    "source_language": "source language",
+    "output_language": "output language",
+    "copied": "copied source",
+    "capitals": "capitals",
 }
 # The log asks about the input if more than `_USUAL_SHARE` of the lines have an alarm. Fewer than
 # `_MIN_LINES` lines are too few to ask.
@@ -201,25 +213,24 @@ def fallback_search(
         New values by the name of the option. Empty if no option prevents the faults.
     """
     changes = dict[str, Any]()
-    min_ratio, max_ratio = limits.subwords
+    _, max_ratio = limits.subwords
     if not {"loop", "repetition", "compression"}.isdisjoint(alarm_names):
         size = _LOOP_NGRAM_SIZE if "loop" in alarm_names else _NGRAM_SIZE
         # The smaller size is stricter. A size of 0 in ``decoding`` allows all repetitions.
         changes["no_repeat_ngram_size"] = min(decoding.no_repeat_ngram_size or size, size)
-    if "short" in alarm_names:
-        changes["min_length_factor"] = max(decoding.min_length_factor, min_ratio)
     # Only a plain beam search gets a larger beam: sampling and alternatives do not use the beam
     # size, and with groups it must stay a multiple of their number.
     has_groups = decoding.diverse_beam_groups > 1
     if not (decoding.sampling or decoding.return_alternatives or has_groups):
         changes["beam_size"] = max(decoding.beam_size, _RETRY_BEAM_SIZE)
     changes = _without_unchanged(changes, decoding)
-    # Any second search gets the length limits, because they also bound its cost.
-    if changes or "long" in alarm_names:
-        # The longest output without the alarm "long". The alarm compares
-        # (output + smooth) / (source + smooth) with the ratio, so the longest output is
-        # ratio * source + (ratio - 1) * smooth. The option must be at least 1.
-        offset = max(1, math.floor((max_ratio - 1) * _SMOOTH_SUBWORDS))
+    # No search only forces a length, which would hide the fault: the output would be invented, or
+    # cut. The length limits bound the cost of any second search.
+    if changes:
+        # The shortest output with the alarm "long", so that a cut output has the alarm. The alarm
+        # compares (output + smooth) / (source + smooth) with the ratio, so the longest output
+        # without it is ratio * source + (ratio - 1) * smooth. The option must be at least 1.
+        offset = max(1, math.floor((max_ratio - 1) * _SMOOTH_SUBWORDS) + 1)
         changes["max_length_factor"] = min(decoding.max_length_factor, max_ratio)
         changes["max_length_offset"] = min(decoding.max_length_offset, offset)
     return _without_unchanged(changes, decoding)
@@ -319,6 +330,36 @@ def stands_past_end(source: str, translation: str, phrases: Iterable[str]) -> bo
     return without_phrases != last_sentence and not has_other_words
 
 
+def text_alarms(
+    sentence: Sentence, text: str, model_output: str, profiles: LanguageProfiles
+) -> Iterator[Alarm]:
+    """Yield the alarms that the texts of a sentence and of its translation show.
+
+    Args:
+        sentence: The sentence.
+        text: Its translation.
+        model_output: The translation without placeholders.
+        profiles: See `clear_label`.
+    """
+    if _DIGIT.search(sentence.text):
+        missing_numbers, _ = number_differences(sentence.text, text)
+        if missing_numbers:
+            yield "numbers"
+    marks = sentence.placeholders
+    has_more = text.count(PLACEHOLDER) > sentence.text.count(PLACEHOLDER)
+    if has_more or any(text.count(mark) < marks.count(mark) for mark in marks):
+        yield "lost"
+    source, target = sentence.tags.direction
+    if clear_label(sentence.model_text, source, profiles):
+        yield "source_language"
+    if clear_label(model_output, target, profiles):
+        yield "output_language"
+    words = _WORD.findall(sentence.model_text.casefold())
+    is_long = sum(map(len, words)) > _FEWEST_COPIED
+    if source != target and is_long and words == _WORD.findall(model_output.casefold()):
+        yield "copied"
+
+
 @dataclass
 class GuardCounts:
     """Statistics of the guard over the lines of a translation."""
@@ -326,27 +367,28 @@ class GuardCounts:
     num_lines: int = 0
     num_alarmed: int = 0  # Lines whose first translation had an alarm.
     num_cleared: int = 0  # Alarmed lines whose second translation has no alarm.
-    # Faults that occurred: ``loops``, ``length``, ``required phrases``.
-    faults: set[str] = field(default_factory=set)
     retry_seconds: float = 0.0  # Time of the second searches.
-    # Numbers of the first lines that still have an alarm, for the message: at most five.
-    suspicious: list[int] = field(default_factory=list)
+    # By fault, such as ``loops``: number of lines that still have an alarm, and the numbers of the
+    # first five. A fault that the second search fixed in all lines has none.
+    faults: Counter[str] = field(default_factory=Counter)
+    suspicious: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, results: Mapping[int, Result]) -> Self:
         """Add the alarms of results, by line number, to the counts; return this object."""
         self.num_lines += len(results)
         for line_number, result in results.items():
             self.retry_seconds += result.retry_seconds
-            # Also the alarms that the second search removed.
+            # Also the alarms that the second search removed, which do not count.
             raised_alarms = (*result.alarms, *result.retried)
             if not raised_alarms:
                 continue
             self.num_alarmed += 1
-            self.faults.update(_FAULTS[name] for name in raised_alarms)
-            if not result.alarms:
-                self.num_cleared += 1
-            elif len(self.suspicious) < _MAX_LISTED_LINES:
-                self.suspicious.append(line_number)
+            self.num_cleared += not result.alarms
+            self.faults.update({_FAULTS[name]: 0 for name in raised_alarms})
+            for fault in {_FAULTS[name] for name in result.alarms}:
+                self.faults[fault] += 1
+                if self.faults[fault] <= _MAX_LISTED_LINES:
+                    self.suspicious[fault].append(line_number)
         return self
 
     def message(self, seconds: float) -> str | None:
@@ -355,8 +397,8 @@ class GuardCounts:
         Args:
             seconds: Time of the whole translation.
 
-        >>> GuardCounts(1000, 2, 0, {"loops", "length"}, suspicious=[7, 9]).message(3.5)
-        'guard: 2 of 1,000 translations are suspicious (length, loops); check lines 7, 9'
+        >>> GuardCounts(99, 2, 1, faults=Counter(loops=1), suspicious={"loops": [7]}).message(3.5)
+        'guard: 2 of 99 translations are suspicious (loops); check loops in 1 line: 7'
         """
         if not self.num_alarmed:
             return None
@@ -365,13 +407,14 @@ class GuardCounts:
         if self.retry_seconds:
             cost = f"{self.retry_seconds:.1f} of {seconds:.1f} s"
             clauses.append(f"a second search fixed {self.num_cleared:,} and took {cost}")
-        num_suspicious = self.num_alarmed - self.num_cleared
-        if num_suspicious:
-            noun = "line" if num_suspicious == 1 else "lines"
-            listed = ", ".join(map(str, self.suspicious))
-            if num_suspicious > len(self.suspicious):
+        for fault, count in sorted(self.faults.items()):
+            if not count:
+                continue
+            noun = "line" if count == 1 else "lines"
+            listed = ", ".join(map(str, self.suspicious[fault]))
+            if count > _MAX_LISTED_LINES:
                 listed += ", ..."
-            clauses.append(f"check {noun} {listed}")
+            clauses.append(f"check {fault} in {count:,} {noun}: {listed}")
         if self.num_alarmed > _USUAL_SHARE * self.num_lines and self.num_lines >= _MIN_LINES:
             clauses.append("is the input unlike the training data, or the model undertrained?")
         return "; ".join(clauses)

@@ -27,9 +27,11 @@ Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorte
 # long, and its end is not translated. ``constraint``: a required phrase follows the end of the
 # sentence instead of being part of it. ``numbers``: a number of the source is missing. ``lost``: a
 # placeholder of the source is missing. ``unknown``: the vocabulary lacks a source character.
+# ``source_language``, ``output_language``: the text is clearly in another language. ``copied``: the
+# translation is the source. ``capitals``: the source is in capitals, which the model may not know.
 Alarm = Literal[
     "loop", "repetition", "short", "long", "compression", "truncated", "constraint", "numbers",
-    "lost", "unknown",
+    "lost", "unknown", "source_language", "output_language", "copied", "capitals",
 ]  # fmt: skip
 Alarms = tuple[Alarm, ...]
 
@@ -133,6 +135,8 @@ class Result:
     # Expected sentence chrF, 0 to 100. None for a blank line, for a translation unlike those of the
     # validation set, and without `confidence.json`.
     confidence: float | None = None
+    # Why the translation is not rated: the feature outside the range of the validation set.
+    unrated: str | None = None
     parts: tuple[Result, ...] = ()  # Results of the sentences, if the line was split.
     # Share of this line in the time of second searches.
     retry_seconds: float = field(default=0.0, compare=False)
@@ -154,6 +158,8 @@ class Result:
             "retried": list(self.retried),
             "confidence": self.confidence,
         }
+        if self.unrated is not None:
+            values["unrated"] = self.unrated
         if self.alignment is not None:
             values["alignment"] = as_pharaoh(self.alignment)
         if self.attention is not None:
@@ -383,6 +389,7 @@ def join_results(source: str, gaps: Sequence[str], results: Sequence[Result]) ->
     if translated and len(confidences) == len(translated):
         lengths = [len(result.source) for result in translated]
         confidence = round(fmean(confidences, lengths), 2)
+    reasons = [result.unrated for result in results if result.unrated]
     links, attention = join_alignments(list(map(_aligned_words, results)))
     tokens = [result.tokens for result in results if result.tokens is not None]
     return Result(
@@ -398,6 +405,7 @@ def join_results(source: str, gaps: Sequence[str], results: Sequence[Result]) ->
         tokens=tuple(chain.from_iterable(tokens)) if tokens else None,
         num_tokens=sum(result.num_tokens for result in results),
         confidence=confidence,
+        unrated=reasons[0] if reasons else None,
         parts=tuple(results),
         retry_seconds=sum(result.retry_seconds for result in results),
     )

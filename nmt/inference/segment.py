@@ -86,10 +86,21 @@ class Sentence:
     model_text: str = ""  # What the model reads: the text without placeholders, or with symbols.
     placeholders: Sequence[str] = ()
     paragraph: Paragraph | None = None  # Text and placeholders, if the model does not read them.
+    lower_capitals: bool = False  # Whether the model reads it in lower case if it is in capitals.
     tags: Tags = _NO_TAGS
     # Ids of the tags of the first segment and of the later segments.
     first_tag: Ids = ()
     tag: Ids = ()
+
+    @property
+    def is_capitals(self) -> bool:
+        """Whether it has several words, all in capitals."""
+        return self.model_text.isupper() and len(self.model_text.split()) > 1
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether the model reads it in lower case, and its translation is capitalized again."""
+        return self.lower_capitals and self.is_capitals
 
     @property
     def joiner(self) -> str:
@@ -135,6 +146,7 @@ def segment(
     first_line: int = 1,
     max_sentences: int | None = None,
     reads_symbols: bool = False,
+    lower_capitals: bool = False,
 ) -> SegmentedLines:
     """Split lines into sentences and segments, and encode them. A blank line has no segment.
 
@@ -152,6 +164,8 @@ def segment(
         first_line: Number of the first line, for warnings.
         max_sentences: Most sentences of a line that is not split; None splits no line.
         reads_symbols: Whether the model reads a symbol for each placeholder that is not a tag.
+        lower_capitals: Whether sentences in capitals are read in lower case, except in lines with
+            constraints.
     """
     sentences = []
     gaps: list[Sequence[str]] = []
@@ -182,10 +196,13 @@ def segment(
             gaps[line] = ("", *inner_gaps, "")
         first_tag = tags.source_ids
         tag = first_tag + added_ids
+        lowers = lower_capitals and not request.is_constrained
         # A prefix may contain placeholders, which the model then has to read.
         is_read_whole = bool(request.prefix.strip())
         for part in split.sentences:
-            sentence = Sentence(line, part, part, tags=tags, first_tag=first_tag, tag=tag)
+            sentence = Sentence(
+                line, part, part, tags=tags, first_tag=first_tag, tag=tag, lower_capitals=lowers
+            )
             if decoding.protect or SIGNS.search(part):  # quicker for most sentences
                 sentence = _with_placeholders(
                     sentence,
@@ -198,10 +215,13 @@ def segment(
             first_tag = tag
     segments = []
     num_split = 0
-    texts = [sentence.model_text for sentence in sentences]
+    texts = [
+        sentence.model_text.lower() if sentence.is_lowered else sentence.model_text
+        for sentence in sentences
+    ]
     for row, ids in enumerate(encode_fitting(tokenizer, texts, max_length)):
         sentence = sentences[row]
-        text = sentence.model_text
+        text = texts[row]
         if not any(map(str.isalnum, text)):  # neither a letter nor a digit: it is copied
             continue
         ids_of_parts = [ids or []]  # one part, if it is not too long

@@ -6,17 +6,18 @@ Read `Translator.finish` first. Each step processes a list: segmenting is in
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from nmt.checkpoint.model_folder import load_folder_config
+from nmt.checkpoint.model_folder import load_folder_config, read_profiles
 from nmt.config.data import PLACEHOLDER, Direction
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
@@ -38,10 +39,9 @@ from nmt.inference.engine import (
     SearchTask,
     choose_engine,
 )
-from nmt.inference.guard import Guard, GuardLimits, Output
+from nmt.inference.guard import Guard, GuardLimits, Output, text_alarms
 from nmt.inference.placeholders import links_of_words
 from nmt.inference.request import (
-    Alarm,
     Alternative,
     Request,
     Result,
@@ -54,14 +54,14 @@ from nmt.inference.request import (
 from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, Sentence, segment
 from nmt.registry import chosen
 from nmt.search.hypothesis import NONE, NBestLists
-from nmt.text.numbers import number_differences
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.identification import NO_PROFILES, LanguageProfiles
+from nmt.text.tokenizer import TAGS_SHOWN, Tokenizers
 
 if TYPE_CHECKING:  # slow to import
     from nmt.inference.mbr import Mbr
 
+logger = logging.getLogger(__name__)
 _MAX_CHOICES = 256  # Languages and tags of requests in a cache.
-_DIGIT = re.compile(r"\d")
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _NOT_LINES = "lines must be a list of str"
 
@@ -91,6 +91,11 @@ class TranslationOptions:
     retry: bool = True  # Whether the guard searches again, or only sets `alarms`.
     limits: GuardLimits = field(default_factory=GuardLimits)  # Limits of the guard's alarms.
     confidence: ConfidenceModel | None = None  # Predicts the quality of each translation.
+    # Whether sentences in capitals are translated in lower case and capitalized again. None: the
+    # model has not been tested; they are translated as they are and get the alarm ``capitals``.
+    lower_capitals: bool | None = None
+    # To recognize the languages of the model without loading py3langid.
+    profiles: LanguageProfiles = NO_PROFILES
     mbr: Mbr | None = None  # Minimum Bayes risk decoding; None for plain search.
     # Called after each batch with the number of completed lines. It may raise to interrupt.
     progress: Callable[[int], object] = lambda _: None
@@ -193,13 +198,16 @@ class Translator:
         folder = Path(folder)
         config = load_folder_config(folder)
         engine_options = {name: options.pop(name) for name in _ENGINE_OPTIONS & options.keys()}
+        confidence = read_confidence(folder)
         limits = {"auto": config.max_sentences, "split": 1, "keep": None}
         defaults = TranslationOptions(
             decoding=config.decoding,
             max_length=config.max_length if split else None,
             max_sentences=chosen(limits, sentences, "value of `sentences`"),
             languages=Languages.of(config),
-            confidence=read_confidence(folder),
+            confidence=confidence,
+            lower_capitals=confidence.lower_capitals if confidence else None,
+            profiles=read_profiles(folder),
         )
         translation = _changed(defaults, options)
         loaded = choose_engine(folder, EngineOptions(**engine_options), translation.needs)
@@ -277,6 +285,11 @@ class Translator:
         options = self.options
         if not options.constraints and any(request.is_constrained for request in requests):
             self.engine.require(replace(options.needs, constraints=True))
+        tags = tuple(self.tokenizers.source.tags)
+        if options.languages.always_tagged and options.tag is None:
+            for request in requests:
+                if request.tag is None and not request.text.startswith(tags):
+                    _warn_untagged(tags)
         segmented = segment(
             requests,
             self.tokenizers,
@@ -286,6 +299,7 @@ class Translator:
             first_line=first_line,
             max_sentences=options.max_sentences,
             reads_symbols=self._reads_symbols,
+            lower_capitals=bool(options.lower_capitals),
         )
         return replace(segmented, failures=segmented.failures | read_errors)
 
@@ -462,19 +476,22 @@ class Translator:
         candidates = best
         if len(outputs) == 1:
             candidates = list(outputs[0].hypotheses)
-        alternatives = [
-            Alternative(self._text(candidate.ids), candidate.score, candidate.log_prob)
-            for candidate in candidates
-        ]
+        alternatives = []
+        for candidate in candidates:
+            text = self._text(candidate.ids)
+            if sentence.is_lowered:
+                text = text.upper()
+            alternatives.append(Alternative(text, candidate.score, candidate.log_prob))
         if len(outputs) > 1:  # segments are independent: join the best hypothesis of each
             text = sentence.joiner.join(segment_best.text for segment_best in alternatives)
             score = sum(segment_best.score for segment_best in alternatives) / len(outputs)
             log_prob = sum(segment_best.log_prob for segment_best in alternatives)
             alternatives = [Alternative(text, score, log_prob)]
+        model_output = alternatives[0].text if alternatives else ""
         alignments = [output.alignment for output in outputs if output.alignment]
         links, attention = join_alignments(alignments)
         if sentence.paragraph is not None and alternatives:
-            plain_texts = (sentence.model_text, alternatives[0].text)
+            plain_texts = (sentence.model_text, model_output)
             # Alternatives are similar, so they have the alignment of the best one.
             known = links if alignments else None
             for index, alternative in enumerate(alternatives):
@@ -489,7 +506,11 @@ class Translator:
             best_translation = alternatives[0]
         alarms = each_once(output.alarms for output in outputs)
         if self.options.guard:
-            alarms = (*alarms, *_missing(sentence, best_translation.text))
+            profiles = self.options.profiles
+            alarms += (*text_alarms(sentence, best_translation.text, model_output, profiles),)
+            knows_capitals = sentence.is_lowered or self.options.lower_capitals is False
+            if sentence.is_capitals and not knows_capitals:
+                alarms = (*alarms, "capitals")
         requested = self.options.outputs
         tokens = None
         if "token_scores" in requested:
@@ -509,21 +530,14 @@ class Translator:
             retry_seconds=sum(output.retry_seconds for output in outputs),
         )
         if self.options.confidence is not None:
-            confidence = self.options.confidence.estimate(result)
-            result = replace(result, confidence=confidence)
+            result = self.options.confidence.rate(result)
         return result
 
 
-def _missing(sentence: Sentence, text: str) -> Iterator[Alarm]:
-    """Yield the alarms for what is missing in the translation of a sentence."""
-    if _DIGIT.search(sentence.text):
-        missing_numbers, _ = number_differences(sentence.text, text)
-        if missing_numbers:
-            yield "numbers"
-    marks = sentence.placeholders
-    has_more = text.count(PLACEHOLDER) > sentence.text.count(PLACEHOLDER)
-    if has_more or any(text.count(mark) < marks.count(mark) for mark in marks):
-        yield "lost"
+@cache  # once
+def _warn_untagged(tags: tuple[str, ...]) -> None:
+    text = "a line has no tag, but all training text had one; set `tag` to one of: %s"
+    logger.warning(text, ", ".join(tags[:TAGS_SHOWN]))
 
 
 def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:

@@ -348,7 +348,7 @@ def test_the_guard_flags_and_counts_what_no_retry_clears(run_dir: Path) -> None:
     result = translate(own_run, text=f"{text}\n\n")
     seconds = time.perf_counter() - begin
     note = r"guard: 3 of 4 translations are suspicious \(length\); a second search fixed 0 and "
-    note += r"took (\d+\.\d) of (\d+\.\d) s; check lines 1, 2, 3\n"
+    note += r"took (\d+\.\d) of (\d+\.\d) s; check length in 3 lines: 1, 2, 3\n"
     found = re.search(note, result.stderr)
     assert found
     # The command takes no longer than its call, but for the rounding.

@@ -585,7 +585,10 @@ def test_lines_of_the_training_data_and_alarms_are_counted(
     assert scores_of(model, "-t", "one")["systems"][0]["in_training_data"] == 2
     said = invoke(model).stderr
     assert "the training data contains 2 of 10 source lines of one" in said
-    assert "guard: 2 of 10 translations are suspicious (length, loops); check line 2" in said
+    assert (
+        "guard: 2 of 10 translations are suspicious (length, loops); check loops in 1 line: 2"
+        in said
+    )
 
 
 def test_the_scores_of_a_run_are_recorded_with_their_checkpoint(model: Path) -> None:

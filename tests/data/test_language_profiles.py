@@ -1,16 +1,19 @@
-"""Trigrams of languages that py3langid lacks: learned by `nmt prepare`, and kept with the model."""
+"""Trigrams of the languages: learned by `nmt prepare`, and kept with the model."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from nmt.checkpoint.model_folder import EXTRAS, PROFILES, read_profiles
+from nmt.data import filters as pair_filters
 from nmt.data.prepared import PreparedManifest, verify_prepared
 from nmt.errors import CheckpointError
 from nmt.inference.engine import copy_extras
+from nmt.text.identification import NO_PROFILES
 from tests.commands.preparing import config_for, corpus, prepare, write_pairs
 
 KLINGON = {"source_language": "tlh"}  # of the source, which is German
@@ -31,10 +34,14 @@ def test_profiles_are_learned_and_copied_to_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("languages", [{}, {"source_language": "deu", "target_language": "eng"}])
-def test_supported_languages_need_no_profiles(tmp_path: Path, languages: dict[str, str]) -> None:
+def test_filters_use_profiles_only_if_py3langid_lacks_a_language(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, languages: dict[str, str]
+) -> None:
+    filters = Mock(side_effect=pair_filters.training_filters)
+    monkeypatch.setattr(pair_filters, "training_filters", filters)
     prepare(config_for(tmp_path, **languages))
-    assert not (tmp_path / "prepared" / PROFILES).exists()
-    assert read_profiles(tmp_path / "prepared").log_probs == {}
+    assert len(read_profiles(tmp_path / "prepared").log_probs) == 2
+    assert filters.call_args.args[-1] == NO_PROFILES
 
 
 def test_pairs_of_unsupported_languages_are_dropped_by_their_trigrams(tmp_path: Path) -> None:

@@ -53,13 +53,13 @@ def test_a_score_linear_in_the_features_is_predicted() -> None:
     results, noise = drawn(1000), np.random.default_rng(1).normal(0, 5, 1000)
     scores = [90 + 40 * each.score + x for each, x in zip(results, noise, strict=True)]
     fitted = fit_confidence(results[:500], scores[:500])
-    pairs = [(fitted.estimate(each), 90 + 40 * each.score) for each in results[500:]]
+    pairs = [(fitted.rate(each).confidence, 90 + 40 * each.score) for each in results[500:]]
     errors = np.array([found - wanted for found, wanted in pairs if found is not None])
     assert fitted.num_lines == 500
     assert len(errors) > 470
     assert np.sqrt((errors**2).mean()) < 2
     alike = fit_confidence([result()] * 100, [40.0] * 100)  # which is no fault
-    assert alike.estimate(result()) == pytest.approx(40)
+    assert alike.rate(result()).confidence == pytest.approx(40)
 
 
 LINEAR = ConfidenceModel(
@@ -75,24 +75,35 @@ LINEAR = ConfidenceModel(
 def test_the_estimate_is_the_sum_of_its_terms() -> None:
     """10 - 20 * 0.5 + 50 * exp(-0.5) + 3 * ln 8 - 5 * ln(40 / 20)."""
     expected = 10 - 10 + 50 * math.exp(-0.5) + 3 * math.log(8) - 5 * math.log(2)
-    assert LINEAR.estimate(result(-0.5, 8, source=10, text=30)) == round(expected, 2)
-    assert LINEAR.estimate(Result("", "", 0.0)) is None
+    rated = LINEAR.rate(result(-0.5, 8, source=10, text=30))
+    assert (rated.confidence, rated.unrated) == (round(expected, 2), None)
+    assert LINEAR.rate(Result("", "", 0.0)) == Result("", "", 0.0)
     for intercept, most in ((500.0, 100), (-500.0, 0)):
-        assert replace(LINEAR, intercept=intercept).estimate(result()) == most
+        assert replace(LINEAR, intercept=intercept).rate(result()).confidence == most
 
 
 @pytest.mark.parametrize("name", ["log_prob", "probability", "length", "ratio"])
-def test_a_translation_outside_the_fitted_range_has_no_estimate(name: str) -> None:
-    """The ends of the range belong to it; one step beyond either end, nothing is promised."""
+def test_a_translation_is_rated_up_to_the_hard_end_of_each_range(name: str) -> None:
+    """The ends belong to the range. Beyond the easy end, a line is rated like the easiest one."""
+    easy = {"log_prob": "high", "probability": "high", "length": "low"}.get(name)
     given, names = result(), ("log_prob", "probability", "length", "ratio")
     (value,) = [x for x, each in zip(features(given), names, strict=True) if each == name]
-    for low, high, is_known in (
-        (value, value + 1, True), (value - 1, value, True),
-        (value + 1e-3, value + 1, False), (value - 1, value - 1e-3, False),
+    for low, high, beyond in (
+        (value, value + 1, None), (value - 1, value, None),
+        (value + 1e-3, value + 1, "low"), (value - 1, value - 1e-3, "high"),
     ):  # fmt: skip
-        term = Term(weight=1.0, low=round(low, 6), high=round(high, 6))
+        term = Term(weight=1e3, low=round(low, 6), high=round(high, 6))
         changed: Any = {name: term}
-        assert (replace(LINEAR, **changed).estimate(given) is not None) == is_known
+        rated = replace(LINEAR, intercept=50 - 1e3 * value, **changed).rate(given)
+        if beyond in (None, easy):
+            assert rated.unrated is None
+            end = {"low": low, "high": high, None: value}[beyond]
+            expected = LINEAR.rate(given).confidence - 10 + 50
+            own = getattr(LINEAR, name).weight * value
+            assert rated.confidence == pytest.approx(expected - own + 1e3 * (end - value), abs=0.02)
+        else:
+            assert (rated.confidence, rated.unrated) == (None, name)
+            assert rated.as_dict()["unrated"] == name
 
 
 def test_a_file_is_read_as_written_and_a_damaged_file_is_reported(tmp_path: Path) -> None:
@@ -112,7 +123,8 @@ def test_confidence_is_fitted_to_lines_of_all_validation_sets(tmp_path: Path) ->
     asked: list[str] = []
 
     def answer(lines: Sequence[Request], progress: Callable[[int], object]) -> list[Result]:
-        asked[:] = [line.text for line in lines]
+        if not asked:
+            asked[:] = [line.text for line in lines]
         progress(len(lines))
         draw = random.Random(3)
         said = [replace(result(-draw.random()), text=line.text) for line in lines]
@@ -149,10 +161,27 @@ def test_confidence_is_fitted_to_all_references(tmp_path: Path) -> None:
         fitted = read_confidence(tmp_path)
         assert fitted is not None
         results = answer(list(map(Request, texts)), lambda _: None)
-        found = [fitted.estimate(each) for each in results]
+        found = [fitted.rate(each).confidence for each in results]
         assert np.mean([each for each in found if each is not None]) == pytest.approx(
             expected, 1e-3
         )
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_the_validation_set_decides_how_capitals_are_translated(
+    tmp_path: Path, *, learned: bool
+) -> None:
+    """A model that has not learned capitals answers nonsense to them."""
+    texts = [f"line number {row}" for row in range(100)]
+
+    def answer(lines: Sequence[Request], _: Callable[[int], object]) -> list[Result]:
+        said = ["???" if line.text.isupper() and not learned else line.text for line in lines]
+        return [replace(result(-1.0), text=text) for text in said]
+
+    calibrate_confidence(tmp_path, list(map(Request, texts)), [texts], answer)
+    fitted = read_confidence(tmp_path)
+    assert fitted is not None
+    assert fitted.lower_capitals == (not learned)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +206,7 @@ def test_the_end_of_training_fits_confidence(run: RunConfig) -> None:
     assert fitted.num_lines == 120
     for result in Translator.load(run.run_dir, threads=1).translate(["ab cd", "", "abc"]):
         assert result.source or result.confidence is None
-        assert result.confidence == fitted.estimate(result)
+        assert result == fitted.rate(replace(result, confidence=None, unrated=None))
 
 
 def test_lines_below_the_least_confidence_are_marked(run: RunConfig, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_only_alarmed_lines_are_searched_again(tokenizers: Tokenizers) -> None:
     assert (counts.num_alarmed, counts.num_cleared) == (len(stuttering), len(stuttering))
     assert "translations are suspicious (length, loops)" in (counts.message(1) or "")
     assert f"a second search fixed {len(stuttering)} and" in (counts.message(1) or "")
-    assert "check line" not in (counts.message(1) or "")
+    assert "check" not in (counts.message(1) or "")
 
 
 @pytest.mark.parametrize("engine", [Parrot(is_curable=False), Parrot(can_be_strict=False)])
@@ -219,8 +219,9 @@ def test_a_failed_retry_keeps_the_first_output(tokenizers: Tokenizers, engine: P
     parts = GuardCounts()
     for own in (numbers[:3], numbers[3:]):
         parts.add({number: found[number - 1] for number in own})
-    assert parts.suspicious == counts.suspicious == numbers[:5]
-    assert f"check lines {', '.join(map(str, numbers[:5]))}, ..." in (counts.message(1) or "")
+    assert (parts.faults, parts.suspicious) == (counts.faults, counts.suspicious)
+    listed = ", ".join(map(str, numbers[:5]))
+    assert f"check loops in {len(alarmed)} lines: {listed}, ..." in (counts.message(1) or "")
     assert len(alarmed) > 5
 
 
@@ -242,10 +243,12 @@ def test_the_message_counts_lines_by_what_is_left_of_their_alarms() -> None:
         results = [*special, *[noted(())] * (count - 3)]
         counts = GuardCounts().add(dict(enumerate(results, 7)))
         assert (counts.num_lines, counts.num_alarmed, counts.num_cleared) == (count, 3, 1)
-        assert (counts.suspicious, counts.retry_seconds) == ([8, 9], 1.0)
+        assert (counts.suspicious, counts.retry_seconds) == ({"length": [8, 9]}, 1.0)
         message = counts.message(4.0) or ""
         assert "fixed 1 and took 1.0 of 4.0 s" in message
-        assert "lines 8, 9" in message
+        assert "(length, loops)" in message
+        assert "check length in 2 lines: 8, 9" in message
+        assert "check loops" not in message
         assert ("input" in message) == is_usual
 
 
@@ -298,7 +301,7 @@ def test_a_source_character_that_stays_unknown_is_an_alarm(tmp_path: Path) -> No
     known, unknown = translator.translate(["die Katze", "die \u732b Katze"])
     assert (known.alarms, unknown.alarms) == ((), ("unknown",))
     counts = GuardCounts().add({1: known, 2: unknown})
-    assert "suspicious (unknown characters); check line 2" in (counts.message(1) or "")
+    assert "check unknown characters in 1 line: 2" in (counts.message(1) or "")
     (unguarded,) = translator.with_options(guard=False).translate(["\u732b"])
     assert unguarded.alarms == ()
 
@@ -340,8 +343,8 @@ def test_a_segment_of_a_long_line_is_retried_alone(tokenizers: Tokenizers) -> No
     assert (found.alarms, "loop" in found.retried) == ((), True)
 
 
-LIMITS = {"max_length_factor": 1.65, "max_length_offset": 3}
-"""A retry costs at most what the longest output costs that is not too long."""
+LIMITS = {"max_length_factor": 1.65, "max_length_offset": 4}
+"""A retry costs at most what the shortest output costs that is too long."""
 
 
 @pytest.mark.parametrize(
@@ -350,8 +353,8 @@ LIMITS = {"max_length_factor": 1.65, "max_length_offset": 3}
         (["loop"], {"no_repeat_ngram_size": 2}),
         (["repetition"], {"no_repeat_ngram_size": 3}),
         (["compression"], {"no_repeat_ngram_size": 3}),
-        (["short"], {"min_length_factor": 0.55}),
-        (["long"], LIMITS),
+        (["short"], {}),
+        (["long"], {}),
         (["long", "repetition", "loop"], {"no_repeat_ngram_size": 2}),
     ],
 )  # fmt: skip
@@ -359,7 +362,7 @@ def test_alarms_have_a_fallback_search(found: list[Alarm], expected: dict[str, f
     options = DecodingConfig(beam_size=1)
     assert fallback_search(found, options, STRICT) == expected | LIMITS | {"beam_size": 5}
     sampled = DecodingConfig(beam_size=1, sampling=True)
-    assert fallback_search(found, sampled, STRICT) == expected | LIMITS
+    assert fallback_search(found, sampled, STRICT) == (expected and expected | LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +383,15 @@ def test_a_fallback_search_never_loosens_an_option(changes: dict[str, float]) ->
     for most in ("max_length_factor", "max_length_offset"):
         assert getattr(strict, most) <= getattr(options, most)
     assert strict.n_best == options.n_best
-    # No longer than normal, so that the alarm for length is gone.
-    size = 40
-    longest = int(size * strict.max_length_factor) + strict.max_length_offset
-    assert "long" not in alarms(("", ""), (range(size), range(longest)), STRICT)
+
+
+def test_no_search_removes_an_alarm_by_forcing_a_length() -> None:
+    """A cut output is still too long, and a short output is not made longer."""
+    for beam_size in (1, 5):
+        changes = fallback_search(["loop", "short"], DecodingConfig(beam_size=beam_size), STRICT)
+        assert "min_length_factor" not in changes
+        size = 40
+        longest = int(size * changes["max_length_factor"]) + changes["max_length_offset"]
+        assert "long" in alarms(("", ""), (range(size), range(longest)), STRICT)
+        assert "long" not in alarms(("", ""), (range(size), range(longest - 1)), STRICT)
+    assert fallback_search(["long", "short"], DecodingConfig(beam_size=5), STRICT) == {}

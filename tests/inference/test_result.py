@@ -267,7 +267,7 @@ def test_fields_of_requests_and_results_do_not_collide() -> None:
     """Its own ``error`` would look as if the line had failed, its ``translation`` as if not."""
     every = Result(
         "a", "b", 0.0, alignment=(), attention=(), tokens=(TokenScore("b", 0.0),), confidence=1.0,
-        parts=(Result("a", "b", 0.0),),
+        unrated="ratio", parts=(Result("a", "b", 0.0),),
     )  # fmt: skip
     assert every.as_dict().keys() == RESULT_FIELDS
     own = dict.fromkeys(["error", "id", *RESULT_FIELDS], "theirs") | {"source": "a"}

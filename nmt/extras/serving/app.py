@@ -39,8 +39,8 @@ async def translate(
 ) -> Response:
     """Translate texts. With ``Accept: application/x-ndjson``, stream one JSON line per text."""
     service.check_size(len(body.texts), sum(item.num_characters for item in body.items))
-    route, route_fields = await service.choose(body, [item.text for item in body.items])
-    answers = service.translate(body, route, client)
+    routes = await service.choose(body, [item.text for item in body.items] or [""])
+    answers = service.translate(body, routes[: len(body.texts)], client)
     if _JSON_LINES in accept:
         lines = _json_lines(answers, service.options.deadline)
         return StreamingResponse(lines, media_type=_JSON_LINES)
@@ -48,7 +48,7 @@ async def translate(
         translations = [answer async for answer in answers]
     if translations and all("error" in answer for answer in translations):
         raise RefusedError(422, translations[0]["error"], translations[0]["fix"])
-    return JSONResponse({**route_fields, "translations": translations})
+    return JSONResponse({**routes[0].fields, "translations": translations})
 
 
 async def _json_lines(answers: AsyncGenerator[Answer], seconds: float) -> AsyncIterator[bytes]:
@@ -77,7 +77,7 @@ async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Resp
     pairs = [(pair.source, pair.target) for pair in body.pairs]
     num_characters = sum(len(pair.source) + len(pair.target) for pair in body.pairs)
     service.check_size(len(pairs), num_characters)
-    route, _ = await service.choose(body, [pair.source for pair in body.pairs])
+    (route,) = await service.choose(body, [" ".join(source for source, _ in pairs)])
     scores = await service.score(route, pairs, body.tag, client)
     return JSONResponse({"model": route.model.name, "scores": scores})
 
@@ -86,8 +86,8 @@ async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Resp
 async def documents(body: bodies.DocumentBody, service: Served, client: Client) -> Response:
     """Translate a text, HTML or SubRip document, and keep its structure."""
     service.check_size(0, len(body.text))  # no limit of texts applies to a document
-    route, route_fields = await service.choose(body, [body.text])
-    return JSONResponse({**route_fields, **await service.document(body, route, client)})
+    (route,) = await service.choose(body, [body.text])
+    return JSONResponse({**route.fields, **await service.document(body, route, client)})
 
 
 @router.get("/v1/models", dependencies=[Depends(known_client)])

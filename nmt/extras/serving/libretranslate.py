@@ -34,14 +34,15 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
     """Translate text or HTML, as LibreTranslate does."""
     client = _admit(request, service, body)
     choice = bodies.Choice(source=body.source, target=body.target)
-    route, route_fields = await service.choose(choice, body.texts)
+    routes = await service.choose(choice, body.texts)
     translations = []
     alternatives = list[list[str]]()  # of each text
     if body.format == "html":
-        document_bodies = [bodies.DocumentBody(format="html", text=text) for text in body.texts]
-        documents = await asyncio.gather(
-            *(service.document(document_body, route, client) for document_body in document_bodies)
-        )
+        coroutines = []
+        for text, route in zip(body.texts, routes, strict=True):
+            document_body = bodies.DocumentBody(format="html", text=text)
+            coroutines.append(service.document(document_body, route, client))
+        documents = await asyncio.gather(*coroutines)
         for document in documents:
             translations.append(document["text"])
             alternatives.append([])
@@ -49,10 +50,10 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
         options = bodies.Decoding()
         if body.alternatives:
             n_best = body.alternatives + 1  # the first one is the translation
-            default_size = route.model.translator.options.decoding.beam_size
-            options = bodies.Decoding(n_best=n_best, beam_size=max(default_size, n_best))
+            sizes = [route.model.translator.options.decoding.beam_size for route in routes]
+            options = bodies.Decoding(n_best=n_best, beam_size=max(n_best, *sizes))
         translate_body = bodies.TranslateBody(texts=[*body.texts], options=options)
-        async for answer in service.translate(translate_body, route, client):
+        async for answer in service.translate(translate_body, routes, client):
             if "error" in answer:
                 raise RefusedError(422, answer["error"], answer["fix"])
             translations.append(answer["translation"])
@@ -62,9 +63,10 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
     columns: dict[str, list[Any]] = {"translatedText": translations}
     if body.alternatives:
         columns["alternatives"] = alternatives
-    if "detected" in route_fields:
-        language = {"language": route_fields["source"], "confidence": route_fields["detected"]}
-        columns["detectedLanguage"] = [language] * len(translations)
+    if body.source == "auto":
+        columns["detectedLanguage"] = [
+            {"language": route.source, "confidence": route.probability} for route in routes
+        ]
     if isinstance(body.q, str):  # one text that is not in a list
         return JSONResponse({name: values[0] for name, values in columns.items()})
     return JSONResponse(columns)

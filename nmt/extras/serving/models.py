@@ -170,12 +170,23 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class Route:
-    """The model and the languages of a request."""
+    """The model and the languages of a text."""
 
     model: ServedModel
     source: str
     target: str
     languages: tuple[str | None, str | None]  # See `ServedModel.to_choose`.
+    probability: float | None = None  # Of a detected source, 0 to 100.
+    # Whether the text is not translated: its language is detected and is not a source language.
+    keeps_text: bool = False
+
+    @property
+    def fields(self) -> Answer:
+        """The fields of an answer that name the model and the languages."""
+        fields = {"model": self.model.name, "source": self.source, "target": self.target}
+        if self.probability is None:
+            return fields
+        return fields | {"detected": self.probability, "unchanged": self.keeps_text}
 
 
 @dataclass(frozen=True)

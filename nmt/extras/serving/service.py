@@ -27,12 +27,16 @@ from nmt.extras.serving.documents import read_document
 from nmt.extras.serving.models import Route, ServedModel, TranslationTask, detect
 from nmt.extras.serving.options import ServeOptions
 from nmt.inference.direction import LanguageOptions
+from nmt.inference.placeholders import placeholder_pattern
 from nmt.inference.request import Request, Result
 from nmt.inference.segment import joiner_for, split_line
+from nmt.text.identification import clear_label
+from nmt.text.sentences import SplitText
 
 # Value of ``want`` in a request -> output of an engine.
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000  # Start of a text from which its language is detected.
+_FEWEST_LETTERS = 20  # A text of at most so many letters is always translated.
 _MAX_SHOWN_PAIRS = 20  # pairs of languages in an error
 # Longest text with attention: a matrix has source words times target words.
 _ATTENDED_CHARACTERS = 2000
@@ -118,35 +122,53 @@ class Service:
                 return detect(text, codes, model.profiles)
         return detect(text, codes)
 
-    async def choose(self, choice: bodies.Choice, texts: Sequence[str]) -> tuple[Route, Answer]:
-        """Return model and languages of a request, and the fields of the answer that name them.
+    async def choose(self, choice: bodies.Choice, texts: Sequence[str]) -> list[Route]:
+        """Return model and languages of each text.
 
         Args:
             choice: The request. Without a source or target, all languages match.
-            texts: The texts of the request, to detect the language of the source ``auto``.
+            texts: The texts, to detect the language of each if the source is ``auto``.
 
         Raises:
             RefusedError: No model matches, or several models match.
         """
-        source = choice.source
+        if choice.source != "auto":
+            return [self._route(choice, choice.source)] * len(texts)
+        return await asyncio.to_thread(lambda: [self._detect(choice, text) for text in texts])
+
+    def _detect(self, choice: bodies.Choice, text: str) -> Route:
+        """Return model and languages of a text whose language is detected.
+
+        A text that is clearly in none of the source languages is not translated.
+        """
+        sample = placeholder_pattern().sub(" ", text)[:_DETECTED_CHARACTERS]
+        pairs = matching_pairs((None, choice.target), self._models_of(choice))
+        sources = sorted({pair.source for pair in pairs})
+        labels = {clear_label(sample, code, min_letters=_FEWEST_LETTERS) for code in sources}
+        (source, probability), *_ = self.detect(sample, sources) or [("auto", 0.0)]
+        route = replace(self._route(choice, source), probability=probability)
+        if None in labels:
+            return route
+        ((label, probability),) = detect(sample, list(labels))
+        return replace(route, source=label, probability=probability, keeps_text=True)
+
+    def _models_of(self, choice: bodies.Choice) -> Mapping[Direction, ServedModel]:
+        """Return the models to choose from, by their languages."""
+        if choice.model is None:
+            return self.pairs
+        if choice.model not in self.models:
+            raise RefusedError(
+                422,
+                f"There is no model {choice.model[:40]!r}.",
+                f"Use one of these models: {', '.join(self.models)}.",
+            )
+        model = self.models[choice.model]
+        return dict.fromkeys(model.directions, model)
+
+    def _route(self, choice: bodies.Choice, source: str | None) -> Route:
+        """Return model and languages for a text in the language ``source``."""
         target = choice.target
-        ranking = []  # detected languages and their probabilities, the likeliest first
-        if source == "auto":
-            sources = {pair.source for pair in matching_pairs((None, target), self.pairs)}
-            sample = " ".join(texts)[:_DETECTED_CHARACTERS]
-            ranking = await asyncio.to_thread(self.detect, sample, sorted(sources))
-            if ranking:
-                source, _ = ranking[0]
-        model_by_pair = self.pairs
-        if choice.model is not None:
-            if choice.model not in self.models:
-                raise RefusedError(
-                    422,
-                    f"There is no model {choice.model[:40]!r}.",
-                    f"Use one of these models: {', '.join(self.models)}.",
-                )
-            model = self.models[choice.model]
-            model_by_pair = dict.fromkeys(model.directions, model)
+        model_by_pair = self._models_of(choice)
         pairs = matching_pairs((source, target), model_by_pair)
         shown_pairs = ", ".join(map(str, sorted(model_by_pair)[:_MAX_SHOWN_PAIRS]))
         if choice.model is not None and not pairs:
@@ -165,17 +187,12 @@ class Service:
                 f"Set source and target to one of these pairs: {shown_pairs}.",
             )
         model = model_by_pair[pairs[0]]
-        route = Route(model, model.source, model.target, (None, None))
         if is_clear:
-            route = Route(model, *pairs[0], model.to_choose(pairs[0]))
-        fields = {"model": model.name, "source": route.source, "target": route.target}
-        if ranking:
-            _, probability = ranking[0]
-            return route, fields | {"detected": probability}
-        return route, fields
+            return Route(model, *pairs[0], model.to_choose(pairs[0]))
+        return Route(model, model.source, model.target, (None, None))
 
     def translate(
-        self, body: bodies.TranslateBody, route: Route, client: str
+        self, body: bodies.TranslateBody, routes: Sequence[Route], client: str
     ) -> AsyncGenerator[Answer]:
         """Yield the answer for each text in order, each as soon as it is ready.
 
@@ -197,41 +214,53 @@ class Service:
         if "alignments" in outputs:
             # The answer needs the attention to see whether the words of model and text match.
             outputs.add("attention")
-        options = body.options.changes()
-        if "alternatives" in body.want and "n_best" not in options:
-            default_size = route.model.translator.options.decoding.beam_size
-            options["n_best"] = options.get("beam_size", default_size)
-        task = TranslationTask(route.model, options, frozenset(outputs))
-        return self._answers(body, task, route, client)
+        tasks = {}  # by the name of the model, and whether the request has constraints
+        for model in {route.model for route in routes}:
+            options = body.options.changes()
+            if "alternatives" in body.want and "n_best" not in options:
+                default_size = model.translator.options.decoding.beam_size
+                options["n_best"] = options.get("beam_size", default_size)
+            for flag in (False, True):
+                tasks[model.name, flag] = TranslationTask(model, options, frozenset(outputs), flag)
+        return self._answers(body, tasks, routes, client)
 
     async def _answers(
-        self, body: bodies.TranslateBody, task: TranslationTask, route: Route, client: str
+        self,
+        body: bodies.TranslateBody,
+        tasks: Mapping[tuple[str, bool], TranslationTask],
+        routes: Sequence[Route],
+        client: str,
     ) -> AsyncGenerator[Answer]:
         """Yield the answers of `translate`. Sentences of all texts are queued at once."""
-        joiner = joiner_for(route.target)
         with_attention = "attention" in body.want
-        defaults = route.model.translator.options
-        protect = defaults.decoding.protect
-        max_sentences = defaults.max_sentences if body.split else None
-        split_items = []  # each text with its sentences
-        requests = []
-        for item in body.items:
-            split = split_line(item.text, route.source, max_sentences, protect)
-            split_items.append((item, split))
+        split_items = []  # each text with its route and its sentences
+        sentences = []
+        for item, route in zip(body.items, routes, strict=True):
+            defaults = route.model.translator.options
+            max_sentences = defaults.max_sentences if body.split else None
+            split = SplitText((item.text,), ())
+            if not route.keeps_text:
+                protect = defaults.decoding.protect
+                split = split_line(item.text, route.source, max_sentences, protect)
+            split_items.append((item, route, split))
             for index, sentence in enumerate(split.sentences):
                 request = item.request(sentence, route.languages, is_first=index == 0)
-                requests.append(request)
-        with self._submit(task, requests, client) as futures:
+                task = tasks[route.model.name, request.is_constrained]
+                sentences.append((task, request))
+        with self._submit(sentences, client) as futures:
             remaining_futures = iter(futures)
-            for item, split in split_items:
+            for item, route, split in split_items:
                 text_futures = islice(remaining_futures, len(split.sentences))
                 outcomes = await asyncio.gather(*text_futures, return_exceptions=True)
                 answer: Answer = {}
                 if item.id is not None:
                     answer["id"] = item.id
+                if route.probability is not None:
+                    answer["route"] = route.fields
                 results = [result for result in outcomes if isinstance(result, Result)]
                 errors = [error for error in outcomes if isinstance(error, BaseException)]
                 if not errors:
+                    joiner = joiner_for(route.target)
                     answer |= answer_of(
                         item.text, split, results, joiner, with_attention=with_attention
                     )
@@ -246,7 +275,7 @@ class Service:
 
     @contextmanager
     def _submit(
-        self, task: TranslationTask, requests: Sequence[Request], client: str
+        self, sentences: Sequence[tuple[TranslationTask, Request]], client: str
     ) -> Iterator[Sequence[asyncio.Future[Result]]]:
         """Queue all sentences at once, and yield the futures of their results.
 
@@ -254,10 +283,8 @@ class Service:
 
         Sentences with and without constraints have separate batches.
         """
-        self.metrics.sentences.inc(len(requests))
-        self.metrics.characters.inc(sum(len(request.text) for request in requests))
-        tasks = {flag: replace(task, is_constrained=flag) for flag in (False, True)}
-        sentences = [(tasks[request.is_constrained], request) for request in requests]
+        self.metrics.sentences.inc(len(sentences))
+        self.metrics.characters.inc(sum(len(request.text) for _, request in sentences))
         futures = self.batcher.submit(client, sentences)
         try:
             yield futures
@@ -272,6 +299,8 @@ class Service:
             NmtError: The document does not have its format, a sentence cannot be translated, or the
                 options contradict each other.
         """
+        if route.keeps_text:
+            return {"format": body.format, "text": body.text, "num_texts": 0, "alarms": 0}
         defaults = route.model.translator.options
         document = await asyncio.to_thread(
             read_document,
@@ -290,7 +319,7 @@ class Service:
             Request(sentence, source_language=source, target_language=target)
             for sentence in document.sentences
         ]
-        with self._submit(task, requests, client) as futures:
+        with self._submit([(task, request) for request in requests], client) as futures:
             results = await asyncio.gather(*futures)
         translations = [(result.text, result.alignment) for result in results]
         joiner = joiner_for(route.target)
