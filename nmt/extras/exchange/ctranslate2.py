@@ -121,7 +121,7 @@ _OUTPUTS = frozenset({"token_scores"})
 _CONSTRAINTS = "a prefix or phrases for single lines"
 _NO_PENALTY = 1e-30  # with exactly 0, CTranslate2 would also stop the search differently
 _SCORE_BATCH_TOKENS = 512  # Small, because every token needs memory for the whole vocabulary.
-_IMPOSSIBLE = -1e9  # CTranslate2 uses a large negative number for minus infinity
+IMPOSSIBLE = -1e9  # CTranslate2 uses a large negative number for minus infinity
 _Tokens = list[str]  # The subwords of one sentence, as they are spelled in the vocabulary.
 
 
@@ -207,6 +207,9 @@ class CTranslate2Target(ExportTarget):
         decoding = DecodingConfig(**options.model_dump(exclude=dropped_names))
         return config.model_copy(update={"decoding": decoding})
 
+    def adjust(self, spec: Any, bundle: ModelBundle) -> None:
+        """Change the specification of a model before it is written."""
+
     @override
     def write(
         self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
@@ -216,6 +219,7 @@ class CTranslate2Target(ExportTarget):
         position_limit = num_positions(bundle.config)
         # Models without a limit have no position encodings, so any number is right for them.
         spec = _specification(bundle, position_limit or _MIN_POSITIONS)
+        self.adjust(spec, bundle)
         spec.register_source_vocabulary(source_tokens)
         spec.register_target_vocabulary(target_tokens)
         spec_config = spec.config
@@ -647,7 +651,7 @@ class CTranslate2Engine(Engine):
                 if to_the_limit and tokens[-1] != eos:
                     log_prob += next(cut_log_probs)[-1]  # the last token is EOS
                 ids = tuple(self._target_ids[token] for token in tokens if token != eos)
-                if log_prob > _IMPOSSIBLE:  # excludes NaN, too
+                if log_prob > IMPOSSIBLE:  # excludes NaN, too
                     score = log_prob / penalty(len(ids) + 1)  # the length includes EOS
                     # A `Hypothesis` has its ids without the start token.
                     finished.append(Hypothesis(ids[len(start) :], log_prob, score))

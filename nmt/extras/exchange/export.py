@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nmt.checkpoint.files import MODEL, adapter_record, read_object, save_tensors
@@ -35,6 +36,7 @@ from nmt.commands.options import CommandResult
 from nmt.config.document import dump_document
 from nmt.config.inference import InferenceConfig
 from nmt.data.corpus import corpus_names
+from nmt.data.prepared import PreparedData
 from nmt.errors import ConfigError
 from nmt.extras.exchange.options import ExportOptions
 from nmt.files.progress import progress_bar
@@ -60,6 +62,7 @@ class ExportTarget:
 
     weights_name: str = MODEL  # Name of the file with the weights.
     dtypes: Sequence[str] = ("float32",)  # Types of the weights; the first is the default.
+    archive_suffix: str = ""  # Of the file that `pack` writes; empty if the format is a folder.
 
     def adapt(self, config: InferenceConfig) -> InferenceConfig:
         """Return the configuration without decoding options that the format does not support.
@@ -85,6 +88,16 @@ class ExportTarget:
             save_tensors(bundle.model.state_dict(), folder / MODEL)
         else:
             shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
+
+    def pack(self, folder: Path, output: Path, valid_targets: Sequence[str]) -> None:
+        """Write the archive of a finished folder, if the format has an ``archive_suffix``.
+
+        Args:
+            folder: A complete model folder, which is deleted afterwards.
+            output: The archive to write.
+            valid_targets: Reference lines of the validation sets; empty if they are unknown.
+        """
+        raise NotImplementedError
 
 
 EXPORT_TARGETS = Registry[Callable[[], ExportTarget]]("export target")
@@ -128,16 +141,33 @@ def export(options: ExportOptions) -> ExportSummary:
         ConfigError: ``output`` exists, or the format does not support the model or quantization.
         CheckpointError: The model is missing or damaged, or the folder cannot be written.
     """
-    source = options.model
     output = options.output
+    target = EXPORT_TARGETS[options.to]()
+    check_new_folder(output, options.model)
+    suffix = target.archive_suffix
+    if not suffix:
+        summary = _write_folder(options, target, output)
+        log_next_commands(output)
+        return summary
+    if output.suffix != suffix:
+        raise ConfigError(
+            f"`to` {options.to} writes a file, and its name must end in {suffix}.",
+            fix=f"Set `output` to {output}{suffix}.",
+        )
+    with TemporaryDirectory(dir=output.parent) as temporary:
+        summary = _write_folder(options, target, Path(temporary) / "model")
+    return replace(summary, output=output, size_bytes=output.stat().st_size)
+
+
+def _write_folder(options: ExportOptions, target: ExportTarget, output: Path) -> ExportSummary:
+    """Write a model folder, and its archive if the target has one."""
+    source = options.model
     to = options.to
-    check_new_folder(output, source)
     if is_ctranslate2(source):
         raise ConfigError(
             f"{source} is already an export, and cannot be exported again.",
             fix="Pass the run or model folder that was exported.",
         )
-    target = EXPORT_TARGETS[to]()
     dtype = options.quantization or target.dtypes[0]
     if dtype not in target.dtypes:
         raise ConfigError(
@@ -164,7 +194,8 @@ def export(options: ExportOptions) -> ExportSummary:
             write_folder_config(folder, config, files.record)
             size_bytes = (folder / target.weights_name).stat().st_size
             project = project_of(files.record, source)
-            prepared = trained_on(source, project / str(files.record.get("prepared_dir")))
+            prepared_dir = project / str(files.record.get("prepared_dir"))
+            prepared = trained_on(source, prepared_dir)
             counts = prepared.counts if prepared else {}
             origin = IMPORTED
             if bundle.step:
@@ -182,6 +213,11 @@ def export(options: ExportOptions) -> ExportSummary:
                 # Of a metric such as comet:MODEL, the card shows only the name.
                 scores=_scores(bundle, source, metric.partition(":")[0]),
             )
+            if target.archive_suffix:
+                valid_targets = []
+                if prepared:
+                    valid_targets = PreparedData(prepared_dir, prepared).valid_target
+                target.pack(folder, options.output, valid_targets)
         bar.update()
     dropped_options = []
     for name, value in files.config.decoding:
@@ -190,7 +226,6 @@ def export(options: ExportOptions) -> ExportSummary:
     if dropped_options:
         names = ", ".join(dropped_options)
         logger.info("left out decoding options that %s does not support: %s", to, names)
-    log_next_commands(output)
     return ExportSummary(output, to, dtype, bundle.step, size_bytes)
 
 

@@ -24,10 +24,10 @@ class ExportOptions(Options):
     """The model to export, and the format of the result.
 
     Args:
-        to: Format of the folder: safetensors, for nmt on any device, or ctranslate2, for faster
-            translation on CPUs.
+        to: Format: safetensors, a folder for nmt on any device; ctranslate2, a folder for faster
+            translation on CPUs; or argos, a file NAME.argosmodel for LibreTranslate.
         quantization: Number type of the weights. safetensors has float32; ctranslate2 also has int8
-            (smallest, fastest on CPUs), float16 and others.
+            (smallest, fastest on CPUs), float16 and others. The default of argos is int8.
     """
 
     model: Model
