@@ -70,7 +70,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for name, lines in (("a.de", LINES), ("a.en", [line[::-1] for line in LINES])):
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     pair = {"source": str(folder / "a.de"), "target": str(folder / "a.en")}
-    sizes = {"joint": True, "vocab_size": 290}
+    sizes: dict[str, Any] = {"joint": True, "vocab_size": 290}
     if not request.param:
         sizes = {"joint": False, "vocab_size": {"source": 285, "target": 290}}
     config = {
