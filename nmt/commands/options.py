@@ -236,22 +236,29 @@ class PrepareOptions(PreparationOptions):
 
     Args:
         verify: Check an existing prepared folder against its manifest; write nothing.
+        list_: List the prepared folders with their sizes and the runs that use them: those in
+            prepared, or those beside prepared_dir of CONFIG.
+        remove: Remove a prepared folder that no run uses.
     """
 
     title = "Preparation"
 
-    config: ConfigFile
+    config: Annotated[File, Flag("YAML configuration file.", argument=True)] = None
     verify: bool = False
+    list_: bool = False
+    remove: Annotated[File, Flag(metavar="FOLDER")] = None
     set_: Overrides = ()
     json: Json = False
 
     def __post_init__(self) -> None:
-        unused_names = changed(self, *PreparationOptions.__dataclass_fields__)
-        if self.verify and unused_names:
+        chosen = changed(self, "verify", "list_", "remove")  # these prepare nothing
+        unused_names = [*chosen[1:], *changed(self, *PreparationOptions.__dataclass_fields__)]
+        if self.remove:
+            unused_names += changed(self, "config", "set_")
+        if chosen and unused_names:
             name = unused_names[0]
             raise ConfigError(
-                f"`verify` cannot be combined with `{name}`: it only checks files.",
-                fix=f"Remove `{name}`.",
+                f"`{chosen[0]}` cannot be combined with `{name}`.", fix=f"Remove `{name}`."
             )
 
 

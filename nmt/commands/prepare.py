@@ -32,14 +32,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
 
+from nmt.checkpoint.files import list_checkpoints
 from nmt.checkpoint.model_folder import CONFIG, PROFILES, SHORTLIST, load_folder_config
-from nmt.checkpoint.run import has_data_settings, trained_on
+from nmt.checkpoint.run import has_data_settings, recorded_settings, trained_on
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions, TextResult
 from nmt.config.data import PLACEHOLDER, CorpusConfig, Direction
@@ -61,7 +63,7 @@ from nmt.data.filters import FilterChain
 from nmt.data.formats.pair import SentencePair
 from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
-from nmt.data.prepare_report import PrepareReport, ProblemLog, current_report
+from nmt.data.prepare_report import PrepareReport, ProblemLog, current_report, find_prepared
 from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe
 from nmt.data.reading import (
     CorpusReader,
@@ -97,7 +99,15 @@ def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
         ConfigError: A training corpus is standard input, which is not connected.
         NmtError: See `prepare_data`; or a file of the folder to verify is missing or damaged.
     """
+    if options.remove is not None:
+        return _remove(options.remove)
+    if options.config is None:
+        if options.list_:
+            return _list_folders(Path("prepared"))
+        raise ConfigError("`nmt prepare` needs a configuration.", fix="Run `nmt prepare CONFIG`.")
     config = load_config(options.config, options.set_)
+    if options.list_:
+        return _list_folders(config.prepared_dir.parent)
     if options.verify:
         records = prepared.verify_prepared(config.prepared_dir)
         folder = str(config.prepared_dir)
@@ -115,6 +125,47 @@ def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
     return prepare_data(config, options, piped=piped)
 
 
+def _list_folders(parent: Path) -> TextResult:
+    """Return the prepared folders in ``parent`` with their sizes and the runs that use them."""
+    lines = []
+    folders = []
+    for path in sorted(parent.glob(f"*/{MANIFEST}")):
+        folder = path.parent
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        users = list(map(str, prepared.users(folder)))
+        used = f"used by {', '.join(users)}" if users else "not used"
+        lines.append(f"{folder}: {size / 2**20:,.1f} MiB, {used}")
+        folders.append({"folder": str(folder), "bytes": size, "users": users})
+    text = "\n".join(lines) or f"{parent} contains no prepared folders"
+    return TextResult(text, {"folders": folders})
+
+
+def _remove(folder: Path) -> TextResult:
+    """Remove a prepared folder that no run uses.
+
+    Raises:
+        DataError: A run uses the folder, or it is not a prepared folder.
+    """
+    if not (folder / MANIFEST).is_file():
+        fix = "Pass a folder that `nmt prepare --list` shows."
+        raise DataError(f"{folder} is not a prepared folder.", fix=fix)
+    with atomic.write_errors(folder, DataError), _lock(folder):
+        users = prepared.users(folder)
+        if users:
+            raise _in_use(folder, users, "it cannot be removed")
+        atomic.remove_folder(folder)
+    return TextResult(f"removed {folder}", {"removed": str(folder)})
+
+
+def _in_use(folder: Path, users: Sequence[Path], consequence: str) -> DataError:
+    """Return the error that runs use a folder, so that it cannot be removed or replaced."""
+    listed = ", ".join(map(str, users))
+    return DataError(
+        f"{folder} is used by {listed}: {consequence}.",
+        fix="Set another prepared_dir, or delete these runs if you do not need them.",
+    )
+
+
 def _is_device(stream: IO[bytes]) -> bool:
     """Whether a stream is a device. Programs without a terminal, such as cron, pass /dev/null."""
     try:
@@ -128,16 +179,26 @@ def prepare_data(
     options: PreparationOptions | None = None,
     *,
     piped: IO[bytes] | None = None,
-    check: Callable[[PreparedManifest], None] = lambda _: None,
+    check: Callable[[PreparedManifest], None] | None = None,
+    user: Path | None = None,
 ) -> PrepareReport:
-    """Make ``config.prepared_dir``, unless it is up to date.
+    """Make the prepared folder of a configuration, unless it is up to date.
+
+    The folder is ``config.prepared_dir``; or `Recipe.folder_beside`, if a run uses
+    ``config.prepared_dir`` with other data.
 
     Args:
         config: The experiment.
         options: How to prepare.
         piped: Standard input, for a training corpus with ``tsv: -``. Without it, the corpus must
             already be prepared.
-        check: Called with the new manifest. If it raises, the previous folder is kept.
+        check: Called with a new manifest. If it raises, all folders stay as they are. With a check,
+            a run that training would resume keeps its folder, even if the text has changed.
+        user: The run folder, locked by this process, whose training will use the data. The folder
+            records it.
+
+    Returns:
+        The report, with the folder.
 
     Raises:
         ConfigError: A language code is invalid, a filter does not exist, no scheduler answers, or
@@ -154,10 +215,10 @@ def prepare_data(
     reads_stdin = check_sources(config.data)
     if not reads_stdin:
         piped = None
-    # The report of the existing folder; None if the folder has to be made or made again.
+    # The report of an existing folder; None if a folder has to be made or made again.
     existing_report = None
     if not ignores_existing:
-        existing_report = current_report(folder, recipe, score_models)
+        existing_report = _existing(recipe, score_models, user, any_text=check is not None)
     lacks_input = reads_stdin and piped is None
     if lacks_input and existing_report is None:
         fix = "First run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command."
@@ -165,6 +226,10 @@ def prepare_data(
         raise ConfigError(f"{problem} or is missing.", fix=fix)
     # New standard input must be stored before it can be compared with the folder: see below.
     if existing_report is not None and piped is None:
+        folder = Path(existing_report.folder)
+        if check is not None and current_report(folder, recipe, score_models) is None:
+            text = "%s: its text has changed or is missing; training uses the prepared data"
+            logger.warning(text, folder)
         atomic.remove_leftovers(folder.parent, folder.name)
         return existing_report.written_to(options.report_dir, lists=folder)
     _check_settings(config, options)
@@ -183,21 +248,27 @@ def prepare_data(
     fix = "Set prepared_dir to a folder you can write to, with free space on its disk."
     with atomic.write_errors(folder, DataError, fix=fix):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_name(f".{folder.name}.lock")
-        with (
-            atomic.file_lock(lock, wait=True, remove=True) as has_waited,
-            work_folder(folder) as shards,
-        ):
-            atomic.restore_replaced(folder)  # after a kill between two renames
+        with ExitStack() as locks:
+            shards = locks.enter_context(_work_on(folder))
             readable_recipe = recipe.spooled(piped, shards)
             # The folder may be up to date after all: the process that this one has waited for may
             # have prepared it, and standard input, which is stored now, may be unchanged.
-            if not ignores_existing and (has_waited or reads_stdin):
+            existing_report = current_report(folder, recipe, score_models, readable_recipe.input)
+            users = _other_users(folder, user)
+            if users and existing_report is None:
+                folder = recipe.folder_beside(prepared.describe_sources(readable_recipe))
+                logger.info("%s uses %s; preparing %s", users[0], config.prepared_dir, folder)
+                if not reads_stdin:  # the copy of standard input is in the first folder
+                    locks.close()
+                shards = locks.enter_context(_work_on(folder))
                 existing_report = current_report(
                     folder, recipe, score_models, readable_recipe.input
                 )
-                if existing_report is not None:
-                    return existing_report.written_to(options.report_dir, lists=folder)
+                users = _other_users(folder, user)
+            if existing_report is not None and not ignores_existing:
+                if user is not None:
+                    prepared.add_user(folder, user)
+                return existing_report.written_to(options.report_dir, lists=folder)
             _check_replaceable(folder, is_requested=ignores_existing)
             with (
                 open_workers(options.workers, options.scheduler) as workers,
@@ -215,9 +286,48 @@ def prepare_data(
                     new_folder, recipe.hash(), sources, report.counts, report.max_sentences,
                     score_models,
                 )  # fmt: skip
-                check(manifest)
+                if check is not None:
+                    check(manifest)
+                _check_users(folder, users, manifest)
                 manifest.write(new_folder)
+            for run in filter(None, (*users, user)):
+                prepared.add_user(folder, run)
     return report.written_to(options.report_dir, lists=folder)
+
+
+def _lock(folder: Path) -> AbstractContextManager[bool]:
+    """Lock a prepared folder, after waiting for other processes that use or write it."""
+    return atomic.file_lock(folder.with_name(f".{folder.name}.lock"), wait=True, remove=True)
+
+
+@contextmanager
+def _work_on(folder: Path) -> Iterator[Path]:
+    """Lock a prepared folder in order to write it; yield a folder for shards."""
+    with _lock(folder), work_folder(folder) as shards:
+        atomic.restore_replaced(folder)  # after a kill between two renames
+        yield shards
+
+
+def _existing(
+    recipe: Recipe, score_models: tuple[str, ...], user: Path | None, *, any_text: bool
+) -> PrepareReport | None:
+    """Return the report of an up-to-date folder, or None; record the user in the folder."""
+    report = find_prepared(recipe, score_models, any_text=any_text)
+    if report is None or user is None:
+        return report
+    folder = Path(report.folder)
+    with suppress(OSError), _lock(folder):  # a folder that cannot be written is not replaced
+        prepared.add_user(folder, user)
+    # Before, another process may have replaced the folder.
+    return find_prepared(recipe, score_models, any_text=any_text)
+
+
+def _other_users(folder: Path, user: Path | None) -> list[Path]:
+    """Return the users of a folder, without a run that starts again before its first checkpoint."""
+    users = prepared.users(folder)
+    if user is not None and not list_checkpoints(user):
+        users = [run for run in users if run.resolve() != user.resolve()]
+    return users
 
 
 def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareReport:
@@ -299,7 +409,13 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
             valid = _write(VALID, reading, encoded, log, valid_filters, Diagnosis(material))
 
         with reading.stage("shortlist"), progress_bar("making shortlists", leave=False):
-            write_shortlist(folder / SHORTLIST, train, tokenizers.vocab_sizes, diagnosis.lexicon)
+            write_shortlist(
+                folder / SHORTLIST,
+                train,
+                tokenizers.vocab_sizes,
+                diagnosis.lexicon,
+                vocab_hash=tokenizer_hash(folder / TOKENIZER),
+            )
         atomic.write_json(folder / PROFILES, asdict(profiles))
         report = log.report()
 
@@ -513,14 +629,17 @@ def _write_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
 def recipe_of(config: RunConfig) -> Recipe:
     """Return the settings that determine the prepared data."""
     recipe = Recipe(config=config, bound=bound_values(config, "data"))
-    if recipe.init_from is not None:  # the vocabulary of that model is used
+    if not has_data_settings(config):
         return recipe
+    # The run will be resumed.
     vocabulary = config.run_dir / TOKENIZER
-    if vocabulary.is_dir() and has_data_settings(config):  # the run will be resumed
+    if recipe.init_from is None and vocabulary.is_dir():
         recipe = replace(recipe, vocabulary=vocabulary)
-        manifest = trained_on(config.run_dir, config.prepared_dir)
+    recorded_dir = Path(str(recorded_settings(config.run_dir).get("prepared_dir")))
+    for folder in dict.fromkeys((recorded_dir, config.prepared_dir)):
+        manifest = trained_on(config.run_dir, folder)
         if manifest is not None:
-            recipe = replace(recipe, hash_of_run=manifest.config_hash)
+            return replace(recipe, folder_of_run=folder, hash_of_run=manifest.config_hash)
     return recipe
 
 
@@ -569,6 +688,16 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
             )
     check_files(config.data.corpora)
     check_hub(config.data)
+
+
+def _check_users(folder: Path, users: Sequence[Path], manifest: PreparedManifest) -> None:
+    """Check that only the same data replace the data of a folder with users."""
+    try:
+        old = PreparedManifest.read(folder)
+    except DataError:  # missing or damaged
+        return
+    if users and (old.data_hash, old.vocab_hash) != (manifest.data_hash, manifest.vocab_hash):
+        raise _in_use(folder, users, "other data cannot replace its data")
 
 
 def _check_replaceable(folder: Path, *, is_requested: bool) -> None:

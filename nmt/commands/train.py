@@ -26,15 +26,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.files import Checkpoint, list_checkpoints
+from nmt.checkpoint.files import Checkpoint
 from nmt.checkpoint.model_folder import log_next_commands
-from nmt.checkpoint.run import check_resumable, data_check, write_run_files
+from nmt.checkpoint.run import check_resumable, write_run_files
 from nmt.commands import train_setup
 from nmt.commands.config import advice, load_config, with_metric
 from nmt.commands.options import CommandResult, TrainOptions
-from nmt.commands.prepare import prepare_data
 from nmt.commands.train_setup import TRACKERS
 from nmt.config.flag import changed
 from nmt.config.run import RunConfig
@@ -130,11 +130,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         # Before the first update there is nothing to save, so a signal ends the process at once.
         with stop.at_once():
             trackers = [TRACKERS[name](config) for name in training.trackers if is_first]
-            data, checkpoint = _open(config, processes, strict=strict_resume)
-            if config.data.max_sentences is None:
-                counted = {"max_sentences": data.manifest.max_sentences}
-                data_section = config.data.model_copy(update=counted)
-                config = config.model_copy(update={"data": data_section})
+            config, data, checkpoint = _open(config, processes, strict=strict_resume)
             setup = train_setup.build(config, data, processes, stop, checkpoint)
             start = _find_start(config, setup, checkpoint, exact=exact)
         reporter = ReporterList()
@@ -166,22 +162,27 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
 
 def _open(
     config: RunConfig, processes: Processes, *, strict: bool
-) -> tuple[PreparedData, Checkpoint | None]:
+) -> tuple[RunConfig, PreparedData, Checkpoint | None]:
     """Open the prepared data, and load the newest checkpoint if there is one.
 
     Before, the first process checks settings, and prepares the data if necessary. ``strict`` raises
-    an error if the newest checkpoint is damaged.
+    an error if the newest checkpoint is damaged. The returned configuration contains the folder and
+    the number of sentences of the data.
     """
+    folder = config.prepared_dir
     if processes.rank == 0:
-        train_setup.check_tools(config)
-        if not list_checkpoints(config.run_dir):
-            train_setup.check_start(config)
-        prepared = prepare_data(config, check=data_check(config, processes.size))
+        prepared = train_setup.prepare_run(config, processes.size, user=config.run_dir)
+        folder = Path(prepared.folder)
         if not prepared.up_to_date:
             logger.info(prepared.as_text())
-    processes.wait()
-    data = PreparedData.open(config.prepared_dir)
-    return data, checkpoints.load_newest(config.run_dir, processes, strict=strict)
+    folder = processes.share(folder)
+    data = PreparedData.open(folder)
+    data_section = config.data
+    if data_section.max_sentences is None:
+        counted = {"max_sentences": data.manifest.max_sentences}
+        data_section = data_section.model_copy(update=counted)
+    config = config.model_copy(update={"prepared_dir": folder, "data": data_section})
+    return config, data, checkpoints.load_newest(config.run_dir, processes, strict=strict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +237,8 @@ def _open_run_folder(
         # `check_resumable` has warned about some of these settings.
         if checkpoint is not None and change not in "\n".join(start.warnings):
             start.notes.append(f"setting changed since the last start: {change}")
+    # The run needs them at the end, when another run may have replaced the folder.
+    copy_extras(data.folder, config.run_dir)
 
 
 class Trainer:
@@ -512,7 +515,6 @@ def _finish(
 
     if is_first:
         logger.info("weights saved; calibrating confidence scores on the validation set")
-        copy_extras(setup.data.folder, run_dir)
     summary = checkpoints.average_at_end(training, summary, setup.validator, reporter)
     if is_first:
         requests, references = train_setup.choosing_lines(config, setup.data)

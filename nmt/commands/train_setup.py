@@ -6,22 +6,24 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nmt.checkpoint.files import ADAPTER, AdapterRecord, Checkpoint
+from nmt.checkpoint.files import ADAPTER, AdapterRecord, Checkpoint, list_checkpoints
 from nmt.checkpoint.model_folder import CONFIG, find_model, load_folder_config, read_weights
-from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
+from nmt.checkpoint.run import data_check, identity, machine, refuse_other_keys, reshared
 from nmt.commands.config import with_metric
+from nmt.commands.prepare import prepare_data
 from nmt.config.data import BatchConfig, CorpusConfig
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names, valid_sets
 from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, epoch_weights
-from nmt.data.prepare_report import KEPT, READ
-from nmt.data.prepared import PreparedData
+from nmt.data.prepare_report import KEPT, READ, PrepareReport
+from nmt.data.prepared import PreparedData, PreparedManifest
 from nmt.data.resegment import NoiseAdder, Resegment, Resegmenter
 from nmt.device import own_cores
 from nmt.device.compilation import Compilation, compile_layers, pays
@@ -469,6 +471,26 @@ def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
             text = f"using the vocabulary of {folder} (size {size:,})"
             notes.append(f"{text}; the tokenizer section has no effect")
     return notes
+
+
+def prepare_run(config: RunConfig, num_processes: int, user: Path | None = None) -> PrepareReport:
+    """Check that training can start or resume, before and after preparing the data if necessary.
+
+    Args:
+        config: The configuration.
+        num_processes: Number of training processes.
+        user: See `prepare_data`.
+
+    Raises:
+        NmtError: Training cannot start or resume. Then no folder has been replaced.
+    """
+    check_tools(config)
+    check = data_check(config, num_processes)
+    if not list_checkpoints(config.run_dir):
+        check_start(config)
+    report = prepare_data(config, check=check, user=user)
+    check(PreparedManifest.read(Path(report.folder)))  # of a folder that was up to date
+    return report
 
 
 def check_start(config: RunConfig) -> None:

@@ -317,17 +317,24 @@ def likely_translations(
 
 
 def write_shortlist(
-    path: Path, store: ParallelStore, vocab_sizes: tuple[int, int], lexicon: Lexicon | None = None
+    path: Path,
+    store: ParallelStore,
+    vocab_sizes: tuple[int, int],
+    lexicon: Lexicon | None = None,
+    *,
+    vocab_hash: str,
 ) -> None:
     """Write a shortlist: the target tokens that a decoder considers for each source token.
 
     The safetensors file has ``common``, the most frequent target tokens, and ``candidates``, the
-    most probable translations of each source token, padded with -1. (V, most).
+    most probable translations of each source token, padded with -1. (V, most). Its metadata have
+    the hash of the tokenizers.
     """
     counts = store.target.counts(vocab_sizes[1])
     common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
     candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES, lexicon)
-    path.write_bytes(save({"common": common, "candidates": candidates}))
+    metadata = {"vocab_hash": vocab_hash}
+    path.write_bytes(save({"common": common, "candidates": candidates}, metadata))
 
 
 def _summed(keys: IntArray, values: npt.NDArray[np.floating]) -> tuple[IntArray, Values]:

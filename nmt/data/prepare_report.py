@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from heapq import nsmallest
 from operator import itemgetter
@@ -23,10 +22,10 @@ from nmt.config.data import Direction, FilterConfig
 from nmt.config.flag import meanings_of
 from nmt.data.advice import ReasonSets
 from nmt.data.filters import NEAR, UNREAD, FilterChain, ListedProblem
-from nmt.data.prepared import AGAIN, TOKENIZER, PreparedData, Recipe, are_unchanged
+from nmt.data.prepared import AGAIN, TIMES, TOKENIZER, PreparedData, Recipe, are_unchanged
 from nmt.data.store import IntArray, ParallelStore
 from nmt.errors import DataError
-from nmt.files.atomic import write_bytes, write_errors
+from nmt.files.atomic import write_bytes, write_errors, write_json
 from nmt.files.json_file import read_json
 from nmt.report.page import Chart, Curve, render, render_chart
 from nmt.text.loss import loss_of
@@ -389,15 +388,20 @@ class PrepareReport:
         """
         path = folder / REPORT
         try:
-            report = TypeAdapter(cls).validate_python(read_json(path))
+            values = read_json(path)
+            with suppress(FileNotFoundError):  # older versions have the times in the report
+                values = values | read_json(folder / TIMES)
+            report = TypeAdapter(cls).validate_python(values)
         except (OSError, ValueError) as error:
             raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
         return replace(report, folder=str(folder), up_to_date=True)
 
     def write(self, folder: Path) -> None:
-        """Write ``report.json`` and ``report.html`` into ``folder``."""
-        text = json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
-        write_bytes(folder / REPORT, text.encode())
+        """Write ``report.json``, its times beside it, and ``report.html`` into ``folder``."""
+        values = self.as_dict()
+        del values["folder"]  # equal preparations give equal files
+        write_json(folder / TIMES, {name: values.pop(name) for name in ("seconds", "stages")})
+        write_json(folder / REPORT, values)
         write_bytes(folder / PAGE, self.as_page().encode())
 
     def as_page(self) -> str:
@@ -495,8 +499,31 @@ class PrepareReport:
         return f"{place}line {example['line']:,}: {' | '.join(texts)}"
 
 
+def find_prepared(
+    recipe: Recipe, scored_with: tuple[str, ...] = (), *, any_text: bool = False
+) -> PrepareReport | None:
+    """Return the report of an up-to-date folder with the data of a recipe, or None.
+
+    Args:
+        recipe: The configuration to compare the folders with.
+        scored_with: See `current_report`.
+        any_text: Accept the folder of a run that will be resumed, also if its text has changed.
+    """
+    report = None
+    if any_text and recipe.folder_of_run is not None:
+        report = current_report(recipe.folder_of_run, recipe, scored_with, any_text=True)
+    for folder in recipe.folders:
+        report = report or current_report(folder, recipe, scored_with)
+    return report
+
+
 def current_report(
-    folder: Path, recipe: Recipe, scored_with: tuple[str, ...] = (), piped: Path | None = None
+    folder: Path,
+    recipe: Recipe,
+    scored_with: tuple[str, ...] = (),
+    piped: Path | None = None,
+    *,
+    any_text: bool = False,
 ) -> PrepareReport | None:
     """Return the report of a prepared folder if it is complete and up to date, else None.
 
@@ -505,6 +532,7 @@ def current_report(
         recipe: The configuration to compare the folder with.
         scored_with: Models that must have scored the pairs; if empty, scores are not compared.
         piped: A copy of standard input; None assumes that standard input is unchanged.
+        any_text: Whether the text may have changed since, or be missing.
     """
     try:
         manifest = PreparedData.open(folder).manifest
@@ -515,9 +543,8 @@ def current_report(
         if manifest.vocab_hash != tokenizer_hash(folder / TOKENIZER):
             return None
         # Files may have been added to a Hugging Face folder, or removed.
-        if set(manifest.sources) != set(map(str, recipe.files)):
-            return None
-        if not are_unchanged(manifest.sources, piped):
+        has_files = set(manifest.sources) == set(map(str, recipe.files))
+        if not (any_text or (has_files and are_unchanged(manifest.sources, piped))):
             return None
         return PrepareReport.read(folder)
     except (DataError, OSError):

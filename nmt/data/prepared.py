@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import TypeAdapter
 
 from nmt.config.data import CorpusConfig, DataConfig, tagged_languages
+from nmt.config.loader import CONFIG, read_settings
 from nmt.config.run import RunConfig
 from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped, valid_sets
 from nmt.data.formats.text import SPOOL
 from nmt.data.store import ParallelStore
-from nmt.errors import DataError, shell_command
+from nmt.errors import ConfigError, DataError, shell_command
+from nmt.files.atomic import write_json
 from nmt.files.json_file import (
     MANIFEST,
     FileRecord,
     SealedManifest,
     damage,
+    field,
+    read_json,
     sha256_of_file,
     sha256_of_json,
 )
@@ -33,7 +40,12 @@ FORMAT_VERSION = 2
 # Subfolders, in addition to `VALID`.
 TRAIN = "train"
 TOKENIZER = "tokenizer"
+# Files that the manifest does not contain, because equal preparations may differ in them: the time
+# that the preparation took, and the run folders that use the data.
+TIMES = "times.json"
+USERS = "users.json"
 AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
+_NUM_DIGITS = 8  # Of the hash in the name of a folder.
 _LEARNING = 2  # Raised when vocabularies are learned in another way.
 # Keys that older versions do not have, with the default that changes nothing; and the keys that
 # older versions have instead, in every corpus.
@@ -82,7 +94,7 @@ class PreparedManifest(SealedManifest):
         files = {}  # records by relative path
         data_hash = hashlib.sha256()  # of the files of the token stores, which end with .bin
         for path in sorted(folder.rglob("*")):
-            if path.is_file():
+            if path.is_file() and path.name != TIMES:
                 record = FileRecord.of(path)
                 files[path.relative_to(folder).as_posix()] = record
                 if path.suffix == ".bin":
@@ -139,8 +151,48 @@ def verify_prepared(folder: Path) -> Mapping[str, FileRecord]:
     return files
 
 
+def users(folder: Path) -> list[Path]:
+    """Return the run folders that use a prepared folder, relative to the working directory.
+
+    Deleted runs, and runs that now use another folder, do not count.
+    """
+    try:
+        names = field(read_json(folder / USERS), kind=list)
+    except (OSError, ValueError):  # no run has used the folder
+        return []
+    runs = [Path(os.path.relpath(folder.resolve() / name)) for name in names]
+    return [run for run in runs if _is_user(run, folder)]
+
+
+def _is_user(run: Path, folder: Path) -> bool:
+    """Whether a run that has used ``folder`` still exists and uses it."""
+    try:
+        recorded = Path(str(read_settings(run / CONFIG)["prepared_dir"]))
+    except (ConfigError, KeyError):  # a run that starts has no configuration yet
+        return run.is_dir()
+    return recorded.name == folder.name
+
+
+def add_user(folder: Path, run: Path) -> None:
+    """Record that a run uses a prepared folder. The caller must hold the lock of the folder.
+
+    Paths are relative to the folder, so that a project can be moved.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    place = folder.resolve()
+    names = set[str]()
+    for user in (*users(folder), run):
+        name = str(user.resolve())
+        with suppress(ValueError):  # another drive on Windows
+            name = os.path.relpath(name, place)
+        names.add(name)
+    write_json(folder / USERS, sorted(names))
+
+
 class PreparedData:
-    """The data of a prepared folder, read-only."""
+    """The data of a prepared folder, read-only. The text is read once."""
 
     def __init__(self, folder: Path, manifest: PreparedManifest) -> None:
         self.folder = folder
@@ -162,17 +214,17 @@ class PreparedData:
         """Folder of the SentencePiece models."""
         return self.folder / TOKENIZER
 
-    @property
+    @cached_property
     def valid_source(self) -> list[str]:
         """Source lines of all validation sets, in the order of the token store."""
         return read_lines(self.folder / VALID / "source.txt")
 
-    @property
+    @cached_property
     def valid_target(self) -> list[str]:
         """Reference lines of all validation sets, in the order of the token store."""
         return read_lines(self.folder / VALID / "target.txt")
 
-    @property
+    @cached_property
     def valid_references(self) -> list[list[str]]:
         """Lines of each reference; the first ones are `valid_target`.
 
@@ -188,9 +240,10 @@ class Recipe:
 
     config: RunConfig
     input: Path | None = None  # a copy of standard input, if it is a corpus
-    # The tokenizers of a run that will be resumed, and the hash of the recipe of its data. Another
-    # version of nmt may have made them, which learned or filtered in another way.
+    # The tokenizers of a run that will be resumed, and its prepared folder with the hash of the
+    # recipe. Another version of nmt may have made them, which learned or filtered in another way.
     vocabulary: Path | None = None
+    folder_of_run: Path | None = None
     hash_of_run: str | None = None
     bound: Mapping[str, Any]  # values of the keys that ``Binds("data")`` marks
 
@@ -311,10 +364,28 @@ class Recipe:
             inputs["tokenizer"] = vocab_hash
         return sha256_of_json([FORMAT_VERSION, inputs])
 
+    def folder_beside(self, sources: Mapping[str, Mapping[str, Any]]) -> Path:
+        """Return the folder of this recipe if a run uses `prepared_dir` with another one.
+
+        Args:
+            sources: Result of `describe_sources`.
+        """
+        hashes = {name: record["sha256"] for name, record in sources.items()}
+        folder = self.config.prepared_dir
+        digest = sha256_of_json([self.hash(), hashes])[:_NUM_DIGITS]
+        return folder.with_name(f"{folder.name}-{digest}")
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders that can contain the data: `prepared_dir`, and existing folders beside it."""
+        folder = self.config.prepared_dir
+        pattern = f"{glob.escape(folder.name)}-{'?' * _NUM_DIGITS}"
+        return [folder, *sorted(folder.parent.glob(pattern))]
+
     def accepts(self, manifest: PreparedManifest) -> bool:
         """Whether a prepared folder has the settings of this recipe; corpora are not compared."""
         if self.vocabulary is None:
-            return manifest.config_hash == self.hash(manifest.vocab_hash)
+            return manifest.config_hash in (self.hash(manifest.vocab_hash), self.hash_of_run)
         if manifest.vocab_hash != tokenizer_hash(self.vocabulary):
             return False
         # A resumed run keeps its vocabulary. The folder may have been prepared for the resumed run,

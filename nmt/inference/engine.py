@@ -19,17 +19,23 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors import SafetensorError, safe_open
 
-from nmt.checkpoint.model_folder import PROFILES, SHORTLIST, is_ctranslate2, readable, write_extra
+from nmt.checkpoint.model_folder import (
+    PROFILES,
+    SHORTLIST,
+    TOKENIZER,
+    is_ctranslate2,
+    readable,
+    write_extra,
+)
 from nmt.config.model import DecodingConfig
 from nmt.config.training import full_device_name, full_dtype_name
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.direction import Languages
 from nmt.registry import Registry, chosen
 from nmt.search.hypothesis import Constraints, IdLists, NBestLists
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
 logger = logging.getLogger(__name__)
 # Data type of the weights, and of products with them.
@@ -40,6 +46,7 @@ OutputName = Literal["alignments", "attention", "token_scores"]
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 _CONVERTED = (None, "float32", "int8")  # Dtypes for which ``auto`` chooses CTranslate2 on a CPU.
 _REWRITE = "`nmt train CONFIG`, which writes it without training again"
+_OTHER_VOCABULARY = "it was made for a different vocabulary"
 GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
@@ -339,8 +346,11 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
     if not path.is_file():
         return None
     try:
-        arrays = load_file(path)
-        shortlist = ShortlistParts(arrays["common"], arrays["candidates"])
+        with safe_open(path, framework="numpy") as file:
+            shortlist = ShortlistParts(file.get_tensor("common"), file.get_tensor("candidates"))
+            vocab_hash = (file.metadata() or {}).get("vocab_hash")  # older files do not have it
+        if vocab_hash not in (None, tokenizer_hash(folder / TOKENIZER)):
+            raise ValueError(_OTHER_VOCABULARY)
         common, candidates = shortlist
         kinds = [(array.ndim, array.dtype.kind) for array in shortlist]
         if kinds != [(1, "i"), (2, "i")] or not candidates.size:  # i: signed integers
@@ -348,7 +358,7 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         largest_id = max(array.max(initial=-1) for array in shortlist)
         source_vocab_size, target_vocab_size = vocab_sizes
         if len(candidates) != source_vocab_size or largest_id >= target_vocab_size:
-            raise ValueError("it was made for a different vocabulary")
+            raise ValueError(_OTHER_VOCABULARY)
         if common.min(initial=0) < 0 or candidates.min() < -1:  # -1 pads the candidates
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:

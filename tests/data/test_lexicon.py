@@ -107,7 +107,7 @@ def test_a_shortlist_has_the_most_frequent_targets_and_the_translations_of_each_
     """Target token 2 occurs four times, 5 twice, 1 and 4 once each, all others never."""
     lines = store(tmp_path, [([0, 0, 0, 0, 3], [2, 5]), ([3, 1], [2, 2, 1]), ([3], [5, 4, 2])])
     monkeypatch.setattr(lexicon, "_MOST_COMMON", 3)
-    lexicon.write_shortlist(tmp_path / "shortlist", lines, (5, 6))
+    lexicon.write_shortlist(tmp_path / "shortlist", lines, (5, 6), vocab_hash="v1")
     tables = load_file(tmp_path / "shortlist")
     assert tables["common"].tolist() == [2, 5, 1]
     expected = likely_translations(lines, (5, 6), 30)

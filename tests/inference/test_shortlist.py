@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nmt.checkpoint.model_folder import SHORTLIST as NAME
@@ -25,7 +26,7 @@ from nmt.packed import Packed
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import shortlist_bytes, small_model
 
@@ -132,6 +133,21 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Delete it, then run"):
         Shortlist.load(tmp_path, (7, 12), CPU)
+
+
+def test_a_shortlist_of_another_vocabulary_of_the_same_size_is_refused(tmp_path: Path) -> None:
+    """Its tokens would be those of other words."""
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "joint.model").write_bytes(b"one")
+    metadata = {"vocab_hash": tokenizer_hash(tokenizer)}
+    names = ("common", "candidates")
+    parts = [part.int() for part in PARTS]
+    save_file(dict(zip(names, parts, strict=True)), tmp_path / NAME, metadata)
+    assert read_shortlist(tmp_path, (7, 12)) is not None
+    (tokenizer / "joint.model").write_bytes(b"two")
+    with pytest.raises(CheckpointError, match="made for a different vocabulary"):
+        read_shortlist(tmp_path, (7, 12))
 
 
 @functools.cache

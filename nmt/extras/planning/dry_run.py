@@ -22,18 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nmt.checkpoint.run import data_check
 from nmt.commands.config import advice, load_config
 from nmt.commands.options import CommandResult, TrainOptions
-from nmt.commands.prepare import prepare_data, recipe_of
-from nmt.commands.train_setup import build, check_tools, compile_model
+from nmt.commands.prepare import recipe_of
+from nmt.commands.train_setup import build, check_tools, compile_model, prepare_run
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.corpus import VALID, check_files, is_piped
 from nmt.data.hubs import is_on_hub
 from nmt.data.loader import Loader
-from nmt.data.prepare_report import current_report
+from nmt.data.prepare_report import find_prepared
 from nmt.data.prepared import TOKENIZER, TRAIN, PreparedData, PreparedManifest
 from nmt.data.store import Rows, StoreWriter
 from nmt.device.compilation import Compilation
@@ -140,11 +139,11 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
         else:
             measured = config
             batch = config.batch
-            prepared = prepare_data(config, check=data_check(config))
+            prepared = prepare_run(config, devices)
             if not prepared.up_to_date:
-                text = f"Prepared the data in {config.prepared_dir} for the dry run."
+                text = f"Prepared the data in {prepared.folder} for the dry run."
                 logger.info("%s\n%s", text, prepared.as_text())
-            data = PreparedData.open(config.prepared_dir)
+            data = PreparedData.open(Path(prepared.folder))
         setup = build(measured, data, Processes(), StopSignal())
         setup = replace(setup, loader=replace(setup.loader, num_ranks=devices))
         loader = setup.loader
@@ -155,7 +154,7 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
 
 def explain_made_up(config: RunConfig) -> str:
     """Explain why and how lengths are made up; return "" if the corpora can be read."""
-    if current_report(config.prepared_dir, recipe_of(config)):
+    if find_prepared(recipe_of(config), any_text=True):
         return ""
     corpora = (*config.data.training, *config.data.validation)
     # Corpora that are not files on this machine.
