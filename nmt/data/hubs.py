@@ -192,7 +192,7 @@ def _licence(name: str) -> str:
     licence = None
     with suppress(Exception):  # there is no card, or no connection
         cards = import_module("huggingface_hub").DatasetCard  # slow to load
-        licence = cards.load(card if card.exists() else name).data.license
+        licence = cards.load(card if Path(name).exists() else name).data.license
     return visible(str(licence or "not named in its card"))
 
 

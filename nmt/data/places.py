@@ -32,12 +32,11 @@ from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding
 from nmt.files.lines import first_bytes, open_binary, plain_name
+from nmt.installation import read_toml
 
 TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
-_NO_TEXT = frozenset(
-    (".pdf", ".docx", ".xlsx", ".odt", ".ods", ".html", ".yaml", ".sh", ".py", ".log")
-)
+_NO_TEXT = read_toml(__file__, "no_text.toml")  # What to do, by the suffix of a file.
 _SAMPLED_PAIRS = 200  # whose languages are identified
 _MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
 _ALIGNED = Layout(TEXT)
@@ -201,6 +200,9 @@ def _files_in(search: _Search) -> Iterator[_File]:
             yield from _texts_of(search, place, Path(), place_name)
         else:
             open_binary(place).close()  # explains why a file cannot be read
+            advice = _NO_TEXT.get(place.suffix.lower())
+            if advice:
+                raise DataError(f"{place} is not a text file.", fix=advice)
             yield _File(place, str(place), part_of(Path(*place.parts[-2:])))
 
 
@@ -226,7 +228,7 @@ def _texts_of(search: _Search, path: Path, name: Path, place: str) -> Iterator[_
         if problem:
             search.unused[text] = f"is {problem}"
         elif relative.suffix.lower() in _NO_TEXT:
-            search.unused[text] = "is not text of the corpus"
+            search.unused[text] = f"is not a text file. {_NO_TEXT[relative.suffix.lower()]}"
         elif relative.suffix != ".ids" and not is_document(str(relative)):
             yield _File(text, f"{place}/{relative}", part_of(relative))
 
@@ -315,7 +317,8 @@ def _file_with_both_sides(search: _Search, file: _File) -> _Corpus:
         if wanted.languages is None and direction is not None:
             choice = replace(search.wanted, languages=direction)
             return _file_with_both_sides(replace(search, wanted=choice), file)
-        choices = [replace(search, wanted=choice) for choice in error.choices]
+        most_choices = islice(error.choices, _MOST_SHOWN)
+        choices = [replace(search, wanted=choice) for choice in most_choices]
         if not choices:
             raise
         commands = [each.command(search.places, each.wanted.languages) for each in choices]

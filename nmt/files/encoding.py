@@ -40,8 +40,11 @@ _LANGUAGES = {
     "cp1254": ("Turkish",),
     "cp1258": ("Vietnamese",),
 }
-# Rare encodings that resemble Western European ones.
-_OLD_MACS = ["mac_iceland", "mac_latin2", "mac_roman", "mac_turkish"]
+# Rare encodings that resemble frequent ones, and that iconv has by other names or not at all.
+_RARE = (
+    "mac_greek mac_iceland mac_latin2 mac_roman mac_turkish cp720 cp1006 "
+    "euc_jis_2004 euc_jisx0213 shift_jis_2004 shift_jisx0213"
+)
 _BAD_BYTES = "nmt-bad-bytes"  # Name of the handler of bad bytes.
 _ESCAPED = 0xDC00  # The lone surrogate of a byte, minus the byte.
 
@@ -106,7 +109,7 @@ def probable_encoding(start: bytes) -> str | None:
     from charset_normalizer import from_bytes  # noqa: PLC0415 - only for text that is not UTF-8
 
     # From little to much chaos.
-    matches = list(from_bytes(start, cp_exclusion=_OLD_MACS))
+    matches = list(from_bytes(start, cp_exclusion=_RARE.split()))
     if not matches:
         return None
     likely = [match for match in matches if match.chaos <= matches[0].chaos + _SIMILAR_CHAOS]

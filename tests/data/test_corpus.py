@@ -172,8 +172,35 @@ def test_utf_16_without_a_mark_is_named_and_read_with_its_encoding(
         assert pairs_of(**place, encoding=encoding)[29][0].startswith("eins")
 
 
-def test_a_damaged_line_of_a_text_in_utf_8_is_no_other_encoding(tmp_path: Path) -> None:
-    content = "schön\n".encode() * 5 + b"sch\xf6n\n"
+@pytest.mark.parametrize("encoding", ["euc_jp", "shift_jis", "big5", "gb18030", "euc_kr"])
+def test_the_encodings_of_east_asia_are_named_as_iconv_has_them(
+    tmp_path: Path, encoding: str
+) -> None:
+    japanese = (
+        "今日はとても良い天気ですね。学校に行きましょう。",
+        "彼は昨日、東京から電車で帰りました。",
+    )
+    chinese = "今天天氣很好、我們一起去學校吧。", "他昨天從台北坐火車回來、非常高興。"
+    korean = "오늘은 날씨가 아주 좋습니다.", "그는 어제 서울에서 기차로 돌아왔습니다."
+    texts = {"euc_jp": japanese, "shift_jis": japanese, "euc_kr": korean}
+    text = "".join(f"{line}\n" for line in texts.get(encoding, chinese)) * 40
+    path = tmp_path / "x"
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(DataError) as caught:
+        pairs_of(source=str(path), target=str(path))
+    named = re.search(r"iconv -f (\S+) ", str(caught.value.fix))
+    assert named is not None
+    command = ["iconv", "-f", named[1], "-t", "UTF-8", str(path)]
+    converted = subprocess.run(command, capture_output=True, check=True, timeout=LIMIT)
+    assert converted.stdout.decode() == text
+
+
+@pytest.mark.parametrize("num_damaged", [1, 5])
+def test_damaged_lines_of_a_text_in_utf_8_are_no_other_encoding(
+    tmp_path: Path, num_damaged: int
+) -> None:
+    """In the other encoding, the lines in UTF-8 would be ruined."""
+    content = "schön\n".encode() * 5 + b"sch\xf6n\n" * num_damaged
     with pytest.raises(DataError) as caught:
         pairs_of(**aligned(tmp_path, content, content))
     assert "line 6, byte 4" in caught.value.problem

@@ -160,7 +160,7 @@ def test_failures_become_an_error_with_a_fix(tmp_path: Path) -> None:
     (tmp_path / "data.xlsx").touch()
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
     for place, message in (
-        (wrong, "not certain which texts .* The keys are left, right"),
+        (wrong, "not certain which texts .* Keys with text: left, right"),
         (tmp_path / "data.xlsx", r"not \.xlsx"),
         (tmp_path / "bad.parquet", r"cannot read .*bad\.parquet"),
     ):

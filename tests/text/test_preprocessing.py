@@ -59,6 +59,8 @@ TOOLS: dict[str, tuple[Callable[[str], str], str]] = {
     "entities": (lambda x: f"{x} &amp; ä".replace("ä", "&auml;"), "escaped characters (&amp;)"),
     "hyphens": (lambda x: f"{x} a @-@ b", "that a tokenizer has separated (@-@)"),
     "WikiText": (lambda x: f"{x} 1 @,@ 000", "that a tokenizer has separated (@-@)"),
+    "properties": (lambda x: f"app.key{len(x)} = {x}", "a key in front of each text (KEY=TEXT)"),
+    "wrong encoding": (lambda x: f"{x} ü".encode().decode("cp1252"), "(Ã¼ instead of ü)"),
     "Stanford": (lambda x: f"{x} a ##AT##-##AT## b", "that a tokenizer has separated (@-@)"),
 }  # fmt: skip
 
@@ -83,7 +85,8 @@ def test_text_of_a_tool_is_refused_with_its_place_and_the_command(tool: str, end
     None in map(shutil.which, ("bash", "sed", "python3")), reason="needs the tools of a shell"
 )
 @pytest.mark.parametrize(
-    "tool", ["subword-nmt", "SentencePiece", "BERT", "XLM", "GPT-2", "OpenNMT", "Moses"]
+    "tool",
+    ["subword-nmt", "SentencePiece", "BERT", "XLM", "GPT-2", "OpenNMT", "Moses", "properties"],
 )
 def test_the_command_restores_the_text(tool: str) -> None:
     change, _ = TOOLS[tool]
@@ -112,6 +115,9 @@ for text in PLAIN:
     TMX += ["<tu>", '<tuv xml:lang="en">', f"<seg>{text}</seg>", "</tuv>"]
     TMX += ['<tuv xml:lang="de">', f"<seg>{text.upper()}</seg>", "</tuv>", "</tu>"]
 TMX += ["</body>", "</tmx>"]
+SUBTITLES = []
+for number, text in enumerate(PLAIN):
+    SUBTITLES += [f"{number}", f"00:00:{number:02d},500 --> 00:00:{number:02d},900", text, text, ""]
 HTML = ["<!DOCTYPE html>", "<html>", "<body>", *(f"<p>{line}</p>" for line in PLAIN), "</body>"]
 
 
@@ -123,10 +129,11 @@ HTML = ["<!DOCTYPE html>", "<html>", "<body>", *(f"<p>{line}</p>" for line in PL
         (SGML[3:-3], "is a document in SGML or XML (<seg id=...>)"),
         ([*PLAIN, "<P>", '<SPEAKER ID="1">'] * 3, "has lines that are only a tag (<P>)"),
         (TMX, "is a translation memory (TMX)"),
+        (SUBTITLES, "is a file of subtitles with times"),
         (["", *HTML], "is a document in XML or HTML"),
         (['<?xml version="1.0"?>', "<xliff>", *HTML[2:]], "is a document in XML or HTML"),
     ],
-    ids=["sgm", "capitals", "segments", "europarl", "tmx", "html", "xliff"],
+    ids=["sgm", "capitals", "segments", "europarl", "tmx", "srt", "html", "xliff"],
 )
 def test_a_document_is_refused(lines: list[str], name: str) -> None:
     with pytest.raises(DataError) as caught:
@@ -158,7 +165,7 @@ def test_the_command_is_not_run_on_a_format_with_escapes(suffix: str) -> None:
 SIGNS = (
     "a@@", "@@ -1,3 +1,4 @@", "▁▂▃", "## Title", "word ##ing", "</w>", "a</w>", "￭", "&apos;",
     "&quot;", "&amp;apos;", "&#39;", "@-@", "a @-@ b", '<seg id="1">', "<tuv>", "<html>", "<p>",
-    "<?xml version='1.0'?>", "x .", "x , y",
+    "<?xml version='1.0'?>", "x .", "x , y", "a = b", "Ã¼", "0:00,500 --> 0:01,000",
 )  # fmt: skip
 WORDS = st.lists(
     st.sampled_from(("don't", '"so"', "well-known", "häuser", "狗", "3,000")), max_size=9

@@ -62,7 +62,7 @@ def layout_of(path: Path, wanted: Wanted) -> Layout:
         return FORMATS[name].layout(sample, wanted)
     known = ", ".join(FORMATS)
     problem = f"{path} is not in a format with both sides that nmt knows ({known})."
-    fix = "Pass two aligned text files, or name the format, as in `format` tsv."
+    fix = "Pass two aligned text files, or name the format, such as `format` csv for any table."
     raise DataError(problem, fix=fix)
 
 

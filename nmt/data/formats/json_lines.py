@@ -25,6 +25,9 @@ from nmt.errors import DataError
 _EXCERPT = 80  # characters
 _FROM_ARRAY = "python3 -c 'import json, sys; [print(json.dumps(x)) for x in json.load(sys.stdin)]'"
 _FROM_ARRAY += " < FILE > FILE.jsonl"
+_FROM_OBJECT = "python3 -c 'import json, sys; [print(*str(x).split()) for x in "
+_FROM_OBJECT += "json.load(sys.stdin).values()]' < FILE > FILE.txt"
+_MOST_SHOWN = 20  # keys
 _TEXTS = "translation"  # Key of an object with the texts, as data sets of the hub have it.
 
 
@@ -46,6 +49,8 @@ class JsonLines(Format):
             first_line = sample.lines[0]
             problem = f"{name}, line 1: expected a JSON object, found {first_line[:_EXCERPT]!r}."
             fix = f"Write one object per line. For an array of objects, run: {_FROM_ARRAY}"
+            if first_line.startswith("{"):
+                fix = f"Write one object per line, or each text on a line: {_FROM_OBJECT}"
             raise DataError(problem, fix=fix)
         columns = columns_of_record(texts, wanted, name)
         languages = code_of_name(columns[0]), code_of_name(columns[1])
@@ -82,7 +87,7 @@ def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> t
         columns = tuple(map(str, wanted.columns))
     if not set(columns) <= set(keys):
         problem = f"{name}: it is not certain which texts are source and target."
-        problem += f" The keys are {', '.join(keys)}."
+        problem += f" Keys with text: {', '.join(with_text[:_MOST_SHOWN])}."
         fix = "Choose both, as in `columns` KEY,KEY, or set both languages."
         raise UncertainError(problem, fix=fix, choices=wanted.choices(with_text))
     return columns

@@ -6,7 +6,7 @@ Each format is a module of this package with a class that follows `Format`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
@@ -63,9 +63,9 @@ class Wanted:
     format: str | None = None
     encoding: str | None = None
 
-    def choices(self, columns: Sequence[Column]) -> list[Wanted]:
-        """Return each choice of two of these columns, in any order."""
-        return [replace(self, columns=pair) for pair in permutations(columns, 2)]
+    def choices(self, columns: Sequence[Column]) -> Iterator[Wanted]:
+        """Yield each choice of two of these columns, in any order."""
+        return (replace(self, columns=pair) for pair in permutations(columns, 2))
 
 
 class UncertainError(DataError):
@@ -94,7 +94,7 @@ class Layout:
         languages: Language codes of source and target as far as the file names them.
         delimiter: Between the fields of a table.
         is_quoted: Whether the fields of a table may be in quotes, which are not part of the text.
-        num_skipped: Number of first lines of a table that are no pairs, such as its header.
+        num_skipped: Number of first lines of a table before its pairs, such as the header.
     """
 
     format: str

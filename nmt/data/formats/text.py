@@ -29,6 +29,7 @@ from nmt.registry import load_attribute
 # Of a line, and of a side. A line of a table or of JSON contains both sides, other fields, and
 # escapes such as \uXXXX.
 _BYTES_PER_CHARACTER = 32
+_MOST_LINES = 0.9  # Share of the lines with other letters than ASCII.
 SPOOL = ".standard-input.tsv"  # Name of a copy of standard input.
 
 
@@ -104,7 +105,7 @@ class TextFile:
             lines = [line for line in start.splitlines() if not line.isascii()]
             bad_lines = [line for line in lines if "\ufffd" in line.decode(UTF8, "replace")]
             start = b""
-            if 2 * len(bad_lines) >= len(lines):  # else a few lines of a text in UTF-8 are damaged
+            if len(bad_lines) > _MOST_LINES * len(lines):  # else lines in UTF-8 would be ruined
                 start = b"\n".join(bad_lines)
         probable = probable_encoding(start) if start else None
         if probable in (None, self.encoding):
@@ -113,7 +114,7 @@ class TextFile:
         name = standard_encoding(str(probable))
         ways = [f"set `encoding` to {name}", self.options.skip_advice]
         if plain_name(self.path) == self.path.name and self.path.is_file():
-            iconv_name = re.sub("-(?=[lb]e$)", "", name)
+            iconv_name = re.sub("-(?=[lb]e$)", "", name).replace("_", "-")
             file = join_words([str(self.path)])
             ways.insert(0, f"convert it (iconv -f {iconv_name} -t utf-8 {file} > NEW)")
         fix = f"The file is probably {name}: {', '.join(ways[:-1])}, or {ways[-1]}."

@@ -34,3 +34,13 @@ def test_the_first_objects_may_lack_a_text() -> None:
     path = Path("t.jsonl")
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
     assert outcomes(read_pairs(path)) == [(1, "columns"), (2, "a house")]
+
+
+def test_the_command_in_the_error_about_an_object_writes_its_texts_as_lines() -> None:
+    path = Path("t.json")
+    path.write_text(json.dumps({"a": "ein\nHaus", "b": "schön"}, indent=2), encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_pairs(path)
+    _, _, command = str(caught.value.fix).partition("each text on a line: ")
+    subprocess.run(command.replace("FILE", "t.json"), shell=True, check=True, timeout=LIMIT)
+    assert Path("t.json.txt").read_text("utf-8") == "ein Haus\nschön\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import tarfile
 import zipfile
@@ -417,7 +418,7 @@ def test_the_sides_of_a_set_of_wmt_are_two_files() -> None:
 def test_places_without_parallel_text_are_refused_with_what_they_contain() -> None:
     write("corpus/x.en", "corpus/y.de", "corpus/README", "corpus/x.pdf")
     error = refused("corpus")
-    assert "corpus/x.pdf is not text of the corpus" in error.problem
+    assert "corpus/x.pdf is not a text file. Write the text into" in error.problem
     assert "corpus/x.en is not in a format with both sides" in error.problem
     Path("empty").mkdir()
     assert "no parallel text" in refused("empty").problem
@@ -432,3 +433,24 @@ def test_the_sides_of_a_name_are_parts_of_it(name: str) -> None:
         assert "*" in rest
         assert len(rest) <= len(name) + 1
         assert side
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".docx", ".7z", ".sqlite"])
+def test_a_file_without_text_is_answered_with_what_to_do(suffix: str) -> None:
+    write(f"x{suffix}", text="binary")
+    error = refused(f"x{suffix}")
+    assert error.problem == f"x{suffix} is not a text file."
+    assert error.fix
+
+
+def test_a_code_of_a_language_is_not_the_suffix_of_a_script() -> None:
+    write("x.sh", text=GERMAN)
+    write("x.en", text=ENGLISH)
+    assert find("x.sh", "x.en").languages == ("sh", "en")
+
+
+def test_few_of_many_choices_are_shown() -> None:
+    write("x.json", text=json.dumps({f"key{number}": "text" for number in range(3000)}))
+    error = refused("x.json")
+    assert len(error.problem) < 500
+    assert str(error.fix).count("nmt init x.json") == 6
