@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,9 +127,7 @@ def save_checkpoint(
     """
     folder = checkpoint_dir(run_dir, step)
     tensors_by_file = {MODEL: model, OPTIMIZER: optimizer}
-    needed_bytes = _MARGIN_BYTES
-    for tensors in tensors_by_file.values():
-        needed_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    needed_bytes = checkpoint_bytes(model, optimizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(folder.parent).free
@@ -161,6 +160,12 @@ def save_checkpoint(
             fix=f"{remedy}, then run the same command again.",
         ) from error
     return folder
+
+
+def checkpoint_bytes(model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> int:
+    """Return the disk space that a checkpoint needs, in bytes."""
+    tensors = chain(model.values(), optimizer.values())
+    return _MARGIN_BYTES + sum(tensor.nbytes for tensor in tensors)
 
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

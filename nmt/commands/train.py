@@ -12,10 +12,11 @@ A checkpoint contains everything that an update depends on: weights, optimizer s
 generators, the position in the data, and the counters of `Progress`. Therefore a resumed run makes
 the same updates as an uninterrupted run.
 
-After SIGTERM or the first Ctrl-C, training finishes the update, saves, and exits with code 143 or
-130. Before the first update and after the last one, it exits at once. A second Ctrl-C raises
-KeyboardInterrupt. After a kill or a power cut, the next start repeats the updates since the last
-checkpoint (`training.save_every`), with the same results.
+After SIGTERM, SIGHUP or the first Ctrl-C, training finishes the update, saves, and exits with code
+143, 129 or 130. Before the first update and after the last one, it exits at once. A second Ctrl-C
+raises KeyboardInterrupt. After SIGUSR1, training saves and continues. After a kill or a power cut,
+the next start repeats the updates since the last checkpoint (`training.save_every`), with the same
+results.
 """
 
 from __future__ import annotations
@@ -135,6 +136,8 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             start = _find_start(config, setup, checkpoint, exact=exact)
         reporter = ReporterList()
         if is_first:
+            optimizer = setup.updater.optimizer
+            checkpoints.check_room(config.run_dir, training, optimizer, start.progress)
             _open_run_folder(config, data, start, checkpoint)
             reporter = train_setup.make_reporters(config, log, start.progress, trackers)
         with closing(reporter):
@@ -251,7 +254,7 @@ class Trainer:
         record: Settings, hashes and machine: stored in checkpoints, and compared when training
             resumes.
         reporter: Receives the events of training.
-        stop: Records SIGTERM and SIGINT; checked at every update.
+        stop: Records signals; checked at every update.
 
     Attributes:
         progress: As above.
@@ -367,7 +370,11 @@ class Trainer:
         batches, position = next(updates)
         # A function of the number of the update: checkpoints need not store it.
         learning_rate = self._schedule(progress.step + 1)
-        stats = self._updater(batches, learning_rate, stops=self._stop.number is not None)
+        saves = self._stop.save_requested
+        if saves:
+            self._stop.save_requested = False
+        stops = self._stop.number is not None
+        stats = self._updater(batches, learning_rate, stops=stops, saves=saves)
         progress.add(stats, position)
         self.seconds += time.perf_counter() - begin
         self._all_stop |= stats.stop
@@ -383,7 +390,7 @@ class Trainer:
             return  # `run` saves and ends; the next start first does what is due here
         if self._is_due(training.validate_every):
             self._validate_and_save()
-        elif progress.step % training.save_every == 0:
+        elif progress.step % training.save_every == 0 or stats.save:
             self._save()
 
     def _read_losses(self) -> None:

@@ -7,6 +7,7 @@ environment variables.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,12 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import override
 
+from nmt.device import is_one_of_torchrun
 from nmt.errors import DeviceError, NmtError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 PEER_LOST = 75  # Exit code of a process that ends because another process has failed.
 _STORE_TIMEOUT = timedelta(seconds=10)
@@ -174,6 +178,8 @@ def join() -> Processes:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Processes()
+    if not is_one_of_torchrun():  # the cluster has set the variable, perhaps for another program
+        logger.warning("waiting for all processes: WORLD_SIZE is %d; unset it to use one", size)
     try:
         return ProcessGroup()
     except (RuntimeError, ValueError) as error:

@@ -9,6 +9,9 @@ take the lock, the writer is dead, and the next writer of the same name removes 
 lock when its process ends, so a lock cannot become stale. The lock file contains the process id and
 the host, for the error message that a second process prints.
 
+Some file systems (CIFS, FUSE, NFS) cannot sync folders or have no locks. This is said once; a file
+that exists while the lock is held then replaces the lock.
+
 This works on Linux, macOS and Windows. Windows cannot rename, replace or delete a file that is open
 or mapped into memory, nor a folder that contains such a file, and it cannot sync a folder.
 """
@@ -16,6 +19,7 @@ or mapped into memory, nor a folder that contains such a file, and it cannot syn
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import itertools
 import json
@@ -50,7 +54,10 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] =
 _UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
 # Suffixes of the files in run, model and data folders.
 _PART_SUFFIXES = (".safetensors", ".json", ".jsonl", ".yaml", ".model", ".bin", ".html")
+# Errors of file systems that cannot do something at all.
+_UNSUPPORTED = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _serial = itertools.count()  # numbers the temporary folders of this process
+_known_limits = set[str]()  # what file systems cannot do, as logged by this process
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +84,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
                 temporary.chmod(mode)  # `os.open` applied the umask
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            _fsync(file.fileno(), place)
         temporary.replace(place)
     sync(place.parent)  # the new name
 
@@ -165,7 +172,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
                     path.unlink()
                 else:
                     # Fails while the writer is alive.
-                    _new_lock(path / _LOCK).acquire(blocking=False).lock.release()
+                    _acquire(path / _LOCK).lock.release()
                     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -178,9 +185,25 @@ def sync(path: Path) -> None:
             flags = os.O_RDWR
         descriptor = os.open(path, flags)
         try:
-            os.fsync(descriptor)
+            _fsync(descriptor, path)
         finally:
             os.close(descriptor)
+
+
+def _fsync(descriptor: int, path: Path) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        _tolerate(error, path, "cannot sync folders to disk: a power cut may lose the newest files")
+
+
+def _tolerate(error: OSError, path: Path, limit: str) -> None:
+    """Log ``limit`` once if a file system cannot do something; raise all other errors."""
+    if error.errno not in _UNSUPPORTED:
+        raise error
+    if limit not in _known_limits:
+        _known_limits.add(limit)
+        logger.warning("the file system of %s %s", path, limit)
 
 
 @contextmanager
@@ -288,7 +311,7 @@ def _beside(place: Path) -> Iterator[Path]:
     with _unwound_by_signals():
         try:
             folder.mkdir()
-            with _new_lock(folder / _LOCK):
+            with _acquire(folder / _LOCK):
                 yield folder / place.name
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -299,10 +322,22 @@ def _temporary(place: Path) -> Path:
     return place.with_name(f".{place.name}{_TEMPORARY}{os.getpid()}-{next(_serial)}")
 
 
-def _new_lock(path: Path) -> Any:
-    from filelock import FileLock  # noqa: PLC0415 - `nmt translate` rarely needs it
+def _acquire(path: Path, *, wait: bool = False) -> Any:
+    """Lock a file; return a context that releases the lock, with the attribute ``lock``.
 
-    return FileLock(path)
+    Raises:
+        TimeoutError: Another process holds the lock, and ``wait`` is not set.
+    """
+    from filelock import FileLock, SoftFileLock  # noqa: PLC0415 - `nmt translate` rarely needs it
+
+    try:
+        return FileLock(path).acquire(blocking=wait)
+    except OSError as error:
+        limit = (
+            "has no locks: nmt creates files named .lock.soft instead; delete one that a killed "
+        )
+        _tolerate(error, path, f"{limit}process of another machine has left")
+    return SoftFileLock(f"{path}.soft").acquire(blocking=wait)
 
 
 @contextmanager
@@ -341,10 +376,9 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
             the process.
         OSError: The file cannot be written.
     """
-    lock = _new_lock(path)
     has_waited = False
     try:
-        lock.acquire(blocking=False)
+        lock = _acquire(path).lock
     except TimeoutError as error:
         holder = "another process"
         with suppress(OSError):  # Windows does not let others read a locked file
@@ -353,14 +387,15 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
             fix = "Wait until that process ends, stop it, or choose another folder."
             raise CheckpointError(f"{path.parent} is in use by {holder}.", fix=fix) from error
         logger.info("waiting for %s to release the lock %s", holder, path)
-        lock.acquire()
+        lock = _acquire(path, wait=True).lock
         has_waited = True
     try:
         host = socket.gethostname()
         started = time.strftime("%Y-%m-%d %H:%M:%S%z")
         with suppress(OSError):  # a full disk, or Windows: the lock works without this text
-            # On a file system without locks, a `SoftFileLock` depends on its own text.
-            if "Soft" not in type(lock).__name__:
+            # filelock may make a `SoftFileLock` of the file, which depends on its own text.
+            is_soft = "Soft" in type(lock).__name__
+            if not is_soft or lock.lock_file != str(path):
                 path.write_text(f"process {os.getpid()} on {host} since {started}\n", "utf-8")
         yield has_waited
     finally:
@@ -390,12 +425,14 @@ def run_lock(run_dir: Path) -> Iterator[None]:
                 if folder.exists():
                     TemporaryFile(dir=folder).close()
             # Only errors of the lock become errors of writing, not those of the training below.
-            lock.enter_context(file_lock(run_dir / ".lock"))
+            lock.enter_context(file_lock(run_dir / _LOCK))
         try:
             yield
         finally:
             with suppress(OSError):
-                if created and [path.name for path in run_dir.iterdir()] == [".lock"]:
-                    (run_dir / ".lock").unlink()
+                names = [path.name for path in run_dir.iterdir()]
+                if created and set(names) <= {_LOCK, f"{_LOCK}.soft"}:
+                    for name in names:
+                        (run_dir / name).unlink()
                     for folder in created:
                         folder.rmdir()

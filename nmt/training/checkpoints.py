@@ -26,6 +26,7 @@ from nmt.files.atomic import remove_folder
 from nmt.files.json_file import Manifest
 from nmt.metrics.metric import as_quality, format_score, label_of
 from nmt.training.events import Reporter, TrainingEvent
+from nmt.training.optimizer import ModelOptimizer
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator
 
@@ -275,6 +276,37 @@ def tidy_run_folder(run_dir: Path, checkpoint: files.Checkpoint | None) -> None:
         return
     for name in EXTRAS:  # they belong to an earlier run, maybe with other data
         (run_dir / name).unlink(missing_ok=True)
+
+
+def check_room(
+    run_dir: Path, training: TrainingConfig, optimizer: ModelOptimizer, progress: Progress
+) -> None:
+    """Check the free disk space for the checkpoints to come, and log a warning if it is small.
+
+    Raises:
+        CheckpointError: There is no room for one checkpoint.
+    """
+    if progress.reason_to_end(training.patience):  # nothing will be saved
+        return
+    folder = files.checkpoints_dir(run_dir)
+    size = files.checkpoint_bytes(optimizer.weights(), optimizer.state())
+    free = shutil.disk_usage(folder if folder.exists() else run_dir).free
+    sizes = f"each needs {size / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
+    if free < size:
+        raise CheckpointError(
+            f"{folder} has no room for a checkpoint: {sizes}.",
+            fix="Free disk space, or set run_dir to a folder on another disk.",
+        )
+    # A checkpoint is removed after the next one is written.
+    num_kept = training.keep_last + training.keep_best + 1
+    num_new = num_kept - len(files.list_checkpoints(run_dir))
+    if free < num_new * size:
+        logger.warning(
+            "%s has no room for %d more checkpoints, as training.keep_last and keep_best need: %s",
+            folder,
+            num_new,
+            sizes,
+        )
 
 
 class CheckpointWriter:

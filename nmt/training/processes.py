@@ -1,7 +1,8 @@
 """Start and end of the processes of `nmt train` on one machine.
 
-nmt calls torchrun, which starts the processes. SIGTERM and SIGINT stop training after the current
-update.
+nmt calls torchrun, which starts the processes. SIGTERM, SIGINT and SIGHUP stop training after the
+current update, but ``nohup`` makes processes ignore SIGHUP. SIGUSR1 requests a checkpoint. The
+processes also stop when their launcher has ended.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -21,16 +26,20 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from nmt.config.training import TrainingConfig
-from nmt.device import local_rank, usable_cores
+from nmt.device import is_one_of_torchrun, local_rank, usable_cores
 from nmt.device.distributed import PEER_LOST, Processes
 from nmt.errors import DeviceError, NmtError
 
 T = TypeVar("T")
+# Environment variable of the processes that `launch` starts, with a folder: each process creates an
+# empty file there, with its process id as name.
+_PROCESSES = "NMT_PROCESSES"
+
 logger = logging.getLogger(__name__)
 
 
 class StoppedBySignal(SystemExit):
-    """A signal stopped the process. Exit code 130 (SIGINT) or 143 (SIGTERM)."""
+    """A signal stopped the process. Exit code 129 (SIGHUP), 130 (SIGINT) or 143 (SIGTERM)."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -38,20 +47,22 @@ class StoppedBySignal(SystemExit):
 
 
 class StopSignal:
-    """Records SIGTERM and SIGINT while the context is open, so that training can stop cleanly.
+    """Records signals while the context is open, so that training can stop cleanly or save.
 
-    After the first signal, training finishes the current update, saves a checkpoint and exits.
-    Several processes may make one more update, because they exchange the signal at the start of an
-    update. A second SIGINT raises KeyboardInterrupt at once; saved checkpoints stay intact.
+    After SIGTERM, SIGINT or SIGHUP, training finishes the current update, saves a checkpoint and
+    exits. Several processes may make one more update, because they exchange the signal at the start
+    of an update. A second SIGINT raises KeyboardInterrupt at once; saved checkpoints stay intact.
+    After SIGUSR1, training saves a checkpoint and continues.
 
     Outside the main thread Python cannot handle signals, and the context does nothing.
     """
 
     def __init__(self) -> None:
-        self.number: int | None = None  # Number of the signal; None before the first.
+        # Number of the signal that stops training; None before the first.
+        self.number: int | None = None
+        self.save_requested = False  # By SIGUSR1; the reader sets it to False.
         self._raises = False  # Whether a signal raises `StoppedBySignal` now: see `at_once`.
-        # Handlers to restore when the context closes, by number of the signal.
-        self._old_handlers = dict[int, Any]()
+        self._handlers = ExitStack()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -96,16 +107,58 @@ class StopSignal:
             raise StoppedBySignal(self.number)
         _answer("stopping after this update and saving; press Ctrl-C again to quit without saving")
 
+    def _receive_request(self, _number: int, _frame: FrameType | None) -> None:
+        self.save_requested = True
+        _answer("saving after this update")
+
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._old_handlers[number] = signal.signal(number, self._receive)
+        handlers: dict[int, Any] = dict.fromkeys(_stop_signals(), self._receive)
+        if hasattr(signal, "SIGUSR1"):
+            handlers[signal.SIGUSR1] = self._receive_request
+        self._handlers.enter_context(_handled(handlers))
+        if is_one_of_torchrun():
+            watch = threading.Thread(target=_stop_with, args=(os.getppid(),), daemon=True)
+            watch.start()
+            if _PROCESSES in os.environ:
+                (Path(os.environ[_PROCESSES]) / str(os.getpid())).touch()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._old_handlers.items():
+        self._handlers.close()
+
+
+def _stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop training: SIGHUP only if the process does not ignore it."""
+    signals = [signal.SIGINT, signal.SIGTERM]
+    # Windows has no SIGHUP.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
+
+
+@contextmanager
+def _handled(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Set handlers by the number of the signal, and restore the old ones at the end.
+
+    Does nothing outside the main thread, where Python cannot handle signals.
+    """
+    old_handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            old_handlers[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old_handler in old_handlers.items():
             # None is a handler that was not set from Python. It cannot be restored.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, signal.SIG_DFL if old_handler is None else old_handler)
+
+
+def _stop_with(parent: int) -> None:
+    """Send SIGTERM to this process when its parent, the launcher, has ended."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _answer(text: str) -> None:
@@ -147,13 +200,29 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
         )
     cores_per_process = max(1, usable_cores() // num_processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(training.threads or cores_per_process))
-    options = ["--standalone", f"--nproc-per-node={num_processes}", "--module", "nmt"]
-    try:
-        run.main([*options, *arguments])
-    except SignalException as stopped:
-        raise StoppedBySignal(stopped.sigval) from None
-    except ChildFailedError as error:
-        raise _cause(error, num_processes) from None
+    # By default torchrun handles SIGHUP, too, even if it is ignored.
+    signals = [number.name for number in _stop_signals()]
+    options = ["--standalone", f"--nproc-per-node={num_processes}"]
+    options.append("--local-addr=127.0.0.1")  # the host name may have no address
+    options.append(f"--signals-to-handle={','.join(signals)},SIGQUIT")
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        os.environ[_PROCESSES] = folder
+        stack.callback(os.environ.pop, _PROCESSES)
+        if hasattr(signal, "SIGUSR1"):
+            stack.enter_context(_handled({signal.SIGUSR1: partial(_pass_on, Path(folder))}))
+        try:
+            run.main([*options, "--module", "nmt", *arguments])
+        except SignalException as stopped:
+            raise StoppedBySignal(stopped.sigval) from None
+        except ChildFailedError as error:
+            raise _cause(error, num_processes) from None
+
+
+def _pass_on(folder: Path, number: int, _frame: FrameType | None) -> None:
+    """Send a signal to all processes that have a file in ``folder``."""
+    for path in folder.iterdir():
+        with suppress(ProcessLookupError):
+            os.kill(int(path.name), number)
 
 
 def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
@@ -167,7 +236,7 @@ def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
     rank = min(failures, key=lambda rank: failures[rank].exitcode in secondary)
     failure = failures[rank]
     # Exit code of `StoppedBySignal`: 128 plus the number of the signal.
-    if failure.exitcode - 128 in (signal.SIGINT, signal.SIGTERM):
+    if failure.exitcode - 128 in _stop_signals():
         return StoppedBySignal(failure.exitcode - 128)
     if failure.exitcode > 0:
         return SystemExit(failure.exitcode)

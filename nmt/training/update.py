@@ -41,7 +41,9 @@ class UpdateStats:
     padded_tokens: int  # Tokens including padding.
     # Summed training loss, number of batch splits, gradient norm. (3,), float32, on any device.
     numbers: Tensor
-    stop: bool = False  # Whether any process had received a signal when the update began.
+    # Whether any process had received a signal when the update began:
+    stop: bool = False  # one that stops training
+    save: bool = False  # one that requests a checkpoint
 
     @cached_property
     def _values(self) -> list[float]:
@@ -238,7 +240,12 @@ class Updater:
             return self.objective(self.model, batch)
 
     def __call__(
-        self, batches: Sequence[Batch], learning_rate: float, *, stops: bool = False
+        self,
+        batches: Sequence[Batch],
+        learning_rate: float,
+        *,
+        stops: bool = False,
+        saves: bool = False,
     ) -> UpdateStats:
         """Make one update with the gradient of the mean loss over all tokens of all processes.
 
@@ -252,6 +259,7 @@ class Updater:
             batches: Batches of this process.
             learning_rate: Learning rate of this update.
             stops: Whether this process has received a signal, for `UpdateStats.stop`.
+            saves: The same for `UpdateStats.save`.
 
         Raises:
             DeviceError: Memory is too small even for an eighth of a batch.
@@ -263,10 +271,11 @@ class Updater:
                 sum(batch.num_target_tokens for batch in batches),
                 sum(batch.num_padded_tokens for batch in batches),
                 int(stops),
+                int(saves),
             ]
         )
         self.processes.begin_sum(counts).wait()
-        source_tokens, target_tokens, padded_tokens, num_stopping = counts.tolist()
+        source_tokens, target_tokens, padded_tokens, num_stopping, num_saving = counts.tolist()
         parameters = self.optimizer.parameters
         # The loss, and so the gradient, is multiplied by this before backward. The norm and the
         # optimizer divide by it.
@@ -298,6 +307,7 @@ class Updater:
             padded_tokens=padded_tokens,
             numbers=numbers,
             stop=num_stopping > 0,
+            save=num_saving > 0,
         )
 
     def counters(self) -> dict[str, float]:

@@ -459,8 +459,10 @@ def test_a_process_of_torchrun_is_recognised(
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "RANK", "MASTER_PORT"])
-def test_environments_without_peers_are_told(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A WORLD_SIZE that was left over from something else, for example."""
+def test_environments_without_peers_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """FAULT 74: a WORLD_SIZE that was left over from something else, for example."""
     place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     place |= {"MASTER_PORT": "none"} if name == "MASTER_PORT" else {}
     for each, value in place.items():
@@ -470,6 +472,13 @@ def test_environments_without_peers_are_told(monkeypatch: pytest.MonkeyPatch, na
     with pytest.raises(DeviceError, match="The 2 processes cannot connect") as caught:
         join()
     assert "`devices`" in caught.value.fix
+    # Before anything that may take minutes; processes of torchrun find each other at once.
+    waiting = "waiting for all processes: WORLD_SIZE is 2; unset it to use one"
+    assert caplog.messages.count(waiting) == 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(DeviceError):
+        join()
+    assert caplog.messages.count(waiting) == 1
 
 
 class Group:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import logging
 import os
 import signal
 import socket
@@ -175,6 +178,78 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
     of_folder = folder.stat().st_ino
     content = [("synced", of_part), ("size", 9), ("synced", of_folder)]
     assert disk == [*content, ("renamed", of_folder), ("synced", of_parent)]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_folders_is_named_once_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """FAULT 68: CIFS and FUSE. Files are still synced."""
+    synced: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        synced.append(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(atomic, "_known_limits", set())
+    write_text(tmp_path / "file", "text")
+    make(tmp_path / "folder", "more text")
+    assert len(synced) == 2
+    assert (tmp_path / "folder" / "part").read_text() == "more text"
+    (message,) = caplog.messages
+    assert message.startswith(f"the file system of {tmp_path} cannot sync folders")
+
+
+def test_a_sync_that_fails_for_another_reason_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 8: the content may be lost."""
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output"):
+        write_text(tmp_path / "file", "text")
+
+
+# Run before `_WRITE`, in another process.
+_NO_LOCKS = f"""
+import fcntl
+def flock(*_):
+    raise OSError({errno.ENOLCK}, "No locks available")
+fcntl.flock = flock
+"""
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_on_a_file_system_without_locks_one_process_trains_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """FAULTS 15 and 68: NFS. A dead process keeps nobody out."""
+
+    def flock(*_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(atomic, "_known_limits", set())
+    monkeypatch.setattr(sys.modules[__name__], "_WRITE", _NO_LOCKS + _WRITE)
+    run = tmp_path / "run"
+    holder = begin("run_lock", run)
+    with pytest.raises(CheckpointError, match=f"in use by process {holder.pid} "), run_lock(run):
+        pass
+    end(holder, signal.SIGKILL)
+    with run_lock(run):
+        assert f"process {os.getpid()} " in (run / ".lock").read_text()
+        write_text(run / "log.txt", "text")
+    assert sorted(path.name for path in run.iterdir()) == [".lock", "log.txt"]
+    (message,) = [record.message for record in caplog.records if record.levelno > logging.INFO]
+    assert message.startswith(f"the file system of {run / '.lock'} has no locks")
+    with run_lock(tmp_path / "new"):  # and a run that wrote nothing leaves no folder
+        pass
+    assert not (tmp_path / "new").exists()
 
 
 def make(folder: Path, content: str, *, replace: bool = False) -> None:

@@ -99,12 +99,13 @@ class Server:
         num: int | None = None,
         harm: Harm | None = None,
         stop_when: Path | None = None,
+        stop_by: int | None = None,
     ) -> list[Result]:
         """Run ``nmt train`` in one process, or in ``num`` that know of each other.
 
-        It gets a SIGTERM once the file ``stop_when`` has content.
+        It gets the signal ``stop_by`` once the file ``stop_when`` has content.
         """
-        request = {"arguments": ["train", *arguments], "num": num}
+        request = {"arguments": ["train", *arguments], "num": num, "stop_by": stop_by}
         return self._ask(request | {"stop_when": stop_when and str(stop_when)}, harm)
 
     def script(self, source: str, num: int | None = 2) -> list[Result]:
@@ -148,12 +149,12 @@ class Run:
         return results
 
     def launch(
-        self, *flags: str, harm: Harm | None = None, stops: bool = False, **settings: object
+        self, *flags: str, harm: Harm | None = None, stop_by: int | None = None, **settings: object
     ) -> Result:
-        """Train by ``--devices 2``, until there are metrics if it ``stops``."""
+        """Train by ``--devices 2``; if there is a signal ``stop_by``, until there are metrics."""
         arguments = self.arguments(*flags, "--devices=2", **settings)
-        when = self.folder / "metrics.jsonl" if stops else None
-        return self.server.train(*arguments, harm=harm, stop_when=when)[0]
+        when = self.folder / "metrics.jsonl" if stop_by else None
+        return self.server.train(*arguments, harm=harm, stop_when=when, stop_by=stop_by)[0]
 
     def hashes(self, step: int = STEPS) -> dict[str, str]:
         folder = checkpoint_dir(self.folder, step)
@@ -228,7 +229,7 @@ def _serve() -> None:
         if stop_when := request.get("stop_when"):
             while not _has_content(Path(stop_when)) and time.monotonic() < begin + DEADLINE:
                 time.sleep(0.002)
-            os.kill(children[0][0], signal.SIGTERM)
+            os.kill(children[0][0], request["stop_by"])
         if (delay := request["harm"]["kill_after"]) is not None:
             time.sleep(delay)
             os.kill(children[0][0], signal.SIGKILL)  # one that has ended waits for its parent

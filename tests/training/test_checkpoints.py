@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint import files
-from nmt.checkpoint.files import checkpoint_dir, checkpoint_name, list_checkpoints, read_best
+from nmt.checkpoint.files import (
+    checkpoint_bytes,
+    checkpoint_dir,
+    checkpoint_name,
+    list_checkpoints,
+    read_best,
+)
 from nmt.checkpoint.model_folder import EXTRAS
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Position
@@ -28,6 +34,7 @@ from nmt.training.checkpoints import (
     Progress,
     TrainingSummary,
     average_at_end,
+    check_room,
     load_newest,
     tidy_run_folder,
 )
@@ -87,6 +94,35 @@ def test_the_end_is_an_error_if_a_full_disk_keeps_the_last_step_from_being_saved
     writer.save_the_end(Progress(step=20))  # it is saved already
     assert [event.step for event in events] == [10, 20]
     assert [step for step, _ in list_checkpoints(tmp_path)] == [10, 20]
+
+
+def free_space(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
+    """Let every disk have so many bytes left."""
+    usage = SimpleNamespace(free=int(size))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+
+def test_room_for_the_checkpoints_to_come_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FAULT 70: two last ones, the best one, and one that is written before another is removed."""
+    training = TrainingConfig.model_validate({"max_steps": 100, "keep_last": 2, "keep_best": 1})
+    optimizer = updater_of(small_model()).optimizer
+    size = checkpoint_bytes(optimizer.weights(), optimizer.state())
+    progress = Progress(total_steps=100)
+    for room, num_warnings in ((4, 0), (3.9, 1), (1, 2)):
+        free_space(monkeypatch, room * size)
+        check_room(tmp_path, training, optimizer, progress)
+        assert len(caplog.messages) == num_warnings
+    checkpoint_dir(tmp_path, 10).mkdir(parents=True)
+    free_space(monkeypatch, 3 * size)
+    check_room(tmp_path, training, optimizer, progress)
+    assert len(caplog.messages) == 2
+    free_space(monkeypatch, size - 1)
+    with pytest.raises(CheckpointError, match="no room for a checkpoint: each needs") as caught:
+        check_room(tmp_path, training, optimizer, progress)
+    assert "run_dir" in caught.value.fix
+    check_room(tmp_path, training, optimizer, Progress(step=100, total_steps=100))  # complete
 
 
 @pytest.mark.parametrize("in_thread", [False, True])

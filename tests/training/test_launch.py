@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,17 +28,36 @@ from nmt.config.training import TrainingConfig
 from nmt.device.distributed import PEER_LOST, Processes
 from nmt.errors import ConfigError, DeviceError, shell_command
 from nmt.training.processes import StoppedBySignal, StopSignal, launch
-from tests.process import LIMIT
+from tests.process import LIMIT, started
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 # The first process runs on until torchrun ends it, as one does that a peer has left.
 WAIT = f"exec 2>/dev/null; trap 'exit {PEER_LOST}' TERM; while true; do sleep 0.01; done"
+
+# A process that trains, as far as signals go; run by a shell that is its launcher.
+TRAINING = """
+import time
+from nmt.training.processes import StopSignal
+with StopSignal() as stop:
+    print("begun", flush=True)
+    while stop.number is None:
+        time.sleep(0.01)
+print(stop.number, flush=True)
+"""
 
 Program = Callable[[str, str], None]
 
 
 def training_of(**values: Any) -> TrainingConfig:
     return TrainingConfig.model_validate({"max_steps": 1, "threads": 1, **values})
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP as in a terminal; these tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
@@ -92,8 +114,10 @@ def test_all_processes_get_the_arguments_their_place_and_their_threads(
         # Asked to stop, and saved: someone sent the signal to one of them, not to torchrun.
         ("exit 130", "exit 130", 130),
         pytest.param("exit 143", "exit 143", 143, marks=pytest.mark.long),
+        pytest.param("exit 129", "exit 129", 129, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.usefixtures("hangup")
 def test_a_failure_ends_the_others_and_gives_the_exit_code(
     program: Program, first: str, second: str, code: int
 ) -> None:
@@ -103,6 +127,73 @@ def test_a_failure_ends_the_others_and_gives_the_exit_code(
         launch([], 2, training_of())
     assert caught.value.code == code
     assert isinstance(caught.value, StoppedBySignal) == (code > 128)
+
+
+def send_when(files: Path, number: int) -> None:
+    """Send a signal to this process, a launcher, when both processes have made a file."""
+
+    def send() -> None:
+        deadline = time.monotonic() + LIMIT
+        while len(list(files.glob("ready-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+def answers(name: str, answer: str, files: Path) -> str:
+    """What a process does that answers a signal, and else ends after a minute."""
+    handler = f"""trap '{answer}' {name}; touch "$NMT_PROCESSES/$$" {files}/ready-$RANK"""
+    return f"{handler}; for _ in $(seq 600); do sleep 0.1; done"
+
+
+@pytest.mark.usefixtures("hangup")
+def test_a_closed_terminal_stops_all_processes(program: Program, tmp_path: Path) -> None:
+    """FAULT 66."""
+    work = answers("HUP", f"touch {tmp_path}/saved-$RANK; exit 129", tmp_path)
+    program(work, work)
+    send_when(tmp_path, signal.SIGHUP)
+    with pytest.raises(StoppedBySignal) as caught:
+        launch([], 2, training_of())
+    assert caught.value.code == 129
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+@pytest.mark.usefixtures("hangup")
+def test_under_nohup_a_closed_terminal_stops_nothing(program: Program, tmp_path: Path) -> None:
+    """FAULT 66: neither the launcher nor the processes, which inherit that they ignore it."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    work = f"touch {tmp_path}/ready-$RANK; kill -HUP $$; sleep 1; touch {tmp_path}/done-$RANK"
+    program(work, work)
+    send_when(tmp_path, signal.SIGHUP)
+    launch([], 2, training_of())
+    assert len(list(tmp_path.glob("done-*"))) == 2
+
+
+def test_a_request_to_save_reaches_the_processes(program: Program, tmp_path: Path) -> None:
+    """FAULT 66. Afterwards the signal does what it did before."""
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        work = answers("USR1", f"touch {tmp_path}/saved-$RANK; exit 0", tmp_path)
+        program(work, work)
+        send_when(tmp_path, signal.SIGUSR1)
+        launch([], 2, training_of())
+        assert len(list(tmp_path.glob("saved-*"))) == 2
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_process_stops_when_its_launcher_is_killed() -> None:
+    """FAULT 75: as after SIGTERM, so that it saves and releases the lock."""
+    script = '"$0" -c "$1" & wait'
+    environment = os.environ | {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2"}
+    command = ["sh", "-c", script, sys.executable, TRAINING]
+    with started(command, stdout=subprocess.PIPE, env=environment) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"begun\n"
+        launcher.kill()
+        assert launcher.stdout.readline() == b"15\n"
 
 
 def test_more_processes_than_gpus_are_refused(
@@ -168,12 +259,19 @@ def test_mistakes_are_reported_before_a_process_starts(
 T = TypeVar("T")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+STOPS = pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+
+
+@STOPS
+@pytest.mark.usefixtures("hangup")
 def test_the_first_signal_is_recorded_and_a_second_interrupt_raises(
     number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """FAULTS 19 and 20. Afterwards all signals do what they did before."""
-    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    """FAULTS 19, 20 and 66. Afterwards all signals do what they did before."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = [signal.getsignal(each) for each in signals]
     with StopSignal() as stop:
         os.kill(os.getpid(), number)
         assert stop.number == number
@@ -185,10 +283,24 @@ def test_the_first_signal_is_recorded_and_a_second_interrupt_raises(
     # So "except Exception" catches none: not where a compiler's failure is passed over, say.
     assert not issubclass(StoppedBySignal, Exception)
     assert "stopping after this update and saving" in capfd.readouterr().err
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(each) for each in signals] == before
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.usefixtures("hangup")
+def test_an_ignored_hangup_stays_ignored_and_a_request_to_save_stops_nothing() -> None:
+    """FAULT 66."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignal() as stop, stop.at_once():
+        os.kill(os.getpid(), signal.SIGHUP)
+        requests = [stop.save_requested]
+        os.kill(os.getpid(), signal.SIGUSR1)
+        requests.append(stop.save_requested)
+    assert requests == [False, True]
+    assert stop.number is None
+
+
+@STOPS
+@pytest.mark.usefixtures("hangup")
 def test_at_once_lets_a_signal_interrupt_the_work(number: signal.Signals, code: int) -> None:
     """Also where parts of it are gathered from processes; and one that came before counts."""
     with StopSignal() as stop:

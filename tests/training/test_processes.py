@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from nmt.config.data import BatchConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
 from nmt.device.distributed import PEER_LOST
+from nmt.files.atomic import run_lock
+from tests.process import LIMIT
 from tests.training.runs import Harm, Result, Run, Server, all_stderr, assert_equal, codes
 
 NEVER = 100_000
@@ -84,7 +87,7 @@ def test_a_kill_a_signal_and_another_launcher_keep_the_result(run: Run, server: 
     assert killed.code == PEER_LOST
     assert re.search(r"Process 1 of 2 \(pid \d+\) was killed by SIGKILL", killed.stderr)
     assert "Traceback" not in killed.stderr
-    stopped = run.launch("--exact", stops=True, **rare, log_every=1, max_steps=NEVER)
+    stopped = run.launch("--exact", stop_by=signal.SIGTERM, **rare, log_every=1, max_steps=NEVER)
     assert stopped.code == 143, stopped.stderr
     assert "resuming at step 11" in stopped.stderr
     updates = [line["step"] for line in run.lines("update")]
@@ -216,6 +219,31 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
     assert generators[0].initial_seed() != generators[1].initial_seed()
     run.finish("--exact", "--strict-resume", num=2)
     assert_equal(run, whole_of_two)
+
+
+def test_a_request_to_save_in_one_process_saves_in_all(whole_of_two: Run, run: Run) -> None:
+    """FAULT 66: they agree at the start of the next update."""
+    run.start(harm=Harm("update", 12, (signal.SIGUSR1,), rank=1))
+    saved = re.findall(r"saved step-(\d+)", run.log())
+    assert [int(step) for step in saved] == [5, 10, 13, 15, 20, 25, 30]
+    assert_equal(run, whole_of_two)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGKILL, -9)])
+@pytest.mark.long
+def test_a_launcher_that_ends_takes_its_processes_along(run: Run, number: int, code: int) -> None:
+    """FAULTS 66 and 75: they save, and release the lock."""
+    rare: dict[str, Any] = dict.fromkeys(["save_every", "validate_every", "max_steps"], NEVER)
+    result = run.launch("--exact", stop_by=number, log_every=1, **rare)
+    assert result.code == code, result.stderr
+    deadline = time.monotonic() + LIMIT
+    while not run.steps() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    last = run.steps()[-1]
+    time.sleep(1)
+    with run_lock(run.folder):
+        assert run.steps() == [last]
+    assert f"stopped at step {last:,}" in run.log()
 
 
 @pytest.mark.long

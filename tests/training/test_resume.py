@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -104,6 +105,15 @@ def test_one_interrupt_saves_and_two_quit_at_once(run: Run, whole: Run) -> None:
     assert run.train(harm=Harm("update", 2, (signal.SIGINT, signal.SIGINT))).code == 130
     assert run.steps() == [5, 7]
     run.finish("--strict-resume")
+    assert_equal(run, whole)
+
+
+def test_a_request_to_save_changes_nothing_but_the_checkpoints(run: Run, whole: Run) -> None:
+    """FAULT 66: SIGUSR1; it counts when the next update begins."""
+    result = run.train(harm=Harm("update", 12, (signal.SIGUSR1,)))
+    assert result.code == 0, result.stderr
+    saved = re.findall(r"saved step-(\d+)", run.log())
+    assert [int(step) for step in saved] == [5, 10, 13, 15, 20, 25, 30]
     assert_equal(run, whole)
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,18 @@ def test_a_run_of_another_version_is_refused_before_it_is_continued(values: dict
         (folder / "manifest.json").write_text(Manifest.of(folder, names, step).text())
     with pytest.raises(CheckpointError, match=r"a different version of nmt.* batch\.accumulate"):
         run(values)
+
+
+def test_without_room_for_a_checkpoint_no_update_is_made(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 70. With room, the same command trains."""
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+        patch.setattr(Updater, "__call__", lambda *_, **__: pytest.fail("an update"))
+        with pytest.raises(CheckpointError, match="no room for a checkpoint"):
+            run(values)
+    assert len(updates(run(values))) == STEPS
 
 
 def test_training_ends_with_a_fix_if_the_model_is_too_large(
