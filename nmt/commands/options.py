@@ -385,7 +385,7 @@ class LineOptions(Options):
         attention: Add the attention weights between target and source words; JSON output only.
         token_scores: Add the log probability of every token; JSON output only.
         min_confidence: Mark translations whose confidence (expected chrF, 0 to 100) is below X or
-            unknown, with ` ||| low confidence` in text, low_confidence in JSON.
+            not rated, with ` ||| low confidence` in text, low_confidence in JSON.
         stream: Translate each line before reading the next one, for interactive use.
     """
 

@@ -122,7 +122,9 @@ class Choice(Body):
     """Choice of a model, by its name or by its languages."""
 
     model: Name | None = None
-    source: Name | None = Field(default=None, description="Language code; auto detects it.")
+    source: Name | None = Field(
+        default=None, description="Language code; auto detects that of each text."
+    )
     target: Name | None = None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 
 from nmt.config.data import Direction, TokenizerConfig
 from nmt.errors import CheckpointError, ConfigError
@@ -59,6 +60,59 @@ def changed(model: ServedModel, name: str, source: str, target: str) -> ServedMo
     other.name, other.source, other.target = name, source, target
     other.directions = (Direction(source, target),)
     return other
+
+
+GERMAN = "Der Hund ist heute leider nicht im Haus."
+FRENCH = "Le chien n'est pas dans la maison aujourd'hui."
+ENGLISH = "The dog is not in the house today, unfortunately."
+SPANISH = "El perro hoy no está en la casa, por desgracia."
+
+
+@pytest.fixture
+def two_sources(inside: Inside, loaded: dict[str, ServedModel]) -> TestClient:
+    own = loaded["de-en"]
+    return inside({
+        "de-en": changed(own, "de-en", "de", "en"), "fr-en": changed(own, "fr-en", "fr", "en"),
+    })  # fmt: skip
+
+
+def test_each_text_of_a_request_is_detected_for_itself(two_sources: TestClient) -> None:
+    """A text that is clearly in the target language, or in no source language, is kept."""
+    texts = [GERMAN, FRENCH, ENGLISH, SPANISH, "A dog", f"<b>{ENGLISH}</b> https://der.hund.de/"]
+    body = {"texts": texts, "source": "auto", "target": "en"}
+    answer = two_sources.post("/v1/translate", json=body).json()
+    assert (answer["source"], answer["unchanged"]) == ("de", False)
+    routes = [translation["route"] for translation in answer["translations"]]
+    assert [route["source"] for route in routes[:4]] == ["de", "fr", "en", "es"]
+    assert [route["model"] for route in routes[:2]] == ["de-en", "fr-en"]
+    assert [route["unchanged"] for route in routes] == [False, False, True, True, False, True]
+    for text, translation, route in zip(texts, answer["translations"], routes, strict=True):
+        assert (translation["translation"] == text) == route["unchanged"]
+        assert 0 <= route["detected"] <= 100
+        alone = two_sources.post("/v1/translate", json=body | {"texts": [text]}).json()
+        assert alone["translations"] == [translation]
+    for source, kept in (("de", False), ("auto", True)):
+        body = {"texts": [ENGLISH], "source": source, "target": "en"}
+        (translation,) = two_sources.post("/v1/translate", json=body).json()["translations"]
+        assert (translation["translation"] == ENGLISH) == kept
+        assert ("source_language" in translation["alarms"]) != kept
+
+
+def test_libretranslate_and_documents_keep_texts_of_other_languages(
+    two_sources: TestClient,
+) -> None:
+    body: dict[str, Any] = {"q": [GERMAN, ENGLISH, SPANISH], "source": "auto", "target": "en"}
+    for kind in ("text", "html"):
+        answer = two_sources.post("/translate", json=body | {"format": kind}).json()
+        german, *kept = answer["translatedText"]
+        assert german != GERMAN
+        assert kept == [ENGLISH, SPANISH]
+        detected = answer["detectedLanguage"]
+        assert [language["language"] for language in detected] == ["de", "en", "es"]
+        assert all(language["confidence"] > 50 for language in detected)
+    document = {"format": "txt", "text": ENGLISH, "source": "auto", "target": "en"}
+    answer = two_sources.post("/v1/documents", json=document).json()
+    assert (answer["text"], answer["unchanged"], answer["num_texts"]) == (ENGLISH, True, 0)
 
 
 def test_languages_are_detected_with_the_trigrams_of_a_model(
