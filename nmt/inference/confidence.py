@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import ConfigDict, Field
@@ -129,7 +129,7 @@ def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> Confid
     # The weights and the intercept for features that are not scaled.
     weights = np.linalg.solve(squares, products) / deviations
     columns = (weights, values.min(0), values.max(0))
-    terms = {}
+    terms = dict[str, Any]()
     for name, row in zip(_FEATURES, np.stack(columns, axis=1), strict=True):
         weight, low, high = row.round(_DIGITS).tolist()
         terms[name] = Term(weight=weight, low=low, high=high)
@@ -189,11 +189,11 @@ def calibrate_confidence(
 def _translates_lower(
     lines: Sequence[Request], references: References, translate: Translate
 ) -> bool:
-    """Whether the translations of lines in capitals are worse than those in lower case (chrF)."""
+    """Whether lines in capitals are translated worse than lines in lower case (chrF)."""
     means = []
     capitals = [[text.upper() for text in reference] for reference in references]
     scorer = MetricScorer("chrf", capitals, MetricOptions())
-    for change in (str.upper, str.lower):
+    for change in (str.upper, str.capitalize):
         changed_lines = [replace(line, text=change(line.text)) for line in lines]
         results = translate(changed_lines, lambda _: None)
         statistics = scorer.statistics([result.text.upper() for result in results])

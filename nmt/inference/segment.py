@@ -86,7 +86,8 @@ class Sentence:
     model_text: str = ""  # What the model reads: the text without placeholders, or with symbols.
     placeholders: Sequence[str] = ()
     paragraph: Paragraph | None = None  # Text and placeholders, if the model does not read them.
-    lower_capitals: bool = False  # Whether the model reads it in lower case if it is in capitals.
+    # Whether the model reads it in lower case, but for the first letter, if it is in capitals.
+    lower_capitals: bool = False
     tags: Tags = _NO_TAGS
     # Ids of the tags of the first segment and of the later segments.
     first_tag: Ids = ()
@@ -216,7 +217,7 @@ def segment(
     segments = []
     num_split = 0
     texts = [
-        sentence.model_text.lower() if sentence.is_lowered else sentence.model_text
+        sentence.model_text.capitalize() if sentence.is_lowered else sentence.model_text
         for sentence in sentences
     ]
     for row, ids in enumerate(encode_fitting(tokenizer, texts, max_length)):

@@ -98,7 +98,7 @@ def test_a_translation_is_rated_up_to_the_hard_end_of_each_range(name: str) -> N
         if beyond in (None, easy):
             assert rated.unrated is None
             end = {"low": low, "high": high, None: value}[beyond]
-            expected = LINEAR.rate(given).confidence - 10 + 50
+            expected = (LINEAR.rate(given).confidence or 0) - 10 + 50
             own = getattr(LINEAR, name).weight * value
             assert rated.confidence == pytest.approx(expected - own + 1e3 * (end - value), abs=0.02)
         else:

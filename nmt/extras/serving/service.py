@@ -144,12 +144,14 @@ class Service:
         sample = placeholder_pattern().sub(" ", text)[:_DETECTED_CHARACTERS]
         pairs = matching_pairs((None, choice.target), self._models_of(choice))
         sources = sorted({pair.source for pair in pairs})
-        labels = {clear_label(sample, code, min_letters=_FEWEST_LETTERS) for code in sources}
+        labels = [clear_label(sample, code, min_letters=_FEWEST_LETTERS) for code in sources]
         (source, probability), *_ = self.detect(sample, sources) or [("auto", 0.0)]
         route = replace(self._route(choice, source), probability=probability)
-        if None in labels:
+        label = labels[0]
+        if label is None or None in labels:
             return route
-        ((label, probability),) = detect(sample, list(labels))
+        # All labels are the same: that of the likeliest language.
+        ((_, probability),) = detect(sample, [label])
         return replace(route, source=label, probability=probability, keeps_text=True)
 
     def _models_of(self, choice: bodies.Choice) -> Mapping[Direction, ServedModel]:
