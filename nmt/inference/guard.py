@@ -387,8 +387,9 @@ class GuardCounts:
             self.faults.update({_FAULTS[name]: 0 for name in raised_alarms})
             for fault in {_FAULTS[name] for name in result.alarms}:
                 self.faults[fault] += 1
-                if self.faults[fault] <= _MAX_LISTED_LINES:
-                    self.suspicious[fault].append(line_number)
+                lines = self.suspicious[fault]
+                if len(lines) < _MAX_LISTED_LINES:
+                    lines.append(line_number)
         return self
 
     def message(self, seconds: float) -> str | None:
@@ -411,7 +412,8 @@ class GuardCounts:
             if not count:
                 continue
             noun = "line" if count == 1 else "lines"
-            listed = ", ".join(map(str, self.suspicious[fault]))
+            lines = self.suspicious[fault]
+            listed = ", ".join(map(str, lines))
             if count > _MAX_LISTED_LINES:
                 listed += ", ..."
             clauses.append(f"check {fault} in {count:,} {noun}: {listed}")

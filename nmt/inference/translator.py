@@ -506,8 +506,9 @@ class Translator:
             best_translation = alternatives[0]
         alarms = each_once(output.alarms for output in outputs)
         if self.options.guard:
+            text = best_translation.text
             profiles = self.options.profiles
-            alarms += (*text_alarms(sentence, best_translation.text, model_output, profiles),)
+            alarms += tuple(text_alarms(sentence, text, model_output, profiles))
             knows_capitals = sentence.is_lowered or self.options.lower_capitals is False
             if sentence.is_capitals and not knows_capitals:
                 alarms = (*alarms, "capitals")
