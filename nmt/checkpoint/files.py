@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from nmt.config.migration import FORMAT, FORMAT_KEY, Kind, migrate
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import CheckpointError, ConfigError, shell_command
 from nmt.files import atomic
 from nmt.files.json_file import Manifest, UnknownFormatError, field, read_json
 
@@ -316,7 +316,27 @@ def tensor_differences(tensors: Mapping[str, Any], expected: Mapping[str, Any]) 
     return "\n  ".join(problems)
 
 
-def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
+def new_run(run_dir: Path, differences: Sequence[str] = ()) -> str:
+    """Return, for a message, the command that continues with the weights of a run in a new run.
+
+    Args:
+        run_dir: The run folder.
+        differences: `training.init_differences` of the new run.
+    """
+    value = str(run_dir)
+    if not re.fullmatch(r"[\w./-]+", value):  # YAML could mean something else
+        value = json.dumps(value, ensure_ascii=False)
+    overrides = [f"training.init_from={value}"]
+    if differences:
+        overrides.append(f"training.init_differences=[{', '.join(differences)}]")
+    new_dir = run_dir.with_name(f"{run_dir.name}-2")
+    command = shell_command("train", "CONFIG", run_dir=new_dir, set_=overrides)
+    return f"To continue with the same weights in a new run, run `{command}`."
+
+
+def newest_checkpoint(
+    run_dir: Path, *, strict: bool = False, names: Sequence[str] = _FILES
+) -> Path | None:
     """Return the folder of the newest intact checkpoint; None if the run has no checkpoint.
 
     Logs a warning for each damaged checkpoint that is skipped.
@@ -324,6 +344,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     Args:
         run_dir: The run folder.
         strict: Raise an error if the newest checkpoint is damaged, instead of skipping it.
+        names: The files that must be intact.
 
     Raises:
         CheckpointError: All checkpoints are damaged; or the newest is, and ``strict`` is set.
@@ -342,7 +363,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
                     f"{folder} contains step {manifest.step:,}.",
                     fix=f"Rename the folder to {checkpoint_name(manifest.step)}.",
                 )
-            manifest.verify(folder, _FILES)
+            manifest.verify(folder, names)
         except UnknownFormatError:
             raise  # written by a newer release and maybe intact, so it must not be skipped
         except CheckpointError as error:
@@ -357,7 +378,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
                 logger.warning("damaged checkpoint skipped: %s", problem)
             return folder
     if problems:
-        fix = "Restore one checkpoint, or start a new run with a different run_dir."
+        fix = f"Restore one checkpoint. If its weights are intact: {new_run(run_dir)}"
         listed = "\n  ".join(problems)
         raise CheckpointError(f"All checkpoints of {run_dir} are damaged:\n  {listed}", fix=fix)
     return None

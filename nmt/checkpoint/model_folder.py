@@ -457,7 +457,7 @@ def _best_or_last(folder: Path, checkpoint: str) -> Path:
         best = stored.read_best(folder)
         if best:
             return best
-    newest = stored.newest_checkpoint(folder)
+    newest = stored.newest_checkpoint(folder, names=(stored.MODEL, stored.STATE))
     if newest is None:
         raise CheckpointError(
             f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.checkpoint.files import list_checkpoints, newest_checkpoint, read_state
+from nmt.checkpoint.files import list_checkpoints, new_run, newest_checkpoint, read_state
 from nmt.config.loader import CONFIG, dump_config, read_settings, settings_of
 from nmt.config.migration import NewerFormatError
 from nmt.config.run import RunConfig
 from nmt.config.section import bound_values
 from nmt.data.prepared import PreparedManifest
-from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError, shell_command
 from nmt.files.atomic import atomic_folder, write_errors, write_text
 from nmt.text.tokenizer import tokenizer_hash
 
@@ -26,6 +26,7 @@ Identity = Mapping[str, Any]  # What `identity` returns.
 _HASH_LENGTH = 64  # Digits of a SHA-256.
 _MAX_LISTED_KEYS = 4  # Maximum number of keys in an error message.
 _OPTIONAL_SECTIONS = ("filters", "budget")  # Sections of an `identity` that can be empty.
+_OF_DATA = ("data.train", "data.valid", "tokenizer.", "filters.")  # Keys of settings of the data.
 _FIX = "Set run_dir to a folder you can write to, or free disk space."
 
 
@@ -180,14 +181,22 @@ def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
     num_batches = old_processes * recorded["batch"]["gradient_accumulation"]
     if num_batches % num_processes:
         cannot = f"which cannot be shared evenly by {num_processes} processes"
+        command = shell_command("train", "CONFIG", devices=_usable(num_processes, num_batches))
         raise CheckpointError(
             f"An update of this run has {num_batches} batches, {cannot}.",
-            fix=f"Resume with a number of processes that divides {num_batches}.",
+            fix=f"Resume with a number of processes that divides {num_batches}: `{command}`.",
         )
     return num_batches // num_processes
 
 
-def refuse_changed_settings(recorded: Identity, present: Identity, run_dir: Path) -> None:
+def _usable(num_processes: int, num_batches: int) -> int:
+    """Return the largest number of processes up to a limit that share batches evenly."""
+    return max(n for n in range(1, num_processes + 1) if num_batches % n == 0)
+
+
+def refuse_changed_settings(
+    recorded: Identity, present: Identity, run_dir: Path, data_changes: Sequence[str] = ()
+) -> None:
     """Raise an error if a setting has changed that must stay the same when a run is resumed.
 
     The length of training may change. The number of processes may change if the product of
@@ -197,6 +206,7 @@ def refuse_changed_settings(recorded: Identity, present: Identity, run_dir: Path
         recorded: `identity` in the checkpoint.
         present: `identity` of this process.
         run_dir: The run folder, for messages.
+        data_changes: Changed settings of the data, for messages.
 
     Raises:
         CheckpointError: A setting, the data or the tokenizer has changed.
@@ -210,13 +220,20 @@ def refuse_changed_settings(recorded: Identity, present: Identity, run_dir: Path
             settings["num_processes"] = None
             settings["batch"] = {**settings["batch"], "gradient_accumulation": None}
     changes = changed_settings(was, now)
-    if changes:
-        fix = f"To resume, restore these settings from {run_dir / CONFIG}. "
-        fix += "To start a new run, set a new run_dir."
-        if any(change.startswith("data_hash") for change in changes):
-            fix += " The data_hash changes with the corpora, the filters and the tokenizer."
-        listed = "\n  ".join(changes)
-        raise CheckpointError(f"{run_dir} was trained with other settings:\n  {listed}", fix=fix)
+    if not changes:
+        return
+    changes += data_changes
+    differences = sorted(filter(None, parts_of(changes)))
+    fix = f"To resume, restore these settings from {run_dir / CONFIG}. "
+    num_batches = _batches_per_update(recorded)
+    if now["num_processes"] != was["num_processes"] and num_batches:
+        num_processes = _usable(now["num_processes"], num_batches)
+        accumulation = f"batch.gradient_accumulation={num_batches // num_processes}"
+        command = shell_command("train", "CONFIG", devices=num_processes, set_=accumulation)
+        fix = f"To resume with the same number of batches per update, run `{command}`. "
+    fix += f"{new_run(run_dir, differences)} To start without these weights, set a new run_dir."
+    listed = "\n  ".join(changes)
+    raise CheckpointError(f"{run_dir} was trained with other settings:\n  {listed}", fix=fix)
 
 
 def _batches_per_update(run: Identity) -> int | None:
@@ -247,7 +264,7 @@ def refuse_other_keys(recorded: Identity, present: Identity, run_dir: Path) -> N
             listed += f" and {len(names) - _MAX_LISTED_KEYS} more"
         problem = f"{run_dir} was trained by a different version of nmt."
         problem += f" Configuration keys that only one of the versions has: {listed}."
-        raise CheckpointError(problem, fix="To train again with this version, set a new run_dir.")
+        raise CheckpointError(problem, fix=f"{new_run(run_dir)} Or set a new run_dir.")
 
 
 def _key_paths(section: Mapping[str, Any], parent: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
@@ -267,27 +284,28 @@ def _key_paths(section: Mapping[str, Any], parent: tuple[str, ...] = ()) -> set[
 
 
 def data_check(
-    config: RunConfig, num_processes: int | None = None
+    config: RunConfig, recorded: Identity | None, num_processes: int
 ) -> Callable[[PreparedManifest], None]:
-    """Return a function that checks whether prepared data match the checkpoints of a run.
-
-    The check keeps new data from replacing the prepared data that the run needs to resume.
+    """Return a function that checks whether training on prepared data can resume a run.
 
     Args:
         config: The configuration.
-        num_processes: Number of processes; None to accept any number.
+        recorded: Result of `recorded_identity`.
+        num_processes: Number of processes.
     """
 
     def check(manifest: PreparedManifest) -> None:
-        recorded = recorded_identity(config.run_dir)
-        if recorded:
-            present = identity(
-                config,
-                data_hash=manifest.data_hash,
-                vocab_hash=manifest.vocab_hash,
-                num_processes=num_processes or recorded["num_processes"],
-            )
-            refuse_changed_settings(recorded, present, config.run_dir)
+        if not recorded:
+            return
+        present = identity(
+            config,
+            data_hash=manifest.data_hash,
+            vocab_hash=manifest.vocab_hash,
+            num_processes=num_processes,
+        )
+        changes = changed_settings(recorded_settings(config.run_dir), settings_of(config))
+        data_changes = [change for change in changes if change.startswith(_OF_DATA)]
+        refuse_changed_settings(recorded, present, config.run_dir, data_changes)
 
     return check
 
@@ -356,6 +374,39 @@ def trained_on(run_dir: Path, prepared_dir: Path) -> PreparedManifest | None:
     if recorded.get("data_hash") != prepared.data_hash:
         return None
     return prepared
+
+
+def parts_of(changes: Iterable[str]) -> set[str]:
+    """Return what `training.init_differences` must contain for changed settings.
+
+    >>> sorted(parts_of(["tokenizer.kind: was bpe, is char", "model.ff_dim: was 1, is 2"]))
+    ['', 'vocabulary']
+
+    Args:
+        changes: As returned by `changed_settings`.
+
+    Returns:
+        The parts; an empty text stands for settings that cannot differ.
+    """
+    parts = set()
+    for change in changes:
+        part = ""
+        if change.startswith("tokenizer."):
+            part = "vocabulary"
+        elif "_layers: " in change:
+            part = "layers"
+        parts.add(part)
+    return parts
+
+
+def differing(config: RunConfig, *parts: str) -> str:
+    """Return the command of a start in which more parts differ from `training.init_from`.
+
+    In backticks, for messages.
+    """
+    listed = ", ".join((*config.training.init_differences, *parts))
+    command = shell_command("train", "CONFIG", set_=f"training.init_differences=[{listed}]")
+    return f"`{command}`"
 
 
 def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> list[str]:

@@ -59,7 +59,8 @@ def average(options: AverageOptions) -> TextResult:
     if len(steps) < num_wanted:
         option = "best" if options.best else "last"
         text = "%s has only %d checkpoints, not %d; to keep more, set training.keep_%s"
-        logger.info(text, run_dir, len(steps), num_wanted, option)
+        level = logging.WARNING if options.best or options.last else logging.INFO
+        logger.log(level, text, run_dir, len(steps), num_wanted, option)
     folders = {step: checkpoints[step] for step in sorted(steps)}
     for step, folder in folders.items():
         recorded_step = Manifest.read(folder).step

@@ -41,7 +41,7 @@ from typing import IO
 
 from nmt.checkpoint.files import list_checkpoints
 from nmt.checkpoint.model_folder import CONFIG, PROFILES, SHORTLIST, load_folder_config
-from nmt.checkpoint.run import has_data_settings, recorded_settings, trained_on
+from nmt.checkpoint.run import differing, has_data_settings, recorded_settings, trained_on
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions, TextResult
 from nmt.config.data import PLACEHOLDER, CorpusConfig, Direction
@@ -133,8 +133,7 @@ def _list_folders(parent: Path) -> TextResult:
         folder = path.parent
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         users = list(map(str, prepared.users(folder)))
-        used = f"used by {', '.join(users)}" if users else "not used"
-        lines.append(f"{folder}: {size / 2**20:,.1f} MiB, {used}")
+        lines.append(f"{folder}: {size / 2**20:,.1f} MiB, used by {', '.join(users) or 'no run'}")
         folders.append({"folder": str(folder), "bytes": size, "users": users})
     text = "\n".join(lines) or f"{parent} contains no prepared folders"
     return TextResult(text, {"folders": folders})
@@ -146,9 +145,7 @@ def _remove(folder: Path) -> TextResult:
     Raises:
         DataError: A run uses the folder, or it is not a prepared folder.
     """
-    if not (folder / MANIFEST).is_file():
-        fix = "Pass a folder that `nmt prepare --list` shows."
-        raise DataError(f"{folder} is not a prepared folder.", fix=fix)
+    PreparedManifest.read(folder)  # raises an error if the folder contains something else
     with atomic.write_errors(folder, DataError), _lock(folder):
         users = prepared.users(folder)
         if users:
@@ -192,8 +189,8 @@ def prepare_data(
         options: How to prepare.
         piped: Standard input, for a training corpus with ``tsv: -``. Without it, the corpus must
             already be prepared.
-        check: Called with a new manifest. If it raises, all folders stay as they are. With a check,
-            a run that training would resume keeps its folder, even if the text has changed.
+        check: Called with the manifest. If it raises, all folders stay as they are. With a check, a
+            run that training would resume keeps its folder, even if the text has changed.
         user: The run folder, locked by this process, whose training will use the data. The folder
             records it.
 
@@ -217,8 +214,15 @@ def prepare_data(
         piped = None
     # The report of an existing folder; None if a folder has to be made or made again.
     existing_report = None
+    any_text = check is not None
     if not ignores_existing:
-        existing_report = _existing(recipe, score_models, user, any_text=check is not None)
+        existing_report = find_prepared(recipe, score_models, any_text=any_text)
+    if existing_report is not None and user is not None:
+        existing = Path(existing_report.folder)
+        with suppress(OSError), _lock(existing):  # a folder that cannot be written is not replaced
+            prepared.add_user(existing, user)
+        # Before, another process may have replaced the folder.
+        existing_report = current_report(existing, recipe, score_models, any_text=any_text)
     lacks_input = reads_stdin and piped is None
     if lacks_input and existing_report is None:
         fix = "First run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command."
@@ -227,9 +231,11 @@ def prepare_data(
     # New standard input must be stored before it can be compared with the folder: see below.
     if existing_report is not None and piped is None:
         folder = Path(existing_report.folder)
-        if check is not None and current_report(folder, recipe, score_models) is None:
-            text = "%s: its text has changed or is missing; training uses the prepared data"
-            logger.warning(text, folder)
+        if check is not None:
+            check(PreparedManifest.read(folder))
+            if current_report(folder, recipe, score_models) is None:
+                text = "%s: its text has changed or is missing; training uses the prepared data"
+                logger.warning(text, folder)
         atomic.remove_leftovers(folder.parent, folder.name)
         return existing_report.written_to(options.report_dir, lists=folder)
     _check_settings(config, options)
@@ -254,7 +260,9 @@ def prepare_data(
             # The folder may be up to date after all: the process that this one has waited for may
             # have prepared it, and standard input, which is stored now, may be unchanged.
             existing_report = current_report(folder, recipe, score_models, readable_recipe.input)
-            users = _other_users(folder, user)
+            # A run that starts again before its first checkpoint does not need its old data.
+            restarting = None if user is None or list_checkpoints(user) else user
+            users = prepared.users(folder, besides=restarting)
             if users and existing_report is None:
                 folder = recipe.folder_beside(prepared.describe_sources(readable_recipe))
                 logger.info("%s uses %s; preparing %s", users[0], config.prepared_dir, folder)
@@ -264,7 +272,7 @@ def prepare_data(
                 existing_report = current_report(
                     folder, recipe, score_models, readable_recipe.input
                 )
-                users = _other_users(folder, user)
+                users = prepared.users(folder, besides=restarting)
             if existing_report is not None and not ignores_existing:
                 if user is not None:
                     prepared.add_user(folder, user)
@@ -306,28 +314,6 @@ def _work_on(folder: Path) -> Iterator[Path]:
     with _lock(folder), work_folder(folder) as shards:
         atomic.restore_replaced(folder)  # after a kill between two renames
         yield shards
-
-
-def _existing(
-    recipe: Recipe, score_models: tuple[str, ...], user: Path | None, *, any_text: bool
-) -> PrepareReport | None:
-    """Return the report of an up-to-date folder, or None; record the user in the folder."""
-    report = find_prepared(recipe, score_models, any_text=any_text)
-    if report is None or user is None:
-        return report
-    folder = Path(report.folder)
-    with suppress(OSError), _lock(folder):  # a folder that cannot be written is not replaced
-        prepared.add_user(folder, user)
-    # Before, another process may have replaced the folder.
-    return find_prepared(recipe, score_models, any_text=any_text)
-
-
-def _other_users(folder: Path, user: Path | None) -> list[Path]:
-    """Return the users of a folder, without a run that starts again before its first checkpoint."""
-    users = prepared.users(folder)
-    if user is not None and not list_checkpoints(user):
-        users = [run for run in users if run.resolve() != user.resolve()]
-    return users
 
 
 def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareReport:
@@ -659,24 +645,11 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
             fix="Use a run folder, or a folder created by `nmt average` or `nmt import`.",
         )
     if model is not None and config.training.keeps_vocabulary:
-        tags = config.language_tags or "null"
-        old_tags = tags  # a model without this setting is checked by its vocabulary below
-        if (model / CONFIG).is_file():
-            old_tags = load_folder_config(model).language_tags or tags
-        if old_tags != tags:
-            raise ConfigError(
-                f"data.language_tags is {tags}, but {old_tags} in training.init_from {model}.",
-                fix=f"Set data.language_tags to {old_tags}.",
-            )
-        tokenizers = load_tokenizers(model / TOKENIZER)
-        if config.data.placeholders.share and PLACEHOLDER not in tokenizers.source.symbols:
-            raise ConfigError(
-                f"data.placeholders needs U+FFFC, which is not in the vocabulary of {model}.",
-                fix="Set data.placeholders.share to 0.",
-            )
-        recipe = recipe_of(config)
-        for corpus in config.data.corpora.values():
-            recipe.tag_ids(corpus, tokenizers)  # which raises an error without a tag
+        try:
+            _check_vocabulary(config, model)
+        except ConfigError as error:
+            fix = f"{error.fix} Or learn another vocabulary: {differing(config, 'vocabulary')}."
+            raise ConfigError(error.problem, fix=fix) from error
     # Both have an entry for each side, unless the vocabulary is learned: then there are no models.
     for path, symbols in zip(config.tokenizer.models or (), config.tag_symbols, strict=False):
         unknown = [symbol for symbol in symbols if symbol not in Tokenizer.load(path).symbols]
@@ -688,6 +661,32 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
             )
     check_files(config.data.corpora)
     check_hub(config.data)
+
+
+def _check_vocabulary(config: RunConfig, model: Path) -> None:
+    """Check that the vocabulary of `training.init_from` has the tags of a configuration.
+
+    Raises:
+        ConfigError: A tag is missing or has another place.
+    """
+    tags = config.language_tags or "null"
+    old_tags = tags  # a model without this setting is checked by its vocabulary below
+    if (model / CONFIG).is_file():
+        old_tags = load_folder_config(model).language_tags or tags
+    if old_tags != tags:
+        raise ConfigError(
+            f"data.language_tags is {tags}, but {old_tags} in training.init_from {model}.",
+            fix=f"Set data.language_tags to {old_tags}.",
+        )
+    tokenizers = load_tokenizers(model / TOKENIZER)
+    if config.data.placeholders.share and PLACEHOLDER not in tokenizers.source.symbols:
+        raise ConfigError(
+            f"data.placeholders needs U+FFFC, which is not in the vocabulary of {model}.",
+            fix="Set data.placeholders.share to 0.",
+        )
+    recipe = recipe_of(config)
+    for corpus in config.data.corpora.values():
+        recipe.tag_ids(corpus, tokenizers)  # which raises an error without a tag
 
 
 def _check_users(folder: Path, users: Sequence[Path], manifest: PreparedManifest) -> None:

@@ -36,6 +36,7 @@ from nmt.checkpoint.run import check_resumable, write_run_files
 from nmt.commands import train_setup
 from nmt.commands.config import advice, load_config, with_metric
 from nmt.commands.options import CommandResult, TrainOptions
+from nmt.commands.prepare import prepare_data
 from nmt.commands.train_setup import TRACKERS
 from nmt.config.flag import changed
 from nmt.config.run import RunConfig
@@ -174,7 +175,8 @@ def _open(
     """
     folder = config.prepared_dir
     if processes.rank == 0:
-        prepared = train_setup.prepare_run(config, processes.size, user=config.run_dir)
+        check = train_setup.check_run(config, processes.size)
+        prepared = prepare_data(config, check=check, user=config.run_dir)
         folder = Path(prepared.folder)
         if not prepared.up_to_date:
             logger.info(prepared.as_text())

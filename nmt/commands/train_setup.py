@@ -12,17 +12,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from nmt.checkpoint.files import ADAPTER, AdapterRecord, Checkpoint, list_checkpoints
-from nmt.checkpoint.model_folder import CONFIG, find_model, load_folder_config, read_weights
-from nmt.checkpoint.run import data_check, identity, machine, refuse_other_keys, reshared
+from nmt.checkpoint.files import ADAPTER, AdapterRecord, Checkpoint, checkpoints_dir
+from nmt.checkpoint.model_folder import ModelFiles, find_model, read_weights
+from nmt.checkpoint.run import (
+    changed_settings,
+    data_check,
+    differing,
+    identity,
+    machine,
+    parts_of,
+    recorded_identity,
+    refuse_other_keys,
+    reshared,
+)
 from nmt.commands.config import with_metric
-from nmt.commands.prepare import prepare_data
 from nmt.config.data import BatchConfig, CorpusConfig
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names, valid_sets
 from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, epoch_weights
-from nmt.data.prepare_report import KEPT, READ, PrepareReport
+from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import PreparedData, PreparedManifest
 from nmt.data.resegment import NoiseAdder, Resegment, Resegmenter
 from nmt.device import own_cores
@@ -30,7 +39,7 @@ from nmt.device.compilation import Compilation, compile_layers, pays
 from nmt.device.device import choose_device, is_out_of_memory, seed_rank
 from nmt.device.distributed import Processes
 from nmt.device.precision import choose_precision
-from nmt.errors import CheckpointError, ConfigError, DeviceError
+from nmt.errors import CheckpointError, ConfigError, DeviceError, shell_command
 from nmt.files.atomic import write_errors
 from nmt.inference.direction import Languages
 from nmt.inference.request import Request
@@ -464,61 +473,87 @@ def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
     if model_pair != pair and not config.language_tags:
         text = f"from {model_pair}, but this run translates from {pair}"
         notes.append(f"{folder} was trained to translate {text}")
-    # Whether the user has set the tokenizer section, which has no effect on such a run.
-    if config.training.keeps_vocabulary and "tokenizer" in config.model_fields_set:
-        size = initial_model.tokenizers.target.vocab_size
-        if config.tokenizer.vocab_sizes[1] != size:  # [1] is the target
-            text = f"using the vocabulary of {folder} (size {size:,})"
-            notes.append(f"{text}; the tokenizer section has no effect")
     return notes
 
 
-def prepare_run(config: RunConfig, num_processes: int, user: Path | None = None) -> PrepareReport:
-    """Check that training can start or resume, before and after preparing the data if necessary.
+def check_run(config: RunConfig, num_processes: int) -> Callable[[PreparedManifest], None]:
+    """Check that training can start or resume, before the data are prepared.
 
     Args:
         config: The configuration.
         num_processes: Number of training processes.
-        user: See `prepare_data`.
+
+    Returns:
+        The check of the prepared data.
 
     Raises:
-        NmtError: Training cannot start or resume. Then no folder has been replaced.
+        NmtError: Training cannot start or resume.
     """
     check_tools(config)
-    check = data_check(config, num_processes)
-    if not list_checkpoints(config.run_dir):
+    recorded = recorded_identity(config.run_dir)
+    if recorded is None:
         check_start(config)
-    report = prepare_data(config, check=check, user=user)
-    check(PreparedManifest.read(Path(report.folder)))  # of a folder that was up to date
-    return report
+    return data_check(config, recorded, num_processes)
 
 
 def check_start(config: RunConfig) -> None:
-    """Check that the model of `training.init_from` matches, before the data are prepared.
+    """Check that a run folder is new, and that its model matches that of `training.init_from`.
 
     Raises:
-        ConfigError: The ``model`` sections differ more than `training.init_differences` says.
+        CheckpointError: The checkpoints of the run are gone; or the model to start from is missing
+            or damaged.
+        ConfigError: The ``model`` or the ``tokenizer`` section differs more than
+            `training.init_differences` says.
     """
+    run_dir = config.run_dir
+    log = run_dir / "log.txt"
+    if log.is_file() and b"  saved step-" in log.read_bytes():
+        again = shell_command("train", "CONFIG", run_dir="FOLDER")
+        raise CheckpointError(
+            f"{run_dir} is the folder of a run whose checkpoints are gone.",
+            fix=f"Restore {checkpoints_dir(run_dir)}, for example by mounting its disk; or start "
+            f"again in another folder, which keeps the records of that run: `{again}`.",
+        )
     folder = config.training.init_from
-    if folder is None or not (folder / CONFIG).is_file():  # `init_from` reports it later
+    if folder is None:
         return
-    model_settings = load_folder_config(folder).model.model_dump()
-    settings = config.model.model_dump()
+    sections = {"model", "tokenizer"} if config.training.keeps_vocabulary else {"model"}
     parts = config.training.init_differences
     if "layers" in parts:  # the number of layers of both parts may differ
         parts = ("encoder", "decoder")
-    may_differ = {*_REGULARISATION, *(f"{part}_layers" for part in parts)}
-    different_keys = [key for key, value in settings.items() if model_settings[key] != value]
-    refused_keys = [key for key in different_keys if key not in may_differ]
-    if refused_keys:
-        problem = f"The model in {folder} (training.init_from) has different settings:"
-        for key in refused_keys:
-            problem += f"\n  model.{key}: {model_settings[key]} in that model, "
-            problem += f"{settings[key]} in this configuration"
-        fix = "Remove the model section, so that the settings of that model are used."
-        if all(key.endswith("_layers") for key in refused_keys):
-            fix = "Set training.init_differences to [layers], or remove these keys."
-        raise ConfigError(problem, fix=fix)
+    may_differ = {"model": {*_REGULARISATION, *(f"{part}_layers" for part in parts)}}
+    was = _find_start(folder).config.model_dump(include=sections, exclude=may_differ)
+    now = config.model_dump(include=sections, exclude=may_differ)
+    changes = changed_settings(was, now)
+    if not changes:
+        return
+    fix = "Remove these keys, so that the values of that model are used."
+    needed_parts = parts_of(changes)
+    if "" not in needed_parts and config.training.lora is None:
+        fix += f" Or start with a part of that model: {differing(config, *sorted(needed_parts))}."
+    listed = "\n  ".join(changes)
+    problem = (
+        f"Settings differ from those of the model in {folder} (training.init_from):\n  {listed}"
+    )
+    raise ConfigError(problem, fix=fix)
+
+
+def _find_start(folder: Path) -> ModelFiles:
+    """Find the model of `training.init_from`.
+
+    Raises:
+        CheckpointError: It is missing or damaged. The message says how to set the key.
+    """
+    try:
+        return find_model(folder)
+    except CheckpointError as error:
+        fix = error.fix.replace("Pass ", "Set training.init_from to ")
+        if checkpoints_dir(folder.parent.parent) == folder.parent:
+            run = folder.parent.parent
+            average = shell_command("average", run, step=int(folder.name[5:]), output="FOLDER")
+            fix = f"Set training.init_from to {run}, for its best weights; or to FOLDER, after "
+            fix += f"`{average}`."
+        raise CheckpointError(f"training.init_from: {error.problem}", fix=fix) from error
 
 
 def check_tools(config: RunConfig) -> None:

@@ -217,9 +217,9 @@ class YamlDocument:
         dotted, equals, value_text = text.partition("=")
         if not equals or not dotted.strip():
             raise ValueError("expected section.key=value")
-        value = None  # what ``key=`` without a value sets
-        if value_text:
-            value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
+        if not value_text.strip():  # probably the value of a variable that is not set
+            raise ValueError(f"a value is missing; write {text}null for none")
+        value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
         keys = list[str | int]()  # Numbers may be indices of a list.
         for word in dotted.strip().split("."):
             is_index = word.isdecimal() and len(word) <= _MAX_INDEX_DIGITS

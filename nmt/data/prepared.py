@@ -151,17 +151,23 @@ def verify_prepared(folder: Path) -> Mapping[str, FileRecord]:
     return files
 
 
-def users(folder: Path) -> list[Path]:
+def users(folder: Path, besides: Path | None = None) -> list[Path]:
     """Return the run folders that use a prepared folder, relative to the working directory.
 
     Deleted runs, and runs that now use another folder, do not count.
+
+    Args:
+        folder: The prepared folder.
+        besides: A run that does not count either.
     """
     try:
         names = field(read_json(folder / USERS), kind=list)
     except (OSError, ValueError):  # no run has used the folder
         return []
     runs = [Path(os.path.relpath(folder.resolve() / name)) for name in names]
-    return [run for run in runs if _is_user(run, folder)]
+    if besides is not None:
+        besides = Path(os.path.relpath(besides.resolve()))
+    return [run for run in runs if run != besides and _is_user(run, folder)]
 
 
 def _is_user(run: Path, folder: Path) -> bool:

@@ -162,14 +162,21 @@ def test_another_number_of_processes_needs_the_same_number_of_batches() -> None:
     changed = "not bit-exact: processes x batch.gradient_accumulation: was 1 x 6, is 3 x 2"
     assert warning.endswith(changed)
     assert "was 1 x 6, is 3 x 2" in refused(was, now, exact=True)
-    assert "num_processes: was 1, is 3" in refused(was, other)
+    said = refused(was, other)
+    assert "num_processes: was 1, is 3" in said
+    assert "`nmt train CONFIG --devices 3 --set batch.gradient_accumulation=2`" in said
+    other["identity"]["num_processes"] = 4  # which cannot share 6 batches
+    assert "`nmt train CONFIG --devices 3 --set batch" in refused(was, other)
 
 
 def test_measured_batches_are_shared_evenly_or_refused() -> None:
     measured = {"identity": {"num_processes": 2}, "batch": {"gradient_accumulation": 3}}
     assert [reshared(measured, number) for number in (1, 2, 3, 6)] == [6, 3, 2, 1]
-    with pytest.raises(CheckpointError, match="6 batches, which cannot be shared evenly by 4"):
+    with pytest.raises(
+        CheckpointError, match="6 batches, which cannot be shared evenly by 4"
+    ) as caught:
         reshared(measured, 4)
+    assert "`nmt train CONFIG --devices 3`" in caught.value.fix
 
 
 @pytest.mark.parametrize(("first", "then"), [(True, False), (False, True), (False, False)])

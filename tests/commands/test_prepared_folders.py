@@ -151,7 +151,7 @@ def test_folders_are_listed_with_their_users_and_only_unused_ones_are_removed(he
     assert used.startswith("prepared/numbers: ")
     assert used.endswith(" MiB, used by one")
     assert unused.startswith(f"{second}: ")
-    assert unused.endswith(" MiB, not used")
+    assert unused.endswith(" MiB, used by no run")
     size = sum(path.stat().st_size for path in first.rglob("*") if path.is_file())
     assert result.as_dict()["folders"][0] == {
         "folder": "prepared/numbers", "bytes": size, "users": ["one"],

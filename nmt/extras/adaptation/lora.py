@@ -27,7 +27,7 @@ from nmt.checkpoint.files import AVERAGE, MODEL, AdapterRecord, list_checkpoints
 from nmt.checkpoint.model_folder import ModelFiles, find_model, read_weights
 from nmt.config.run import RunConfig
 from nmt.config.training import LoraConfig
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import CheckpointError, ConfigError, shell_command
 from nmt.model.dropout import dropout
 from nmt.model.layers import CrossAttention, FeedForward, SelfAttention
 from nmt.model.transformer import VOCABULARY_SIDES, Transformer, fused_rows
@@ -193,13 +193,16 @@ def find_base(start: Path, run_dir: Path, sha256: str) -> ModelFiles:
                 files = find_model(folder, name)
                 if files.sha256 == sha256:
                     return files
-    alternative = "or train the adapters again, with a new run_dir"
+    again = shell_command("train", "CONFIG", run_dir="FOLDER")
     if folders:
         problem = f"The weights of {folders[0]} have changed since adapters were trained for them"
         problem += f" (expected sha256 {sha256[:12]}...): {run_dir} cannot be used."
-        raise CheckpointError(problem, fix=f"Restore the weights, {alternative}.")
+        raise CheckpointError(
+            problem, fix=f"Restore the weights, or train the adapters again: `{again}`."
+        )
     problem = f"{run_dir} contains adapters of the base model {start}, which does not exist."
-    raise CheckpointError(problem, fix=f"Restore the folder {start}, {alternative}.")
+    moved = shell_command("train", "CONFIG", set_="training.init_from=FOLDER")
+    raise CheckpointError(problem, fix=f"Restore {start}, or pass its new place: `{moved}`.")
 
 
 def merged_model(files: ModelFiles, adapter: AdapterRecord) -> Transformer:

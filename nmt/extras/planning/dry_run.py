@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from nmt.commands.config import advice, load_config
 from nmt.commands.options import CommandResult, TrainOptions
-from nmt.commands.prepare import recipe_of
-from nmt.commands.train_setup import build, check_tools, compile_model, prepare_run
+from nmt.commands.prepare import prepare_data, recipe_of
+from nmt.commands.train_setup import build, check_run, compile_model
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
@@ -124,7 +124,7 @@ def dry_run(options: TrainOptions) -> DryRunReport:
 
 def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
     """Estimate the cost of a training run; see `dry_run`."""
-    check_tools(config)
+    check = check_run(config, devices)
     prepare_process(config.training.threads)
     device = choose_device(config.training.device)
     made_up = explain_made_up(config)
@@ -139,7 +139,7 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
         else:
             measured = config
             batch = config.batch
-            prepared = prepare_run(config, devices)
+            prepared = prepare_data(config, check=check)
             if not prepared.up_to_date:
                 text = f"Prepared the data in {prepared.folder} for the dry run."
                 logger.info("%s\n%s", text, prepared.as_text())

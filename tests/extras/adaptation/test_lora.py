@@ -198,8 +198,13 @@ def test_a_base_model_that_is_missing_or_changed_is_one_error_with_its_fix(base:
     shutil.copytree(base / "checkpoints/step-00000010", base / "checkpoints/step-00000012")
     load_model(run)
     aside = base.rename("aside")
-    with pytest.raises(CheckpointError, match="of the base model runs/base, which does not exist"):
+    with pytest.raises(
+        CheckpointError, match="of the base model runs/base, which does not exist"
+    ) as caught:
         load_model(run)
+    assert "`nmt train CONFIG --set training.init_from=FOLDER`" in caught.value.fix
+    shutil.copytree(run, run.with_name("copy"))
+    train("copy", **options | {"init_from": str(aside), "max_steps": 6})
     train("base", seed=2)
     for action in (lambda: load_model(run), lambda: train("lora", **options | {"max_steps": 9})):
         with pytest.raises(CheckpointError, match="weights of runs/base have changed") as caught:

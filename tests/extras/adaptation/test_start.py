@@ -110,12 +110,12 @@ def test_each_side_has_its_vocabulary_and_each_part_its_parameters() -> None:
 
 
 def test_a_difference_that_is_not_named_is_an_error_with_the_key_to_set(base: Path) -> None:
-    with pytest.raises(ConfigError, match=r"encoder_layers: 1 in that model, 2") as caught:
+    with pytest.raises(ConfigError, match=r"encoder_layers: was 1, is 2") as caught:
         started(base, [], model=CONFIG["model"] | {"encoder_layers": 2})
-    assert "Set training.init_differences to [layers]" in caught.value.fix
+    assert "--set 'training.init_differences=[layers]'" in caught.value.fix
     with pytest.raises(ConfigError, match=r"model\.num_heads") as caught:
         started(base, ["layers", "encoder"], model=CONFIG["model"] | {"num_heads": 1})
-    assert "Remove the model section" in caught.value.fix
+    assert caught.value.fix == "Remove these keys, so that the values of that model are used."
     with pytest.raises(ValueError, match="lora adapts the whole model"):
         train("new", init_from=str(base), init_differences=["layers"], lora={})
 
