@@ -153,14 +153,14 @@ def train(*settings: str, dry_run: bool = False) -> None:
 def refusal(*settings: str) -> NmtError:
     """The error of training, which is that of a dry run, too; neither has changed a file."""
     before = contents()
-    errors = []
+    errors = list[NmtError]()
     for dry_run in (True, False):
         with pytest.raises(NmtError) as caught:
             train(*settings, dry_run=dry_run)
-        errors.append(str(caught.value))
-    assert errors[0] == errors[1]
+        errors.append(caught.value)
+    assert str(errors[0]) == str(errors[1])
     assert contents() == before
-    return caught.value
+    return errors[0]
 
 
 def contents() -> dict[Path, bytes]:
