@@ -29,7 +29,14 @@ from nmt.config.loader import dump_inference, load_config, load_inference
 from nmt.config.migration import NewerFormatError
 from nmt.config.model import ModelConfig
 from nmt.config.section import FOLDER
-from nmt.errors import CheckpointError, ConfigError, NmtError, TokenizerError, shell_command
+from nmt.errors import (
+    CheckpointError,
+    ConfigError,
+    NmtError,
+    TokenizerError,
+    nearest_word,
+    shell_command,
+)
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors, write_json
 from nmt.files.json_file import Manifest, field, read_json, what_is_wrong
 from nmt.registry import load_attribute
@@ -161,11 +168,12 @@ def _no_model(folder: Path) -> NmtError:
     if folder.is_file() and folder.suffix in (".yaml", ".yml"):
         return _config_as_model(folder, f"{folder} is a configuration, not a model")
     # Two words with a slash may be a model of the Hub: surely so after ``hub:``; and probably so if
-    # the first one is neither a usual folder of nmt nor another folder here.
-    hub = re.fullmatch(r"(hub:|(?!runs/|models/))([\w.-]+/[\w.-]+)", str(folder))
+    # the first one is neither like a usual folder of nmt nor another folder here.
+    hub = re.fullmatch(r"(hub:|)([\w.-]+/[\w.-]+)", str(folder))
     if hub is not None:
         prefix, model = hub.groups()
-        if prefix or not folder.parent.exists():
+        is_folder = nearest_word(folder.parts[0], ("runs", "models")) or folder.parent.exists()
+        if prefix or not is_folder:
             pull = shell_command("pull", model, output=f"models/{folder.name}")
             return CheckpointError(
                 f"{folder} does not exist here.",

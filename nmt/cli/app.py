@@ -123,11 +123,7 @@ class _Commands(TyperGroup):
         except _USAGE_ERROR as error:
             if not args:  # the error shows the help
                 raise
-            words = ["COMMAND", "[OPTIONS]"]
-            for place in reversed(range(len(args))):
-                if args[place] in self.list_commands(ctx):
-                    words = [*args[place:], *args[:place]]
-            fix = f"Put options after the command: {ctx.command_path} {' '.join(words)}"
+            fix = f"Put options after the command: {ctx.command_path} COMMAND [OPTIONS]"
             report(ConfigError(error.format_message(), fix=fix))
             raise typer.Exit(ConfigError.exit_code) from None
 
@@ -141,29 +137,24 @@ class _Commands(TyperGroup):
         prefix = _prefix(ctx)
         similar = nearest_word(name, names)  # may be empty
         rest = args[1:]
-        if prefix + Path(name).suffix in FOREIGN_COMMANDS:  # a file, which the command reads
-            similar = FOREIGN_COMMANDS[prefix + Path(name).suffix]
-            rest = args
-        for size in (1, 2):
-            words = " ".join(args[:size])
-            foreign = f"{prefix}{words}".replace("_", "-")
+        # The ending of a file, which the command reads; a word; or two, as in ``joeynmt train``.
+        for size, words in enumerate((Path(name).suffix, name, " ".join(args[:2]))):
+            foreign = prefix + words.replace("_", "-")
             if foreign in FOREIGN_COMMANDS:
                 similar = FOREIGN_COMMANDS[foreign]
                 rest = args[size:]
-                name = words
         problem = f"{path}: unknown command {name}."
         if not similar:
             raise ConfigError(problem, fix=f"Run `{path} --help` for a list of commands.")
         words = [*prefix.split(), *similar.split()]
-        # Complete commands, such as ``train CONFIG``, have their own arguments.
-        if similar in names or words[0] == "config":
+        if "CONFIG" not in words:  # else the command is complete
             words += rest
         for size in (2, 1):
             command = " ".join(words[:size])
             if command in COMMANDS:
                 # Its own parser answers about flags; also prints its help.
                 parser = make_command(command, COMMANDS[command], Command)
-                parser.make_context(f"{path.split()[0]} {command}", words[size:])
+                parser.make_context(f"{path.split()[0]} {command}", words[size:], obj=problem)
                 proposal = load_attribute("nmt.cli.mistakes:proposal")
                 raise proposal(problem, command, words[size:])
         first = [word for word in args[1:] if word in names]  # help train
@@ -210,7 +201,7 @@ class Command(TyperCommand):
             return self.read(ctx, args)
         except _USAGE_ERROR as error:
             explain = load_attribute("nmt.cli.mistakes:explain")  # slow import: reads all keys
-            raise explain(self, ctx.command_path, args, error) from None
+            raise explain(self, ctx.command_path, args, error, ctx.obj) from None
 
     def read(self, ctx: Any, args: Sequence[str]) -> list[str]:
         """Parse the words after the command; raises Typer's errors."""

@@ -44,7 +44,9 @@ _MANY = 99
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # Typer exports only this subclass.
 
 
-def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigError:
+def explain(
+    command: Any, path: str, args: Sequence[str], error: Any, foreign: str | None = None
+) -> ConfigError:
     """Return the answer to a refused command line.
 
     Args:
@@ -52,6 +54,7 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         path: Its name, for example ``nmt config check``.
         args: The words after it.
         error: Typer's error.
+        foreign: What is wrong with the command of another tool that the user has typed.
     """
     name = path.removeprefix("nmt ")
     line = Line(command, name, args)
@@ -62,14 +65,20 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         problem = f"{path} needs a configuration, not text files."
         remark = " (writes a configuration for two text files)"
         return proposal(problem, "init", texts, line.translation, remark=remark)
-    if line.renamed:
-        problem = f"{path}: unknown option {', '.join(line.renamed)}."
+    if line.renamed or (foreign and line.translation.left):
+        problem = foreign or ""
+        if line.renamed:
+            problem = f"{path}: unknown option {', '.join(line.renamed)}."
         return proposal(problem, name, line.words(), line.translation)
     if name == "augment" and line.plain and Path(line.plain[0]).is_dir():  # the model
         line.plain = [*line.plain[1:], line.plain[0]]
     extra = line.plain[len(line.arguments) :]
+    rest = line.plain[len(line.arguments) - 1 :]
+    if extra and Path(" ".join(rest)).exists():
+        line.plain[len(line.arguments) - 1 :] = [" ".join(rest)]
+        return proposal(f"{path}: quote a name with spaces.", name, line.words())
     free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
-    has_place = 0 < len(extra) <= len(free)
+    has_place = 0 < len(extra) <= len(free) and not any(map(str.isdecimal, extra))
     is_missing = getattr(error, "param", None) and not error.message
     if is_missing and not has_place:
         first = line.missing(len(line.plain))[0]
@@ -85,8 +94,7 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         return usage_error(error, path)
     is_output = free[:1] in (["--output"], ["--run-dir"])
     if not has_place or (is_output and any(map(os.path.exists, extra))):
-        words = line.plain[len(line.arguments) - 1 :]
-        problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(words)}."
+        problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(rest)}."
         return ConfigError(problem, fix=f"Pass one at a time. {_example(name)}")
     del line.plain[len(line.arguments) :]
     for flag, value in zip(free, extra, strict=False):
@@ -96,11 +104,6 @@ def explain(command: Any, path: str, args: Sequence[str], error: Any) -> ConfigE
         remark = " (scores translations with a reference; nmt score needs a model)"
         return proposal(problem, "evaluate", [*line.plain, *extra], remark=remark)
     return proposal(problem, name, line.words())
-
-
-def _has_commas(option: Any) -> bool:
-    """Return whether commas separate the values of an option."""
-    return "," in (option.metavar or "")
 
 
 def _is_file(word: str) -> bool:
@@ -146,11 +149,11 @@ def proposal(
         fix = refusal.fix
         # Unless the command is not right, or the fix has the values of a configuration.
         if not isinstance(refusal.__cause__, _USAGE_ERROR) and "\n" not in fix:
-            then = "Where the device is" if isinstance(refusal, DeviceError) else "Then"
+            then = {DeviceError: "Where the device is", ConfigError: "Change this line"}
             wrong = refusal.problem.split()[0].strip("'")  # Mostly a file.
             if not (isinstance(refusal, DeviceError) or "not exist" in refusal.problem):
                 command = re.sub(rf"(?<= ){re.escape(wrong)}(?= |$)", "OTHER", command)
-            fix = f"{fix.rstrip('.')}. {then}: {command}"
+            fix = f"{fix.rstrip('.')}. {then.get(type(refusal), 'Then')}: {command}"
     is_block |= num_settings > 0 and "CONFIG" in blanks
     if is_block:
         if name != "init":
@@ -172,25 +175,24 @@ def check(name: str, words: Sequence[str]) -> None:
     command = make_command(name, entry, load_attribute("nmt.cli.app:Command"))
     values = parsed(command, name, words)
     options = make_options(load_attribute(entry.options), values)
-    if name == "evaluate":
+    if name == "evaluate" and not options.list_:
+        options = load_attribute("nmt.commands.evaluation_set:sort_files")(options)
         load_attribute("nmt.commands.evaluation_set:check_options")(options)
     device = getattr(options, "device", None) or "auto"
     for option, value in vars(options).items():
         for path in value if isinstance(value, tuple) else (value,):
             if not isinstance(path, Path) or is_blank(str(path)) or name == "import":
                 continue
-            is_text = name == "evaluate" and path.is_file() and path.suffix not in YAML
             if option == "config":
                 overrides = getattr(options, "overrides", options.set_)
                 load_config = load_attribute("nmt.commands.config:load_config")
                 device = load_config(path, overrides, explain=lambda _: None).training.device
-            elif option in _MODELS and name != "inspect" and not is_text:
+            elif option in _MODELS and name != "inspect":
                 load_attribute("nmt.checkpoint.model_folder:load_folder_config")(path)
             else:
                 _check_path(path, is_output=option in _OUTPUTS)
-    dtype = getattr(options, "dtype", "auto")
-    if not device == dtype == "auto":
-        load_attribute("nmt.inference.torch_engine:device_for")(device, dtype)
+    if device != "auto":
+        load_attribute("nmt.device.device:choose_device")(device)
 
 
 def is_blank(word: str) -> bool:
@@ -268,8 +270,10 @@ class Line:
             place = Path(word)
             is_read = place.is_file() or (place / "config.yaml").exists()
             # A folder of another tool's data, or a value of a flag.
-            is_config = word.endswith(YAML) and {"CONFIG", "MODEL"}.isdisjoint(self.arguments)
-            is_unread = is_full or (self.renamed and place.is_dir())
+            is_data = place.is_dir() or (self.places and not place.suffix)
+            is_unread = is_full or (self.renamed and is_data)
+            takes_config = "CONFIG" in self.arguments or ("MODEL" in self.arguments and not is_full)
+            is_config = word.endswith(YAML) and not takes_config
             if is_config or (is_unread and not is_read):
                 self.plain.remove(word)
                 self.translation.left.append(word)
@@ -310,8 +314,8 @@ class Line:
         option = self._options[flag]
         if option.is_flag or option.count:
             return 0
-        is_list = _has_commas(option) or (option.metavar or "").endswith("...")
-        return _MANY if is_list else int(option.nargs)
+        metavar = option.metavar or ""
+        return _MANY if "," in metavar or metavar.endswith("...") else 1
 
     def _ours(self, word: str) -> str:
         """Return nmt's flag, argument or ``--set KEY`` for a flag of another tool, or nothing."""
@@ -402,7 +406,7 @@ class Line:
                 words = [flag, fixed]
         elif flag in self._options:
             words = [flag, *values]
-            if self._num_values(flag) <= 1 or _has_commas(self._options[flag]):
+            if not (self._options[flag].metavar or "").endswith("..."):
                 words = [flag, value][: 1 + self._num_values(flag)]
             meanings = [x for x in aliases().get(normal(value), ()) if x.startswith(f"{flag} ")]
             if meanings:

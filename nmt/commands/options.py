@@ -430,6 +430,15 @@ class SamplingOptions(Options):
     seed: SampleSeed = None
 
 
+def refuse_beam(beam_size: int | None, mode: str) -> None:
+    """Refuse a beam size beside the option ``mode``, which replaces beam search."""
+    if beam_size not in (None, 1):
+        raise ConfigError(
+            f"`beam_size` {beam_size} cannot be combined with {mode}.",
+            fix="Remove one of the two options; `n_best` sets the number of translations per line.",
+        )
+
+
 class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, TranslatorOptions):
     """The model, the text to translate, and the form of the output.
 
@@ -446,6 +455,8 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
             raise ConfigError(
                 f"{self.file} and `input` {self.input} cannot be combined.", fix="Pass only one."
             )
+        if self.sample:
+            refuse_beam(self.beam_size, "`sample`")
         if self.min_confidence is not None and not 0 <= self.min_confidence <= 100:
             raise ConfigError(
                 f"`min_confidence` is {self.min_confidence:g}.",

@@ -25,7 +25,7 @@ from nmt.commands.loading import (
     mbr,
     warn_of_language,
 )
-from nmt.commands.options import TranslateOptions
+from nmt.commands.options import TranslateOptions, refuse_beam
 from nmt.data.formats.file_names import format_of_name
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
@@ -125,16 +125,10 @@ def load_translator(options: TranslateOptions) -> Translator:
         _ = translator.direction  # checked before reading; lines of OPUS-MT may have their own tags
     decoding = translator.options.decoding
     options.check_output(decoding.n_best)
-    beamless_option = ""  # the option that replaces beam search
     if decoding.sampling:
-        beamless_option = "`sample`"
+        refuse_beam(beam_size, "`sample`")
     elif decoding.return_alternatives:
-        beamless_option = "decoding.return_alternatives"
-    if beamless_option and beam_size not in (None, 1):
-        raise ConfigError(
-            f"`beam_size` {beam_size} cannot be combined with {beamless_option}.",
-            fix="Remove one of the two options; `n_best` sets the number of translations per line.",
-        )
+        refuse_beam(beam_size, "decoding.return_alternatives")
     if translator.options.confidence is None:
         problem = f"{model} has no confidence.json, so its translations have no confidence scores"
         if options.min_confidence is not None:

@@ -97,19 +97,17 @@ def answering(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*values: Any, **named: Any) -> Any:
-        is_path = any(isinstance(value, str | Path) for value in named.values())
-        may_be_empty = function.__defaults__ and not values and not is_path
-        if may_be_empty or any(isinstance(value, options_class) for value in values):
+        passed = (*values, *named.values())
+        if not any(isinstance(value, str | Path | Mapping) for value in passed):
             return function(*values, **named)
         required = [field.name for field in fields(options_class) if field.default is MISSING]
-        given = dict(zip(required, values, strict=False)) | named
-        options_class(**dict.fromkeys(required, "x") | given)  # refuses a wrong name
-        words = [f"{name}={given[name]!r}" for name in given]
-        words += [f"{name}=..." for name in required if name not in given]
-        name = f"nmt.{function.__name__}"
+        given = dict.fromkeys(required, "...") | dict(zip(required, values, strict=False)) | named
+        options_class(**given)  # refuses a wrong name
+        words = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        name = function.__name__
         options = f"nmt.{options_class.__name__}"
         raise ConfigError(
-            f"{name} takes {options}.", fix=f"Call {name}({options}({', '.join(words)}))."
+            f"nmt.{name} takes {options}.", fix=f"Call nmt.{name}({options}({words}))."
         )
 
     return call
@@ -155,7 +153,7 @@ def file_name(text: str) -> Path:
             defined.
     """
     if not text:
-        raise ValueError("the name is empty. Is a shell variable unset?")
+        raise ValueError("the name is empty, as if a shell variable were not set")
     return expanded(Path(text))
 
 

@@ -89,8 +89,12 @@ def refuse_foreign(name: str, values: Mapping[str, Any]) -> None:
     for path, value in leaves(values):
         is_known.append(find_key(path) is not None)
         text = json.dumps(value, ensure_ascii=False)
-        typed = f"{dotted(path)}: {text}"
-        translation.add(typed, known_key(path, value), text)
+        ours = known_key(path, value)
+        if (
+            ours.startswith("data.") and path[1:] and not find_key(path[:-1])
+        ):  # a corpus with a name
+            ours = ""
+        translation.add(f"{dotted(path)}: {text}", ours, text)
     if is_known.count(False) > max(is_known.count(True), MANY):
         problem = f"{name} is the configuration of another toolkit.{translation.rest()}"
         fix = f"Write a configuration (nmt init SOURCE TARGET). {translation.as_yaml()}"
@@ -109,6 +113,8 @@ def _exchanged(ours: str, text: str) -> dict[str, str]:
         texts = [fixed] if is_on else []
     settings: dict[str, str] = {}
     for key, item in zip(keys, texts, strict=False):
+        if key.endswith("_language"):  # en_XX
+            item = re.sub("_[A-Z]{2}$", "", item.strip('"'))
         for form in _forms(key, item):
             if key not in settings and _is_accepted(key, form):
                 settings[key] = form

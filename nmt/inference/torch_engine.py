@@ -14,7 +14,7 @@ from nmt.checkpoint.model_folder import ModelBundle, is_ctranslate2, load_model
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.device.device import choose_device, free_bytes, prepare_process
 from nmt.device.precision import fastest_dtype
-from nmt.errors import CheckpointError, ConfigError, DeviceError
+from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.cuda_graphs import GraphedDecodeToken
 from nmt.inference.direction import Languages
 from nmt.inference.engine import (
@@ -268,8 +268,12 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     if dtype == "int8":
         raise ConfigError("int8 needs the CTranslate2 engine.", fix="Remove `dtype`.")
     prepare_process(options.threads)
-    device = device_for(options.device, options.dtype)
+    device = choose_device(options.device)
     is_cpu = device.type == "cpu"
+    if dtype == "float16" and is_cpu:
+        raise ConfigError(
+            "float16 needs a GPU.", fix="Remove `dtype`, or use `dtype` bfloat16 on this CPU."
+        )
     bundles = [load_model(path, options.checkpoint) for path in folders]
     _check_alike(folders, bundles)
     if dtype is None:
@@ -291,21 +295,6 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     )
     max_length = min(bundle.config.max_length for bundle, _ in used_pairs)
     return LoadedModel(engine, tokenizers, config.decoding, max_length, Languages.of(config))
-
-
-def device_for(name: str, dtype: str) -> torch.device:
-    """Return the device called ``name``, as `choose_device` does.
-
-    Raises:
-        ConfigError: There is no such dtype.
-        DeviceError: There is no such device, or it does not have the dtype.
-    """
-    device = choose_device(name)
-    if parse_dtype(dtype) == "float16" and device.type == "cpu":
-        raise DeviceError(
-            "float16 needs a GPU.", fix="Remove `dtype`, or use `dtype` bfloat16 on this CPU."
-        )
-    return device
 
 
 def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> None:

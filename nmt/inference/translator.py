@@ -140,9 +140,9 @@ class Translator:
         ConfigError: The model does not have the tag or a language.
     """
 
-    def __new__(cls, *values: Any, **named: Any) -> Self:
+    def __new__(cls, *parts: Any, **_: Any) -> Self:
         """Create a translator; a folder alone is refused."""
-        if len(values) + len(named) == 1:
+        if len(parts) == 1:
             raise ConfigError(
                 "nmt.Translator takes a loaded model.", fix="Call nmt.Translator.load(FOLDER)."
             )

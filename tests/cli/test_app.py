@@ -55,11 +55,9 @@ def test_an_expected_failure_is_a_message_and_its_exit_code(
 
 @pytest.mark.parametrize(("words", "problem", "fix"), [
     (["--quiet", "translate", "x"], "No such option: --quiet",
-     "Put options after the command: nmt translate x --quiet"),
-    (["--quiet"], "No such option: --quiet",
      "Put options after the command: nmt COMMAND [OPTIONS]"),
     (["config", "--quiet", "show"], "No such option: --quiet",
-     "Put options after the command: nmt config show --quiet"),
+     "Put options after the command: nmt config COMMAND [OPTIONS]"),
     (["qqqqq"], "nmt: unknown command qqqqq.", "Run `nmt --help` for a list of commands."),
     (["translate", "x", "--beam-size", "many"],
      "Invalid value for '--beam-size' / '-b': Input should be a valid integer, "
