@@ -535,8 +535,10 @@ class _Layout:
         if gap > around.right:
             return filler.rstrip()
         if is_mark:  # with its neighbouring white space
-            if self._begins[gap] and not (filler[-1].isspace() or gap in self._links[number]):
-                filler += " "
+            if gap not in self._links[number]:
+                filler = filler.rstrip()
+                if self._begins[gap]:
+                    filler += " "
             self._gaps[gap] = self._gaps.get(gap, "") + filler
         elif "\n" in filler and self._begins[gap]:
             self._gaps.setdefault(gap, filler)
@@ -555,13 +557,22 @@ class _Layout:
             while not self._begins[gap]:
                 gap -= 1
             return max(gap, pair.left + 1)
-        before = [place for place in self._links[number - 1] if pair.left <= place <= pair.right]
-        gap = max(before or [self._relative(number - 1)]) + 1
+        first = max(pair.left, self._sentences[number].target) + 1
+        inside = range(first, pair.right + 2)  # gaps
+        before = {place + 1 for place in self._links[number - 1]}.intersection(inside)
+        after = set(self._links[number]).intersection(inside)
+        # A gap between both neighbours, or behind the piece before, or else in front of the next.
+        gaps = before & after or before
+        gap = max(gaps) if gaps else min(after, default=self._relative(number - 1) + 1)
         if self._sentences[number - 1] != self._sentences[number]:
             gap = self._sentences[number].target
         elif gap not in self._links[number]:  # not inside a word that the translation copies
+            inner_gap = gap
             while gap < len(self._pieces) and not self._begins[gap]:
                 gap += 1
+            is_end = gap == len(self._pieces) or self._begins[gap] == "sentence"
+            if is_end and core_of("".join(self._pieces[inner_gap:gap])) == (0, 0):
+                gap = inner_gap  # in front of the final punctuation, if there is some
         gap = max(gap, pair.left + 1)
         if gap > pair.right:
             return gap

@@ -233,6 +233,26 @@ def test_placeholders_are_not_read_by_the_model(splitting: Translator) -> None:
     assert [each.text.count("{x}") for each in listed.alternatives] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("source", "links", "expected"),
+    [
+        # Without a link of the word before, a placeholder stands in front of the next word.
+        ("a b {x} c d.", [(0, 0), (2, 1), (3, 2)], "A {x} B C."),
+        # A gap between both neighbours, not behind the last link of the word before.
+        ("a {x} b c.", [(0, 0), (0, 2), (1, 1)], "A {x} B C."),
+        # The final punctuation stays behind it.
+        ("c {x} a b.", [(0, 2), (1, 0), (2, 1)], "A B C {x}."),
+        ("c {x}, a b.", [(0, 2), (1, 0), (2, 1)], "A B C {x}."),
+        ("c {x}%s a b.", [(0, 2), (1, 0), (2, 1)], "A B C {x}%s."),
+        ("a b c {x}.", [(0, 0), (1, 1), (2, 2)], "A B C {x}."),
+    ],
+)
+def test_a_placeholder_stands_next_to_the_translation_of_a_neighbour(
+    source: str, links: Links, expected: str
+) -> None:
+    assert insert(source, "A B C.", links) == expected
+
+
 MARKS = st.sampled_from(["{x}", "%s", "https://a.org", "😀", "<b>", "</b>", "Hund", "100%", ""])
 
 

@@ -316,6 +316,10 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
         )
         if stack_class is specs.TransformerDecoderSpec:
             stack.alignment_heads = np.int16(config.num_heads)  # attention is the mean of all heads
+            # CTranslate2 returns the attention of one layer. The last but one aligns best (Garg et
+            # al. 2019), if it is in the upper half.
+            aligning_layer = max(num_layers - 2, num_layers // 2)
+            stack.alignment_layer = np.int16(aligning_layer)
         stack.scale_embeddings = config.scale_embeddings
         if config.positions not in ("rotary", "relative"):
             # A model without positions gets zeros: without encodings, CTranslate2 would add

@@ -45,6 +45,7 @@ from nmt.inference.engine import (
 from nmt.inference.guard import GuardLimits
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
+from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import Constraints
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
@@ -332,6 +333,22 @@ def test_attention_equals_that_of_torch(ours: Translator, theirs: Translator) ->
         ours.engine.attention(*ids), theirs.engine.attention(*ids), strict=True
     ):
         assert np.array(found) == pytest.approx(np.array(expected), abs=1e-3)
+
+
+@pytest.mark.parametrize(("num_layers", "aligning"), [(1, 0), (3, 1), (4, 2), (6, 4)])
+def test_attention_is_that_of_the_last_layer_but_one(
+    tokenizers: Tokenizers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_layers: int,
+    aligning: int,
+) -> None:
+    theirs, ours = engines_of(bundle_of(tokenizers, decoder_layers=num_layers), tmp_path)
+    layer = property(lambda model: {model.decoder[aligning]})
+    monkeypatch.setattr(Transformer, "_aligning_layers", layer)
+    ids = ([[7, 8, 9]], [[5, 6]])
+    expected = np.array(ours.attention(*ids))
+    assert np.array(theirs.attention(*ids)) == pytest.approx(expected, abs=1e-3)
 
 
 def test_placeholders_have_the_same_places_as_with_torch(
