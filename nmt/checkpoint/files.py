@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import safetensors
 from pydantic import TypeAdapter, ValidationError
@@ -432,17 +432,31 @@ def read_best(run_dir: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
-    """Return the steps that have a score, best first. Of equal scores, the earlier step is first.
+class ValidationScore(NamedTuple):
+    """What the choice of the best checkpoint needs of a validation."""
 
-    NaN means that the validation has no score.
+    score: float  # Higher is better. NaN: the validation has no score.
+    loss: float = math.inf  # Cross-entropy per token, in nats.
+    is_noise: bool = False  # The score says nothing: see `Scores.problem`.
 
-    >>> by_score([10, 20, 30, 40], {10: float("nan"), 20: 3.0, 30: 9.0})
+    @property
+    def quality(self) -> tuple[bool, float, float]:
+        """Sorts validations: by score, then by loss. All scores that are noise are equal."""
+        score = 0.0 if self.is_noise else self.score
+        return not self.is_noise, score, -self.loss
+
+
+def by_score(steps: Collection[int], scores: Mapping[int, ValidationScore]) -> list[int]:
+    """Return the steps that have a score, best first. Of equal ones, the earlier step is first.
+
+    >>> nothing, low, high = map(ValidationScore, (float("nan"), 3.0, 9.0))
+    >>> by_score([10, 20, 30, 40], {10: nothing, 20: low, 30: high})
     [30, 20]
     """
-    scored_steps = [step for step in sorted(steps) if not math.isnan(scores.get(step, math.nan))]
-    # The sort is stable also in reverse: steps of equal scores stay in ascending order.
-    return sorted(scored_steps, key=scores.__getitem__, reverse=True)
+    validated_steps = [step for step in sorted(steps) if step in scores]
+    scored_steps = [step for step in validated_steps if not math.isnan(scores[step].score)]
+    # The sort is stable also in reverse: equal steps stay in ascending order.
+    return sorted(scored_steps, key=lambda step: scores[step].quality, reverse=True)
 
 
 def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[int]) -> list[int]:
@@ -468,7 +482,7 @@ def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[in
 
 def expired(
     steps: Collection[int],
-    scores: Mapping[int, float],
+    scores: Mapping[int, ValidationScore],
     *,
     keep_last: int,
     keep_best: int,
@@ -478,12 +492,12 @@ def expired(
 
     Args:
         steps: Steps of the existing checkpoints.
-        scores: Validation scores of the validated steps; higher is better, NaN means none.
+        scores: Scores of the validated steps.
         keep_last: Number of newest checkpoints to keep; see `newest_steps`.
         keep_best: Number of best checkpoints to keep in addition; ties go to the earlier step.
         due_every: A checkpoint is due at every multiple of one of these numbers.
 
-    >>> scores = {10: 3.0, 20: 9.0, 30: 5.0}
+    >>> scores = {10: ValidationScore(3.0), 20: ValidationScore(9.0), 30: ValidationScore(5.0)}
     >>> expired([10, 20, 30, 40], scores, keep_last=1, keep_best=1, due_every=[10])
     [10, 30]
     """

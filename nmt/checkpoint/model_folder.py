@@ -60,7 +60,8 @@ PROFILES = "languages.json"
 # data. The confidence scores are calibrated on translations of the
 # best checkpoint.
 EXTRAS = (SHORTLIST, CONFIDENCE, PROFILES)
-# File in a folder of averaged weights: ``steps`` of the checkpoints and, if known, the ``score``.
+# File in a folder of averaged weights: ``steps`` of the checkpoints, and ``score`` and ``problem``
+# of a validation, if there was one.
 RECORD = "average.json"
 _EXPORTED = "model.bin"
 _MERGED_MODEL = "nmt.extras.adaptation.lora:merged_model"
@@ -635,7 +636,10 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def write_average(
-    folder: Path, run_dir: Path, paths: Sequence[Path], *, score: float | None = None
+    folder: Path,
+    run_dir: Path,
+    paths: Sequence[Path],
+    validation: Mapping[str, Any] | None = None,
 ) -> None:
     """Average checkpoints, and write the result atomically as a model folder.
 
@@ -646,7 +650,7 @@ def write_average(
         folder: Folder to create; must not exist or must be empty.
         run_dir: The run folder, from which configuration and tokenizer are copied.
         paths: Checkpoint folders of that run.
-        score: Validation score of the averaged weights, for the record.
+        validation: Validation of the averaged weights, for the record: ``score`` and ``problem``.
 
     Raises:
         CheckpointError: A checkpoint cannot be averaged (see `average_weights`), or ``folder`` is
@@ -656,9 +660,7 @@ def write_average(
     steps = [manifest.step for manifest in manifests]
     hashes = [manifest.files[stored.MODEL].sha256 for manifest in manifests]
     steps_and_hashes = zip(steps, hashes, strict=True)
-    record = dict[str, Any]()
-    if score is not None:
-        record["score"] = score
+    record = dict(validation or {})
     record["package_version"] = __version__
     record["steps"] = steps
     record["checkpoints"] = [{"step": step, "sha256": sha256} for step, sha256 in steps_and_hashes]
@@ -667,6 +669,19 @@ def write_average(
         adapter = stored.adapter_record(paths[0] / stored.MODEL)
         stored.save_tensors(average_weights(paths), temporary / stored.MODEL, adapter)
         write_json(temporary / RECORD, record)
+
+
+def recorded_problem(model: ModelFiles) -> str | None:
+    """Return what was wrong with the translations of the last validation; "" if nothing was.
+
+    None if the model has no record of a validation.
+    """
+    problem = None
+    if (model.folder / stored.STATE).is_file():
+        problem = stored.read_state(model.folder)["progress"].get("problem")
+    elif (model.folder / RECORD).is_file():
+        problem = stored.read_object(model.folder / RECORD).get("problem")
+    return problem
 
 
 def log_next_commands(folder: Path) -> None:

@@ -6,7 +6,13 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from nmt.checkpoint.files import STATE, by_score, list_checkpoints, read_state
+from nmt.checkpoint.files import (
+    STATE,
+    ValidationScore,
+    by_score,
+    list_checkpoints,
+    read_state,
+)
 from nmt.checkpoint.model_folder import (
     check_new_folder,
     load_model,
@@ -78,7 +84,7 @@ def average(options: AverageOptions) -> TextResult:
     return TextResult(output, {"output": output, "steps": list(folders)})
 
 
-def _scores(checkpoints: Mapping[int, Path]) -> dict[int, float]:
+def _scores(checkpoints: Mapping[int, Path]) -> dict[int, ValidationScore]:
     """Return all validation scores of the run by step, from its newest checkpoint.
 
     Args:
@@ -89,7 +95,8 @@ def _scores(checkpoints: Mapping[int, Path]) -> dict[int, float]:
     """
     folder = checkpoints[max(checkpoints)]
     Manifest.read(folder).verify(folder, (STATE,))
-    scores = dict(read_state(folder).get("progress", {}).get("history", []))
+    history = read_state(folder).get("progress", {}).get("history", [])
+    scores = {step: ValidationScore(*values) for step, *values in history}
     if not scores.keys() & checkpoints.keys():
         raise CheckpointError(
             f"{folder / STATE} contains no validation scores, so `best` cannot be used.",

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.files import Checkpoint
+from nmt.checkpoint.files import Checkpoint, ValidationScore
 from nmt.checkpoint.model_folder import log_next_commands
 from nmt.checkpoint.run import check_resumable, write_run_files
 from nmt.commands import train_setup
@@ -50,15 +50,17 @@ from nmt.inference.confidence import calibrate_confidence
 from nmt.inference.engine import copy_extras
 from nmt.inference.request import Request, Result
 from nmt.inference.translator import Translator
+from nmt.metrics.metric import label_of
 from nmt.registry import load_attribute
 from nmt.training import checkpoints
+from nmt.training.budget import Budget
 from nmt.training.checkpoints import CheckpointWriter, Progress, TrainingSummary
 from nmt.training.events import Reporter, ReporterList, RunLog, TrainingEvent
 from nmt.training.processes import StoppedBySignal, StopSignal, launch
 from nmt.training.schedule import build_schedule
-from nmt.training.timing import TrainingSetup, plan_budget
+from nmt.training.timing import TrainingSetup
 from nmt.training.update import UpdateStats, read_together
-from nmt.training.validation import Scores
+from nmt.training.validation import COMMAND, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -133,8 +135,10 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         with stop.at_once():
             trackers = [TRACKERS[name](config) for name in training.trackers if is_first]
             config, data, checkpoint = _open(config, processes, strict=strict_resume)
+            begin = time.perf_counter()  # of the time that `training.max_minutes` limits
             setup = train_setup.build(config, data, processes, stop, checkpoint)
-            start = _find_start(config, setup, checkpoint, exact=exact)
+            start = _find_start(config, setup, checkpoint, exact=exact, begin=begin)
+            setup = start.setup
         reporter = ReporterList()
         if is_first:
             optimizer = setup.updater.optimizer
@@ -146,7 +150,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
                 reporter.report(TrainingEvent(start.progress.step, note))
             remark = start.compilation_remark
             reporter.report(train_setup.describe_start(config, setup, remark, start.progress))
-            trainer = Trainer(config, setup, start.progress, start.record, reporter, stop)
+            trainer = Trainer(config, setup, start.budget, start.record, reporter, stop)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
                 checkpoint = None  # closes its mapped files, which Windows could not delete
@@ -159,7 +163,10 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             with stop.at_once():
                 metric = training.validation.metric_name
                 summary = start.progress.summary(config.run_dir, reason, metric, trainer.seconds)
-                summary = _finish(config, setup, summary, reporter)
+                summary = _finish(config, setup, summary, reporter, start.progress)
+                if training.max_minutes is not None:
+                    minutes = start.budget.seconds / 60
+                    logger.info("used %.2f of %g minutes", minutes, training.max_minutes)
     processes.leave()
     return summary
 
@@ -195,6 +202,8 @@ class _Start:
     """Where training starts or resumes."""
 
     progress: Progress
+    setup: TrainingSetup
+    budget: Budget
     record: Mapping[str, Any]  # Settings, hashes and machine, for checkpoints: `run_record`.
     compilation_remark: str  # Outcome of compiling the layers.
     notes: list[str]  # For the log.
@@ -202,7 +211,12 @@ class _Start:
 
 
 def _find_start(
-    config: RunConfig, setup: TrainingSetup, checkpoint: Checkpoint | None, *, exact: bool
+    config: RunConfig,
+    setup: TrainingSetup,
+    checkpoint: Checkpoint | None,
+    *,
+    exact: bool,
+    begin: float,
 ) -> _Start:
     """Compile the model, find out where training starts, and plan the number of updates.
 
@@ -221,9 +235,13 @@ def _find_start(
         progress = Progress.resumed(checkpoint.state, record["batch"])
         run_dir = config.run_dir
         warnings = check_resumable(checkpoint.state, record, run_dir=run_dir, exact=exact)
-    plan_budget(setup, progress)
+    budget = Budget(setup, progress, config.run_dir, begin=begin)
+    setup = budget.open()
+    notes += map(str, progress.plans[-1:])
     return _Start(
         progress=progress,
+        setup=setup,
+        budget=budget,
         record=record,
         compilation_remark=compilation.remark,
         notes=notes,
@@ -252,14 +270,14 @@ class Trainer:
     Args:
         config: The configuration.
         setup: Updater, loader and validator.
-        progress: Progress and limits of the run; updated in place.
+        budget: Progress and limits of the run; updated in place.
         record: Settings, hashes and machine: stored in checkpoints, and compared when training
             resumes.
         reporter: Receives the events of training.
         stop: Records signals; checked at every update.
 
     Attributes:
-        progress: As above.
+        progress: Progress of the run.
         seconds: Time that this process has spent in updates.
     """
 
@@ -267,13 +285,15 @@ class Trainer:
         self,
         config: RunConfig,
         setup: TrainingSetup,
-        progress: Progress,
+        budget: Budget,
         record: Mapping[str, Any],
         reporter: Reporter,
         stop: StopSignal,
     ) -> None:
+        progress = budget.progress
         self.progress = progress
         self.seconds = 0.0
+        self._budget = budget
         self._setup = setup
         self._training = setup.training
         self._updater = setup.updater
@@ -281,12 +301,14 @@ class Trainer:
         self._processes = setup.updater.processes
         self._report = reporter.report
         self._stop = stop
-        # The learning rate is a function of the number of the update and of the planned number.
+        # The learning rate is a function of the number of the update and of the plans.
+        schedule_length = budget.schedule_length
         self._schedule = build_schedule(
             setup.training.schedule,
             model_dim=config.model.model_dim,
-            total_steps=progress.total_steps,
+            total_steps=schedule_length,
         )
+        self._warmup_steps = setup.training.schedule.warmup_updates(schedule_length)
         self._writer = CheckpointWriter(
             config.run_dir, config.training, setup.updater, record, self._report
         )
@@ -319,15 +341,17 @@ class Trainer:
         with self._writer:
             if progress.step:
                 # The last start may have been stopped at this step before it could validate.
-                is_due = self._is_due(self._training.validate_every)
+                is_due = self._is_due(self._budget.validate_every)
                 if is_due and progress.step not in progress.history:
-                    self._validate_and_save()
+                    self._validate_and_plan()
+                else:
+                    self._plan()
             elif self._setup.validates_first:
                 self._validate()
             # A signal may have come already: then no process makes an update.
             self._all_stop |= any(self._processes.gather(self._stop.number is not None))
             reason = self._reason_to_end()
-            outcome = "training ended"
+            outcome = ""
             if reason in _LIMITS:  # an earlier start has completed training
                 keys = [
                     f"training.{key}" for key in _LIMITS[reason] if getattr(self._training, key)
@@ -346,7 +370,11 @@ class Trainer:
                         note = f"starting stage {progress.position.stage + 1} of data.stages"
                         self._report(TrainingEvent(progress.step, note))
             self._read_losses()
+            progress.seconds = self._budget.seconds
             self._writer.save_the_end(progress)
+        if not outcome:
+            metric = label_of(self._training.validation.metric_name)
+            outcome = f"training ended: {progress.describe_end(reason, metric)}"
         if reason == "signal":
             outcome = f"stopped at step {progress.step:,}; run the same command again to resume"
         self._report(TrainingEvent(progress.step, outcome, "end", {"reason": reason}))
@@ -357,7 +385,7 @@ class Trainer:
         # Several processes agree to stop inside of an update. A single process can stop directly.
         if self._all_stop or (self._processes.size == 1 and self._stop.number is not None):
             return "signal"
-        return self.progress.reason_to_end(self._training.patience)
+        return self.progress.reason_to_end(self._training.patience, self._warmup_steps)
 
     def _is_due(self, every: int) -> bool:
         """Whether something that happens every N updates, and after the last one, is due."""
@@ -371,7 +399,7 @@ class Trainer:
         begin = time.perf_counter()
         batches, position = next(updates)
         # A function of the number of the update: checkpoints need not store it.
-        learning_rate = self._schedule(progress.step + 1)
+        learning_rate = self._schedule(self._budget.place(progress.step + 1))
         saves = self._stop.save_requested
         if saves:
             self._stop.save_requested = False
@@ -390,10 +418,27 @@ class Trainer:
             self._report_updates(stats)
         if self._reason_to_end() == "signal":
             return  # `run` saves and ends; the next start first does what is due here
-        if self._is_due(training.validate_every):
-            self._validate_and_save()
-        elif progress.step % training.save_every == 0 or stats.save:
+        if self._is_due(self._budget.validate_every):
+            self._validate_and_plan()
+            return
+        # At `validate_every` also where the budget has no time for a validation.
+        intervals = (training.save_every, training.validate_every)
+        if stats.save or any(progress.step % every == 0 for every in intervals):
             self._save()
+        self._plan()
+
+    def _validate_and_plan(self) -> None:
+        begin = self._budget.seconds
+        self._validate_and_save()
+        if not self._all_stop:  # a signal may interrupt the validation
+            self._plan(self._budget.seconds - begin)
+
+    def _plan(self, validation_seconds: float | None = None) -> None:
+        """Plan the rest of `training.max_minutes` again; see `Budget.next_plan`."""
+        plan = self._budget.next_plan(validation_seconds)
+        if plan is not None:
+            values = {"total_steps": self.progress.total_steps}
+            self._report(TrainingEvent(self.progress.step, str(plan), "plan", values))
 
     def _read_losses(self) -> None:
         """Wait for the queued updates, add their losses to the progress, and report problems.
@@ -471,7 +516,7 @@ class Trainer:
         """Validate, record the score, and save a checkpoint.
 
         Raises:
-            DivergedError: The model is much worse than a random guess.
+            DivergedError: The model is much worse than at the start and than before.
         """
         self._read_losses()
         progress = self.progress
@@ -480,29 +525,43 @@ class Trainer:
         scores = self._validate()
         if scores is None:
             return
-        score = scores.value(training.validation.metric_name)
-        progress.history[step] = score
-        # During warm-up, some models are worse than a random guess.
-        warmup_steps = training.schedule.warmup_updates(progress.total_steps)
-        # The perplexity of a random guess is the vocabulary size, and the loss is its logarithm.
-        vocab_size = len(self._updater.model.output_weight)
-        # With `not` and `<=`, the condition is also true for a loss that is NaN.
-        if step > warmup_steps and not scores.loss <= math.log(2 * vocab_size):
+        metric = training.validation.metric_name
+        # The loss of a random guess is the logarithm of the vocabulary size.
+        first_loss = math.log(len(self._updater.model.output_weight))
+        losses = [validation.loss for validation in progress.history.values()]
+        if training.init_from is not None:  # that model may be worse than a guess
+            first_loss = max(first_loss, [*losses, scores.loss][0])
+        lowest_loss = min([first_loss, *losses])
+        is_noise = bool(scores.problem) and metric in scores.text and metric != COMMAND
+        score = scores.value(metric)
+        progress.history[step] = ValidationScore(score, scores.loss, is_noise)
+        progress.problem = scores.problem
+        self._save()
+        # During warm-up, some models are worse than a random guess. With `not` and `<=`, the
+        # condition is also true for a loss that is NaN.
+        if step > self._warmup_steps and not scores.loss <= max(
+            first_loss, lowest_loss + math.log(2)
+        ):
             raise self._diverged(
                 f"Training diverged: validation perplexity is {scores.perplexity:.3g} at step "
-                f"{step:,}, more than twice the vocabulary size of {vocab_size:,}.",
+                f"{step:,}, more than at the start ({Scores(first_loss).perplexity:.3g}) and "
+                f"than twice the lowest so far ({Scores(lowest_loss).perplexity:.3g}).",
                 "Lower training.schedule.peak_lr or raise its warmup_steps.",
             )
-        self._save()
 
     def _save(self) -> None:
         """Save a checkpoint, with the losses of all updates."""
         self._read_losses()
+        self.progress.seconds = self._budget.seconds
         self._writer.save(self.progress)
 
 
 def _finish(
-    config: RunConfig, setup: TrainingSetup, summary: TrainingSummary, reporter: Reporter
+    config: RunConfig,
+    setup: TrainingSetup,
+    summary: TrainingSummary,
+    reporter: Reporter,
+    progress: Progress,
 ) -> TrainingSummary:
     """Average the last checkpoints, choose the best weights, and write files for inference."""
     run_dir = config.run_dir
@@ -522,13 +581,15 @@ def _finish(
         )
         return translator.translate(lines)
 
-    if is_first:
-        logger.info("weights saved; calibrating confidence scores on the validation set")
     summary = checkpoints.average_at_end(training, summary, setup.validator, reporter)
     if is_first:
         requests, references = train_setup.choosing_lines(config, setup.data)
-        calibrate_confidence(run_dir, requests, references, translate)
+        logger.info("weights saved; calibrating confidence scores on the validation set")
+        share = progress.plans[0].share if progress.plans else 1.0
+        calibrate_confidence(run_dir, requests, references, translate, share=share)
         if summary.best_score is None:
             logger.warning("no validation has a score; the last checkpoint is used")
+        if progress.problem:
+            logger.warning("the model has not learned to translate: %s", progress.problem)
         log_next_commands(run_dir)
     return summary

@@ -15,7 +15,7 @@ from nmt.config.filling import filled_in, own_model, with_path
 from nmt.config.inference import inference_section
 from nmt.errors import ConfigError
 
-FORMAT = 5
+FORMAT = 6
 FORMAT_KEY = "format"
 # Sections of the configuration of a model folder.
 INFERENCE = "inference"
@@ -121,6 +121,12 @@ def _model_of_format_4(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, RECORD: {**record, "data": _with_paths(record.get("data"))}}
 
 
+def _checkpoint_of_format_6(state: dict[str, Any]) -> dict[str, Any]:
+    progress = {**state.get("progress", {})}
+    progress.pop("timed", None)
+    return {**state, "progress": progress}
+
+
 def _with_paths(value: Any) -> Any:
     """Return a part of the data section in which each corpus has ``path`` instead of ``tsv``."""
     if isinstance(value, list):
@@ -136,10 +142,13 @@ def _with_paths(value: Any) -> Any:
 # `training.validation.metric` by the target language. Format 4 replaces `tsv`, `csv` and `jsonl` of
 # a corpus by `path` and `format`, has no recipes, and chooses open keys by the size of the training
 # text also if the section `training` exists. Format 5 adds `data.max_sentences`,
-# `data.placeholders` and `decoding.protect`, whose defaults suit older models.
+# `data.placeholders` and `decoding.protect`, whose defaults suit older models. Format 6 of a
+# checkpoint has plans of the time instead of one number of updates; an older run makes its first
+# plan when it is resumed.
 _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
     (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,
     (Kind.CONFIGURATION, 3): _configuration_of_format_4,
     (Kind.MODEL, 3): _model_of_format_4,
+    (Kind.CHECKPOINT, 5): _checkpoint_of_format_6,
 }

@@ -16,12 +16,30 @@ from tqdm import tqdm
 
 from nmt.files.lines import count_lines, is_standard
 
+logger = logging.getLogger(__name__)
+
+_LOG_SECONDS = 30  # time between two lines of a bar that is logged
 _LEAST_SECONDS = 0.1  # minimum time between two drawings
 _FOLLOW_SECONDS = 0.5  # time between two updates of `follow`
 
 
+class _LogStream:
+    """Logs the lines that a bar draws."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            logger.info(line)
+
+    def flush(self) -> None: ...
+
+
 def progress_bar(
-    description: str, *, unit: str | None = None, shown: bool = True, **options: Any
+    description: str,
+    *,
+    unit: str | None = None,
+    shown: bool = True,
+    logged: bool = False,
+    **options: Any,
 ) -> tqdm[Any]:
     """Return a progress bar, to be used as a context. ``bar.update(n)`` advances it.
 
@@ -32,6 +50,7 @@ def progress_bar(
         description: Text in front of the bar.
         unit: Unit of the counter. Without a unit, the bar shows only the elapsed time.
         shown: False disables the bar, for example while a user types.
+        logged: Log the progress where no bar is drawn. Needs ``unit`` and ``total``.
         options: Passed to `tqdm.tqdm`, such as ``total``, ``initial`` and ``leave``.
     """
     size: dict[str, Any] = {"dynamic_ncols": True}
@@ -42,13 +61,22 @@ def progress_bar(
     bar_format = None  # the default format of tqdm
     if not unit:
         bar_format = "{desc}: {elapsed}"
+    file: Any = sys.stderr
+    seconds: float = _LEAST_SECONDS
+    is_drawn = _is_watched()
+    if logged and not is_drawn and logger.isEnabledFor(logging.INFO):
+        file = _LogStream()
+        seconds = _LOG_SECONDS
+        bar_format = "{desc}: {n_fmt} of {total_fmt}{unit}, {remaining} left"
+        options["delay"] = _LOG_SECONDS
+        is_drawn = True
     bar: tqdm[Any] = tqdm(
         desc=description,
         unit=f" {unit}",
         bar_format=bar_format,
-        disable=not (shown and _is_watched()),
-        file=sys.stderr,
-        mininterval=_LEAST_SECONDS,
+        disable=not (shown and is_drawn),
+        file=file,
+        mininterval=seconds,
         miniters=1,
         **size,
         **options,

@@ -147,31 +147,52 @@ def read_confidence(folder: Path) -> ConfidenceModel | None:
     return read_extra(folder / CONFIDENCE, ConfidenceModel, fix=fix)
 
 
+def num_calibrated(num_lines: int, share: float = 1.0) -> int:
+    """Return how many of the lines of the validation sets are translated to fit a model.
+
+    Args:
+        num_lines: Number of these lines.
+        share: Which part of the usual number.
+
+    >>> num_calibrated(3000), num_calibrated(800, share=0.25), num_calibrated(800, share=0.1)
+    (1000, 200, 0)
+    """
+    count = int(share * min(num_lines, _MAX_TRANSLATED))
+    return count if count >= _MIN_LINES else 0
+
+
 def calibrate_confidence(
-    run_dir: Path, sources: Sequence[Request], references: References, translate: Translate
+    run_dir: Path,
+    sources: Sequence[Request],
+    references: References,
+    translate: Translate,
+    *,
+    share: float = 1.0,
 ) -> None:
     """Fit a model to translations of the validation set, and write ``confidence.json``.
 
-    Translates at most 1,000 lines. Does nothing if fewer than 100 lines are non-blank.
+    Translates `num_calibrated` lines. Does nothing if these are none.
 
     Args:
         run_dir: Run folder to write to.
         sources: Source lines of the validation sets that choose the best checkpoint.
         references: References of the same sets; the lines that a set does not have are empty.
         translate: Translates lines with the trained model.
+        share: See `num_calibrated`.
 
     Raises:
         CheckpointError: The folder is not writable.
     """
     all_pairs = zip(sources, *references, strict=True)
     pairs = [pair for pair in all_pairs if pair[0].text.strip()]
-    if len(pairs) < _MIN_LINES:
+    num_lines = num_calibrated(len(pairs), share)
+    if not num_lines:
         return
-    num_lines = min(len(pairs), _MAX_TRANSLATED)
     # Lines at equal distances, from the first to the last one.
     rows = np.linspace(0, len(pairs) - 1, num_lines, dtype=np.int64)
     lines, *chosen_references = zip(*[pairs[row] for row in rows], strict=True)
-    with progress_bar("fitting confidence", unit="lines", total=num_lines, leave=False) as bar:
+    text = "fitting confidence"
+    with progress_bar(text, unit="lines", total=num_lines, leave=False, logged=True) as bar:
         results = translate(lines, bar.update)
     scorer = MetricScorer("chrf", chosen_references, MetricOptions())
     statistics = scorer.statistics([result.text for result in results])

@@ -16,6 +16,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from nmt.checkpoint import files
+from nmt.checkpoint.files import ValidationScore
 from nmt.checkpoint.model_folder import EXTRAS, RECORD, average_weights, write_average
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Position
@@ -27,34 +28,47 @@ from nmt.files.json_file import Manifest
 from nmt.metrics.metric import as_quality, format_score, label_of
 from nmt.training.events import Reporter, TrainingEvent
 from nmt.training.optimizer import ModelOptimizer
+from nmt.training.plan import Plan
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
 
+# A validation loss falls if it is below this multiple of the older one.
+_FALLING = 0.995
 
-class History(dict[int, float]):
-    """Validation score of each validated step, oldest first; higher is better, NaN means none.
 
-    >>> history = History({10: 21.5, 20: 24.0, 30: 23.9})
-    >>> history.best
-    20
-    >>> history.should_stop(patience=1), history.should_stop(patience=2)
-    (True, False)
-    """
+class History(dict[int, ValidationScore]):
+    """The score of each validated step, oldest first."""
 
     @property
     def best(self) -> int | None:
-        """The step with the highest score; None if no step has one. Ties go to the earlier step."""
+        """The best step; None if no step has a score."""
         return next(iter(files.by_score(self, self)), None)
 
-    def should_stop(self, patience: int | None) -> bool:
-        """Whether the last ``patience`` validations with a score brought no new best score."""
-        if patience is None or self.best is None:
+    def should_stop(self, patience: int, *, after: int, has_limit: bool) -> bool:
+        """Whether the last ``patience`` validations brought nothing new.
+
+        Those in the warm-up do not count, nor does noise; and training goes on while the loss
+        falls by more than 0.5% over these validations.
+
+        Args:
+            patience: Number of validations, at least 1.
+            after: Last step of the warm-up.
+            has_limit: Whether anything else ends training. If not, noise counts: a model that
+                learns nothing must not train for ever.
+        """
+        scored_steps = [step for step in self if not math.isnan(self[step].score)]
+        counted_steps = [step for step in scored_steps if step > after]
+        if has_limit:
+            counted_steps = [step for step in counted_steps if not self[step].is_noise]
+        window = counted_steps[-patience:]
+        best = self.best
+        if len(window) < patience or best is None or best >= window[0]:
             return False
-        scored_steps = [step for step, score in self.items() if not math.isnan(score)]
-        num_after_best = len(scored_steps) - 1 - scored_steps.index(self.best)
-        return num_after_best >= patience
+        before = scored_steps[scored_steps.index(window[0]) - 1]
+        # With `not`, a loss that is NaN does not fall.
+        return not self[window[-1]].loss < _FALLING * self[before].loss
 
 
 @dataclass(slots=True)
@@ -64,13 +78,15 @@ class Progress:
     step: int = 0  # Optimizer updates made.
     position: Position = field(default_factory=Position)  # Position of the next batch.
     total_steps: int | None = None  # Planned updates; None if only patience ends training.
-    # `training.max_minutes`, and the number of updates estimated to fit.
-    timed: tuple[float, int] | None = None
+    seconds: float = 0.0  # Used of `training.max_minutes`.
+    plans: list[Plan] = field(default_factory=list)  # Plans of these minutes so far.
     # Loss chosen for these minutes, in place of R-Drop; None for the loss of the configuration.
     loss: str | None = None
     # `training.max_epochs`, and the number of updates in these epochs.
     epoch_updates: tuple[int, int] | None = None
     history: History = field(default_factory=History)  # Validation scores so far.
+    # What is wrong with the translations of the last validation: see `Scores.problem`.
+    problem: str | None = None
     # Sum of the loss since the last report, in nats. Skipped updates do not count.
     loss_sum: float = 0.0
     scored_tokens: int = 0  # Target tokens summed into `loss_sum`.
@@ -145,11 +161,36 @@ class Progress:
         self.padded_tokens = 0
         return TrainingEvent(self.step, text, "update", values)
 
-    def reason_to_end(self, patience: int | None) -> str | None:
+    def reason_to_end(self, patience: int | None, warmup_steps: int = 0) -> str | None:
         """Return ``budget`` or ``patience`` if that limit ends training now, else None."""
+        has_limit = self.total_steps is not None
         if self.total_steps is not None and self.step >= self.total_steps:
             return "budget"
-        return "patience" if self.history.should_stop(patience) else None
+        if patience is None:
+            return None
+        is_over = self.history.should_stop(patience, after=warmup_steps, has_limit=has_limit)
+        return "patience" if is_over else None
+
+    def describe_end(self, reason: str, metric: str) -> str:
+        """Return why training ended, and which checkpoint is the best and why.
+
+        Args:
+            reason: As `reason_to_end` returns it.
+            metric: Display name of the metric that selects the best checkpoint.
+        """
+        text = "all planned updates are made"
+        if reason == "patience":
+            text = f"the last validations brought no better {metric} (training.patience)"
+        best_step = self.history.best
+        if best_step is None:
+            return text
+        best = self.history[best_step]
+        evidence = f"the best {metric}"
+        if best.is_noise:
+            evidence = f"the lowest loss, because each {metric} is noise"
+        elif [item.score for item in self.history.values()].count(best.score) > 1:
+            evidence += " and, of equal ones, the lowest loss"
+        return f"{text}; the best checkpoint is step {best_step:,}, with {evidence}"
 
     def summary(self, run_dir: Path, reason: str, metric: str, seconds: float) -> TrainingSummary:
         """Summarise the finished training.
@@ -167,7 +208,7 @@ class Progress:
             step=self.step,
             reason=reason,
             best=files.checkpoint_name(checkpoint_step),
-            best_score=None if best_step is None else self.history[best_step],
+            best_score=None if best_step is None else self.history[best_step].score,
             metric=metric,
             training_seconds=seconds,
         )
@@ -183,15 +224,19 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON-serialisable data for state.json."""
-        # The history as pairs of step and score: JSON has no integer keys.
-        return asdict(self) | {"history": list(self.history.items())}
+        # The history as a list: JSON has no integer keys.
+        history = [(step, *validation) for step, validation in self.history.items()]
+        return asdict(self) | {"history": history}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:
         """Rebuild the progress from the output of `as_dict`."""
         progress = cls(**values)
         progress.position = Position(**values["position"])
-        progress.history = History(values["history"])
+        progress.plans = [Plan(**plan) for plan in values.get("plans", ())]
+        progress.history = History()
+        for step, *validation in values["history"]:
+            progress.history[step] = ValidationScore(*validation)
         return progress
 
     @classmethod
@@ -445,7 +490,7 @@ class CheckpointWriter:
         """Record the best of the existing checkpoints, and remove the expired checkpoints."""
         training = self._training
         folders = dict(files.list_checkpoints(self._run_dir))  # by step
-        scores = History({step: score for step, score in history.items() if step in folders})
+        scores = History({step: history[step] for step in history if step in folders})
         if scores.best is not None:
             files.write_best(self._run_dir, files.checkpoint_name(scores.best))
         expired_steps = files.expired(
@@ -517,7 +562,8 @@ def average_at_end(
             # missing folder, and readers fall back to the newest checkpoint.
             files.write_best(run_dir, with_average.best)
         shutil.rmtree(run_dir / files.AVERAGE, ignore_errors=True)
-        write_average(run_dir / files.AVERAGE, run_dir, paths, score=score)
+        record = {"score": score, "problem": scores.problem}
+        write_average(run_dir / files.AVERAGE, run_dir, paths, record)
     outcome = "now the best" if is_best else "not better than the best checkpoint"
     text = f"average of the last {len(steps)} checkpoints: {scores}; {outcome}"
     reporter.report(TrainingEvent(summary.step, text))

@@ -35,9 +35,10 @@ class TrainingEvent:
 
     step: int  # Updates made so far.
     text: str  # One line for the log.
-    # ``start``, ``update``, ``validation``, ``saved``, ``end`` or ``note``.
+    # ``start``, ``update``, ``validation``, ``saved``, ``plan``, ``end`` or ``note``.
     kind: str = "note"
-    # Values of a start, an update or a validation, which `JsonLines` writes; `reason` of an end.
+    # Values of a start, an update or a validation, which `JsonLines` writes; `total_steps` of a
+    # plan; `reason` of an end.
     values: Mapping[str, Any] = field(default_factory=dict)
     level: int = logging.INFO  # Level of the log message; ``-q`` still shows warnings.
 
@@ -228,6 +229,8 @@ class Console:
             # The value is null if the validation has no score.
             if metric is not None and values[metric] is not None:
                 self._score = f", {label_of(metric)} {values[metric]:.2f}"
+        if event.kind == "plan":
+            self._bar.total = values["total_steps"]
         # The bar is off if the output is no terminal.
         if self._bar.disable or event.kind not in ("update", "saved"):
             logger.log(event.level, event.text)

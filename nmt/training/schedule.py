@@ -13,7 +13,8 @@ from functools import partial
 from nmt.config.training import ScheduleConfig
 from nmt.registry import Registry
 
-Schedule = Callable[[int], float]  # Takes the number of the update, from 1.
+# Takes the number of the update, from 1; between two numbers after a plan of the time.
+Schedule = Callable[[float], float]
 # (schedule section, model width, planned updates or None) -> `Schedule`.
 ScheduleConstructor = Callable[[ScheduleConfig, int, int | None], Schedule]
 
@@ -38,7 +39,7 @@ def build_schedule(config: ScheduleConfig, *, model_dim: int, total_steps: int |
     return construct(config, model_dim, total_steps)
 
 
-def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> float:
+def noam(step: float, *, model_dim: int, warmup_steps: int, factor: float) -> float:
     """Rise linearly, then fall with 1 / sqrt(step) (Vaswani et al. 2017, section 5.3).
 
     >>> round(noam(4000, model_dim=512, warmup_steps=4000, factor=1.0), 7)
@@ -48,7 +49,7 @@ def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> floa
     return float(factor * model_dim**-0.5 * min(step**-0.5, rising))
 
 
-def inverse_sqrt(step: int, *, peak_lr: float, warmup_steps: int) -> float:
+def inverse_sqrt(step: float, *, peak_lr: float, warmup_steps: int) -> float:
     """Rise linearly to ``peak_lr``, then fall with 1 / sqrt(step).
 
     >>> inverse_sqrt(2_000, peak_lr=1e-3, warmup_steps=4_000)
@@ -60,7 +61,7 @@ def inverse_sqrt(step: int, *, peak_lr: float, warmup_steps: int) -> float:
     return float(peak_lr * min(step / warmup, (warmup / step) ** 0.5))
 
 
-def constant(step: int, *, peak_lr: float, warmup_steps: int) -> float:
+def constant(step: float, *, peak_lr: float, warmup_steps: int) -> float:
     """Rise linearly to ``peak_lr``, then stay there."""
     return peak_lr * min(step / max(warmup_steps, 1), 1.0)
 
@@ -85,7 +86,7 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
             decay_steps = max(round(config.decay_ratio * total_steps), 1)
             decay_begin = max(warmup_steps, total_steps - decay_steps)
 
-        def learning_rate(step: int) -> float:
+        def learning_rate(step: float) -> float:
             # Completed fraction of the decay; outside of [0, 1] before its begin and after its end.
             # 0 if no update is left for the decay, as in a run of one update.
             completed = 0.0

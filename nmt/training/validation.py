@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -34,6 +35,7 @@ from nmt.metrics.metric import (
 )
 from nmt.metrics.program import score_by_program
 from nmt.metrics.sacrebleu import bleu_tokenizer
+from nmt.metrics.scoring import Resampling, confidence_interval, resample_scores
 from nmt.model.transformer import evaluating
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.events import TrainingEvent
@@ -45,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 COMMAND = "command"  # Name of the score of `training.validation.command`.
 _NO_SCORER = ("loss", COMMAND)
+_RESAMPLING = Resampling(count=200)
+_FEWEST_LINES = 8  # fewer translations are not judged
+_SHOWN = 60  # characters of a translation in a message
 _READABLE = 1e6  # larger perplexities are shown in scientific notation
 
 
@@ -64,6 +69,9 @@ class Scores:
     objective: float = math.nan
     # Number of suspicious translations; None if the set has no text.
     alarms: int | None = None
+    # Why the scores of the translations say nothing: most of them are alike, or the scores are no
+    # better than by chance. Empty if they say something, None if the set has no text.
+    problem: str | None = None
     # Scores of each set by name, if there are several; then the scores above are those that choose
     # the best checkpoint.
     sets: Mapping[str, Scores] = field(default_factory=dict)
@@ -163,6 +171,8 @@ def combine(
         bleu_tokenizer=first_scores.bleu_tokenizer if len(tokenizers) == 1 else None,
         objective=combined("loss", [scores.objective for scores in choosing_scores]),
         alarms=sum(scores.alarms or 0 for scores in choosing_scores),
+        # Each set must have one.
+        problem=min((scores.problem or "" for scores in choosing_scores), key=len),
         sets=sets,
         combination=choose_by,
     )
@@ -200,20 +210,23 @@ class HeldOutText:
     @cached_property
     def scorers(self) -> dict[str, MetricScorer]:
         """Metrics by name. The first access loads their models."""
-        options = MetricOptions(
-            tokenize=self._bleu_tokenizer,
-            target_language=self.language,
-            source=self.sources,
-            device=self.device,
-        )
         defaults = default_metrics([self.language])
         # If the metric that chooses is one of them, it comes first: False is less than True. A
         # metric that is not one of them comes last.
         names = sorted(defaults, key=lambda name: name != self.metric)
         if self.metric not in (*defaults, *_NO_SCORER):
             names.append(self.metric)
-        scorers = [MetricScorer(name, self.references, options) for name in names]
+        scorers = [self._scorer(name, self.references) for name in names]
         return {scorer.name: scorer for scorer in scorers}
+
+    def _scorer(self, metric: str, references: References) -> MetricScorer:
+        options = MetricOptions(
+            tokenize=self._bleu_tokenizer,
+            target_language=self.language,
+            source=self.sources,
+            device=self.device,
+        )
+        return MetricScorer(metric, references, options)
 
     @cached_property
     def _bleu_tokenizer(self) -> str:
@@ -240,7 +253,33 @@ class HeldOutText:
             "bleu_tokenizer": self._bleu_tokenizer,
             "samples": tuple(sentences[row] for row in rows),
             "sample_chrf": tuple(sentence_chrf[row] for row in rows),
+            "problem": self.problem_of(hypotheses),
         }
+
+    def problem_of(self, hypotheses: Sequence[str]) -> str:
+        """Return why the scores of translations say nothing, for `Scores.problem`.
+
+        A score is noise if its 95% interval over the sentences reaches down to the score against
+        references of other sentences.
+        """
+        num_lines = len(hypotheses)
+        if num_lines < _FEWEST_LINES:
+            return ""
+        text, count = Counter(hypotheses).most_common(1)[0]
+        if count > num_lines / 2 and len({*self.references[0]}) > num_lines / 2:
+            return f"{count:,} of {num_lines:,} translations are the same: {text[:_SHOWN]!r}"
+        name, scorer = next(iter(self.scorers.items()))  # BLEU or chrF
+        table = scorer.statistics(hypotheses)
+        samples = resample_scores([table], [scorer.metric.score], _RESAMPLING)
+        lowest = confidence_interval(samples[0], seed=_RESAMPLING.seed).low
+        half = num_lines // 2
+        shuffled = [[*lines[half:], *lines[:half]] for lines in self.references]
+        by_chance = self._scorer(name, shuffled).score(hypotheses).value
+        if lowest > by_chance:
+            return ""
+        score = format_score(name, scorer.total(table).value)
+        chance = f"against references of other sentences it is {format_score(name, by_chance)}"
+        return f"{label_of(name)} {score} is noise: {chance}"
 
     def run_command(self, hypotheses: Sequence[str], *, is_trial: bool = False) -> float:
         """Return the score by `command`; NaN, after a warning, if the program fails.
@@ -269,24 +308,37 @@ class ValidationSet:
     text: HeldOutText | None  # None if the set has no text or is not translated.
     is_choosing: bool = True  # Whether its scores choose the best checkpoint.
 
-    def sample(self, *, num_batches: int = 0, num_lines: int = 0) -> ValidationSet:
-        """Return a smaller set for timing, with about this many batches and lines.
-
-        Limits outputs to about the length of their sources, because an untrained model does not
-        produce EOS.
-        """
+    def subset(self, num_batches: int, num_lines: int) -> ValidationSet:
+        """Return a set with about this many batches and lines, at equal distances."""
         text = None
         if self.text is not None and num_lines:
             text = replace(
                 self.text,
                 sources=_spread(self.text.sources, num_lines),
-                references=[_spread(self.text.references[0], num_lines)],
-                longest=(1.0, 3),  # factor and offset
-                command=(),  # which may need all lines, or a constant time
+                references=[_spread(lines, num_lines) for lines in self.text.references],
             )
-        batches = _spread(self.batches, num_batches)
+        return replace(self, batches=_spread(self.batches, num_batches), text=text)
+
+    def part(self, share: float) -> ValidationSet:
+        """Return a set with this share of the batches and lines."""
+        num_lines = 0
+        if self.text is not None:
+            num_lines = math.ceil(share * len(self.text.sources))
+        return self.subset(math.ceil(share * len(self.batches)), num_lines)
+
+    def sample(self, *, num_batches: int = 0, num_lines: int = 0) -> ValidationSet:
+        """Return a smaller set for timing.
+
+        Limits outputs to about the length of their sources, because an untrained model does not
+        produce EOS.
+        """
+        sample = self.subset(num_batches, num_lines)
+        text = sample.text
+        if text is not None:
+            # A factor and an offset; and no command, which may need all lines or a constant time.
+            text = replace(text, longest=(1.0, 3), command=())
         # `combine` needs a set that chooses.
-        return replace(self, batches=batches, text=text, is_choosing=True)
+        return replace(sample, text=text, is_choosing=True)
 
     @property
     def size(self) -> int:
@@ -370,7 +422,10 @@ class Validator:
 
     def _progress(self, what: str, unit: str, total: int) -> Any:
         shown = self.updater.processes.rank == 0
-        return progress_bar(f"validating: {what}", unit=unit, total=total, leave=False, shown=shown)
+        text = f"validating: {what}"
+        return progress_bar(
+            text, unit=unit, total=total, leave=False, shown=shown, logged=self.end_loops
+        )
 
     def _sum_losses(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
         """Return summed cross-entropy, summed training loss and number of tokens of ``batches``."""

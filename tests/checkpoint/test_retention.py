@@ -16,7 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.checkpoint.files import expired, load_tensors, newest_steps, save_checkpoint
+from nmt.checkpoint.files import (
+    ValidationScore,
+    expired,
+    load_tensors,
+    newest_steps,
+    save_checkpoint,
+)
 from nmt.checkpoint.model_folder import (
     CONFIDENCE,
     average_weights,
@@ -169,7 +175,8 @@ def test_the_folder_is_complete_and_its_manifest_has_all_of_it(
 def test_the_record_of_an_average_says_of_what_it_is(run_dir: Path, score: float | None) -> None:
     """And its score, if it was validated: a BLEU of 0 is one."""
     paths = sorted((run_dir / "checkpoints").iterdir())
-    write_average(run_dir / "average", run_dir, paths, score=score)
+    validation = {} if score is None else {"score": score}
+    write_average(run_dir / "average", run_dir, paths, validation)
     record = json.loads((run_dir / "average" / "average.json").read_text())
     weights = [(path / "model.safetensors").read_bytes() for path in paths]
     hashes = [hashlib.sha256(content).hexdigest() for content in weights]
@@ -197,22 +204,24 @@ def test_a_failing_write_leaves_no_trace(
 
 
 @st.composite
-def scored_checkpoints(draw: st.DrawFn) -> tuple[set[int], dict[int, float]]:
+def scored_checkpoints(draw: st.DrawFn) -> tuple[set[int], dict[int, ValidationScore]]:
     """Steps that exist, and scores of most of them and of deleted ones. Some are equal or NaN."""
     steps = draw(st.sets(st.integers(1, 60), min_size=8, max_size=14))
     deleted = draw(st.sets(st.integers(1, 60), max_size=4))
     unscored = draw(st.sets(st.sampled_from(sorted(steps)), max_size=2))
     values = st.sampled_from([math.nan, -7.5, 0.0, 1.0, 2.5, 21.5, 30.0])
-    return steps, {step: draw(values) for step in sorted((steps | deleted) - unscored)}
+    scored = sorted((steps | deleted) - unscored)
+    return steps, {step: ValidationScore(draw(values)) for step in scored}
 
 
 @given(found=scored_checkpoints(), keep_last=st.integers(1, 3), keep_best=st.integers(1, 3))
 def test_only_the_newest_and_the_best_checkpoints_are_kept(
-    found: tuple[set[int], dict[int, float]], keep_last: int, keep_best: int
+    found: tuple[set[int], dict[int, ValidationScore]], keep_last: int, keep_best: int
 ) -> None:
     """The best of those that exist; of equal ones the first. NaN is no score."""
     steps, scores = found
-    left = {step: scores[step] for step in steps if not math.isnan(scores.get(step, math.nan))}
+    values = {step: scores[step].score for step in steps & scores.keys()}
+    left = {step: score for step, score in values.items() if not math.isnan(score)}
     kept = set(sorted(steps)[-keep_last:])
     for _ in range(min(keep_best, len(left))):
         best = min(step for step in left if left[step] == max(left.values()))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nmt.checkpoint import files
 from nmt.checkpoint.files import (
+    ValidationScore,
     checkpoint_bytes,
     checkpoint_dir,
     checkpoint_name,
@@ -55,7 +56,8 @@ def writer_of(
 
 
 def save(writer: CheckpointWriter, step: int, scores: Mapping[int, float]) -> None:
-    writer.save(Progress(step=step, history=History(scores)))
+    history = History({step: ValidationScore(score) for step, score in scores.items()})
+    writer.save(Progress(step=step, history=history))
 
 
 def test_the_best_is_a_checkpoint_that_exists_and_has_a_score(tmp_path: Path) -> None:
@@ -204,10 +206,10 @@ def test_the_average_is_the_best_only_if_it_scores_better(
     made: list[list[str]] = []
     recorded: list[float] = []
 
-    def write(folder: Path, _run_dir: Path, paths: list[Path], *, score: float) -> None:
+    def write(folder: Path, _run: Path, paths: list[Path], validation: dict[str, Any]) -> None:
         assert not folder.exists()
         folder.mkdir()
-        recorded.append(score)
+        recorded.append(validation["score"])
         made.append([path.name for path in paths])
 
     monkeypatch.setattr(checkpoints, "write_average", write)

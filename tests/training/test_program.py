@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nmt.checkpoint.files import list_checkpoints, read_best, read_state
+from nmt.checkpoint.files import ValidationScore, list_checkpoints, read_best, read_state
 from nmt.commands.average import average
 from nmt.commands.options import AverageOptions
 from nmt.commands.train import fit
@@ -106,8 +106,9 @@ def test_validations_without_a_score_neither_stop_training_nor_are_best(scorer: 
     state = read_state(list_checkpoints(again.run_dir)[-1][1])
     history = Progress.from_dict(state["progress"]).history
     assert list(history) == [2, 4, 6, 8, 10]
-    history.update({4: 1.0, 6: 0.5})  # two scores among failures
-    assert (history.best, history.should_stop(1), history.should_stop(2)) == (4, True, False)
+    history.update({4: ValidationScore(1.0), 6: ValidationScore(0.5)})  # two among failures
+    stops = [history.should_stop(patience, after=0, has_limit=True) for patience in (1, 2)]
+    assert (history.best, stops) == (4, [True, False])
 
 
 @pytest.mark.parametrize(("command", "problem"), [

@@ -26,7 +26,6 @@ from nmt.checkpoint.files import (
     checkpoint_dir,
     load_checkpoint,
     load_tensors,
-    newest_checkpoint,
     read_best,
 )
 from nmt.checkpoint.model_folder import load_model
@@ -283,20 +282,31 @@ def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:
     assert f"is in use by process {os.getpid()} on " in result.stderr
 
 
-@pytest.mark.long
-def test_a_time_budget_is_measured_once_and_kept(run: Run) -> None:
-    """FAULTS 1 and 19: the number of updates is part of the run; its probe may be stopped."""
-    minutes: dict[str, Any] = {"max_steps": None, "max_minutes": 0.005, "validate_every": 1000}
-    in_probe = run.train(**minutes, harm=Harm("update", 2, (signal.SIGTERM,)))
-    assert (in_probe.code, run.steps()) == (143, []), in_probe.stderr
-    assert run.train(**minutes, harm=Harm("save", 1, (signal.SIGTERM,))).code == 143
-    newest = newest_checkpoint(run.folder)
-    assert newest is not None
-    total = json.loads((newest / "state.json").read_text())["progress"]["total_steps"]
+def test_a_run_of_minutes_repeats_its_plans_after_a_kill(run: Run, server: Server) -> None:
+    """FAULTS 1, 7 and 19: also where the first measurement is stopped, and with another clock."""
+    minutes: dict[str, Any] = {"max_steps": None, "max_minutes": 0.05, "validate_every": 5}
+    minutes |= {"save_every": 3, "schedule.shape": "linear"}
+    stopped = run.train(**minutes, harm=Harm("update", 2, (signal.SIGTERM,)))
+    assert (stopped.code, run.steps()) == (143, []), stopped.stderr
+    for harm in (
+        Harm("update", 25, (signal.SIGKILL,)),  # some of these updates measure
+        Harm("save", 2, (signal.SIGKILL,)),
+        Harm("validation", 2, (signal.SIGTERM,)),
+    ):
+        run.train(**minutes, harm=harm)
     run.finish(**minutes)
-    assert run.steps()[-1] == total
-    run.finish(**(minutes | {"max_minutes": 0.01}))
-    assert run.steps()[-1] == 2 * total
+    plans = (run.folder / "plans.jsonl").read_bytes()
+    unstopped = Run(server, f"{run.folder.name}-unstopped")
+    unstopped.folder.mkdir(parents=True)
+    (unstopped.folder / "plans.jsonl").write_bytes(plans)
+    (result,) = unstopped.finish(**minutes)
+    assert "timing updates" not in result.stderr
+    assert (unstopped.folder / "plans.jsonl").read_bytes() == plans
+    last = run.steps()[-1]
+    assert last == unstopped.steps()[-1] == json.loads(plans.splitlines()[-1])["total_steps"]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert run.hashes(last)[name] == unstopped.hashes(last)[name]
+    assert run.metrics() == unstopped.metrics()
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

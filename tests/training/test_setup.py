@@ -13,6 +13,7 @@ import pytest
 import torch
 from sacrebleu import corpus_bleu, corpus_chrf, sentence_chrf
 
+from nmt.checkpoint.files import ValidationScore
 from nmt.commands.prepare import prepare_data
 from nmt.commands.train import Trainer
 from nmt.commands.train_setup import describe_start, make_reporters
@@ -20,11 +21,12 @@ from nmt.config.data import NoiseConfig
 from nmt.config.run import RunConfig
 from nmt.data.loader import Batch
 from nmt.training import timing
+from nmt.training.budget import Budget, work_at_end
 from nmt.training.checkpoints import History, Progress
 from nmt.training.events import ReporterList, RunLog, TrainingEvent
 from nmt.training.losses import CrossEntropy, RDrop
 from nmt.training.processes import StopSignal
-from nmt.training.timing import TrainingSetup, time_plan
+from nmt.training.timing import TrainingSetup, measure_costs
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import HeldOutText, Scores, Validator
 from tests.training.test_report import update, validation
@@ -107,7 +109,7 @@ def test_the_start_reports_model_data_and_schedule() -> None:
         (Progress(), []),
         (Progress(step=5), [("validation", 0), ("update", 3)]),
         (
-            Progress(step=14, history=History({10: 1.0})),
+            Progress(step=14, history=History({10: ValidationScore(1.0)})),
             [("validation", 0), ("update", 3), ("validation", 10), ("update", 12)],
         ),
     ],
@@ -126,13 +128,20 @@ def test_a_start_removes_the_lines_that_it_will_write_again(
     assert [(line["kind"], line["step"]) for line in found] == kept
 
 
+def opened_budget(config: RunConfig, setup: TrainingSetup, progress: Progress) -> Budget:
+    budget = Budget(setup, progress, config.run_dir, begin=0.0)
+    budget.open()
+    return budget
+
+
 def test_the_schedule_knows_the_planned_updates_and_the_width() -> None:
     """Half of 10 updates are warm-up; noam has a rate of its factor / sqrt(width x warm-up)."""
     for shape, top in (("linear", 0.5), ("noam", 0.5 * (32 * 5) ** -0.5)):
         schedule = {"shape": shape, "peak_lr": 0.5, "warmup_steps": 1, "warmup_ratio": 0.5}
         config = make_config(max_steps=10, schedule=schedule)
-        progress = Progress(total_steps=10)
-        trainer = Trainer(config, setup_of(config), progress, {}, ReporterList(), StopSignal())
+        setup = setup_of(config)
+        budget = opened_budget(config, setup, Progress())
+        trainer = Trainer(config, setup, budget, {}, ReporterList(), StopSignal())
         rates = [trainer._schedule(step) for step in range(1, 11)]
         assert rates.index(max(rates)) == 4
         assert max(rates) == pytest.approx(top)
@@ -144,9 +153,9 @@ def test_tokens_of_an_earlier_start_count_for_the_loss_and_not_for_the_speed() -
     progress = Progress(step=2, total_steps=10, loss_sum=40.0, scored_tokens=20)
     progress.source_tokens, progress.target_tokens = 30, 20
     reporter = SimpleNamespace(report=events.append, close=lambda: None)
-    trainer = Trainer(
-        config, setup_of(config), progress, {}, ReporterList([reporter]), StopSignal()
-    )
+    setup = setup_of(config)
+    budget = opened_budget(config, setup, progress)
+    trainer = Trainer(config, setup, budget, {}, ReporterList([reporter]), StopSignal())
     stats = UpdateStats([], 1e-3, 7, 5, 12, torch.tensor([10.0, 0.0, 0.5]))
     for _ in range(2):
         progress.source_tokens += stats.source_tokens
@@ -184,41 +193,40 @@ class Clock:
         monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
 
-def several_batches(config: RunConfig) -> TrainingSetup:
-    """Of validations in 13 batches and 50 lines."""
+def several_batches(config: RunConfig, num_lines: int = 50) -> TrainingSetup:
+    """Of validations in 13 batches, and usually 50 lines."""
     setup = setup_of(config)
     (held_out,) = setup.validator.sets
     assert held_out.text is not None
-    text = replace(held_out.text, sources=["a"] * 50, references=["a"] * 50)
+    text = replace(held_out.text, sources=["a"] * num_lines, references=[["a"] * num_lines])
     sets = [replace(held_out, batches=[held_out.batches[0]] * 13, text=text)]
     return replace(setup, validator=replace(setup.validator, sets=sets))
 
 
-@pytest.mark.parametrize(
-    ("average_last", "validates_first", "num_validations"),
-    [(None, False, 1), (2, False, 2), (2, True, 3)],
-)
-def test_a_plan_has_the_time_of_whole_validations_and_saves(
+def test_the_time_of_whole_validations_and_saves_is_measured_on_parts(
     monkeypatch: pytest.MonkeyPatch,
-    average_last: int | None,
-    validates_first: bool,
-    num_validations: int,
 ) -> None:
-    """Measured on parts of them. Validated is at the end, and for the average, and at the start."""
-    setup = several_batches(make_config(average_last=average_last))
-    setup = replace(setup, validates_first=validates_first)
+    setup = several_batches(make_config())
     tensors = [*setup.updater.optimizer.weights().values()]
     tensors += setup.updater.optimizer.state().values()
-    clock = Clock(monkeypatch)
-    plan = time_plan(setup, most_seconds=1e9)
-    validation = 13 + 50 / 2
-    saving = sum(tensor.nbytes for tensor in tensors) / 250e6
-    assert (plan.update, plan.num_timed) == (2.0, 20)
-    assert plan.saving == pytest.approx(saving)
-    assert plan.validation == pytest.approx(validation + saving)
-    at_end = num_validations * validation + saving + 60e-6 * 300
-    assert plan.end == pytest.approx(at_end)
-    assert plan.spent == pytest.approx(clock.now - 100)
+    Clock(monkeypatch)
+    costs = measure_costs(setup, most_seconds=1e9)
+    assert (costs.update, costs.num_timed) == (2.0, 20)
+    assert costs.validation == pytest.approx(13 + 50 / 2)
+    assert costs.saving == pytest.approx(sum(tensor.nbytes for tensor in tensors) / 250e6)
+
+
+@pytest.mark.parametrize(
+    ("average_last", "share", "validations"),
+    # 200 lines are validated, and calibrated with beam 5, which is 1.5 times the work; half of
+    # them; a tenth, which is too little to calibrate.
+    [(None, 1.0, 1 + 1.5), (2, 0.5, 2 + 1.5), (None, 0.1, 1)],
+)
+def test_the_work_at_the_end_is_validation_average_and_calibration(
+    average_last: int | None, share: float, validations: float
+) -> None:
+    setup = several_batches(make_config(average_last=average_last), num_lines=200)
+    assert work_at_end(replace(setup, beam_size=5), share) == pytest.approx(validations)
 
 
 def test_samples_are_source_translation_and_reference_of_the_best_the_median_and_the_worst() -> (
@@ -290,10 +298,12 @@ def test_a_run_that_is_complete_says_which_limit_to_raise(
 ) -> None:
     config = make_config(**limits)
     events: list[TrainingEvent] = []
-    progress = Progress(step=9, total_steps=limits["max_steps"], history=History(scores))
+    history = History({step: ValidationScore(score) for step, score in scores.items()})
+    progress = Progress(step=9, history=history)
     reporter = SimpleNamespace(report=events.append, close=lambda: None)
     setup = setup_of(config)
-    trainer = Trainer(config, setup, progress, {}, ReporterList([reporter]), StopSignal())
+    budget = opened_budget(config, setup, progress)
+    trainer = Trainer(config, setup, budget, {}, ReporterList([reporter]), StopSignal())
     trainer._writer.saved_step = 9
     trainer.run()
     assert events[-1].text.endswith(f"to continue, raise {raised}")

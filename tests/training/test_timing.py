@@ -20,23 +20,18 @@ from nmt.commands.train import fit
 from nmt.config.data import BatchConfig
 from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig
-from nmt.config.training import TrainingConfig
 from nmt.data.loader import Batch, Loader, Position
 from nmt.device.device import measure_peak, random_state
 from nmt.device.precision import Precision
 from nmt.errors import DeviceError
 from nmt.inference.torch_engine import TorchEngine
 from nmt.training import timing
-from nmt.training.checkpoints import Progress
-from nmt.training.losses import CrossEntropy, RDrop
 from nmt.training.processes import StoppedBySignal
 from nmt.training.timing import (
-    TimePlan,
     TrainingSetup,
     fit_batches,
     largest_batches,
-    plan_budget,
-    time_plan,
+    measure_costs,
     time_updates,
     tokens_that_fit,
 )
@@ -103,36 +98,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     return RunConfig.model_validate(values)
 
 
-@given(
-    minutes=st.floats(0.01, 1000),
-    parts=st.tuples(
-        st.floats(0.001, 2), st.floats(0, 60), st.floats(0, 20), st.floats(0, 120), st.floats(0, 99)
-    ),
-    every=st.tuples(st.integers(1, 1000), st.integers(1, 1000)),
-)
-def test_a_time_budget_includes_validation_and_saving(
-    minutes: float, parts: tuple[float, float, float, float, float], every: tuple[int, int]
-) -> None:
-    plan = TimePlan(*parts)
-    training = TrainingConfig(max_minutes=minutes, validate_every=every[0], save_every=every[1])
-    updates = plan.updates_in(minutes, training)
-
-    def total(count: int) -> float:
-        return count * plan.update + plan.beside(count, training)
-
-    left = max(0.0, 60 * minutes - plan.spent)
-    least = max(1, int(left / 2 / plan.update))
-    assert updates == least or total(updates) <= left * (1 + 1e-9)
-    assert updates >= least
-    assert total(updates + 1) > left * (1 - 1e-9)
-    is_long = plan.spent + total(updates) > 66 * minutes  # by a tenth of the minutes
-    found = plan.shortage(updates, training)
-    assert bool(found) == (is_long and plan.beside(updates, training) > 30 * minutes)
-    has_rarer = updates >= min(training.validate_every, training.save_every)
-    assert not found or ("raise training.validate_every" in found) == has_rarer
-    assert not plan.shortage(updates - 1, training), "another budget ends training first"
-
-
 @pytest.mark.parametrize(("most_seconds", "runs"), [(1e9, 2), (0.0, 1)])
 def test_planning_the_time_changes_nothing_and_limits_outputs(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, most_seconds: float, runs: int
@@ -150,9 +115,9 @@ def test_planning_the_time_changes_nothing_and_limits_outputs(
         return search(engine, tasks, options)
 
     monkeypatch.setattr(TorchEngine, "search_all", spied)
-    plan = time_plan(setup, most_seconds=most_seconds)
+    costs = measure_costs(setup, most_seconds=most_seconds)
     setup.validator()
-    assert min(plan.update, plan.validation, plan.saving, plan.end) > 0
+    assert min(costs.update, costs.validation, costs.saving) > 0
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.training
@@ -265,59 +230,3 @@ def test_the_epochs_of_a_budget_are_planned_once_for_all_starts(
     longer = fit(make_config(max_steps=None, max_epochs=4))
     assert planned == [0, 1, 2, 3, 3]
     assert longer.step > summary.step
-
-
-@pytest.mark.parametrize(
-    ("update_seconds", "loss", "expected"),
-    [(0.2, "auto", CrossEntropy), (0.1, "auto", RDrop), (0.2, "r_drop", RDrop)],
-)
-def test_r_drop_is_not_used_where_the_minutes_are_too_few_for_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    update_seconds: float,
-    loss: str,
-    expected: type,
-) -> None:
-    """Without R-Drop, a minute of updates of 0.1 s reads the toy corpus 46 times."""
-
-    def timed(setup: TrainingSetup, **_: float) -> TimePlan:
-        passes = 2 if isinstance(setup.updater.objective, RDrop) else 1
-        return TimePlan(update_seconds * passes, 0.0, 0.0, 0.0, spent=1.0)
-
-    monkeypatch.setattr(timing, "time_plan", timed)
-    config = make_config(max_steps=None, max_minutes=1, r_drop_weight=3.0, loss=loss)
-    write_corpus(tmp_path)
-    prepare(config)
-    setup, progress = setup_of(config), Progress()
-    plan_budget(setup, progress)
-    assert isinstance(setup.updater.objective, expected)
-    is_plain = expected is CrossEntropy
-    assert progress.loss == ("cross_entropy" if is_plain else None)
-    # A second measurement is subtracted, too.
-    seconds = 58 if is_plain else 59
-    assert progress.total_steps == int(seconds / update_seconds / (1 if is_plain else 2))
-    resumed = setup_of(config)
-    plan_budget(resumed, Progress.from_dict(progress.as_dict()))
-    assert isinstance(resumed.updater.objective, expected)
-
-
-def test_a_run_keeps_its_loss_until_its_minutes_are_timed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Minutes, then updates, then more minutes; each is also resumed with equal settings."""
-
-    plan = TimePlan(0.4, 0.0, 0.0, 0.0, spent=1.0)
-    monkeypatch.setattr(timing, "time_plan", lambda *_args, **_options: plan)
-    caplog.set_level("INFO")
-    write_corpus(tmp_path)
-    prepare(make_config(max_steps=1))
-    progress = Progress()
-    limits = [(1, None, CrossEntropy), (None, 5000, CrossEntropy), (60, None, RDrop)]
-    for minutes, steps, expected in limits:
-        for _ in range(2):
-            config = make_config(max_minutes=minutes, max_steps=steps, r_drop_weight=3.0)
-            setup = setup_of(config)
-            plan_budget(setup, progress)
-            assert isinstance(setup.updater.objective, expected)
-            progress = Progress.from_dict(progress.as_dict())
-    assert caplog.text.count("was too short when the run began") == 3

@@ -46,10 +46,11 @@ from nmt.text import NUM_SPECIAL
 from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training import timing
+from nmt.training.budget import first_plan
 from nmt.training.losses import loss_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.processes import StopSignal
-from nmt.training.timing import MOST_SECONDS, TimePlan, TrainingSetup, time_plan, wastes_r_drop
+from nmt.training.timing import MOST_SECONDS, TrainingSetup, measure_costs
 
 logger = logging.getLogger(__name__)
 # Sizes of an epoch that depend on the number of pairs.
@@ -277,18 +278,22 @@ def _measure(
     sums = LengthSums.of_pairs(*loader.lengths(np.concatenate(plan)))
     epoch = _epoch(loader, plan, sums)
     updates_per_epoch = epoch["updates"]
-    timed = time_plan(setup, most_seconds=MOST_SECONDS)
+    timed = measure_costs(setup, most_seconds=MOST_SECONDS)
     if loader is not setup.loader:
         # Both loaders read the same pairs, so an epoch takes the same time with both, although the
         # number of its updates differs. The loader of the probe has one batch for each update.
         timed = replace(timed, update=timed.update * len(setup.loader.plan(0)) / updates_per_epoch)
     passes = 1  # Over each batch.
-    if wastes_r_drop(setup, timed):
-        # Training will use one pass, but the probe was timed with the two of R-Drop.
-        timed = replace(timed, update=timed.update / 2)
-    elif loss_name(training) == "r_drop":
+    if loss_name(training) == "r_drop":
         passes = 2
-    limits = _limits(training, timed, loader, has_corpora=not made_up)
+    limits = _limits(training, loader, has_corpora=not made_up)
+    whole = 60 * (training.max_minutes or 0.0)
+    if whole:
+        planned = first_plan(setup, timed, 0, whole)
+        limits["training.max_minutes"] = planned.total_steps
+        if planned.loss is not None:  # training will use one pass
+            timed = replace(timed, update=timed.update / 2)
+            passes = 1
     # The key that ends training first.
     limit = min(limits, key=limits.__getitem__, default=None)
     updates = None if limit is None else limits[limit]
@@ -323,11 +328,12 @@ def _measure(
         budget["epochs"] = updates / updates_per_epoch
         seconds["training"] = updates * timed.update
         seconds["validation_and_saving"] = timed.beside(updates, training)
+        if limit == "training.max_minutes":
+            seconds["validation_and_saving"] = max(0.0, whole - seconds["training"])
     if made_up:  # the number of pairs is unknown
         epoch |= dict.fromkeys(_TOTALS)
         budget["epochs"] = None
         seconds["epoch"] = None
-    warnings = [timed.shortage(updates, training), *advice(config)]
     return DryRunReport(
         name=config.name,
         device=str(updater.device),
@@ -343,14 +349,12 @@ def _measure(
         seconds=seconds,
         remark=compilation.remark,
         made_up=made_up,
-        warnings=tuple(filter(None, warnings)),
+        warnings=tuple(advice(config)),
     )
 
 
-def _limits(
-    training: TrainingConfig, timed: TimePlan, loader: Loader, *, has_corpora: bool
-) -> dict[str, int]:
-    """Return the number of updates at which each key of the configuration ends training.
+def _limits(training: TrainingConfig, loader: Loader, *, has_corpora: bool) -> dict[str, int]:
+    """Return the number of updates at which ``max_steps`` and ``max_epochs`` end training.
 
     Without corpora, the size of an epoch is unknown, so ``max_epochs`` is left out.
     """
@@ -360,8 +364,6 @@ def _limits(
     if training.max_epochs is not None and has_corpora:
         updates_of_epochs = islice(loader.epoch_updates(), training.max_epochs)
         limits["training.max_epochs"] = sum(updates_of_epochs)
-    if training.max_minutes is not None:
-        limits["training.max_minutes"] = timed.updates_in(training.max_minutes, training)
     return limits
 
 

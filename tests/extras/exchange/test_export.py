@@ -158,7 +158,7 @@ def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
     save_checkpoint(run_dir, 40, model=other.state_dict(), optimizer={}, state={})
     write_best(run_dir, checkpoint_name(STEP))
     paths = [checkpoint_dir(run_dir, step) for step in (STEP, 40)]
-    write_average(run_dir / "average", run_dir, paths, score=7.25)
+    write_average(run_dir / "average", run_dir, paths, {"score": 7.25})
     for checkpoint, step in (("best", STEP), ("last", 40), ("step-40", 40), ("average", 40)):
         output = tmp_path / checkpoint
         assert exported(run_dir, output, "ctranslate2", checkpoint=checkpoint).step == step

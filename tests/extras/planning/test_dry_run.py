@@ -32,7 +32,7 @@ from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.atomic import run_lock
 from nmt.model.transformer import build_model, count_parameters
 from nmt.training.optimizer import ModelOptimizer, freeze
-from nmt.training.timing import TimePlan, TrainingSetup
+from nmt.training.timing import Costs, TrainingSetup
 from nmt.training.update import Updater
 from tests.terminal import terminal
 from tests.training.toy import CONFIG, write_corpus
@@ -194,16 +194,18 @@ def test_two_passes_double_the_flops_and_patience_alone_makes_the_length_unknown
     assert "per update, number of updates unknown" in twice.as_text().splitlines()[1]
 
 
-def test_a_time_too_short_for_r_drop_is_planned_without_it_and_with_a_warning(
+def test_a_time_too_short_for_r_drop_is_planned_without_it(
     folder: Path, report: DryRunReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A minute is less than two passes over the data, and validation takes longer."""
-    slow = TimePlan(update=100.0, validation=0.0, saving=0.0, end=3600.0)
-    monkeypatch.setattr("nmt.extras.planning.dry_run.time_plan", lambda *_, **__: slow)
-    found = estimate(config_in(folder, max_steps=None, max_minutes=1.0, r_drop_weight=5.0))
+    """An hour is less than two passes over the data; what updates leave is for the rest."""
+    slow = Costs(update=100.0, validation=36.0, saving=0.0)
+    monkeypatch.setattr("nmt.extras.planning.dry_run.measure_costs", lambda *_, **__: slow)
+    found = estimate(config_in(folder, max_steps=None, max_minutes=60.0, r_drop_weight=5.0))
     assert (found.flops["passes"], found.seconds["update"]) == (1, 50.0)
     assert found.flops["update"] == pytest.approx(report.flops["update"])
-    assert any("of training.max_minutes" in text for text in found.warnings)
+    seconds = found.seconds
+    assert seconds["training"] + seconds["validation_and_saving"] == 3600
+    assert 36 <= seconds["validation_and_saving"] < 360
 
 
 def test_text_of_standard_input_is_not_read(folder: Path) -> None:
@@ -292,19 +294,19 @@ def test_data_of_a_hub_are_not_downloaded(
     assert report.made_up == ""
 
 
-def seconds_of_tokens(setup: TrainingSetup, **_: float) -> TimePlan:
+def seconds_of_tokens(setup: TrainingSetup, **_: float) -> Costs:
     """The time of updates that take a microsecond for each token."""
     loader = setup.loader
     tokens = sum(int(side.sum()) for side in loader.lengths(slice(None)))
     updates = -(-len(loader.plan(0)) // loader.config.gradient_accumulation)
-    return TimePlan(update=1e-6 * tokens / updates, validation=0.0, saving=0.0, end=0.0)
+    return Costs(update=1e-6 * tokens / updates, validation=0.0, saving=0.0)
 
 
 def test_memory_and_time_of_large_batches_are_extrapolated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To what a batch of that size needs."""
-    monkeypatch.setattr("nmt.extras.planning.dry_run.time_plan", seconds_of_tokens)
+    monkeypatch.setattr("nmt.extras.planning.dry_run.measure_costs", seconds_of_tokens)
     values = values_in(tmp_path) | {"batch": {"max_tokens": 16_000, "gradient_accumulation": 2}}
     config, found = RunConfig.model_validate(values), []
     for few in (1024, 8000):  # measured are batches of up to twice as many tokens

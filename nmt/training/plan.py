@@ -1,0 +1,111 @@
+"""Plans of a time budget: how many updates fit, and what they mean for the learning rate.
+
+A budget of minutes is planned when training begins, and again while it runs. Everything here is a
+pure function: the learning rate depends only on the number of the update and on the recorded plans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+# One validation takes at most this share of the budget, and all validations between updates at most
+# this share of the rest. With those after the last update, this is less than a tenth.
+VALIDATION_SHARE = 0.02
+_VALIDATIONS_SHARE = 0.05
+CHECKS = 50  # The time is checked after each fiftieth of the planned updates.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A plan, and the costs that it assumes. All plans of a run are in ``plans.jsonl``."""
+
+    step: int  # Updates made when it was made.
+    total_steps: int  # Planned updates of the whole run.
+    validate_every: int  # Updates between two validations: a multiple of the configured number.
+    minutes: float  # `training.max_minutes`
+    share: float = 1.0  # Part of each validation set that is used; the same in all plans of a run.
+    loss: str | None = None  # Loss in place of R-Drop; None for the loss of the configuration.
+    update_seconds: float  # Of an update, with the saves between two validations.
+    validation_seconds: float  # Of a validation, with the save after it.
+    at_end: float  # Work after the last update, in validations.
+
+    def rest(self, step: int, seconds_left: float, every: int) -> Plan:
+        """Return a plan for the rest of the budget, with the same costs.
+
+        Args:
+            step: Updates made.
+            seconds_left: Rest of the budget.
+            every: `training.validate_every`.
+        """
+        update = max(self.update_seconds, 1e-9)  # a clock may be coarse
+        validation = self.validation_seconds
+        fewest = validation / (_VALIDATIONS_SHARE * update)  # updates between two validations
+        interval = every * max(1, math.ceil(fewest / every))
+        num_left = int((seconds_left - self.at_end * validation) / (update + validation / interval))
+        total_steps = step + max(num_left, 0)
+        return replace(self, step=step, total_steps=total_steps, validate_every=interval)
+
+    def measured(self, updates: int, seconds: float, validation_seconds: float | None) -> Plan:
+        """Return the plan with the costs of ``updates`` that were made since it began.
+
+        The assumed costs count as much as a twentieth of all updates, so that a few updates do not
+        change the plan.
+
+        Args:
+            updates: Number of these updates.
+            seconds: Their time, without validations.
+            validation_seconds: Time of a validation. If None, it has become slower or faster as
+                the updates have.
+        """
+        weight = max(self.total_steps // 20, 5)
+        update_seconds = (weight * self.update_seconds + seconds) / (weight + updates)
+        if validation_seconds is None:
+            slowness = update_seconds / max(self.update_seconds, 1e-9)
+            validation_seconds = slowness * self.validation_seconds
+        return replace(self, update_seconds=update_seconds, validation_seconds=validation_seconds)
+
+    @property
+    def check_every(self) -> int:
+        """Updates between two looks at the clock."""
+        return max(self.total_steps // CHECKS, 1)
+
+    def __str__(self) -> str:
+        part = ""
+        if self.share < 1:
+            part = f" on {self.share:.0%} of the validation sentences"
+        interval = f"validation every {self.validate_every:,} updates{part}"
+        return f"planned for {self.minutes:g} minutes: {self.total_steps:,} updates, {interval}"
+
+
+def place_in_schedule(step: int, plans: Sequence[Plan], limit: int | None = None) -> float:
+    """Return which step of the schedule of the first plan an update has.
+
+    After a plan, what is left of that schedule is spread over what is left of the updates. So the
+    rate is continuous at a plan, and the schedule ends with the last planned update.
+
+    Args:
+        step: Number of the update, from 1.
+        plans: The plans of the run; the first one is made before the first update.
+        limit: Largest number of updates, whatever the plans say.
+    """
+    totals = [plan.total_steps for plan in plans]
+    if limit is not None:
+        totals = [min(total, limit) for total in totals]
+    ends = [*(plan.step for plan in plans[1:]), step]
+    place = 0.0
+    for plan, total, end in zip(plans, totals, ends, strict=True):
+        planned = max(total - plan.step, 1)
+        made = min(end, step, total) - plan.step
+        place += (totals[0] - place) * max(made, 0) / planned
+    return place
+
+
+def share_of_validation(seconds: float, minutes: float) -> float:
+    """Return which part of the validation sets a budget has the time for: 1, 1/2, 1/3 and so on.
+
+    >>> share_of_validation(10.0, minutes=3)
+    0.3333333333333333
+    """
+    return 1 / max(1, math.ceil(seconds / (VALIDATION_SHARE * 60 * minutes)))
