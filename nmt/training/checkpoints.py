@@ -63,8 +63,11 @@ class History(dict[int, ValidationScore]):
         if has_limit:
             counted_steps = [step for step in counted_steps if not self[step].is_noise]
         window = counted_steps[-patience:]
-        best = self.best
-        if len(window) < patience or best is None or best >= window[0]:
+        if len(window) < patience:
+            return False
+        # A loss that hardly falls makes no new best here: without the last part of the quality.
+        best = max(scored_steps, key=lambda step: self[step].quality[:2])
+        if best >= window[0]:
             return False
         before = scored_steps[scored_steps.index(window[0]) - 1]
         # With `not`, a loss that is NaN does not fall.

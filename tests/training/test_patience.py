@@ -64,6 +64,8 @@ def test_patience_does_not_count_in_the_warm_up() -> None:
 def test_noise_counts_where_nothing_else_would_end_training() -> None:
     """And its loss, because its scores say nothing."""
     assert history_of(*NOISE).should_stop(2, after=0, has_limit=False)
+    hardly = [(0.2, 3.0, 1), (0.1, 2.999, 1), (0.0, 2.998, 1)]
+    assert history_of(*hardly).should_stop(2, after=0, has_limit=False)
     falling = [(0.2, 3.0, 1), (0.1, 2.5, 1), (0.0, 2.0, 1)]
     assert not history_of(*falling).should_stop(2, after=0, has_limit=False)
 
