@@ -145,8 +145,8 @@ def _all_at_once(engine: Engine, threads: int) -> Run:
     def run(batches: Sequence[Ids], options: DecodingConfig) -> tuple[float, Ids]:
         torch.set_num_threads(threads)
         start = perf_counter()
-        tasks = [SearchTask(batch) for batch in batches]
-        batch_results = list(engine.search_all(tasks, options))
+        tasks = [SearchTask(batch, options) for batch in batches]
+        batch_results = list(engine.search_all(tasks))
         seconds = perf_counter() - start
         results = chain.from_iterable(batch_results)
         return seconds, [hypotheses[0].ids for hypotheses in results]

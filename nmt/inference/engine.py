@@ -153,11 +153,15 @@ class BatchCapacity(NamedTuple):
     hypotheses: int = 1 << 20  # Hypotheses of all sentences.
 
 
+Check = Callable[[], object]  # May raise to interrupt a search.
+
+
 @dataclass(frozen=True)
 class SearchTask:
     """One batch for `Engine.search_all`."""
 
     sources: IdLists  # Source ids of each sentence, without EOS; never empty.
+    options: DecodingConfig  # Options of the search.
     constraints: Sequence[Constraints] | None = None  # Constraints of each sentence, if any.
 
 
@@ -194,6 +198,7 @@ class Engine(ABC):
         sources: IdLists,
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
+        check: Check = lambda: None,
     ) -> NBestLists:
         """Translate a batch.
 
@@ -201,6 +206,7 @@ class Engine(ABC):
             sources: Source ids of each sentence, without EOS; never empty.
             options: Options of the search.
             constraints: Constraints on the output of each sentence.
+            check: Called as often as the engine allows: between steps, or between passes.
 
         Returns:
             The n-best hypotheses of each sentence, best first; samples and alternatives in the
@@ -256,7 +262,7 @@ class Engine(ABC):
         return 1
 
     def search_all(
-        self, tasks: Sequence[SearchTask], options: DecodingConfig
+        self, tasks: Sequence[SearchTask], check: Check = lambda: None
     ) -> Generator[NBestLists, None, None]:
         """Yield the result of `search` for each task, in order."""
         num_threads = max(1, min(self.num_workers, len(tasks)))
@@ -264,7 +270,7 @@ class Engine(ABC):
             # If the caller stops early, `map` cancels the pending tasks, and `with` waits for the
             # running ones.
             yield from pool.map(
-                lambda task: self.search(task.sources, options, task.constraints), tasks
+                lambda task: self.search(task.sources, task.options, task.constraints, check), tasks
             )
 
     def batches(

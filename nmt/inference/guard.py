@@ -163,7 +163,7 @@ class Guard:
         # Key: names and values of the changed options. Value: indices of the segments.
         batches: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
         for index, output in enumerate(outputs):
-            if output.alarms:
+            if output.alarms and not segments[index].is_junk:
                 changes = fallback_search(output.alarms, self.decoding, self.limits)
                 batches[tuple(changes.items())].append(index)
         batches.pop((), None)  # no option prevents the faults of these segments

@@ -54,10 +54,12 @@ _PLACEHOLDERS = (
     r"(?<!\w)\$[a-zA-Z_]\w*",
     rf"</?[a-zA-Z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?>",
     f"(?:[{_EMOJI}][{_EMOJI_PARTS}]*)+",
-    "[a-zA-Z0-9+/=_-]{64,}",  # a key or other data, not a word
+    # Keys and other data: long, or with three places where letters follow digits.
+    "[a-zA-Z0-9+/=_-]{64,}",
+    r"(?<![\w+/=-])(?=(?:[a-zA-Z0-9+/=_-]*?[0-9][a-zA-Z]){3})[a-zA-Z0-9+/=_-]{16,}",
 )
 # Text without these signs has none of the placeholders above. Quicker than searching for each.
-SIGNS = re.compile(rf"[{{<%$@{_EMOJI}]|://|www\.|[a-zA-Z0-9+/=_-]{{64}}")
+SIGNS = re.compile(rf"[{{<%$@{_EMOJI}]|://|www\.|[a-zA-Z0-9+/=_-]{{64}}|[0-9][a-zA-Z]")
 _PIECES = ("word", "piece")  # kinds of elements
 
 

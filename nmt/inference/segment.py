@@ -41,6 +41,7 @@ _CUT = "line %s: %s characters cut into %s segments: the model reads at most %d 
 LONGEST_LINE = 50_000
 
 _MAX_WARNINGS = 5  # Long lines of one call that get a warning each; the others are only counted.
+_MAX_NUMBERS = 64  # Characters of a text without letters that is translated.
 _MAX_SUBWORD_CHARACTERS = 20  # the longest subword of SentencePiece has 16
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _UNSPACED = regex.compile(script_class(*sorted(UNSPACED)))
@@ -64,6 +65,7 @@ class Segment:
     ids: Sequence[int]  # Source ids, without tag and EOS; never empty.
     tag: Ids = ()  # Ids of the tags of language and domain, if any.
     constraints: Constraints = NONE  # Constraints on its translation.
+    is_junk: bool = False  # Whether the search is bounded: see `bounded`.
 
     @property
     def read_ids(self) -> list[int]:
@@ -126,6 +128,18 @@ class SegmentedLines:
     def line_of(self, segment: Segment) -> int:
         """Return the index of the line of a segment, from 0."""
         return self.sentences[segment.sentence].line
+
+
+def bounded(decoding: DecodingConfig) -> DecodingConfig:
+    """Return the options for text without language, which a model often translates without end.
+
+    Its translation has at most about as many subwords. Beam search becomes greedy.
+    """
+    changes: dict[str, float] = {"max_length_factor": min(1, decoding.max_length_factor)}
+    is_plain = not (decoding.sampling or decoding.return_alternatives)
+    if is_plain and decoding.n_best == decoding.diverse_beam_groups == 1:
+        changes["beam_size"] = 1
+    return decoding.model_copy(update=changes)
 
 
 def joiner_for(language: str) -> str:
@@ -223,7 +237,8 @@ def segment(
     for row, ids in enumerate(encode_fitting(tokenizer, texts, max_length)):
         sentence = sentences[row]
         text = texts[row]
-        if not any(map(str.isalnum, text)):  # neither a letter nor a digit: it is copied
+        # Without letters and digits, or with many digits: it is copied.
+        if not any(map(str.isalpha if len(text) > _MAX_NUMBERS else str.isalnum, text)):
             continue
         ids_of_parts = [ids or []]  # one part, if it is not too long
         # Without a limit, a sentence is never too long.
@@ -246,7 +261,8 @@ def segment(
         added_tag = sentence.first_tag
         # A part has no ids if normalization drops all of its characters: it becomes no segment.
         for part_ids in filter(None, ids_of_parts):
-            segments.append(Segment(row, part_ids, added_tag, constraints))
+            is_junk = not constraints.num_tokens and tokenizer.is_junk(part_ids)
+            segments.append(Segment(row, part_ids, added_tag, constraints, is_junk))
             # The segments after the first get all tags, and only the forbidden phrases.
             added_tag = sentence.tag
             constraints = Constraints(forbidden=constraints.forbidden, start=start)

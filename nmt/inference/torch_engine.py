@@ -19,6 +19,7 @@ from nmt.inference.cuda_graphs import GraphedDecodeToken
 from nmt.inference.direction import Languages
 from nmt.inference.engine import (
     BatchCapacity,
+    Check,
     Engine,
     EngineOptions,
     Ensemble,
@@ -113,26 +114,29 @@ class TorchEngine(Engine):
         sources: IdLists,
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
+        check: Check = lambda: None,
     ) -> NBestLists:
         source = self._with_eos(sources)
         with evaluating(*self._models):
             if self._shortlist is None or not options.shortlist:
                 stepper = self._stepper(options=options)
-                return search(stepper, source, options, constraints, end_loops=self._end_loops)
+                return search(
+                    stepper, source, options, constraints, check, end_loops=self._end_loops
+                )
             # The search uses positions in the shortlist as token ids: convert them there and back.
             # `end_loops` is not needed: it is for training, which has no shortlist.
             vocabulary = self._shortlist.pick(source, constraints)
             if constraints is not None:
                 constraints = vocabulary.inside(constraints)
             stepper = self._stepper(vocabulary, options)
-            return vocabulary.outside(search(stepper, source, options, constraints))
+            return vocabulary.outside(search(stepper, source, options, constraints, check))
 
     @override
     def search_all(
-        self, tasks: Sequence[SearchTask], options: DecodingConfig
+        self, tasks: Sequence[SearchTask], check: Check = lambda: None
     ) -> Generator[NBestLists, None, None]:
         def search_task(task: SearchTask) -> NBestLists:
-            return self.search(task.sources, options, task.constraints)
+            return self.search(task.sources, task.options, task.constraints, check)
 
         num_workers = min(self.num_workers, len(tasks))
         # Evaluation mode until all workers have finished: `search` alone would end it earlier.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -51,7 +51,14 @@ from nmt.inference.request import (
     join_results,
     score_tokens,
 )
-from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, Sentence, segment
+from nmt.inference.segment import (
+    LONGEST_LINE,
+    Segment,
+    SegmentedLines,
+    Sentence,
+    bounded,
+    segment,
+)
 from nmt.registry import chosen
 from nmt.search.hypothesis import NONE, NBestLists
 from nmt.text.identification import NO_PROFILES, LanguageProfiles
@@ -358,20 +365,25 @@ class Translator:
     ) -> NBestLists:
         """Return the hypotheses of each segment, best first; none if no output is possible."""
         engine_decoding = replace(self.options, decoding=decoding).engine_decoding
-        lengths = [len(segment.ids) for segment in segments]
         vocab_size = self.tokenizers.target.vocab_size
-        batches = self.engine.batches(lengths, engine_decoding, vocab_size)
-        batches.reverse()  # longest first, so that workers do not wait for a long batch at the end
+        batches = list[list[int]]()  # Indices of segments.
         tasks = []
-        for rows in batches:
-            task = SearchTask([segments[row].read_ids for row in rows])
-            constraints = [segments[row].constraints for row in rows]
-            if any(entry != NONE for entry in constraints):
-                task = replace(task, constraints=constraints)
-            tasks.append(task)
+        options_by_kind = {True: bounded(engine_decoding), False: engine_decoding}
+        for is_junk, options in options_by_kind.items():
+            kind_rows = [row for row, entry in enumerate(segments) if entry.is_junk is is_junk]
+            lengths = [len(segments[row].ids) for row in kind_rows]
+            # Longest first, so that workers do not wait for a long batch at the end.
+            for batch in reversed(self.engine.batches(lengths, options, vocab_size)):
+                rows = [kind_rows[index] for index in batch]
+                task = SearchTask([segments[row].read_ids for row in rows], options)
+                constraints = [segments[row].constraints for row in rows]
+                if any(entry != NONE for entry in constraints):
+                    task = replace(task, constraints=constraints)
+                batches.append(rows)
+                tasks.append(task)
         n_best: NBestLists = [[] for _ in segments]
         # Close on interruption: workers must not use a model whose training continues.
-        with closing(self.engine.search_all(tasks, engine_decoding)) as results:
+        with closing(self.engine.search_all(tasks, partial(self.options.progress, 0))) as results:
             for rows, hypotheses_of_rows in zip(batches, results, strict=True):
                 for row, hypotheses in zip(rows, hypotheses_of_rows, strict=True):
                     n_best[row] = hypotheses

@@ -12,7 +12,7 @@ Shapes: B active sentences, S source positions, K beams of each sentence, V voca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -36,6 +36,7 @@ def search(
     source: Packed,
     options: DecodingConfig,
     constraints: Sequence[Constraints] | None = None,
+    check: Callable[[], object] = lambda: None,
     *,
     end_loops: bool = False,
 ) -> NBestLists:
@@ -47,6 +48,7 @@ def search(
         options: Options of the search.
         constraints: Constraints of each sentence. Prefixes and required phrases may exceed the
             length limits. If only start tokens are set, the search is as fast as without them.
+        check: Called before each step; may raise. Not called in greedy search on a GPU.
         end_loops: Whether to stop outputs that repeat endlessly. Ignored in greedy search on a GPU.
 
     Returns:
@@ -88,6 +90,7 @@ def search(
     inputs = SearchInputs(source, options, constraints, max_lengths, stepper.tokens)
     selector = selector_class(inputs)
     while len(beams.sentences):
+        check()
         tokens = beams.tokens.to(device)
         log_probs, state = stepper.step(state, tokens)  # (B, K, V)
         rules(log_probs, beams.sentences, beams.history)

@@ -29,6 +29,11 @@ _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
 TAGS_SHOWN = 8  # Maximum tags in an error message.
 _USUAL_CHARACTERS = 3  # of a subword
+# Junk has more subwords, whose mean size is below this share of the vocabulary's mean; or the share
+# of its subwords that are different is smaller.
+_MIN_JUNK = 32
+_SPELLED_SHARE = 0.28
+_FEW_WORDS = 0.1
 # Options of SentencePiece, which are also the names of its functions that return these ids.
 _IDS: dict[str, Any] = {"pad_id": PAD_ID, "unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID}
 SPACE = "\u2581"
@@ -278,6 +283,25 @@ class Tokenizer:
                 is_first = byte & 0xC0 != 0x80
                 counts[index] = is_first / _USUAL_CHARACTERS
         return counts
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Bytes of each subword; 1 for special ids."""
+        pieces = self.pieces()
+        return [len(text.strip(SPACE).encode()) if usual else 1 for text, _, usual in pieces]
+
+    def is_junk(self, ids: Sequence[int]) -> bool:
+        """Whether subwords spell something that is hardly language, or repeat a few words.
+
+        The subwords of keys, numbers or a foreign script are much shorter than those of the
+        vocabulary. Text of up to 32 subwords never counts.
+        """
+        if len(ids) <= _MIN_JUNK:
+            return False
+        num_bytes = sum(self._sizes[index] for index in ids)
+        usual_size = sum(self._sizes) / len(self._sizes)
+        is_spelled = num_bytes < len(ids) * usual_size * _SPELLED_SHARE
+        return is_spelled or len(set(ids)) < len(ids) * _FEW_WORDS
 
     @cached_property
     def symbols(self) -> dict[str, int]:

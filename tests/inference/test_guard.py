@@ -163,7 +163,7 @@ class Parrot(Engine):
         self.calls: dict[bool, list[tuple[int, ...]]] = {False: [], True: []}
 
     @override
-    def search(self, sources: Any, options: DecodingConfig, constraints: object = None) -> Any:
+    def search(self, sources: Any, options: DecodingConfig, *_: object) -> Any:
         is_strict = options.beam_size > OPTIONS.beam_size
         if is_strict and not self.can_be_strict:
             raise ConfigError("No such option.", fix="None.")
@@ -260,7 +260,7 @@ class TwoAnswers(Engine):
         self.options: list[DecodingConfig] = []
 
     @override
-    def search(self, sources: Any, options: DecodingConfig, constraints: object = None) -> Any:
+    def search(self, sources: Any, options: DecodingConfig, *_: object) -> Any:
         self.options.append(options)
         return [[self._said[options.no_repeat_ngram_size == 2]] for _ in sources]
 

@@ -9,8 +9,8 @@ CTranslate2 does the search. This module makes the results equal to those of the
   returned output.
 - CTranslate2 has one length limit per batch; nmt has a limit per sentence. A batch has sentences of
   one length.
-- CTranslate2 cuts a hypothesis off at the limit. Such a sentence is searched again with more
-  hypotheses, and the cost of EOS is added to the score.
+- CTranslate2 cuts a hypothesis off at the limit. The cost of EOS is added to its score. Such a
+  sentence is searched again with more hypotheses, unless it is long: then it is hardly language.
 
 With a shortlist, CTranslate2 lets all sentences of a batch use the target tokens of each other. So
 that no translation depends on others, sentences are then searched one by one. On 1 thread and with
@@ -59,6 +59,7 @@ from nmt.files.atomic import atomic_folder, file_lock, remove_folder, write_json
 from nmt.files.json_file import Manifest, field, read_json, sha256_of_file, sha256_of_json
 from nmt.inference.direction import Languages
 from nmt.inference.engine import (
+    Check,
     Engine,
     EngineLacksError,
     EngineOptions,
@@ -119,6 +120,7 @@ _MAX_CACHED_OF_USER = 16
 # for the places of placeholders, but worse than that of the torch engine.
 _OUTPUTS = frozenset({"token_scores"})
 _CONSTRAINTS = "a prefix or phrases for single lines"
+_MAX_REPEATED_TOKENS = 64  # of a source that is searched again
 _NO_PENALTY = 1e-30  # with exactly 0, CTranslate2 would also stop the search differently
 _SCORE_BATCH_TOKENS = 512  # Small, because every token needs memory for the whole vocabulary.
 IMPOSSIBLE = -1e9  # CTranslate2 uses a large negative number for minus infinity
@@ -555,6 +557,7 @@ class CTranslate2Engine(Engine):
         sources: Sequence[Sequence[int]],
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
+        check: Check = lambda: None,
     ) -> list[list[Hypothesis]]:
         constraints = constraints or [NONE] * len(sources)
         for constraint in constraints:
@@ -574,6 +577,7 @@ class CTranslate2Engine(Engine):
             for row in pending:
                 groups[len(sources[row])].append(row)
             for batch in groups.values():
+                check()
                 batch_lists = self._search_batch(
                     [source_tokens[row] for row in batch],
                     [starts[row] for row in batch],
@@ -585,6 +589,8 @@ class CTranslate2Engine(Engine):
                     nbest_lists[row] = hypotheses
             pending = []  # for the second pass
             for row, limit in enumerate(limits):
+                if options.beam_size == 1 or len(sources[row]) > _MAX_REPEATED_TOKENS:
+                    continue
                 lengths = [len(hypothesis.ids) for hypothesis in nbest_lists[row]]
                 # The limit counts the start token and EOS; ``ids`` have neither.
                 if lengths and len(starts[row]) + max(lengths) >= limit.longest - 1:
@@ -608,9 +614,7 @@ class CTranslate2Engine(Engine):
             limits: Minimum and maximum length of all outputs.
             options: The decoding section.
             to_the_limit: Whether hypotheses are known to reach the length limit. Hypotheses that
-                are cut off would displace finished ones, so more hypotheses are requested. Without
-                it, hypotheses that are cut off have scores without EOS, and the caller must search
-                their sentences again.
+                are cut off would displace finished ones, so more hypotheses are requested.
         """
         num_finished = max_finished(options, options.beam_size)  # this many end the search
         num_hypotheses = min(options.beam_size, num_finished)
@@ -641,7 +645,7 @@ class CTranslate2Engine(Engine):
         cut_targets = []
         for source, result in zip(sources, results, strict=True):
             for tokens in result.hypotheses:
-                if to_the_limit and tokens[-1] != eos:
+                if tokens[-1] != eos:
                     cut_sources.append(source)
                     cut_targets.append(tokens)
         cut_log_probs = iter(self._score(cut_sources, cut_targets))  # in the order of the loop
@@ -652,7 +656,7 @@ class CTranslate2Engine(Engine):
             for tokens, normalized in zip(result.hypotheses, result.scores, strict=True):
                 # CTranslate2 has divided by this power of the length of its output.
                 log_prob = normalized * len(tokens) ** options.length_penalty
-                if to_the_limit and tokens[-1] != eos:
+                if tokens[-1] != eos:
                     log_prob += next(cut_log_probs)[-1]  # the last token is EOS
                 ids = tuple(self._target_ids[token] for token in tokens if token != eos)
                 if log_prob > IMPOSSIBLE:  # excludes NaN, too

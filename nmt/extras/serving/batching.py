@@ -9,13 +9,18 @@ Each client may have a limited number of tokens in the queue. Its other texts wa
 enter as the queued texts are taken, one text from each of its requests in turn. So a client that
 sends a large file delays other clients only by this limit. Texts whose client has disconnected are
 dropped.
+
+While all threads need long for their batches, a spare thread translates short texts, so that they
+do not wait for the long texts of other clients.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import textwrap
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
@@ -36,6 +41,9 @@ BATCH_TOKENS = 1024
 _MIN_BATCH_TOKENS = 64
 # A token has roughly four bytes of UTF-8, in alphabetic and in logographic scripts.
 _BYTES_OF_TOKEN = 4
+# If no thread has taken a batch for so long, the spare thread translates short texts.
+_PATIENCE_SECONDS = 0.5
+_SHORT_TOKENS = 64
 _JOIN_SECONDS = 5.0  # Time for a thread to end its batch when the server stops.
 _SHOWN_CHARACTERS = 60  # of a sentence in an error
 
@@ -89,9 +97,10 @@ class Batcher:
         self._outside = dict[str, deque[deque[_Sentence]]]()
         self._is_closed = False
         self._num_free = 0  # threads that wait for a batch or are choosing it
+        self._last_take = 0.0  # time of the last batch, in seconds
         self._takes_oldest = False  # whether the last batch began with the oldest text
         self._threads = list[threading.Thread]()
-        for index in range(threads):
+        for index in range(threads + 1):  # with a spare thread, see `_take`
             name = f"translate-{index}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             thread.start()
@@ -165,7 +174,14 @@ class Batcher:
                     self._changed.wait()
                     continue
                 waiting = [sentence for sentence in self._queue if not sentence.future.cancelled()]
-                batch = self._choose_batch(waiting)
+                candidates = waiting
+                if self._num_free == 1:  # the spare thread
+                    candidates = [entry for entry in waiting if entry.num_tokens <= _SHORT_TOKENS]
+                    is_early = time.monotonic() < self._last_take + _PATIENCE_SECONDS
+                    if is_early or not candidates:
+                        self._changed.wait(_PATIENCE_SECONDS)
+                        continue
+                batch = self._choose_batch(candidates)
                 chosen = set(batch)
                 remaining = [sentence for sentence in waiting if sentence not in chosen]
                 removed = set(self._queue).difference(remaining)  # chosen or cancelled
@@ -177,6 +193,7 @@ class Batcher:
                 # Unary plus of a Counter removes clients without tokens.
                 self._queued_tokens = +self._queued_tokens
             self._num_free -= 1
+            self._last_take = time.monotonic()
             return batch
 
     def _choose_batch(self, waiting: Sequence[_Sentence]) -> list[_Sentence]:
@@ -195,8 +212,9 @@ class Batcher:
         # Texts that can share a batch with the first one, this one included, by distance in length.
         candidates = [sentence for sentence in waiting if sentence.task == first.task]
         candidates.sort(key=lambda sentence: abs(sentence.num_tokens - first.num_tokens))
-        # Share of each free thread, rounded up by rounding the negative number down.
-        share = -(-sum(sentence.num_tokens for sentence in candidates) // self._num_free)
+        # Share of each free thread but the spare one, rounded up.
+        num_tokens = sum(sentence.num_tokens for sentence in candidates)
+        share = math.ceil(num_tokens / max(1, self._num_free - 1))
         max_tokens = min(self._batch_tokens, max(_MIN_BATCH_TOKENS, share))
         batch = list[_Sentence]()
         longest = 0

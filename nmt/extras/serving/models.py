@@ -33,6 +33,8 @@ from nmt.text.identification import NO_PROFILES, LanguageProfiles, language_shar
 from nmt.text.languages import is_right_to_left, name_of
 
 _WARM_UP = "1"  # A text that is translated at the start: the first translation is slow.
+# Source tokens that an engine on a CPU searches at once: CTranslate2 cannot be interrupted.
+_SEARCHED_TOKENS = 256
 _MAX_CARD_CHARACTERS = 1 << 16  # of a model card in an answer
 _EXPORT_WEIGHTS = "model.bin"  # of CTranslate2
 
@@ -220,6 +222,8 @@ class TranslationTask:
             progress=check,
             max_sentences=None,  # the service has split the texts
         )
+        if not translator.engine.on_gpu:
+            translator = translator.with_options(batch_tokens=_SEARCHED_TOKENS)
         if translator.engine.name == "torch":  # threads of a server compute different batches
             load_attribute("torch:set_num_threads")(1)
         with self.model.searching(translator):

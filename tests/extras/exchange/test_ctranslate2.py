@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -200,6 +201,22 @@ def test_every_type_of_weights_translates(
     assert engine.dtype == dtype
     assert len(engine.search([[7, 8], [9]], bundle.config.decoding)) == 2
     capfd.readouterr()  # CTranslate2 may say that it computes in another type here
+
+
+@pytest.mark.parametrize(("length", "num_searches"), [(8, 2), (70, 1)])
+def test_only_a_short_source_is_searched_again_at_its_limit(
+    length: int, num_searches: int, tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    bundle = bundle_of(tokenizers)
+    engine, reference = engines_of(bundle, tmp_path)
+    limits = {"max_length_factor": 0, "max_length_offset": 4, "min_length_factor": 1}
+    options = DecodingConfig(beam_size=3, **limits)
+    checks = Mock()
+    (found,) = engine.search([range(10, 10 + length)], options, None, checks)
+    assert checks.call_count == num_searches
+    assert len(found[0].ids) == 4
+    (log_probs,) = reference.token_log_probs([range(10, 10 + length)], [found[0].ids])
+    assert found[0].log_prob == pytest.approx(sum(log_probs), abs=4e-3)  # that of EOS, too
 
 
 def test_shortlists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path: Path) -> None:
