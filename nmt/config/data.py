@@ -555,7 +555,7 @@ class DataConfig(Section):
         sets = {}
         for name, corpus in value.items():
             for part in _by_language([corpus]):
-                sets[name if part is corpus else f"{name}-{part.target_language}"] = part
+                sets[name if part is corpus else f"{name}-{part.line_language}"] = part
         return sets
 
 

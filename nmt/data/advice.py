@@ -68,11 +68,14 @@ def with_drops(config: FilterConfig, reasons: Iterable[str]) -> dict[str, Any]:
     """Return the filters section of a configuration, as far as it is set, with more drops."""
     section = config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     defaults = FilterConfig().model_dump(mode="json", exclude_none=True)
-    for reason in reasons:
-        rule = section.get(reason, defaults[reason])
-        section[reason] = {**rule, "action": "drop"} if isinstance(rule, dict) else "drop"
     for name, rule in section.items():
         # An action alone is a rule with the default limit.
-        if isinstance(rule, dict) and {**defaults[name], "action": rule.get("action")} == rule:
+        if isinstance(rule, dict) and rule == defaults[name] | {"action": rule.get("action")}:
             section[name] = rule["action"]
+    for reason in reasons:
+        rule = section.get(reason)
+        if isinstance(rule, dict):
+            rule["action"] = "drop"  # and keeps its limit
+        else:
+            section[reason] = "drop"
     return section

@@ -24,13 +24,10 @@ _MARKS = {
 }
 _WIDE_SHARE = 0.25  # Share of NUL bytes in UTF-16, if most characters are Latin; half of the bytes.
 _WIDE = ("utf-16", "utf-32")
-# The declaration of XML, or the header of a gettext catalogue after comments.
-_DECLARATION = re.compile(
-    rb"\s*<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]+)"
-    rb'|(?>(?:\s*#.*\n)*)\s*msgid ""\s+msgstr ""(?>(?:\s+"(?!Content-Type).*")*)'
-    rb'\s+"Content-Type:[^"]*charset=([\w.:-]+)',
-    re.IGNORECASE,
-)
+_XML_ENCODING = re.compile(rb"\s*<\?xml\s[^>]*?encoding\s*=\s*[\"']([\w.:-]+)", re.IGNORECASE)
+# The header of a gettext catalogue, after comments; and a line of it.
+_HEADER = re.compile(rb'(\s*#.*\n)*+\s*msgid ""\s+msgstr ""')
+_CHARSET = re.compile(rb'\n"Content-Type:[^"]*charset=([\w.:-]+)', re.IGNORECASE)
 UTF8 = "utf-8"
 _SIMILAR_CHAOS = 0.02  # of two encodings in which a text is about as likely
 _WESTERN_EUROPEAN = "cp1252"
@@ -86,12 +83,14 @@ def declared_encoding(start: bytes) -> str | None:
     >>> declared_encoding(b'<?xml version="1.0" encoding="ISO-8859-1"?>')
     'iso8859-1'
     """
-    match = _DECLARATION.match(start.removeprefix(codecs.BOM_UTF8))
-    if match is None:
+    start = start.removeprefix(codecs.BOM_UTF8)
+    declaration = _XML_ENCODING.match(start)
+    if _HEADER.match(start):
+        declaration = _CHARSET.search(start)
+    if declaration is None:
         return None
-    name = (match[1] or match[2]).decode()
     try:
-        encoding = standard_encoding(name)
+        encoding = standard_encoding(declaration[1].decode())
     except ConfigError:  # `charset=CHARSET` in a template
         return None
     return None if encoding.startswith(_WIDE) else encoding

@@ -46,23 +46,30 @@ def _units(file: TextFile) -> Iterator[Unit | BadPair]:
         if entry.bad is not None:
             yield entry.bad._replace(line=entry.line)
             continue
-        try:
-            catalogue = polib.pofile(entry.text)  # its line feed makes it a text, not a path
-        except OSError:
+        catalogue = _parsed(entry.text)
+        if catalogue is None:
             yield BadPair("syntax", entry.line, entry.text)
             continue
         header = catalogue.metadata
         if header:
             source_language = header.get("X-Source-Language") or SOURCE
             target_language = header.get("Language") or TARGET
-        elif not catalogue and "msgid" in entry.text and _EMPTY_HEADER not in entry.text:
-            yield BadPair("syntax", entry.line, entry.text)
-        for message in catalogue:
+        for message in catalogue:  # one or none
             translation = None
             if message.translated():  # and not fuzzy or obsolete
                 forms = message.msgstr_plural or {0: message.msgstr}
                 translation = forms[min(forms)]
             yield Unit(entry.line, {source_language: message.msgid, target_language: translation})
+
+
+def _parsed(entry: str) -> polib.POFile | None:
+    """Return the catalogue of an entry alone; None if its syntax is wrong."""
+    try:
+        catalogue = polib.pofile(entry)  # its line feed makes it a text, not a path
+    except OSError:
+        return None
+    is_lost = "msgid" in entry and not (catalogue or catalogue.metadata)
+    return None if is_lost and _EMPTY_HEADER not in entry else catalogue
 
 
 def _entries(file: TextFile) -> Iterator[_Entry]:

@@ -210,18 +210,20 @@ def _has_quotes(lines: Sequence[str], delimiter: str) -> bool:
     A spreadsheet doubles the quotes inside of a field, and quotes a field with a line break. In
     text, a field may begin with a quote that ends before the field: then quotes are text.
     """
-    with_quotes = [line for line in lines if f"{delimiter}{_QUOTE}" in f"{delimiter}{line}"]
-    has_doubled_quotes = any(_QUOTE * 2 in line for line in with_quotes)
-    # Without regard to quotes, fields that contain delimiters or line breaks change the numbers.
-    plain_counts = {line.count(delimiter) for line in lines if line}
+    rows: list[list[str]] = []
     try:
-        rows = list(csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True))
+        rows += csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
     except csv.Error as error:
-        # The last field may be open only because the sample ends inside of it.
-        is_cut = "end of data" in str(error)
-        return has_doubled_quotes and is_cut
+        if "end of data" not in str(error):
+            return False  # a quote ends before its field
+        # The last field is open, perhaps because the sample ends inside of it.
+    for line in lines:
+        if f"{delimiter}{_QUOTE}" in f"{delimiter}{line}" and _QUOTE * 2 in line:
+            return True
+    # A field with a delimiter or a line break makes the table irregular, unless it is in quotes.
     widths = {len(row) for row in rows if row}
-    return has_doubled_quotes or len(plain_counts) > len(widths) == 1
+    widths_without_quotes = {line.count(delimiter) for line in lines if line}
+    return len(widths) == 1 and len(widths_without_quotes) > 1
 
 
 def _first_rows(lines: Sequence[str], delimiter: str, is_quoted: bool) -> list[list[str]]:

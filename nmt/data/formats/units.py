@@ -99,8 +99,8 @@ def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Langua
     if wanted.columns is not None:
         chosen = [str(column) for column in wanted.columns if column in codes]
     elif wanted.languages is not None:
-        for_source = _code_in_file(wanted.languages, 0, units, codes)
-        for_target = _code_in_file(wanted.languages, 1, units, codes)
+        for_source = _code_in_file(wanted.languages[0], _UNNAMED, units, codes)
+        for_target = _code_in_file(wanted.languages[1], _UNNAMED[::-1], units, codes)
         chosen = [for_source, for_target]
     if len(chosen) == len(set(chosen)) == 2 and all(chosen):
         return chosen[0], chosen[1]
@@ -118,23 +118,27 @@ def choose_languages(units: Sequence[Unit], wanted: Wanted, name: str) -> Langua
 
 
 def _code_in_file(
-    languages: Languages, side: int, units: Sequence[Unit], codes: Sequence[str]
+    language: str, unnamed: Sequence[str], units: Sequence[Unit], codes: Sequence[str]
 ) -> str:
     """Return the code that finds the texts of a language; empty if it is not certain.
 
     ``en`` finds ``en-US`` and ``en-GB``, unless the same unit has both.
+
+    Args:
+        language: The code that the user has named.
+        unnamed: What may stand for it in a file that does not name it, the likeliest first.
+        units: The first units.
+        codes: The codes of all languages in these units.
     """
-    language = languages[side]
     matches = matching(language, codes)
-    if not matches:  # the side whose language the file does not name
-        unnamed = [code for code in codes if code in _UNNAMED]
-        matches = unnamed if len(unnamed) == 1 else unnamed[side : side + 1]
+    if not matches:
+        matches = [code for code in unnamed if code in codes][:1]
     for unit in units:
         if len(unit.texts.keys() & matches) > 1:
             return ""
-    if len(matches) == 1 and not is_same_language(language, matches[0]):
-        return matches[0]
-    return language if matches else ""
+    if matches and all(is_same_language(language, code) for code in matches):
+        return language
+    return matches[0] if len(matches) == 1 else ""
 
 
 def text_in(language: str, texts: Texts) -> str | None:
