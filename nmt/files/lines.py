@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -308,18 +308,6 @@ def read_lines(path: Path) -> list[str]:
     """
     with open_binary(path) as stream:
         return list(decoded_lines(stream, str(path)))
-
-
-def read_start(path: Path, num_lines: int) -> list[str]:
-    """Read the first lines of a text file. Bad bytes are replaced, and long lines are empty.
-
-    Raises:
-        DataError: The file is missing or damaged.
-    """
-    with open_binary(path) as stream:
-        lines = split_lines(stream, str(path), max_bytes=MAX_LINE_BYTES)
-        first_lines = [line or b"" for line in islice(lines, num_lines)]  # None is a long line
-    return [line.decode("utf-8", "replace") for line in first_lines]
 
 
 def first_bytes(path: Path, size: int) -> bytes:
