@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from nmt.config.flag import meanings_of
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, nearest_word
+from nmt.installation import read_toml
 
 KeyPath = tuple[str | int, ...]  # Keys and list positions from the root.
 Parts = Sequence[str | int]  # The same, as a list or tuple.
@@ -31,16 +32,7 @@ LANGUAGE: Final = re.compile("(?!out)[a-z]{2,3}")
 _MIN_LIKENESS = 0.66
 _MAX_SHOWN = 60  # Characters of a wrong value in a message.
 
-# Types and formats of JSON schema in words, and its limits.
-_KINDS: Mapping[str, str] = {
-    "integer": "a whole number", "number": "a number", "boolean": "true or false",
-    "string": "text", "array": "a list", "object": "a section per name",
-    "null": "null", "path": "a path", "section": "a section",
-}  # fmt: skip
-_BOUNDS: Mapping[str, str] = {
-    "minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most",
-    "exclusiveMaximum": "below", "pattern": "matching", "minItems": "items at least",
-}  # fmt: skip
+_WORDS = read_toml(__file__, "keys.toml")  # Types and limits of JSON schema in words.
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +112,8 @@ def describe_schema(schema: Schema) -> str:
     kind = schema.get("format", schema.get("type"))
     if "$ref" in schema:
         kind = "section"
-    words = [_KINDS.get(kind, "a value")]
-    for name, bound in _BOUNDS.items():
+    words = [_WORDS["kinds"].get(kind, "a value")]
+    for name, bound in _WORDS["bounds"].items():
         if name in schema:
             words.append(f"{bound} {schema[name]}")
     return ", ".join(words)

@@ -14,6 +14,7 @@ from typing import Any
 from nmt.config.filling import filled_in, own_model, with_path
 from nmt.config.inference import inference_section
 from nmt.errors import ConfigError
+from nmt.installation import read_toml
 
 FORMAT = 6
 FORMAT_KEY = "format"
@@ -90,17 +91,7 @@ def _model_of_format_3(document: dict[str, Any]) -> dict[str, Any]:
     return filled_in(document, {INFERENCE: _NORMALIZATION})
 
 
-# Values of the recipe "low-resource".
-_LOW_RESOURCE = {
-    "tokenizer": {"vocab_size": 2000},
-    "batch": {"max_tokens": 2048},
-    "model": {"preset": "tiny", "positions": "rotary", "dropout": 0.3},
-    "training": {
-        "r_drop_weight": 3.0,
-        "optimizer": {"kind": "muon", "newton_schulz_steps": 3},
-        "schedule": {"shape": "linear", "peak_lr": 0.004, "warmup_ratio": 0.06},
-    },
-}
+_LOW_RESOURCE = read_toml(__file__, "migration.toml")  # Values of a former recipe.
 _GENERAL = {"model": {"preset": "transformer-base"}}  # Its values are the defaults of the keys.
 
 

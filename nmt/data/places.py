@@ -16,6 +16,7 @@ from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import refuse_device
 from nmt.data.formats import all_formats, layout_of, open_file, sample_of
 from nmt.data.formats.file_names import (
+    NAMES,
     SOURCE,
     TARGET,
     Part,
@@ -32,11 +33,10 @@ from nmt.errors import DataError, join_words, shell_command
 from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding
 from nmt.files.lines import first_bytes, open_binary, plain_name
-from nmt.installation import read_toml
 
 TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
 _MOST_SHOWN = 6  # commands or files in a message
-_NO_TEXT = read_toml(__file__, "no_text.toml")  # What to do, by the suffix of a file.
+_NO_TEXT = NAMES["no_text"]  # What to do, by the suffix of a file.
 _SAMPLED_PAIRS = 200  # whose languages are identified
 _MARK_BYTES = 4  # Number of first bytes that may be a byte order mark.
 _ALIGNED = Layout(TEXT)

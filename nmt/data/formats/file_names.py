@@ -11,7 +11,7 @@ from typing import Literal
 from nmt.config.language_codes import Languages, primary_code, standard_language
 from nmt.data.formats.columns import code_of_name
 from nmt.files.lines import plain_name
-from nmt.registry import built_in
+from nmt.installation import read_toml
 from nmt.text.languages import script_of
 
 Part = Literal["train", "valid", "test"]
@@ -20,19 +20,10 @@ TARGET = "target"
 _WORD = re.compile(r"(?<![^\W_])[A-Za-z]+([-_]([A-Z][a-z]{3}|[A-Z]{2})(?![^\W_]))*(?![^\W_])")
 _CODE = r"([a-z]{2,3}(?:_[A-Z][a-z]{3})?)"
 _DIRECTION = re.compile(rf"(?<![^\W_]){_CODE}[-_]{_CODE}(?![^\W_])")
-_SIDES = {"src": SOURCE, "source": SOURCE} | dict.fromkeys(("trg", "tgt", "target", "ref"), TARGET)
+NAMES = read_toml(__file__, "file_names.toml")
+_SIDES = NAMES["sides"]
 _SIDE_WORD = re.compile(rf"(?<![^\W_])({'|'.join(_SIDES)})(?![^\W_])", re.IGNORECASE)
-# Words in names of files that are codes of languages, too. Most others have no known script.
-_NO_LANGUAGES = frozenset(
-    "aln bak big bin ext for ful gz lem lid med new run sim src ted".split()  # noqa: SIM905
-)
-# How the same text was processed.
-_VARIANTS = frozenset("bpe clean lc lower norm raw sp spm tc tok true truecased".split())  # noqa: SIM905
-_PARTS: dict[str, Part] = {
-    **dict.fromkeys(("train", "training", "trn"), "train"),
-    **dict.fromkeys(("dev", "devel", "valid", "validation", "val", "tune", "newsdev"), "valid"),
-    **dict.fromkeys(("test", "testing", "tst", "devtest", "newstest", "eval"), "test"),
-}  # fmt: skip
+_PARTS: dict[str, Part] = NAMES["parts"]
 _SHORTEST_NAME = 5  # Letters of the name of a language, such as Greek.
 _SGML = (".sgm", ".sgml")
 
@@ -43,7 +34,8 @@ def format_of_name(name: str | Path) -> str | None:
     >>> format_of_name("de-en.tmx.gz"), format_of_name("train.de")
     ('tmx', None)
     """
-    return built_in("suffix of a corpus").get(_suffix(name))
+    code: str | None = NAMES["formats"].get(_suffix(name))
+    return code
 
 
 def _suffix(name: str | Path) -> str:
@@ -66,7 +58,7 @@ def language_of(word: str) -> str | None:
     >>> [language_of(word) for word in ("src", "trg", "raw", "tok", "bpe", "txt", "new", "train")]
     [None, None, None, None, None, None, None, None]
     """
-    if word.lower() in _NO_LANGUAGES:
+    if word.lower() in NAMES["no_languages"]:
         return None
     code = code_of_name(word)
     if code is None or (len(word) >= _SHORTEST_NAME and word.isalpha()):
@@ -142,4 +134,4 @@ def without_variant(name: str) -> str:
     ('train.*', 'train.*')
     """
     words = re.split(r"(?<=[.\-_])", name)
-    return "".join(word for word in words if word.rstrip(".-_").lower() not in _VARIANTS)
+    return "".join(word for word in words if word.rstrip(".-_").lower() not in NAMES["variants"])

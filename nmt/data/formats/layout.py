@@ -127,8 +127,8 @@ class Format(ABC):
     """One format of files that contain both sides.
 
     Args:
-        name: Name in configurations and messages, such as ``tmx``. `registry.toml` has the suffixes
-            of its files.
+        name: Name in configurations and messages, such as ``tmx``. `file_names.toml` has the
+            suffixes of its files.
     """
 
     name: str

@@ -26,32 +26,18 @@ from nmt.files.lines import read_lines
 from nmt.inference import engine
 from nmt.inference.distributed import errors_only
 from nmt.inference.translator import Translator
-from nmt.installation import CONFIGS
+from nmt.installation import CONFIGS, read_toml
 from nmt.version import __version__
 
 _LEAST_DISK_BYTES = 2 << 30  # 2 GiB. Less free space is a problem.
-_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-# Extra -> a library that it installs, and what the extra is for.
-_EXTRAS = {
-    "ctranslate2": ("ctranslate2", "for faster translation on CPUs"),
-    **{name: (name, f"for training.trackers: [{name}]") for name in _TRACKERS},
-    "clean": ("ftfy", "to detect broken encodings, and for filters.language.model"),
-    "serve": ("fastapi", "for `nmt serve`"),
-    "comet": ("unbabel-comet", "for the metric comet"),
-    "cluster": ("distributed", "to prepare data on several machines"),
-}
+_DATA = read_toml(__file__, "doctor.toml")
+_EXTRAS = _DATA["extras"]
 _USE_GPU = (
     "A GPU driver is installed, but torch cannot find a GPU. Check nvidia-smi and "
     "CUDA_VISIBLE_DEVICES, or install torch with CUDA (this torch may be built for CPUs)."
 )
 _REPORT = "Run the command again with `verbose`, and report the output as a bug."
 _NMT = logging.getLogger("nmt")
-# Differences from ``configs/hello.yaml``: any device, and a width that every kernel supports.
-_SELF_TEST = (
-    "model.model_dim=32", "model.ff_dim=64", "training.schedule.peak_lr=1e-2",
-    "training.device=auto", "training.precision=auto", "training.compile=false",
-    "training.threads=1",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,7 +140,7 @@ def _self_test() -> Finding:
         # Without advice about such a small corpus.
         with errors_only(), tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
             folders = [f"{key}={folder}/{key}" for key in ("prepared_dir", "run_dir")]
-            config = load_config(CONFIGS / "hello.yaml", [*_SELF_TEST, *folders])
+            config = load_config(CONFIGS / "hello.yaml", [*_DATA["self_test"], *folders])
             fit(config)
             translator = Translator.load(config.run_dir)
             results = translator.translate(read_lines(CONFIGS / "hello.fr"))
