@@ -676,12 +676,13 @@ def recorded_problem(model: ModelFiles) -> str | None:
 
     None if the model has no record of a validation.
     """
-    problem = None
     if (model.folder / stored.STATE).is_file():
-        problem = stored.read_state(model.folder)["progress"].get("problem")
-    elif (model.folder / RECORD).is_file():
-        problem = stored.read_object(model.folder / RECORD).get("problem")
-    return problem
+        state = stored.read_state(model.folder)
+        return recorded_value(state, "progress.problem")
+    if (model.folder / RECORD).is_file():
+        record = stored.read_object(model.folder / RECORD)
+        return recorded_value(record, "problem")
+    return None
 
 
 def log_next_commands(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,17 +15,19 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
-from nmt.checkpoint.model_folder import find_model
+from nmt.checkpoint.model_folder import ModelFiles, find_model, recorded_problem
 from nmt.commands.loading import decoding_changes, warn_of_language
 from nmt.commands.options import AugmentOptions, CommandResult, user_values
 from nmt.data.corpus import Block
 from nmt.data.workers import BlockResult, StoredResults, map_blocks
-from nmt.errors import ConfigError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
 from nmt.files.json_file import read_json, sha256_of_file, sha256_of_json
 from nmt.files.lines import decoded_lines, open_binary
 from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
+
+logger = logging.getLogger(__name__)
 
 CORPUS = "corpus.tsv.gz"
 SETTINGS = "settings.json"
@@ -67,7 +70,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
 
     Raises:
         ConfigError: An option or tag is wrong, or the folder was created with different settings.
-        CheckpointError: The model is missing or damaged.
+        CheckpointError: The model is missing or damaged, or has not learned to translate.
         DataError: A text cannot be read, the references are not parallel to it, or the folder
             cannot be written.
     """
@@ -81,12 +84,15 @@ def augment(options: AugmentOptions) -> AugmentReport:
             f"{text} and {references} have different numbers of lines.",
             fix="Pass one reference for each line of the text.",
         )
-    models = [find_model(folder, options.checkpoint).sha256 for folder in options.model]
+    models = [find_model(folder, options.checkpoint) for folder in options.model]
+    if not options.force:
+        for model in models:
+            _check_has_learned(model)
     _ = translator.direction  # raises an error before the work begins if a language is missing
     warn_of_language(str(text), _read_lines(text), translator)
     settings = {
         "text": sha256_of_file(text),
-        "models": models,
+        "models": [model.sha256 for model in models],
         "forward": options.forward,
         "tag": options.tag,
         "references": references and sha256_of_file(references),  # None without references
@@ -133,6 +139,23 @@ def augment(options: AugmentOptions) -> AugmentReport:
             write_json(output / _REPORT, asdict(report))
             remove_folder(output / _SHARDS)
             return report
+
+
+def _check_has_learned(model: ModelFiles) -> None:
+    """Check the record of the last validation of a model.
+
+    Raises:
+        CheckpointError: Its translations were no better than by chance.
+    """
+    problem = recorded_problem(model)
+    if problem is None:
+        text = "%s has no record of a validation, so nothing is known about its translations"
+        logger.info(text, model.folder)
+    elif problem:
+        raise CheckpointError(
+            f"{model.folder} has not learned to translate: {problem}.",
+            fix="Train it longer or with more text. To use its translations anyway, add `force`.",
+        )
 
 
 def _load_translator(options: AugmentOptions) -> Translator:

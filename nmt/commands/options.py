@@ -339,6 +339,8 @@ class AugmentOptions(Options):
             beam that is most similar to the reference (smoothed BLEU) is used.
         sample: Sample translations instead of searching; often better for training.
         shard_lines: Lines per shard; an interrupted run resumes at the last complete shard.
+        force: Also use a model whose translations were no better than by chance in its last
+            validation.
         engine: Inference engine; auto uses CTranslate2 on CPUs if it supports all options.
         guard: Search again when a translation is suspicious.
     """
@@ -356,6 +358,7 @@ class AugmentOptions(Options):
     beam_size: BeamSize = None
     sentences: Sentences = "auto"
     shard_lines: Annotated[int, Flag(min=1)] = 10_000
+    force: bool = False
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
     threads: Threads = None

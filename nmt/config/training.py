@@ -224,8 +224,8 @@ class TrainingConfig(Section):
 
     Args:
         max_steps: Maximum number of updates.
-        max_minutes: Approximate training time in minutes. It is converted to a number of updates at
-            the start.
+        max_minutes: Time in minutes after the preparation of the data, with validations and the
+            work at the end. nmt plans the number of updates, again and again while it trains.
         max_epochs: Maximum number of passes through the training data.
         seed: Random seed of initial weights, data order and dropout.
         precision: Number format. ``auto``: bfloat16 if the hardware supports it, float16 on other
@@ -259,7 +259,10 @@ class TrainingConfig(Section):
         log_every: Updates between two log lines (log and metrics.jsonl).
         save_every: Updates between two checkpoints.
         validate_every: Updates between two validations. Each validation also saves a checkpoint.
-        patience: Stop after this many validations without improvement. null: never.
+            With ``max_minutes``, a multiple of it if validations would take too much time.
+        patience: Stop after this many validations without improvement. Validations in the warm-up
+            or with a score that is noise do not count, and training goes on while the loss falls.
+            null: never.
         keep_last: Number of most recent checkpoints to keep.
         keep_best: Number of best checkpoints to keep in addition.
         average_last: Number of most recent checkpoints to average at the end. The average becomes

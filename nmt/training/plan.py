@@ -74,7 +74,7 @@ class Plan:
     def __str__(self) -> str:
         part = ""
         if self.share < 1:
-            part = f" on {self.share:.0%} of the validation sentences"
+            part = f" with 1/{1 / self.share:.0f} of the sentences"
         interval = f"validation every {self.validate_every:,} updates{part}"
         return f"planned for {self.minutes:g} minutes: {self.total_steps:,} updates, {interval}"
 

@@ -13,13 +13,15 @@ from nmt.checkpoint.model_folder import load_model
 from nmt.commands import augment as recipe
 from nmt.commands.augment import augment
 from nmt.commands.options import AugmentOptions
+from nmt.commands.train import fit
 from nmt.data.corpus import Block
-from nmt.errors import ConfigError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.inference.engine import Ensemble
 from nmt.inference.request import Alarm, Result
 from nmt.inference.translator import Translator
 from tests.inference.conftest import sentences
 from tests.inference.models import run_config, save_run, small_model
+from tests.training.toy import make_config, write_corpus
 
 LINES = [*sentences(9, seed=4, longest=6), "", "tab\there"]
 
@@ -209,3 +211,27 @@ def test_lines_of_several_sentences_are_split(text: Path, run: Path) -> None:
     assert whole == f"{first} {second}"
     kept, *_ = augmented(text, run, "keep", sentences="keep")
     assert kept.split("\t")[0] != whole
+
+
+@pytest.mark.parametrize("average_last", [None, 2])
+def test_a_model_whose_translations_are_noise_is_refused_unless_forced(
+    text: Path, average_last: int | None
+) -> None:
+    """Whether the record is that of a checkpoint or of an average."""
+    write_corpus(Path())
+    settings = {"average_last": average_last, "schedule": {"shape": "constant", "peak_lr": 1e-9}}
+    run = fit(make_config(**settings)).run_dir
+    checkpoint = "average" if average_last else "best"
+    noise = "translations are the same|is noise"
+    with pytest.raises(CheckpointError, match=f"has not learned to translate: .*({noise})"):
+        augmented(text, run, "bt", checkpoint=checkpoint)
+    assert not Path("bt").exists()
+    augmented(text, run, "bt", checkpoint=checkpoint, force=True)
+
+
+def test_a_model_without_a_record_of_a_validation_is_used_and_said_to_have_none(
+    text: Path, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    augmented(text, run, "bt")
+    assert caplog.text.count("has no record of a validation") == 1

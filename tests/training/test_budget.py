@@ -284,4 +284,4 @@ def test_a_run_keeps_its_loss_until_its_minutes_are_planned_anew(
 def test_a_plan_says_what_is_planned() -> None:
     assert str(PLAN) == "planned for 1 minutes: 100 updates, validation every 10 updates"
     part = replace(PLAN, share=0.25)
-    assert str(part).endswith("every 10 updates on 25% of the validation sentences")
+    assert str(part).endswith("every 10 updates with 1/4 of the sentences")

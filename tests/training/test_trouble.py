@@ -209,6 +209,40 @@ def test_validation_far_worse_than_guessing_ends_training(values: dict[str, Any]
     values["training"]["schedule"] = {"shape": "constant", "peak_lr": 5.0, "warmup_steps": 1}
     with pytest.raises(DivergedError) as caught:
         run(values)
-    assert "more than twice the vocabulary size of 60" in caught.value.problem
-    assert "Last checkpoint: step " in caught.value.problem
-    assert len(list_checkpoints(Path("run"))) > 0
+    assert "more than at the start (60) and than twice the lowest" in caught.value.problem
+    last_step, last = list_checkpoints(Path("run"))[-1]
+    assert f"at step {last_step:,}, " in caught.value.problem
+    assert f"Last checkpoint: step {last_step:,}." in caught.value.problem
+    assert load_checkpoint(last).state["progress"]["history"][-1][0] == last_step
+
+
+@pytest.mark.parametrize(
+    ("losses", "last_step"),
+    [
+        ([9.0, 8.0, 8.8, 7.0], None),  # it begins worse than a guess, with a loss of log(60) = 4.1
+        ([9.0, 8.0, 9.1, 7.0], 3),  # worse than at the start, and than 8 + log(2)
+        ([9.0, 8.5, 9.1, 7.0], None),  # but not than twice the best
+        ([2.0, 1.0, 4.0, 1.0], None),  # twice the best, but better than a guess
+        ([2.0, 1.0, 4.2, 1.0], 3),
+        ([math.nan, 8.0, 8.8, 7.0], 1),
+    ],
+)
+def test_a_run_that_starts_from_a_model_may_begin_worse_than_guessing(
+    values: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    losses: list[float],
+    last_step: int | None,
+) -> None:
+    """FAULT 25: it has diverged if it is worse than at its start and than twice its best."""
+    values["training"]["max_steps"] = 1
+    run(values)
+    values["training"] |= {"init_from": "run", "max_steps": 4, "validate_every": 1}
+    values["training"]["schedule"]["warmup_steps"] = 0
+    coming = iter(losses)
+    monkeypatch.setattr(Validator, "__call__", lambda _: Scores(loss=next(coming)))
+    if last_step is None:
+        run(values, "child")
+        return
+    with pytest.raises(DivergedError, match=f"at step {last_step}, more than at the start"):
+        run(values, "child")
+    assert list_checkpoints(Path("child"))[-1][0] == last_step

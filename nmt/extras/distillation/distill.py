@@ -208,7 +208,7 @@ def _steps(
         text=options.text,
         forward=True,
         output=output / _CORPUS,
-        **user_values(options, "references", "from_", "to", "beam_size"),
+        **user_values(options, "references", "from_", "to", "beam_size", "force"),
         **computing,
     )
     augment(translation)

@@ -39,6 +39,8 @@ class DistillOptions(Options):
             and starts with the weights of the first teacher if that is a small model.
         valid: Validation set of the student: a source file and a target file.
         test: Test set of the table: a source file and a target file.
+        force: Also use teachers whose translations were no better than by chance in their last
+            validation.
     """
 
     teachers: Annotated[Files, Flag(argument=True, metavar="TEACHER")]
@@ -52,6 +54,7 @@ class DistillOptions(Options):
     set_: Overrides = ()
     valid: _Pair = None
     test: _Pair = None
+    force: bool = False
     device: TrainingDevice = None
     threads: Threads = None
     json: Json = False
