@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -91,7 +92,6 @@ def augment(options: AugmentOptions) -> AugmentReport:
     _ = translator.direction  # raises an error before the work begins if a language is missing
     warn_of_language(str(text), _read_lines(text), translator)
     settings = {
-        "text": sha256_of_file(text),
         "models": [model.sha256 for model in models],
         "forward": options.forward,
         "tag": options.tag,
@@ -102,26 +102,40 @@ def augment(options: AugmentOptions) -> AugmentReport:
         "shard_lines": options.shard_lines,
         "decoding": translator.options.decoding.model_dump(mode="json"),
     }
+    key = sha256_of_json(settings)  # of the shards: without the text, which can grow
+    text_record = _record_of(text)
+    settings["text"] = text_record
     fix = "Choose a writable folder on a disk with free space."
     with write_errors(output, DataError, fix=fix):
-        check_output_folder(output, settings, "augment")
+        old_settings = settings
+        if (output / SETTINGS).is_file():
+            old_record = read_json(output / SETTINGS).get("text")
+            if isinstance(old_record, dict) and not references:
+                # The same text as before, if lines were only added at its end.
+                old_settings = {**settings, "text": _record_of(text, old_record["lines"])}
+        check_output_folder(output, old_settings, "augment")
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
             write_json(output / SETTINGS, settings)
+            counts = Counter[str]()
+            num_written = 0
             if (output / _REPORT).is_file():  # an earlier run has done everything
                 values = read_json(output / _REPORT)
-                values["shards_made"] = 0
-                return AugmentReport(**values)
+                if values["read"] == text_record["lines"]:
+                    values["shards_made"] = 0
+                    return AugmentReport(**values)
+                num_written = values["written"]
+                counts.update(values["dropped"], read=values["read"])
             (output / _SHARDS).mkdir(exist_ok=True)
             # After a kill, only the missing shards are translated.
             files = [text, references] if references else [text]
             translate_shard = _ShardTranslation(translator, options.forward)
-            stored_shards = StoredResults(
-                translate_shard, output / _SHARDS, sha256_of_json(settings)
-            )
-            shards = _read_shards(files, options.shard_lines)
-            counts = Counter[str]()
+            stored_shards = StoredResults(translate_shard, output / _SHARDS, key)
+            shards = _read_shards(files, options.shard_lines, counts["read"])
             with open_output(output / CORPUS) as corpus:
+                if num_written:  # a killed run may have added more pairs than it has reported
+                    with open_binary(output / CORPUS) as old_corpus:
+                        corpus.writelines(islice(old_corpus, num_written))
                 for _, result in map_blocks(f"translating {text}", shards, stored_shards):
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
@@ -224,18 +238,21 @@ def check_output_folder(output: Path, settings: Mapping[str, Any], command: str)
         raise ConfigError(problem, fix="Choose a new folder, or use the same settings to resume.")
 
 
-def _read_shards(files: Sequence[Path], shard_lines: int) -> Iterator[Block]:
+def _read_shards(files: Sequence[Path], shard_lines: int, num_skipped: int) -> Iterator[Block]:
     """Yield the lines of a text in shards, each with its reference if there are references.
 
     Args:
         files: The text, and the references if there are any.
         shard_lines: Lines per shard.
+        num_skipped: First lines that are left out.
 
     Yields:
         A block with a column for each file. It is not parsed: `_ShardTranslation` uses the columns.
     """
-    rows = zip(*map(_read_lines, files), strict=True)  # a line of each file
-    first_number = 1
+    rows: Iterator[tuple[str, ...]]  # a line of each file
+    rows = zip(*map(_read_lines, files), strict=True)
+    rows = islice(rows, num_skipped, None)
+    first_number = num_skipped + 1
     while shard := list(islice(rows, shard_lines)):
         columns = tuple(zip(*shard, strict=True))
         yield Block(list, columns, first_number)
@@ -245,6 +262,16 @@ def _read_shards(files: Sequence[Path], shard_lines: int) -> Iterator[Block]:
 def _read_lines(path: Path) -> Iterator[str]:
     with open_binary(path) as stream:
         yield from decoded_lines(stream, str(path))
+
+
+def _record_of(path: Path, max_lines: int | None = None) -> dict[str, Any]:
+    """Return number and hash of the lines of a text, or of its first lines."""
+    content = hashlib.sha256()
+    num_lines = 0
+    for line in islice(_read_lines(path), max_lines):
+        content.update(f"{line}\n".encode())
+        num_lines += 1
+    return {"lines": num_lines, "sha256": content.hexdigest()}
 
 
 def _count_lines(path: Path) -> int:
@@ -267,7 +294,7 @@ class _ShardTranslation:
         lines, *references = block.columns  # zero or one columns of references
         counts = Counter({"read": len(lines)})
         pairs = []
-        for row, result in enumerate(self.translator.translate(lines)):
+        for row, result in enumerate(self.translator.translate(lines, block.first)):
             translation = result.text
             if references:
                 # A blank line has no alternatives.

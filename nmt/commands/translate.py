@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-from nmt.checkpoint.model_folder import load_folder_config
+from nmt.checkpoint.model_folder import find_model, is_ctranslate2, load_folder_config
 from nmt.commands.loading import (
     check_output,
     decoding_changes,
@@ -29,8 +29,9 @@ from nmt.commands.options import TranslateOptions, refuse_beam
 from nmt.data.formats.file_names import format_of_name
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
-from nmt.files.atomic import open_output
+from nmt.files.json_file import Manifest
 from nmt.files.lines import MAX_CHUNK_LINES, MAX_NOTES, LineDecoder, is_standard, open_input
+from nmt.files.part import resumable_output
 from nmt.files.progress import file_bar
 from nmt.inference import request
 from nmt.inference.distributed import errors_only, joined_processes, translated
@@ -56,7 +57,8 @@ def translate(options: TranslateOptions) -> None:
     """Translate a file, or standard input, to a file, or standard output, line by line.
 
     Under torchrun, all processes translate; the first process reads and writes. The output file
-    appears when it is complete.
+    appears when it is complete. After an interruption, the finished lines stay in ``OUT.part``, and
+    the same command continues there.
 
     Raises:
         ConfigError: An option is unknown, out of bounds or contradicts another option.
@@ -76,13 +78,13 @@ def translate(options: TranslateOptions) -> None:
             return
         with (
             open_input(source) as reader,
-            open_output(options.output) as output,
+            resumable_output(options.output, (options, _weights(options))) as output,
             file_bar("translating", source, unit="lines") as bar,
         ):
             if processes.size == 1:
                 translator = translator.with_options(progress=bar.update)
-            chunks = _read(reader, options, processes.size, translator)
-            writer = _Writer(output, options, translator.options.decoding.n_best)
+            chunks = output.remaining(_read(reader, options, processes.size, translator))
+            writer = _Writer(output.stream, options, translator.options.decoding.n_best)
 
             def is_ready() -> bool:
                 # In streaming mode, do not read ahead.
@@ -91,8 +93,19 @@ def translate(options: TranslateOptions) -> None:
             for chunk, results in translated(translator, chunks, processes, is_ready):
                 first_number, lines = chunk
                 writer.write(first_number, lines, results)
+                output.add(lines)
                 bar.update(writer.num_lines - bar.n)  # `n` is what the bar shows already
     writer.close()
+
+
+def _weights(options: TranslateOptions) -> list[Manifest]:
+    """Return the manifest of each model, which contains the hash of its weights."""
+    return [
+        Manifest.read(folder)
+        if is_ctranslate2(folder)
+        else find_model(folder, options.checkpoint).manifest
+        for folder in (options.model, *options.with_)
+    ]
 
 
 def load_translator(options: TranslateOptions) -> Translator:

@@ -6,6 +6,7 @@ import gzip
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -95,12 +96,40 @@ def test_a_run_that_was_stopped_makes_what_is_missing_only(
     assert augment(chosen(text, run, "stopped", **options)).shards_made == 0
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_only_the_lines_that_a_text_has_gained_at_its_end_are_translated(
+    text: Path, run: Path, is_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the corpus has been written, but not its report."""
+    augmented(text, run, "bt")
+    text.write_text(text.read_text("utf-8") + "der Hund\n\ndie Katze\n", "utf-8")
+    whole = augmented(text, run, "whole")
+    if is_killed:
+        with monkeypatch.context() as patch:
+            patch.setattr(recipe, "AugmentReport", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                augmented(text, run, "bt")
+    again = augment(chosen(text, run, "bt"))
+    assert again.shards_made == (not is_killed)
+    assert gzip.decompress(Path(again.corpus).read_bytes()).decode().splitlines() == whole
+    assert (again.read, again.written, again.dropped) == (14, 12, {"empty": 2})
+    assert augment(chosen(text, run, "bt")).shards_made == 0
+
+
+def test_messages_count_the_lines_of_the_text(
+    text: Path, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text.write_text("Hund\n" * 9 + "Hund und Katze " * 40 + "\n", "utf-8")
+    augmented(text, run, "bt", sentences="keep")
+    assert "line 10: 599 characters cut" in caplog.text
+
+
 def test_what_looks_wrong_to_the_guard_is_dropped_and_counted(
     text: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[int, tuple[Alarm, ...]] = {1: ("loop", "long"), 2: ("loop", "long"), 3: ("long",)}
 
-    def translate(_: Translator, lines: list[str], **_options: Any) -> list[Result]:
+    def translate(_: Translator, lines: list[str], _first: int) -> list[Result]:
         return [
             Result(line, f"{line}!" if line else "", 0.0, alarms=found.get(row, ()))
             for row, line in enumerate(lines)
@@ -129,7 +158,7 @@ def test_other_settings_folders_and_unknown_tags_are_refused(text: Path, run: Pa
         with pytest.raises(ConfigError, match=f"different settings: {name}\\."):
             augmented(text, run, "bt", **options)
     before = text.read_bytes()
-    text.write_bytes(before + b"one more line\n")
+    text.write_bytes(b"another first line\n" + before)
     with pytest.raises(ConfigError, match=r"different settings: text\."):
         augmented(text, run, "bt")
     text.write_bytes(before)

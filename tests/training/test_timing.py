@@ -18,7 +18,6 @@ from nmt.checkpoint.files import list_checkpoints, load_checkpoint, newest_check
 from nmt.commands.prepare import prepare_data as prepare
 from nmt.commands.train import fit
 from nmt.config.data import BatchConfig
-from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.data.loader import Batch, Loader, Position
 from nmt.device.device import measure_peak, random_state
@@ -110,9 +109,10 @@ def test_planning_the_time_changes_nothing_and_limits_outputs(
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state, search = torch.get_rng_state(), TorchEngine.search_all
 
-    def spied(engine: TorchEngine, tasks: Any, options: DecodingConfig) -> Any:
+    def spied(engine: TorchEngine, tasks: Any, *check: Any) -> Any:
+        options = tasks[0].options
         factors.append((options.max_length_factor, options.max_length_offset))
-        return search(engine, tasks, options)
+        return search(engine, tasks, *check)
 
     monkeypatch.setattr(TorchEngine, "search_all", spied)
     costs = measure_costs(setup, most_seconds=most_seconds)

@@ -209,8 +209,9 @@ def test_only_a_short_source_is_searched_again_at_its_limit(
 ) -> None:
     bundle = bundle_of(tokenizers)
     engine, reference = engines_of(bundle, tmp_path)
-    limits = {"max_length_factor": 0, "max_length_offset": 4, "min_length_factor": 1}
-    options = DecodingConfig(beam_size=3, **limits)
+    options = DecodingConfig(
+        beam_size=3, max_length_factor=0, max_length_offset=4, min_length_factor=1
+    )
     checks = Mock()
     (found,) = engine.search([range(10, 10 + length)], options, None, checks)
     assert checks.call_count == num_searches

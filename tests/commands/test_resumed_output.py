@@ -1,0 +1,109 @@
+"""An interrupted translation to a file continues where it was."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nmt
+from nmt.commands import translate as command
+from nmt.inference.translator import Translator
+from tests.inference.conftest import sentences
+
+LINES = [*sentences(9, seed=4, longest=8), ""]
+Translate = Callable[..., list[str]]
+
+
+@pytest.fixture
+def translate(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Translate:
+    """Translates in chunks of two lines; ``crash_at`` interrupts a chunk. Returns what it read."""
+    monkeypatch.setattr(command, "MAX_CHUNK_LINES", 2)
+    finish = Translator.finish
+
+    def run(lines: list[str], crash_at: int | None = None, out: str = "out", **flags: Any) -> Any:
+        (tmp_path / "in").write_text("\n".join(lines) + "\n", "utf-8")
+        texts = list[str]()
+
+        def spied(translator: Translator, segmented: Any) -> Any:
+            if crash_at is not None and len(texts) >= crash_at:
+                raise KeyboardInterrupt
+            texts.extend(request.text for request in segmented.requests)
+            return finish(translator, segmented)
+
+        monkeypatch.setattr(Translator, "finish", spied)
+        options = nmt.TranslateOptions(
+            model=runs["plain"], input=tmp_path / "in", output=tmp_path / out, device="cpu",
+            threads=1, **flags,
+        )  # fmt: skip
+        nmt.translate(options)
+        return texts
+
+    return run
+
+
+def crash(translate: Translate, lines: list[str] = LINES, at: int = 4, **flags: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        translate(lines, crash_at=at, **flags)
+
+
+@pytest.fixture
+def expected(translate: Translate, tmp_path: Path) -> bytes:
+    assert translate(LINES, out="expected") == LINES
+    return (tmp_path / "expected").read_bytes()
+
+
+@pytest.mark.parametrize("more", [[], ["Hund"]], ids=["", "a longer input"])
+def test_finished_chunks_are_not_translated_again(
+    more: list[str], translate: Translate, expected: bytes, tmp_path: Path
+) -> None:
+    crash(translate)
+    assert not (tmp_path / "out").exists()
+    assert expected.startswith((tmp_path / "out.part").read_bytes())
+    assert translate([*LINES, *more]) == [*LINES[4:], *more]
+    assert (tmp_path / "out").read_bytes().startswith(expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["expected", "in", "out"]
+
+
+def test_a_part_of_a_chunk_is_dropped(
+    translate: Translate, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash(translate)
+    with (tmp_path / "out.part").open("ab") as part:
+        part.write(b"half of a li")
+    monkeypatch.setattr(command, "MAX_CHUNK_LINES", 3)  # chunks of a pipe end elsewhere
+    assert translate(LINES) == LINES[4:]
+    assert (tmp_path / "out").read_bytes() == expected
+
+
+@pytest.mark.parametrize("change", ["input", "shorter input", "options", "record"])
+def test_other_inputs_and_options_start_again(
+    change: str, translate: Translate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = LINES
+    flags: dict[str, Any] = {}
+    crash(translate)
+    if change == "input":
+        lines = ["Hund", *LINES[1:]]
+    elif change == "shorter input":
+        lines = LINES[:3]
+    elif change == "options":
+        flags = {"beam_size": 1}
+    else:
+        (tmp_path / "out.part.json").write_text("{", "utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert translate(lines, **flags) == lines
+    assert ("starting again" in caplog.text) == (change != "record")
+    assert len((tmp_path / "out").read_bytes().splitlines()) == len(lines)
+
+
+def test_a_compressed_output_is_resumed(
+    translate: Translate, expected: bytes, tmp_path: Path
+) -> None:
+    crash(translate, out="out.gz")
+    translate(LINES, out="out.gz")
+    assert gzip.decompress((tmp_path / "out.gz").read_bytes()) == expected
