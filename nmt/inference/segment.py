@@ -455,14 +455,17 @@ def _constraints(
     if not request.is_constrained:
         return Constraints(start=start)
     prefix: Ids = ()
+    completions: Phrases = ()
     if request.prefix:
-        prefix = tuple(tokenizer.encode(request.prefix))
+        completions = tokenizer.completions(request.prefix)
+        prefix = completions[0]
     forbidden = _phrases(tokenizer, request.forbidden)
     constraints = Constraints(
         prefix,
         required=_phrases(tokenizer, request.required),
         forbidden=forbidden + _inside_words(tokenizer, request.forbidden),
         start=start,
+        completions=completions,
     )
     num_tokens = constraints.num_tokens
     factor = decoding.max_length_factor

@@ -60,7 +60,7 @@ from nmt.inference.segment import (
     segment,
 )
 from nmt.registry import chosen
-from nmt.search.hypothesis import NONE, NBestLists
+from nmt.search.hypothesis import NONE, NBestLists, contains
 from nmt.text.identification import NO_PROFILES, LanguageProfiles
 from nmt.text.tokenizer import TAGS_SHOWN, Tokenizers
 
@@ -335,6 +335,7 @@ class Translator:
     def finish(self, lines: SegmentedLines) -> LineResults:
         """Translate lines that `segment` returned."""
         options = self.options
+        lines = replace(lines, segments=list(map(self._completed, lines.segments)))
         on_batch = _line_counter(lines, options.progress)
         hypotheses = self._search(lines.segments, options.decoding, on_batch)
         guard = Guard(
@@ -359,6 +360,24 @@ class Translator:
             if isinstance(result, Result) and "lost" in result.alarms:
                 number = lines.first_line + index
                 (results[index],) = translator.try_translate([lines.requests[index]], number)
+
+    def _completed(self, segment: Segment) -> Segment:
+        """Choose the most probable completion of a prefix that may end inside a word."""
+        constraints = segment.constraints
+        forbidden = constraints.forbidden
+        candidates = [
+            ids
+            for ids in constraints.completions
+            if not any(contains(ids, phrase) for phrase in forbidden)
+        ]
+        if len(candidates) < 2 or self.options.decoding.prefix_bias_beta:
+            return segment
+        sources = [segment.read_ids] * len(candidates)
+        targets = [segment.start_ids + ids for ids in candidates]
+        log_probs = self.engine.token_log_probs(sources, targets)
+        totals = [sum(values[:-1]) for values in log_probs]  # without EOS
+        prefix = candidates[totals.index(max(totals))]
+        return replace(segment, constraints=replace(constraints, prefix=prefix))
 
     def _search(
         self, segments: Sequence[Segment], decoding: DecodingConfig, on_batch: OnBatch

@@ -56,6 +56,9 @@ class Constraints:
     # the length, its log probability is 0, and hypotheses do not contain it. Either all sentences
     # of a batch have a start token, or none has one.
     start: int | None = None
+    # The prefix, and others in which a subword completes its last word. The search does not use
+    # them: `Translator` chooses ``prefix``.
+    completions: Phrases = ()
 
     def __post_init__(self) -> None:
         phrases = (*self.required, *self.forbidden)

@@ -34,6 +34,7 @@ _USUAL_CHARACTERS = 3  # of a subword
 _MIN_JUNK = 32
 _SPELLED_SHARE = 0.28
 _FEW_WORDS = 0.1
+_MAX_COMPLETIONS = 64  # of the most frequent subwords
 # Options of SentencePiece, which are also the names of its functions that return these ids.
 _IDS: dict[str, Any] = {"pad_id": PAD_ID, "unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID}
 SPACE = "\u2581"
@@ -195,6 +196,25 @@ class Tokenizer:
     def encode(self, line: str) -> list[int]:
         """Return the subword ids of ``line``, without BOS and EOS."""
         return self.encode_batch([line])[0]
+
+    def completions(self, text: str) -> tuple[tuple[int, ...], ...]:
+        """Return the ids of a text, and if it may end inside a word, those that complete the word.
+
+        In a completion, one subword replaces some of the last subwords, and begins with them.
+        """
+        ids = self.encode(text)
+        completions = [tuple(ids)]
+        if text[-1].isalnum():
+            subwords = self.subwords(ids)
+            rest = ""
+            for index in reversed(range(len(ids))):
+                rest = subwords[index] + rest
+                for number, (piece, _, is_usual) in enumerate(self.pieces()):
+                    if is_usual and piece.startswith(rest) and piece != subwords[index]:
+                        completions.append((*ids[:index], number))
+                if rest.startswith(SPACE):
+                    break
+        return tuple(completions[:_MAX_COMPLETIONS])
 
     def encode_batch(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Return the subword ids of each line, without BOS and EOS."""

@@ -20,6 +20,7 @@ from nmt.inference.scorer import Scorer
 from nmt.inference.segment import segment
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
+from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import NONE, Constraints
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers
 from tests.inference.conftest import OPTIONS, sentences, translator_of
@@ -228,3 +229,34 @@ def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:
     tag = LanguageOptions(tag="de")
     found = scorer.score([(longest, "und"), (longer, "und")], tag)
     assert [math.isinf(score.score) for score in found] == [False, True]
+
+
+def test_a_prefix_that_ends_inside_a_word_is_completed_as_the_model_expects(
+    model: Transformer, tokenizers: Tokenizers
+) -> None:
+    """The most probable subword that begins with it, unless a space ends the word."""
+    engine = TorchEngine(model)
+    translator = translator_of(engine, tokenizers, constraints=True)
+    start = tuple(tokenizers.target.encode("die"))
+    kinds = set()
+    for source in LINES:
+        ids = tokenizers.source.encode(source)
+        candidates = tokenizers.target.completions("die l")
+        assert {tokenizers.target.decode(each) for each in candidates} >= {"die läuft", "die lä"}
+        assert all(each[: len(start)] == start for each in candidates)
+        log_probs = engine.token_log_probs([ids] * len(candidates), candidates)
+        totals = [sum(values[:-1]) for values in log_probs]
+        expected = tokenizers.target.decode(candidates[totals.index(max(totals))])
+        (completed,) = translator.translate([Request(source, prefix="die l")])
+        assert completed.text.startswith(expected)
+        kinds.add(expected)
+    assert kinds != {"die l"}
+    assert tokenizers.target.completions("die l ") == (tuple(tokenizers.target.encode("die l ")),)
+
+
+def test_a_completion_contains_no_forbidden_phrase(translator: Translator) -> None:
+    forbidden = ("läuft",)
+    requests = [Request(line, prefix="die l", forbidden=forbidden) for line in LINES]
+    for result in translator.translate(requests):
+        assert result.text.startswith("die l")
+        assert not set(forbidden) & set(result.text.split())
