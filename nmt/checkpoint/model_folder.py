@@ -314,6 +314,27 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
     return ModelFiles(config, record, tokenizers, manifest.step, weights_dir, manifest)
 
 
+def find_start(folder: Path) -> ModelFiles:
+    """Find the model of `training.init_from`.
+
+    Raises:
+        CheckpointError: It is missing or damaged. The message says how to set the key.
+    """
+    try:
+        return find_model(folder)
+    except CheckpointError as error:
+        fix = error.fix.replace("Pass ", "Set training.init_from to ")
+        run = folder.parent.parent
+        if stored.checkpoints_dir(run) == folder.parent:
+            step = folder.name.removeprefix("step-")
+            average = shell_command("average", run, step=step, output="FOLDER")
+            fix = f"Set training.init_from to {run}, for its best weights; or run `{average}`, and "
+            fix += "set it to FOLDER."
+        elif not folder.exists():
+            fix += " `nmt import` writes pretrained models."
+        raise CheckpointError(f"training.init_from: {error.problem}", fix=fix) from error
+
+
 def load_model(folder: Path, checkpoint: str = "best") -> ModelBundle:
     """Load a model to the CPU, in float32.
 

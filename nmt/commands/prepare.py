@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import IO
 
 from nmt.checkpoint.files import list_checkpoints
-from nmt.checkpoint.model_folder import CONFIG, PROFILES, SHORTLIST, load_folder_config
+from nmt.checkpoint.model_folder import PROFILES, SHORTLIST, find_start
 from nmt.checkpoint.run import differing, has_data_settings, recorded_settings, trained_on
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions, TextResult
@@ -622,7 +622,7 @@ def recipe_of(config: RunConfig) -> Recipe:
     if recipe.init_from is None and vocabulary.is_dir():
         recipe = replace(recipe, vocabulary=vocabulary)
     recorded_dir = Path(str(recorded_settings(config.run_dir).get("prepared_dir")))
-    for folder in dict.fromkeys((recorded_dir, config.prepared_dir)):
+    for folder in dict.fromkeys((config.prepared_dir, recorded_dir)):
         manifest = trained_on(config.run_dir, folder)
         if manifest is not None:
             return replace(recipe, folder_of_run=folder, hash_of_run=manifest.config_hash)
@@ -639,11 +639,6 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
             fix="Score each direction with its own configuration.",
         )
     model = config.training.init_from
-    if model is not None and not (model / TOKENIZER).is_dir():
-        raise ConfigError(
-            f"training.init_from {model} is not a model: it has no {TOKENIZER} folder.",
-            fix="Use a run folder, or a folder created by `nmt average` or `nmt import`.",
-        )
     if model is not None and config.training.keeps_vocabulary:
         try:
             _check_vocabulary(config, model)
@@ -670,9 +665,8 @@ def _check_vocabulary(config: RunConfig, model: Path) -> None:
         ConfigError: A tag is missing or has another place.
     """
     tags = config.language_tags or "null"
-    old_tags = tags  # a model without this setting is checked by its vocabulary below
-    if (model / CONFIG).is_file():
-        old_tags = load_folder_config(model).language_tags or tags
+    # A model without this setting is checked by its vocabulary below.
+    old_tags = find_start(model).config.language_tags or tags
     if old_tags != tags:
         raise ConfigError(
             f"data.language_tags is {tags}, but {old_tags} in training.init_from {model}.",

@@ -6,14 +6,13 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from nmt.checkpoint.files import ADAPTER, AdapterRecord, Checkpoint, checkpoints_dir
-from nmt.checkpoint.model_folder import ModelFiles, find_model, read_weights
+from nmt.checkpoint.model_folder import find_model, find_start, read_weights
 from nmt.checkpoint.run import (
     changed_settings,
     data_check,
@@ -22,7 +21,6 @@ from nmt.checkpoint.run import (
     machine,
     parts_of,
     recorded_identity,
-    refuse_other_keys,
     reshared,
 )
 from nmt.commands.config import with_metric
@@ -88,9 +86,6 @@ def build(
     batch = config.batch
     recorded_adapter = None
     if checkpoint is not None:
-        # Only the keys are compared here; `check_resumable` compares the values, with all hashes.
-        new_identity = identity(config, data_hash="", vocab_hash="")
-        refuse_other_keys(checkpoint.state["identity"], new_identity, config.run_dir)
         recorded_adapter = checkpoint.state.get(ADAPTER)
         if batch.max_tokens == "auto":
             # Use the size that the first start has measured, and share the batches of an update
@@ -523,7 +518,7 @@ def check_start(config: RunConfig) -> None:
     if "layers" in parts:  # the number of layers of both parts may differ
         parts = ("encoder", "decoder")
     may_differ = {"model": {*_REGULARISATION, *(f"{part}_layers" for part in parts)}}
-    was = _find_start(folder).config.model_dump(include=sections, exclude=may_differ)
+    was = find_start(folder).config.model_dump(include=sections, exclude=may_differ)
     now = config.model_dump(include=sections, exclude=may_differ)
     changes = changed_settings(was, now)
     if not changes:
@@ -537,24 +532,6 @@ def check_start(config: RunConfig) -> None:
         f"Settings differ from those of the model in {folder} (training.init_from):\n  {listed}"
     )
     raise ConfigError(problem, fix=fix)
-
-
-def _find_start(folder: Path) -> ModelFiles:
-    """Find the model of `training.init_from`.
-
-    Raises:
-        CheckpointError: It is missing or damaged. The message says how to set the key.
-    """
-    try:
-        return find_model(folder)
-    except CheckpointError as error:
-        fix = error.fix.replace("Pass ", "Set training.init_from to ")
-        if checkpoints_dir(folder.parent.parent) == folder.parent:
-            run = folder.parent.parent
-            average = shell_command("average", run, step=int(folder.name[5:]), output="FOLDER")
-            fix = f"Set training.init_from to {run}, for its best weights; or to FOLDER, after "
-            fix += f"`{average}`."
-        raise CheckpointError(f"training.init_from: {error.problem}", fix=fix) from error
 
 
 def check_tools(config: RunConfig) -> None:

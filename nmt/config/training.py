@@ -245,7 +245,7 @@ class TrainingConfig(Section):
             used for validation and translation.
         init_from: Run or model folder to fine-tune: start with its weights and vocabulary. Omitted
             keys of ``model``, ``tokenizer`` and ``decoding``, and ``data.language_tags``, have the
-            values of that model.
+            values of that model. Other values of ``model`` and ``tokenizer`` are refused.
         init_differences: Differences from the model of ``init_from``. ``vocabulary``: this run
             learns a vocabulary, and subwords of both vocabularies keep their embeddings.
             ``layers``: the numbers of layers differ. ``encoder`` and ``decoder``: this part starts

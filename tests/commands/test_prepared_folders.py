@@ -189,6 +189,12 @@ def test_a_run_resumes_in_its_folder_without_the_text_that_was_prepared(
     train("runs/two", "training.max_steps=10")
     assert f"{recorded}: its text has changed or is missing" in caplog.text
     assert Path("runs/two/checkpoints/step-00000010").is_dir()
+    # A copy of its data that the user names is used, too.
+    shutil.copytree(recorded, "copy")
+    train("runs/two", "training.max_steps=11", "prepared_dir=copy")
+    assert yaml.safe_load(Path("runs/two/config.yaml").read_text())["prepared_dir"] == "copy"
+    assert users(Path("copy")) == [Path("runs/two")]
+    assert users(recorded) == []
 
 
 def test_a_refused_start_replaces_nothing(here: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_checkpoint_in_place_of_a_run_is_averaged_alone() -> None:
     assert "training.init_from: runs/base/checkpoints/step-00000005 is a checkpoint" in str(error)
     assert "Set training.init_from to runs/base," in error.fix
     (words,) = commands(error.fix)
-    assert words == ["nmt", "average", "runs/base", "--step", "5", "--output", "FOLDER"]
+    assert words == ["nmt", "average", "runs/base", "--step", "00000005", "--output", "FOLDER"]
 
 
 @pytest.mark.usefixtures("base")

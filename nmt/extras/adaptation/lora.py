@@ -193,16 +193,16 @@ def find_base(start: Path, run_dir: Path, sha256: str) -> ModelFiles:
                 files = find_model(folder, name)
                 if files.sha256 == sha256:
                     return files
-    again = shell_command("train", "CONFIG", run_dir="FOLDER")
     if folders:
         problem = f"The weights of {folders[0]} have changed since adapters were trained for them"
         problem += f" (expected sha256 {sha256[:12]}...): {run_dir} cannot be used."
-        raise CheckpointError(
-            problem, fix=f"Restore the weights, or train the adapters again: `{again}`."
-        )
+        command = shell_command("train", "CONFIG", run_dir="FOLDER")
+        fix = f"Restore the weights, or train the adapters again: `{command}`."
+        raise CheckpointError(problem, fix=fix)
     problem = f"{run_dir} contains adapters of the base model {start}, which does not exist."
-    moved = shell_command("train", "CONFIG", set_="training.init_from=FOLDER")
-    raise CheckpointError(problem, fix=f"Restore {start}, or pass its new place: `{moved}`.")
+    command = shell_command("train", "CONFIG", set_="training.init_from=FOLDER")
+    fix = f"Restore {start}, or pass its new place: `{command}`."
+    raise CheckpointError(problem, fix=fix)
 
 
 def merged_model(files: ModelFiles, adapter: AdapterRecord) -> Transformer:
