@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from nmt.installation import CLONE, DISTRIBUTION
 
+MAX_COMPARED = 100  # Characters of a word that are compared: the time grows with their square.
+
 
 class NmtError(Exception):
     """A failure with a known cause. The command line prints it without a traceback.
@@ -136,7 +138,7 @@ class GateError(NmtError):
 
 def nearest_word(word: str, words: Iterable[str]) -> str | None:
     """Return the most similar word, or None."""
-    nearest = get_close_matches(word, list(words), n=1)
+    nearest = get_close_matches(word[:MAX_COMPARED], list(words), n=1)
     return nearest[0] if nearest else None
 
 

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from nmt.config.flag import meanings_of
 from nmt.config.run import RunConfig
-from nmt.errors import ConfigError, nearest_word
+from nmt.errors import MAX_COMPARED, ConfigError, nearest_word
 from nmt.installation import read_toml
 
 KeyPath = tuple[str | int, ...]  # Keys and list positions from the root.
@@ -268,7 +268,7 @@ def is_of_command_line(ours: str) -> bool:
 
 
 def _likeness(key: Key, path: Parts, wanted: str) -> float:
-    alike = difflib.SequenceMatcher(None, wanted, key.path[-1]).ratio()
+    alike = difflib.SequenceMatcher(None, wanted[:MAX_COMPARED], key.path[-1]).ratio()
     shared = _num_shared(key.path[:-1], path[:-1])
     same_section = shared == len(path) - 1 == len(key.path) - 1
     difference = abs(len(key.path) - len(path))

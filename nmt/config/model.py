@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     model_validator,
@@ -257,9 +256,9 @@ class DecodingConfig(Section):
     repetition_penalty: PositiveFloat = 1.0
     keep_special_mass: bool = False
     shortlist: bool = False
-    max_length_factor: NonNegativeFloat = 2.0
-    max_length_offset: Count = 20
-    min_length_factor: NonNegativeFloat = 0.0
+    max_length_factor: float = Field(default=2.0, ge=0, le=1000)
+    max_length_offset: int = Field(default=20, ge=1, le=10_000)
+    min_length_factor: float = Field(default=0.0, ge=0, le=1000)
     batch_tokens: Count | Literal["auto"] = "auto"
     protect: Many[Pattern] = ()
 

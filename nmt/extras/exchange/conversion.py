@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from nmt.checkpoint.model_folder import (
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_spelling
+from nmt.config.model import DecodingConfig
 from nmt.config.run import check_languages, name_of_folder
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
@@ -45,8 +47,6 @@ from nmt.extras.exchange.imported import (
     Imported,
     Vocabulary,
     Weights,
-    check_sizes,
-    damaged,
     piece_texts,
     read_sentencepiece,
     reading,
@@ -54,6 +54,8 @@ from nmt.extras.exchange.imported import (
 from nmt.extras.exchange.marian import DECODER, read_marian
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions, is_resized
 from nmt.extras.exchange.vocabulary import IdArray
+from nmt.files.foreign import check_folder, check_sizes, damaged, parsing
+from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import VOCABULARY_SIDES, build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import JOINT, SOURCE, TARGET
@@ -184,6 +186,8 @@ def _resize_folder(options: ImportOptions) -> ImportSummary:
 
 def _read(unpacked: Path, source: Path) -> Imported:
     """Read the model in ``unpacked``, which is ``source`` or the unpacked contents of it."""
+    if source.exists():
+        check_folder(unpacked if unpacked.is_dir() else unpacked.parent)
     if (unpacked / HF_CONFIG).is_file():
         return read_hugging_face(unpacked)
     is_marian_folder = (unpacked / DECODER).is_file() or any(unpacked.glob("*.npz"))
@@ -474,5 +478,20 @@ def _write(
             lines.append(f"{name.replace('_', ' '):<16}{size:>15,}{after[name]:>15,}")
         logger.info("%s", "\n".join(lines))
         summary = replace(summary, before=before, after=after)
+    try:
+        with parsing(options.output):
+            _translate_a_line(options.output)
+    except CheckpointError:
+        shutil.rmtree(options.output)
+        raise
     log_next_commands(options.output)
     return summary
+
+
+def _translate_a_line(folder: Path) -> None:
+    """Load a model, and let it translate, so that no import succeeds whose model cannot be used."""
+    bundle = load_model(folder)
+    ids = bundle.tokenizers.source.encode("3 x 5")
+    search = DecodingConfig(beam_size=1, max_length_factor=0, max_length_offset=8)
+    ((hypothesis,),) = TorchEngine(bundle.model).search([ids], search)
+    bundle.tokenizers.target.decode(hypothesis.ids)

@@ -35,11 +35,12 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Required
 from weakref import WeakSet
 
 import numpy as np
-from typing_extensions import override
+from pydantic import PositiveInt, Strict, StrictBool
+from typing_extensions import TypedDict, override
 
 from nmt.checkpoint.model_folder import (
     SHORTLIST,
@@ -56,7 +57,8 @@ from nmt.device import gpu_number, own_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError, shell_command
 from nmt.extras.exchange.export import ExportTarget
 from nmt.files.atomic import atomic_folder, file_lock, remove_folder, write_json
-from nmt.files.json_file import Manifest, field, read_json, sha256_of_file, sha256_of_json
+from nmt.files.foreign import damaged, read_json
+from nmt.files.json_file import Manifest, sha256_of_file, sha256_of_json
 from nmt.inference.direction import Languages
 from nmt.inference.engine import (
     Check,
@@ -474,6 +476,25 @@ def _look_up(vocabulary: Sequence[str], sentences: Iterable[Sequence[int]]) -> l
     return [list(map(vocabulary.__getitem__, ids)) for ids in sentences]
 
 
+class _Record(TypedDict):
+    """What is read of `RECORD`."""
+
+    quantization: str
+    num_positions: PositiveInt | None
+
+
+class _Config(TypedDict, total=False):
+    """config.json of CTranslate2, which finds damage only when it translates."""
+
+    unk_token: str
+    bos_token: str
+    eos_token: str
+    decoder_start_token: Required[str]
+    add_source_bos: StrictBool
+    add_source_eos: StrictBool
+    layer_norm_epsilon: Annotated[float, Strict()] | None
+
+
 class CTranslate2Engine(Engine):
     """Translates and scores with a model that was converted for CTranslate2.
 
@@ -503,7 +524,7 @@ class CTranslate2Engine(Engine):
             )
         self.on_gpu = device != "cpu" and num_gpus > 0
         try:
-            record = read_json(folder / RECORD)
+            record = read_json(folder / RECORD, _Record)
             self.dtype = record["quantization"]
             self.max_positions = record["num_positions"]  # with EOS; None without a limit
             self._threads = threads or own_cores()
@@ -519,6 +540,9 @@ class CTranslate2Engine(Engine):
             self.loaded: Any = self._load()  # None after a fork, see `_model`
             self._source_tokens = _vocabulary(folder, "source")
             self._target_tokens = _vocabulary(folder, "target")
+            config = read_json(folder / "config.json", _Config)
+            if config["decoder_start_token"] != self._target_tokens[BOS_ID]:
+                raise ValueError("decoder_start_token is not the third token of the vocabulary")
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
             problem = f"{folder} cannot be loaded by CTranslate2: {error}."
             export = shell_command("export", "RUN", to="ctranslate2", output="FOLDER")
@@ -529,6 +553,11 @@ class CTranslate2Engine(Engine):
         # Sequences of one token each. CTranslate2 excludes UNK by an option of its own.
         self._excluded = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
         _ENGINES.add(self)
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """Number of entries of the source and of the target vocabulary."""
+        return len(self._source_tokens), len(self._target_tokens)
 
     @property
     def _model(self) -> Any:
@@ -725,7 +754,7 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
     path = folder / "shared_vocabulary.json"
     if not path.is_file():
         path = folder / f"{side}_vocabulary.json"
-    return field(read_json(path), kind=list)
+    return read_json(path, list[str])
 
 
 def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
@@ -757,6 +786,8 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
         dtype = dtype or "float32"
         converted = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
     engine = CTranslate2Engine(converted, device=options.device, threads=options.threads)
+    if engine.vocab_sizes != tokenizers.vocab_sizes:
+        raise damaged(f"{converted} has other vocabularies than {folder / TOKENIZER}.")
     if dtype not in (None, engine.dtype):  # None: any type of an export is fine
         raise ConfigError(
             f"{folder} was exported in {engine.dtype}.",

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from nmt.config.data import ANY_LANGUAGE, LANGUAGE_CODE
 from nmt.config.model import DecodingConfig
@@ -33,7 +34,7 @@ from nmt.extras.exchange.imported import (
     Imported,
     Vocabulary,
     config_of,
-    damaged,
+    floats,
     load_json,
     piece_texts,
     read_sentencepiece,
@@ -44,9 +45,45 @@ from nmt.extras.exchange.imported import (
     weight_files,
     weights_of,
 )
+from nmt.files.foreign import MAX_RATIO, damaged
 from nmt.installation import read_toml
 
 _Json = Mapping[str, Any]
+
+
+class _Token(TypedDict):
+    content: str
+
+
+class _TokenWithId(_Token):
+    id: int
+
+
+class _TokenizerConfig(TypedDict, total=False):
+    """What is read of tokenizer_config.json."""
+
+    tokenizer_class: str | None
+    legacy_behaviour: bool | None
+    source_lang: str | None
+    target_lang: str | None
+    src_lang: str | None
+    tgt_lang: str | None
+    language_codes: str
+    added_tokens_decoder: dict[int, _Token | str]
+
+
+class _TokenizerFile(TypedDict, total=False):
+    """What is read of tokenizer.json."""
+
+    added_tokens: list[_TokenWithId]
+
+
+class _SpecialTokens(TypedDict, total=False):
+    """What is read of special_tokens_map.json."""
+
+    additional_special_tokens: list[_Token | str]
+
+
 # Settings of a search that have the same name and meaning in Hugging Face.
 _SEARCH_KEYS = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
 # Names of the embedding matrix of M2M-100, which all sides share. A file has one or more of them.
@@ -71,7 +108,7 @@ def read_hugging_face(source: Path) -> Imported:
         CheckpointError: A file is missing or damaged, or nmt does not support the model.
     """
     settings = read_settings(source)
-    tokenizer = load_json(source / "tokenizer_config.json", optional=True)
+    tokenizer = load_json(source / "tokenizer_config.json", _TokenizerConfig, optional=True)
     if settings["model_type"] == "m2m_100":
         return _read_m2m(source, settings, tokenizer)
     return _read_marian_mt(source, settings, tokenizer)
@@ -218,7 +255,7 @@ def _read_m2m_vocabulary(source: Path, tokenizer: _Json, num_rows: int) -> Vocab
         added_tokens = _added_tokens(source, tokenizer)
         if pieces[:3] != ["<unk>", "<s>", "</s>"]:  # those that fairseq's own tokens replace
             raise ValueError(f"{_SENTENCEPIECE} begins with {pieces[:3]}")
-        special = load_json(source / "special_tokens_map.json", optional=True)
+        special = load_json(source / "special_tokens_map.json", _SpecialTokens, optional=True)
         listed_tokens = [_content(token) for token in special.get("additional_special_tokens", [])]
     # If no file gives ids to tokens after the subwords, these are the tokens of a list, in order.
     if all(index < len(tokens) for index in added_tokens):
@@ -242,8 +279,8 @@ def _added_tokens(source: Path, tokenizer: _Json) -> dict[int, str]:
     In these files, a token is a string, or an object: see `_content`. If files contradict each
     other, the last one counts.
     """
-    tokenizer_file = load_json(source / "tokenizer.json", optional=True)
-    ids_by_token = load_json(source / "added_tokens.json", optional=True)
+    tokenizer_file = load_json(source / "tokenizer.json", _TokenizerFile, optional=True)
+    ids_by_token = load_json(source / "added_tokens.json", dict[str, int], optional=True)
     tokens = [(token["id"], token) for token in tokenizer_file.get("added_tokens", [])]
     tokens += tokenizer.get("added_tokens_decoder", {}).items()
     tokens += [(index, token) for token, index in ids_by_token.items()]
@@ -270,15 +307,24 @@ def _tensor_reader(folder: Path) -> Callable[..., FloatArray]:
         path = folder / name
         with reading(path):
             if path.suffix == ".safetensors":
-                tensors |= load_file(path)
+                stored = load_file(path)
             else:  # files of torch before 1.6 are not archives, and cannot be mapped
                 is_zip = zipfile.is_zipfile(path)
-                tensors |= torch.load(path, "cpu", weights_only=True, mmap=is_zip)
+                stored = torch.load(path, "cpu", weights_only=True, mmap=is_zip)
+            # A tensor may be a view of memory many times smaller than itself. One matrix may have
+            # several names.
+            num_bytes = sum(tensor.nbytes for tensor in stored.values())
+            if num_bytes > MAX_RATIO * path.stat().st_size:
+                raise ValueError("its tensors would be far larger than the file")
+            tensors |= stored
 
     def read_tensor(*names: str) -> FloatArray:
         stored_names = [name for name in names if name in tensors]
         name = stored_names[0] if stored_names else names[0]  # the latter raises the KeyError
-        return tensors[name].float().numpy()
+        tensor = tensors[name]
+        if tensor.is_floating_point():
+            tensor = tensor.float()  # numpy lacks bfloat16
+        return floats(name, tensor.numpy())
 
     return read_tensor
 
@@ -305,4 +351,4 @@ def _decoding_of(settings: _Json) -> DecodingConfig:
 
 
 def _read_tokens(path: Path) -> list[str]:
-    return tokens_by_id(load_json(path), path)
+    return tokens_by_id(load_json(path, dict[str, int]), path)

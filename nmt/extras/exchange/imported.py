@@ -7,23 +7,23 @@ unsupported model is refused early, before its weights are downloaded.
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
+from pydantic import NonNegativeInt
+from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+from typing_extensions import TypedDict
 
 from nmt.config.data import LanguageTags
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.errors import CheckpointError
-from nmt.files.json_file import field, read_json
+from nmt.files.foreign import parsing, read_json
 from nmt.installation import read_toml
 from nmt.text.tokenizer import is_tag
 
@@ -59,7 +59,39 @@ _SUPPORTED: Mapping[str, Mapping[str, Sequence[Any]]] = {
     # Transformers ignores ``normalize_before``, and always normalizes before.
     "m2m_100": {"normalize_before": (True, None), "activation_function": (*_ACTIVATIONS, None)},
 }
-_MAX_RATIO = 64  # Size of the unpacked files, as a multiple of the archive: against zip bombs.
+
+
+class HuggingFaceConfig(TypedDict, total=False):
+    """What is read of config.json and generation_config.json of Hugging Face."""
+
+    _name_or_path: str | None
+    model_type: str | None
+    normalize_before: bool | None
+    normalize_embedding: bool | None
+    add_bias_logits: bool | None
+    static_position_embeddings: bool | None
+    activation_function: str | None
+    d_model: int
+    encoder_layers: int
+    decoder_layers: int
+    encoder_attention_heads: int
+    decoder_attention_heads: int
+    encoder_ffn_dim: int
+    decoder_ffn_dim: int
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+    scale_embedding: bool
+    tie_word_embeddings: bool
+    decoder_start_token_id: int | None
+    pad_token_id: int | None
+    num_beams: int | None
+    max_length: NonNegativeInt | None
+    early_stopping: bool | str | None
+    length_penalty: float | None
+    no_repeat_ngram_size: int | None
+    repetition_penalty: float | None
+    renormalize_logits: bool | None
 
 
 @dataclass(frozen=True)
@@ -110,20 +142,18 @@ def read_sentencepiece(path: Path) -> Any:
         CheckpointError: The file is missing, or not a SentencePiece model.
     """
     with reading(path):
-        model = ModelProto.FromString(path.read_bytes())
+        content = path.read_bytes()
+        model = ModelProto.FromString(content)
         if not model.pieces:  # an empty file is a valid protobuf message, too
             raise ValueError("it is not a SentencePiece model")
+        "".join(piece_texts(model)).encode()  # refuses text that is not UTF-8
+        SentencePieceProcessor(model_proto=content)
     return model
 
 
 def piece_texts(model: Any) -> list[str]:
     """Return the texts of the pieces of a SentencePiece model, in the order of their ids."""
     return [piece.piece for piece in model.pieces]
-
-
-def damaged(problem: str) -> CheckpointError:
-    """Return the error for files that are not as their own toolkit wrote them."""
-    return CheckpointError(problem, fix="Download or copy the model again.")
 
 
 def refused(what: str) -> CheckpointError:
@@ -136,31 +166,16 @@ def refused(what: str) -> CheckpointError:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert every exception while reading ``path`` to a `CheckpointError`."""
+    """Convert the errors of `parsing` and missing files to a `CheckpointError`."""
     try:
-        yield
-    except CheckpointError:
-        raise
+        with parsing(path):
+            yield
     except FileNotFoundError as error:
         missing = Path(error.filename)
         # Folders of fine-tuned models have the name of their base model here.
         settings = load_json(missing.parent / HF_CONFIG, optional=True)
         base = settings.get("_name_or_path") or "the model that this one was trained from"
         raise CheckpointError(f"{missing} is missing.", fix=f"Copy it from {base}.") from error
-    except Exception as error:  # zipfile, zlib, numpy and pickle have many exceptions for damage
-        # Errors of nmt have a problem, and errors of the system a message without the path.
-        problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
-        if isinstance(error, KeyError):
-            problem = f"{error} is missing"
-        elif isinstance(error, UnpicklingError):  # torch's message recommends unsafe loading
-            problem = "the pickle contains more than weights"
-        elif isinstance(error, ValidationError):
-            faults = [  # the key and what is wrong with its value
-                f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
-            ]
-            problem = "; ".join(faults)
-        problem = problem.split("\n")[0].rstrip(".")  # the first line is enough for a message
-        raise damaged(f"{path} is damaged: {problem}.") from error
 
 
 def read_settings(source: Path) -> dict[str, Any]:
@@ -209,12 +224,6 @@ def weight_files(place: object, names: Sequence[str]) -> list[str]:
     )
 
 
-def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
-    """Raise a ValueError if the unpacked files would be far larger than the archive."""
-    if sum(entry.file_size for entry in archive.infolist()) > _MAX_RATIO * path.stat().st_size:
-        raise ValueError("the unpacked contents would be far larger than the file")
-
-
 def tokens_by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
     """Return the tokens of a vocabulary in the order of their ids, which must be 0, 1, 2 ...
 
@@ -223,6 +232,7 @@ def tokens_by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
         path: The file that contains them, for messages.
     """
     with reading(path):
+        "".join(ids).encode()  # refuses surrogates
         token_by_id = {int(index): token for token, index in ids.items()}
         if sorted(token_by_id) != list(range(len(ids))):
             raise ValueError("the ids are not 0, 1, 2 and so on")
@@ -291,9 +301,26 @@ def weights_of(
     return weights
 
 
-def load_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if an ``optional`` file does not exist."""
+def load_json(path: Path, kind: Any = HuggingFaceConfig, *, optional: bool = False) -> Any:
+    """Read a JSON object; return an empty one if an ``optional`` file does not exist.
+
+    Args:
+        path: The file.
+        kind: A TypedDict, or another type for pydantic.
+        optional: Whether the file may be missing.
+    """
+    if optional and not path.is_file():
+        return {}
     with reading(path):
-        if optional and not path.is_file():
-            return {}
-        return field(read_json(path), kind=dict)
+        return read_json(path, kind)
+
+
+def floats(name: str, array: npt.NDArray[Any]) -> FloatArray:
+    """Return an array in float32.
+
+    Raises:
+        ValueError: Its numbers are complex, whole or truth values.
+    """
+    if array.dtype.kind != "f":
+        raise ValueError(f"{name} has numbers of type {array.dtype}")
+    return np.asarray(array, np.float32)

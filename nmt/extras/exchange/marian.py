@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import yaml
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from nmt.config.document import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
@@ -24,14 +25,14 @@ from nmt.extras.exchange.imported import (
     FloatArray,
     Imported,
     Vocabulary,
-    check_sizes,
     config_of,
+    floats,
     reading,
     refused,
     tokens_by_id,
     weights_of,
 )
-from nmt.files.json_file import field
+from nmt.files.foreign import check_sizes, validated
 from nmt.installation import read_toml
 
 DECODER = "decoder.yml"
@@ -55,6 +56,18 @@ _CONTROLS = {
 _SUPPORTED = read_toml(__file__, "marian.toml")
 
 
+class Decoder(BaseModel):
+    """What is read of decoder.yml."""
+
+    model_config = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
+
+    models: list[str] = []
+    vocabs: list[str] = []
+    beam_size: int = 12
+    normalize: float = 0
+    max_length: PositiveInt = DEFAULT_MAX_LENGTH
+
+
 def read_marian(source: Path) -> Imported:
     """Read a model from files of Marian, not of Hugging Face.
 
@@ -66,22 +79,23 @@ def read_marian(source: Path) -> Imported:
     """
     folder = source if source.is_dir() else source.parent
     with reading(folder):
-        settings = {}
+        settings = Decoder()
         if (folder / DECODER).is_file():
-            settings = _yaml((folder / DECODER).read_text("utf-8"), folder / DECODER)
+            values = _yaml((folder / DECODER).read_text("utf-8"), folder / DECODER)
+            settings = Decoder.model_validate(values)
         weights_path = _archive(source, folder, settings)
         source_side, target_side = _vocabularies(folder, settings)
         # Marian limits the output to three times the longest source of the batch, so the limit
         # depends on the batch. Marian's beam also shrinks with each finished hypothesis; ours does
         # not.
         decoding = DecodingConfig(
-            beam_size=int(settings.get("beam-size", 12)),
-            length_penalty=float(settings.get("normalize", 0)),
+            beam_size=settings.beam_size,
+            length_penalty=settings.normalize,
             max_length_factor=3,
             max_length_offset=20,
             keep_special_mass=True,
         )
-        max_length = min(int(settings.get("max-length", DEFAULT_MAX_LENGTH)), _MAX_SUBWORDS)
+        max_length = min(settings.max_length, _MAX_SUBWORDS)
     arrays = read_npz(weights_path)
     with reading(weights_path):
         # The text of a YAML file as an array of its bytes, with zeros at the end.
@@ -92,9 +106,9 @@ def read_marian(source: Path) -> Imported:
     return Imported(config, weights, source_side, target_side, decoding, max_length=max_length)
 
 
-def _archive(source: Path, folder: Path, settings: Mapping[str, Any]) -> Path:
+def _archive(source: Path, folder: Path, settings: Decoder) -> Path:
     """Return the .npz file of a model: ``source`` or the only one in ``folder``."""
-    model_names = settings.get("models", [])
+    model_names = settings.models
     if len(model_names) > 1:
         raise refused(f"an ensemble of {len(model_names)} models")
     if source.is_file():
@@ -124,7 +138,8 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
 def _yaml(text: str, path: Path) -> dict[str, Any]:
     """Parse the YAML mapping ``text``; ``path`` is the file that contains it, for messages."""
     document = parse_document(text, name=str(path))
-    return field(document.values, kind=dict)
+    values: dict[str, Any] = validated(document.values, dict[str, Any])
+    return values
 
 
 def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
@@ -175,15 +190,15 @@ def _weights_of_marian(
             array_name = pattern.format("scale" if is_weight else "bias")
             if config.norm_position == "pre" and "_top_" not in pattern:
                 array_name += "_pre"  # except for the norm after the last layer
-            return np.asarray(arrays[array_name], np.float32).reshape(-1)
+            return floats(array_name, arrays[array_name]).reshape(-1)
         array_name = pattern.format("W" if is_weight else "b")
-        array = np.asarray(arrays[array_name], np.float32)
+        array = floats(array_name, arrays[array_name])
         return array.T if is_weight else array.reshape(-1)
 
     names = ["encoder_Wemb", "decoder_Wemb"]
     if config.shares_inputs:
         names = ["Wemb", "Wemb"]
-    source, target = (np.asarray(arrays[name], np.float32) for name in names)
+    source, target = (floats(name, arrays[name]) for name in names)
     output = target
     if not config.ties_output:
         output = read_array("decoder_ff_logit_out_{}.weight")
@@ -192,11 +207,11 @@ def _weights_of_marian(
     return weights_of(config, "marian", read_array, (source, target, output), bias)
 
 
-def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary, Vocabulary]:
+def _vocabularies(folder: Path, settings: Decoder) -> tuple[Vocabulary, Vocabulary]:
     """Read the vocabularies of source and target."""
     source_spm = folder / "source.spm"
     target_spm = folder / "target.spm"
-    paths = [folder / Path(name).name for name in settings.get("vocabs", [])]
+    paths = [folder / Path(name).name for name in settings.vocabs]
     if not paths:
         candidates = {*folder.glob("*.spm"), *folder.glob("*vocab.yml")}
         # source.spm and target.spm split text, and another file has the ids of their subwords.
@@ -239,6 +254,15 @@ def read_vocabulary(path: Path) -> list[str]:
         if path.suffix == ".vocab":
             lines = text.removesuffix("\n").split("\n")
             return [line.partition("\t")[0] for line in lines]  # a tab and a score may follow
-        ids = yaml.load(text.translate(_CONTROLS), loader)
+        # As events: a tree would take much memory, and the one in C crashes if nested deeply.
+        scalars = []
+        num_mappings = 0
+        for event in yaml.parse(text.translate(_CONTROLS), loader):
+            num_mappings += isinstance(event, yaml.MappingStartEvent)
+            if isinstance(event, yaml.ScalarEvent):
+                scalars.append(event.value)
+            elif num_mappings > 1 or isinstance(event, yaml.SequenceStartEvent | yaml.AliasEvent):
+                raise ValueError("it must have lines of the form `token: id`")
+        ids = dict(zip(scalars[::2], scalars[1::2], strict=True))
     originals = {stand_in: code for code, stand_in in _CONTROLS.items()}
     return [token.translate(originals) for token in tokens_by_id(ids, path)]
