@@ -57,7 +57,8 @@ SIZE = {"layers": 3, "width": 256, "ff_width": 1024, "heads": 4, "beam_size": 5}
 # A training goes on for some seconds after its limit: a checkpoint that is being written at the
 # limit is then complete, and newer than the limit.
 GRACE_SECONDS = 15.0
-START_SECONDS = 8.0  # nmt counts `training.max_minutes` from the end of its start-up
+# nmt counts `training.max_minutes` from when the data are prepared, which takes this long here.
+START_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,6 @@ def build(
         # that it starts from.
         validates_first=starts_pretrained and not all(item.is_choosing for item in validation_sets),
         adapter=adapter,
-        beam_size=config.decoding.beam_size,
     )
 
 

@@ -187,12 +187,9 @@ class Progress:
         best_step = self.history.best
         if best_step is None:
             return text
-        best = self.history[best_step]
-        evidence = f"the best {metric}"
-        if best.is_noise:
+        evidence = f"the best {metric} and, of equal ones, the lowest loss"
+        if self.history[best_step].is_noise:
             evidence = f"the lowest loss, because each {metric} is noise"
-        elif [item.score for item in self.history.values()].count(best.score) > 1:
-            evidence += " and, of equal ones, the lowest loss"
         return f"{text}; the best checkpoint is step {best_step:,}, with {evidence}"
 
     def summary(self, run_dir: Path, reason: str, metric: str, seconds: float) -> TrainingSummary:

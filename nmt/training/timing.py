@@ -49,7 +49,6 @@ class TrainingSetup:
     validator: Validator
     validates_first: bool = False  # before the first update, to show what the run forgets
     adapter: AdapterRecord | None = None  # Set if only adapters are trained.
-    beam_size: int = 1  # Of the translations that calibrate the confidence at the end.
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,27 @@ def test_a_bar_follows_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert frames.counts("training") == ["0/7", "3/7", "5/7"]
 
 
+@pytest.mark.parametrize(("logged", "num_lines"), [(True, 3), (False, 0)])
+def test_long_work_is_logged_with_an_estimate_where_no_bar_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    logged: bool,
+    num_lines: int,
+) -> None:
+    """Every half minute, so nothing of short work."""
+    caplog.set_level("INFO", logger="nmt")
+    now = 1000.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    with progress_bar("validating", unit="lines", total=8, logged=logged, leave=False) as bar:
+        bar._time = lambda: now
+        for _ in range(7):
+            now += 15.0
+            bar.update()
+    lines = [f"validating: {done} of 8 lines, {left} left" for done, left in
+             ((2, "01:30"), (4, "01:00"), (6, "00:30"))]  # fmt: skip
+    assert caplog.messages == lines[:num_lines]
+
+
 def test_a_bar_of_a_file_counts_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "in.gz"
     for content, count in ((b"", 0), (b"a", 1), (b"a\n", 1), (b"\r\n\nx", 3), (b"a\n\nb", 3)):

@@ -93,7 +93,7 @@ def test_the_best_has_the_highest_score_and_of_equal_ones_the_lowest_loss(
     ("rows", "reason", "text"),
     [
         ([], "budget", "all planned updates are made"),
-        (FLAT[:2], "budget", "made; the best checkpoint is step 10, with the best BLEU"),
+        (FLAT[:2], "budget", "step 10, with the best BLEU and, of equal ones, the lowest loss"),
         (
             FLAT,
             "patience",

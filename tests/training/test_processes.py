@@ -113,6 +113,24 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
 
 
 @pytest.mark.usefixtures("whole_of_two")  # has prepared the data
+def test_processes_follow_the_plan_of_one_and_repeat_it(server: Server, run: Run) -> None:
+    minutes = {"max_steps": None, "max_minutes": 0.05, "validate_every": 5, "save_every": 3}
+    run.start(**minutes, harm=Harm("save", 2, (signal.SIGKILL,)))
+    run.finish(num=2, **minutes)
+    plans = (run.folder / "plans.jsonl").read_bytes()
+    assert len(plans.splitlines()) > 1
+    again = Run(server, f"{run.folder.name}-again")
+    again.folder.mkdir(parents=True)
+    (again.folder / "plans.jsonl").write_bytes(plans)
+    again.finish(num=2, **minutes)
+    assert (again.folder / "plans.jsonl").read_bytes() == plans
+    last = run.steps()[-1]
+    assert again.steps()[-1] == last
+    assert again.hashes(last)["model.safetensors"] == run.hashes(last)["model.safetensors"]
+    assert again.metrics() == run.metrics()
+
+
+@pytest.mark.usefixtures("whole_of_two")  # has prepared the data
 def test_processes_make_the_same_updates_as_one_process_that_accumulates(server: Server) -> None:
     """FAULT 30: float32 loss and gradient norm within 1e-5 of their size, in every update.
 

@@ -218,7 +218,7 @@ def test_the_time_of_whole_validations_and_saves_is_measured_on_parts(
 
 @pytest.mark.parametrize(
     ("average_last", "share", "validations"),
-    # 200 lines are validated, and calibrated with beam 5, which is 1.5 times the work; half of
+    # 200 lines are validated, and calibrated, which is 1.5 times the work; half of
     # them; a tenth, which is too little to calibrate.
     [(None, 1.0, 1 + 1.5), (2, 0.5, 2 + 1.5), (None, 0.1, 1)],
 )
@@ -226,7 +226,7 @@ def test_the_work_at_the_end_is_validation_average_and_calibration(
     average_last: int | None, share: float, validations: float
 ) -> None:
     setup = several_batches(make_config(average_last=average_last), num_lines=200)
-    assert work_at_end(replace(setup, beam_size=5), share) == pytest.approx(validations)
+    assert work_at_end(setup, share) == pytest.approx(validations)
 
 
 def test_samples_are_source_translation_and_reference_of_the_best_the_median_and_the_worst() -> (
