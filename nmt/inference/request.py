@@ -41,8 +41,8 @@ class Request:
     """One line to translate, with optional constraints on its translation."""
 
     text: str
-    # The translation begins with this text, which may end inside a word. With ``prefix_bias_beta`` it
-    # is only more probable.
+    # The translation begins with this text, which may end inside a word. With ``prefix_bias_beta``
+    # it is only more probable.
     prefix: str = ""
     # Phrases that the translation must contain. Phrases are compared as subwords: the same text in
     # other subwords is a different phrase.
