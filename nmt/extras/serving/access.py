@@ -39,6 +39,7 @@ _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
 _BOUNDARY = re.compile(r'boundary="?([^";]+)', re.IGNORECASE)
 _PART_NAME = re.compile(r'\bname="([^"]*)"')
+_FILE_NAME = re.compile(r'\bfilename="([^"]*)"')
 _CLOSE = {"Connection": "close"}
 # A body over the limit is still read, up to this many times the limit: many clients read the answer
 # only after they have sent the whole body.
@@ -231,7 +232,10 @@ Client = Annotated[str, Depends(counted_client)]
 
 
 def _parts(content_type: str, body: bytearray) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each field of a multipart form, in linear time."""
+    """Yield name and value of each field of a multipart form, in linear time.
+
+    After a file ``file``, its name follows as ``file_name``.
+    """
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:
         return
@@ -241,6 +245,9 @@ def _parts(content_type: str, body: bytearray) -> Iterator[tuple[str, str]]:
         name = _PART_NAME.search(head)
         if name:
             yield name[1], value.removesuffix("\r\n")
+        file_name = _FILE_NAME.search(head)
+        if name and file_name:
+            yield f"{name[1]}_name", file_name[1]
 
 
 class Edge:

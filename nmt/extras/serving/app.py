@@ -84,7 +84,7 @@ async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Resp
 
 @router.post("/v1/documents")
 async def documents(body: bodies.DocumentBody, service: Served, client: Client) -> Response:
-    """Translate a text, HTML or SubRip document, and keep its structure."""
+    """Translate a text, HTML, SubRip or WebVTT document, and keep its structure."""
     service.check_size(0, len(body.text))  # no limit of texts applies to a document
     (route,) = await service.choose(body, [body.text])
     return JSONResponse({**route.fields, **await service.document(body, route, client)})
@@ -181,6 +181,7 @@ def make_app(service: Service, gate: Gate, lifespan: Lifespan[FastAPI] | None = 
     )  # fmt: skip
     app.state.service = service
     app.state.gate = gate
+    app.state.files = {}
     app.include_router(router)
     app.include_router(libretranslate.router)
     return CORSMiddleware(

@@ -35,6 +35,7 @@ _TRIED_TYPE = re.compile(r"function-|list\[|(?:str|Text)\Z")
 _END = "</s>"
 _SENTENCE_FIELDS = ("score", "log_prob", "alternatives", "alarms", "confidence")
 _ADVICE = "See /openapi.json for all paths and fields."
+_NAMES_OF_TEXT = {"q", "text", "texts"}  # in several APIs
 _MAX_PROBLEMS = 5  # in one error
 _MAX_NAME_CHARACTERS = 40  # of a field name from a client, in an error
 
@@ -193,6 +194,15 @@ class LibreBody(DetectBody):
     format: Literal["text", "html"] = "text"
     # Not strict, because all fields of a form are text.
     alternatives: int = Field(default=0, ge=0, lt=MOST_HYPOTHESES, strict=False)
+
+
+class LibreFile(DetectBody):
+    """Body of POST /translate_file of LibreTranslate: a form with a file."""
+
+    q: Words = Field(alias="file")
+    file_name: Name
+    source: Name = "auto"
+    target: Name
 
 
 class Fault(BaseModel):
@@ -365,6 +375,9 @@ def _problem(detail: Mapping[str, Any]) -> str:
     field_names = [name for name in names if not _TRIED_TYPE.match(name)]
     place = ".".join(field_names) or "the body"
     message = detail["msg"]
+    if detail["type"] == "missing":
+        for name in _NAMES_OF_TEXT & set(detail["input"]) - {names[-1]}:
+            message += f" in place of {name}"
     if detail["type"] == "extra_forbidden":
         message = "unknown field"
         # Each field of a request is unknown in the others.

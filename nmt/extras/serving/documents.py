@@ -1,4 +1,4 @@
-"""Translate documents (plain text, HTML, SubRip subtitles) and keep their structure.
+"""Translate documents (plain text, HTML, SubRip and WebVTT subtitles) and keep their structure.
 
 Usage::
 
@@ -47,7 +47,10 @@ from nmt.registry import chosen
 Part = str | Sequence[Event]  # Text that is kept, or the events of a paragraph.
 # The package srt takes cubic time on long numbers, and quadratic time on long white space.
 _NO_SUBRIP = re.compile(r"\d{13}|\s{100}")
-_CUE_TAG = re.compile(r"<(/?)([a-zA-Z]++)[^<>]*+>|\{\\[^{}]*+\}")
+# The timing of a cue, and the lines up to a blank line. Group: the lines.
+_VTT_CUE = re.compile(r"-->[^\n]*+\n((?:[^\S\n]*+\S[^\n]*+\n?)+)")
+_FOOTNOTE_TOKENS = 8  # tags and texts in the mark of a footnote
+_CUE_TAG = re.compile(r"<(/?)([a-zA-Z]++)[^<>]*+>|<[\d:.]++>|\{\\[^{}]*+\}")
 _TURN = re.compile(r"(?:\s|<[^<>]*+>|\{\\[^{}]*+\})*+[-\u2013\u2014](?=\s|\w)\s*")
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});?")
 _TAG = re.compile(
@@ -149,6 +152,23 @@ def write_srt(text: str) -> str:
     return re.sub(r"<(?![^/a-zA-Z])", "\u2039", text)
 
 
+def read_vtt(text: str, protect: Sequence[str] = ()) -> Iterator[Part]:
+    """Yield the texts of WebVTT subtitles, and the timings between them; see `read_cues`.
+
+    Raises:
+        DataError: The text is not in WebVTT format.
+    """
+    if not text.lstrip("\ufeff").startswith("WEBVTT"):
+        fix = "Send .vtt subtitles, or another format."
+        raise DataError("The document is not valid WebVTT.", fix=fix)
+    end = 0  # of the last cue
+    for match in _VTT_CUE.finditer(text):
+        yield text[end : match.start(1)]
+        yield from _turns(match[1], protect)
+        end = match.end()
+    yield text[end:]
+
+
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -217,7 +237,11 @@ def read_html(text: str, protect: Sequence[str] = ()) -> Iterator[Part]:
         token = tokens[place]
         name = token.name
         end = place + 1
-        if token.kind == "open" and (name in _KEPT or _PROTECTED.search(token.raw)):
+        inside = tokens[place : min(ends.get(place, len(tokens)), place + _FOOTNOTE_TOKENS)]
+        is_footnote = name == "sup" and not any(
+            _has_letter(event.raw) for event in inside if event.kind == "text"
+        )
+        if token.kind == "open" and (name in _KEPT or is_footnote or _PROTECTED.search(token.raw)):
             end = ends.get(place, len(tokens))
             if end < len(tokens) and tokens[end].name == name:
                 end += 1
@@ -247,6 +271,7 @@ _FORMATS: dict[str, tuple[Callable[[str, Sequence[str]], Iterable[Part]], Escape
     "txt": (read_lines, str),
     "html": (read_html, partial(html.escape, quote=False)),
     "srt": (read_cues, write_srt),
+    "vtt": (read_vtt, write_srt),
 }
 
 FORMATS = tuple(_FORMATS)  # The names are also file extensions.

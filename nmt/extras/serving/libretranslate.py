@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from nmt.extras.serving import bodies
 from nmt.extras.serving.access import Gate
 from nmt.extras.serving.bodies import RefusedError
+from nmt.extras.serving.documents import FORMATS
 from nmt.extras.serving.service import Served, Service
 from nmt.text.languages import name_of
 
+_MAX_FILES = 64  # translated documents that can be downloaded
 router = APIRouter(tags=["LibreTranslate"])
 
 
@@ -72,6 +76,34 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
     return JSONResponse(columns)
 
 
+@router.post("/translate_file")
+async def translate_file(body: bodies.LibreFile, service: Served, request: Request) -> JSONResponse:
+    """Translate a document, as LibreTranslate does; the answer is the address of the result."""
+    client = _admit(request, service, body)
+    choice = bodies.Choice(source=body.source, target=body.target)
+    (route,) = await service.choose(choice, body.texts)
+    suffix = Path(body.file_name).suffix
+    (text,) = body.texts
+    document_body = bodies.DocumentBody(format=suffix, text=text)
+    document = await service.document(document_body, route, client)
+    files: dict[str, str] = request.app.state.files
+    name = f"{secrets.token_urlsafe()}{suffix}"
+    files[name] = document["text"]
+    if len(files) > _MAX_FILES:
+        del files[next(iter(files))]  # the oldest
+    url = request.url_for("download_file", name=name)
+    return JSONResponse({"translatedFileUrl": str(url)})
+
+
+@router.get("/download_file/{name}")
+async def download_file(name: str, request: Request) -> PlainTextResponse:
+    """Return a translated document."""
+    files: dict[str, str] = request.app.state.files
+    if name not in files:
+        raise HTTPException(404)
+    return PlainTextResponse(files[name])
+
+
 @router.post("/detect")
 async def detected(body: bodies.DetectBody, service: Served, request: Request) -> JSONResponse:
     """Detect the language among the source languages, as LibreTranslate does."""
@@ -108,7 +140,7 @@ async def settings(service: Served, request: Request) -> JSONResponse:
     return JSONResponse({
         "apiKeys": has_keys,
         "charLimit": service.options.max_chars,
-        "filesTranslation": False,
+        "filesTranslation": True,
         "frontendTimeout": 500,
         "keyRequired": has_keys,
         "language": {
@@ -116,5 +148,5 @@ async def settings(service: Served, request: Request) -> JSONResponse:
             "target": {"code": target, "name": name_of(target)},
         },
         "suggestions": False,
-        "supportedFilesFormat": [],
+        "supportedFilesFormat": [f".{name}" for name in FORMATS],
     })  # fmt: skip

@@ -228,7 +228,8 @@ def test_models_are_described(server: Server) -> None:
 def test_openapi_has_every_path_and_the_page_loads_nothing_from_the_network(server: Server) -> None:
     document = server.get("/openapi.json").json()
     names = {"/v1/translate", "/v1/score", "/v1/documents", "/v1/models", "/translate", "/detect",
-             "/languages", "/frontend/settings", "/health", "/health/live", "/health/ready",
+             "/languages", "/frontend/settings", "/translate_file", "/download_file/{name}",
+             "/health", "/health/live", "/health/ready",
              "/metrics"}  # fmt: skip
     assert names <= document["paths"].keys()
     text = json.dumps(document)
@@ -326,6 +327,49 @@ def test_libretranslate_reads_multipart_forms_queries_and_nulls(inside: Inside) 
     headers = {"Content-Type": "multipart/form-data"}
     answer = client.post("/translate", content=b"--x--", headers=headers)
     assert answer.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "der Hund\n\ndas Haus"),
+        ("page.html", "<p>der <b>Hund</b></p>"),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\nder Hund\n"),
+        ("a.vtt", "WEBVTT\n\n00:01.000 --> 00:02.000\nder Hund\n"),
+    ],
+)
+def test_libretranslate_translates_files(name: str, content: str, inside: Inside) -> None:
+    client = inside()
+    kind = name.partition(".")[2]
+    languages = {"source": "de", "target": "en"}
+    document = client.post("/v1/documents", json={"format": kind, "text": content, **languages})
+    answer = client.post("/translate_file", files={"file": (name, content)}, data=languages)
+    url = answer.json()["translatedFileUrl"]
+    assert url.endswith(name[name.index(".") :])
+    assert client.get(url).text == document.json()["text"]
+    settings = client.get("/frontend/settings").json()
+    assert settings["filesTranslation"]
+    assert f".{kind}" in settings["supportedFilesFormat"]
+
+
+def test_files_of_other_formats_and_unknown_results_are_refused(inside: Inside) -> None:
+    client = inside()
+    answer = client.post("/translate_file", files={"file": ("a.docx", b"x")}, data={"target": "en"})
+    assert answer.status_code == 422
+    assert "document format" in answer.json()["error"]
+    assert client.post("/translate_file", json={"target": "en"}).status_code == 422
+    assert client.get("/download_file/other.txt").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "right"), [("/translate", "text", "q"), ("/v1/translate", "q", "texts")]
+)
+def test_the_field_of_another_api_is_answered_with_the_right_field(
+    path: str, wrong: str, right: str, inside: Inside
+) -> None:
+    answer = inside().post(path, json={wrong: "der Hund", "source": "de", "target": "en"})
+    assert answer.status_code == 422
+    assert f"{right}: field required in place of {wrong}" in answer.json()["error"]
 
 
 def test_libretranslate_translates_a_list_of_pages_at_once(

@@ -21,7 +21,8 @@ PIECES += [CUE, f"\n\n{CUE}"]
 DOCUMENTS = st.one_of(
     st.lists(st.sampled_from(PIECES), max_size=40).map("".join), st.text(max_size=60)
 )
-HEADS = {"srt": CUE, "html": "<!DOCTYPE html>\n<p>", "txt": ""}
+VTT = "WEBVTT\n\nNOTE who?\n\n00:01.000 --> 00:02.000 align:start\n"
+HEADS = {"srt": CUE, "vtt": VTT, "html": "<!DOCTYPE html>\n<p>", "txt": ""}
 
 
 def same(sentences: Sequence[str]) -> list[Translation]:
@@ -293,3 +294,38 @@ def plain_breaks(text: str) -> str:
     """Return the text with every line break as ``|`` and without other tags."""
     lines = re.sub(r"(?i)<br[^>]*>", "|", text)
     return re.sub(r"\s*<[^>]*>", "", lines)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["<sup>1</sup>", "<sup><a href='#2'>[2]</a></sup>", "<sup>1,</sup>", "<sup>*</sup>"],
+)
+def test_a_footnote_stays_behind_its_word_and_is_not_translated(mark: str) -> None:
+    document = read_document(f"<p>A dog{mark} runs.{mark} It barks.</p>", "html", "en")
+    assert document.sentences == ("A dog runs.", "It barks.")
+    links = [(0, 0), (1, 1), (2, 2)]
+    translations: list[Translation] = [("Ein Hund rennt.", links), ("Er bellt.", links[:2])]
+    assert document.rebuild(translations) == f"<p>Ein Hund{mark} rennt.{mark} Er bellt.</p>"
+
+
+def test_superscript_words_are_translated() -> None:
+    document = read_document("<p>The <sup>upper</sup> word</p>", "html", "en")
+    assert document.sentences == ("The upper word",)
+
+
+def test_web_subtitles_keep_timings_notes_and_marks() -> None:
+    second = "00:03.000 --> 00:04.000\n<v Ann>No <00:03.500><b>dog</b> here.\n- Why?\n"
+    text = f"{VTT}A dog.\nIt runs.\n\nSTYLE\n::cue {{}}\n\nid 2\n{second}"
+    document = read_document(text, "vtt", "en")
+    assert document.sentences == ("A dog.", "It runs.", "No dog here.", "Why?")
+    links = [(0, 0), (1, 1), (2, 2)]
+    words = ["Ein Hund.", "Er rennt.", "Kein Hund hier.", "Warum?"]
+    rebuilt = document.rebuild([(each, links[: len(each.split())]) for each in words])
+    for old, new in (
+        ("A dog.\nIt runs.", "Ein Hund.\nEr rennt."), ("No ", "Kein "), ("dog</b>", "Hund</b>"),
+        ("here", "hier"), ("Why?", "Warum?"),
+    ):  # fmt: skip
+        text = text.replace(old, new)
+    assert rebuilt == text
+    with pytest.raises(DataError, match="not valid WebVTT"):
+        read_document("no subtitles", "vtt", "en")
