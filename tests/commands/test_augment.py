@@ -248,8 +248,8 @@ def test_a_model_whose_translations_are_noise_is_refused_unless_forced(
 ) -> None:
     """Whether the record is that of a checkpoint or of an average."""
     write_corpus(Path())
-    settings = {"average_last": average_last, "schedule": {"shape": "constant", "peak_lr": 1e-9}}
-    run = fit(make_config(**settings)).run_dir
+    schedule = {"shape": "constant", "peak_lr": 1e-9}
+    run = fit(make_config(average_last=average_last, schedule=schedule)).run_dir
     checkpoint = "average" if average_last else "best"
     noise = "translations are the same|is noise"
     with pytest.raises(CheckpointError, match=f"has not learned to translate: .*({noise})"):

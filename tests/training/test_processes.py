@@ -114,7 +114,8 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
 
 @pytest.mark.usefixtures("whole_of_two")  # has prepared the data
 def test_processes_follow_the_plan_of_one_and_repeat_it(server: Server, run: Run) -> None:
-    minutes = {"max_steps": None, "max_minutes": 0.05, "validate_every": 5, "save_every": 3}
+    minutes: dict[str, Any] = {"max_steps": None, "max_minutes": 0.05}
+    minutes |= {"validate_every": 5, "save_every": 3}
     run.start(**minutes, harm=Harm("save", 2, (signal.SIGKILL,)))
     run.finish(num=2, **minutes)
     plans = (run.folder / "plans.jsonl").read_bytes()
