@@ -282,24 +282,22 @@ def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:
     assert f"is in use by process {os.getpid()} on " in result.stderr
 
 
-def test_a_run_of_minutes_repeats_its_plans_after_a_kill(run: Run, server: Server) -> None:
-    """FAULTS 1, 7 and 19: also where the first measurement is stopped, and with another clock."""
-    minutes: dict[str, Any] = {"max_steps": None, "max_minutes": 0.05, "validate_every": 5}
-    minutes |= {"save_every": 3, "schedule.shape": "linear"}
-    stopped = run.train(**minutes, harm=Harm("update", 2, (signal.SIGTERM,)))
-    assert (stopped.code, run.steps()) == (143, []), stopped.stderr
-    for harm in (
-        Harm("update", 25, (signal.SIGKILL,)),  # some of these updates measure
-        Harm("save", 2, (signal.SIGKILL,)),
-        Harm("validation", 2, (signal.SIGTERM,)),
-    ):
-        run.train(**minutes, harm=harm)
-    run.finish(**minutes)
+MINUTES: dict[str, Any] = {
+    "max_steps": None,
+    "max_minutes": 0.05,
+    "validate_every": 5,
+    "save_every": 3,
+    "schedule.shape": "linear",
+}
+
+
+def assert_equal_with_the_same_plans(run: Run, server: Server) -> None:
+    """To a run that is not stopped, and is given the plans."""
     plans = (run.folder / "plans.jsonl").read_bytes()
     unstopped = Run(server, f"{run.folder.name}-unstopped")
     unstopped.folder.mkdir(parents=True)
     (unstopped.folder / "plans.jsonl").write_bytes(plans)
-    (result,) = unstopped.finish(**minutes)
+    (result,) = unstopped.finish(**MINUTES)
     assert "timing updates" not in result.stderr
     assert (unstopped.folder / "plans.jsonl").read_bytes() == plans
     last = run.steps()[-1]
@@ -307,6 +305,38 @@ def test_a_run_of_minutes_repeats_its_plans_after_a_kill(run: Run, server: Serve
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert run.hashes(last)[name] == unstopped.hashes(last)[name]
     assert run.metrics() == unstopped.metrics()
+
+
+def test_a_run_of_minutes_repeats_its_plans_after_a_kill(run: Run, server: Server) -> None:
+    """FAULTS 1, 7 and 19: also where the first measurement is stopped, and with another clock."""
+    stopped = run.train(**MINUTES, harm=Harm("update", 2, (signal.SIGTERM,)))
+    assert (stopped.code, run.steps()) == (143, []), stopped.stderr
+    for harm in (
+        Harm("update", 25, (signal.SIGKILL,)),  # some of these updates measure
+        Harm("save", 2, (signal.SIGKILL,)),
+        Harm("validation", 2, (signal.SIGTERM,)),
+    ):
+        run.train(**MINUTES, harm=harm)
+    run.finish(**MINUTES)
+    assert_equal_with_the_same_plans(run, server)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [10, 100])
+def test_kills_at_random_moments_do_not_change_a_run_of_minutes(
+    run: Run, server: Server, kills: int
+) -> None:
+    """FAULT 7."""
+    draw = random.Random(7)
+    for _ in range(kills):
+        result = run.train(**MINUTES, harm=Harm(kill_after=draw.uniform(0.3, 3)))
+        assert result.code in (0, -signal.SIGKILL), result.stderr
+        if result.code == 0:  # the end came before the kill
+            assert_equal_with_the_same_plans(run, server)
+            shutil.rmtree(run.folder)
+            shutil.rmtree(f"{run.folder}-unstopped")
+    run.finish(**MINUTES)
+    assert_equal_with_the_same_plans(run, server)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
