@@ -165,8 +165,8 @@ class SearchOptions(Options):
     Args:
         shortlist: Restrict each sentence to likely target tokens, learned from the training data.
             Faster; a few translations change.
-        no_guard: Do not search again when a translation is suspicious (loops, implausible
-            length).
+        no_guard: Do not check translations: no alarms, and no second search when a translation is
+            suspicious (loops, implausible length).
         no_split: Translate long lines whole. By default, lines longer than the training sentences
             are split into segments. Not possible with learned positions.
     """

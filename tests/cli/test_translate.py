@@ -311,7 +311,7 @@ def test_the_languages_of_the_model_can_be_named_and_no_others(run_dir: Path) ->
     [
         (50, (-100, 0), False),  # the estimate is 80 for every line
         (90, (-100, 0), True),
-        (50, (-200, -100), True),  # no estimate: unlike all lines that it was fitted to
+        (50, (100, 200), True),  # no estimate: unlike all lines that it was fitted to
     ],
 )
 def test_lines_of_low_or_unknown_confidence_are_marked_but_not_blank_ones(
