@@ -18,12 +18,14 @@ from fastapi.testclient import TestClient
 
 from nmt.config.data import Direction, TokenizerConfig
 from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.exchange.ctranslate2 import CTranslate2Engine
 from nmt.extras.serving.access import Gate, digest
 from nmt.extras.serving.bodies import RefusedError
-from nmt.extras.serving.models import ServedModel, name_models
+from nmt.extras.serving.models import ServedModel, TranslationTask, name_models
 from nmt.extras.serving.options import Rate, ServeOptions, serve
 from nmt.extras.serving.server import _run
 from nmt.extras.serving.service import Service
+from nmt.inference.request import Request
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.text.identification import LanguageProfiles
@@ -440,3 +442,34 @@ def test_a_proxy_may_serve_under_a_path(inside: Inside) -> None:
     client = inside(root_path="/mt")
     assert client.get("/mt/health/live").status_code == 200
     assert client.get("/health/live").status_code == 200
+
+
+def test_a_search_of_a_server_is_small_and_can_be_interrupted_between_batches(
+    runs: dict[str, Path],
+) -> None:
+    """The texts of a request are one batch of the queue, but several batches of CTranslate2."""
+    model = ServedModel("de-en", runs["plain"], {"engine": "ctranslate2", "threads": 1})
+    task = TranslationTask(model, {"beam_size": 1}, frozenset())
+    requests = [Request(text) for text in sentences(200, seed=3)]
+    calls = []
+
+    def check(number: object) -> None:
+        calls.append(number)
+        if len(calls) == 9:
+            raise InterruptedError
+
+    tokenizer = model.translator.tokenizers.source
+    num_tokens = sum(map(len, tokenizer.encode_batch([request.text for request in requests])))
+    searched = []
+    with pytest.MonkeyPatch.context() as patch:
+        search = CTranslate2Engine._search_batch
+
+        def spied(self: CTranslate2Engine, sources: Any, *arguments: Any, **options: Any) -> Any:
+            searched.append(sum(map(len, sources)))
+            return search(self, sources, *arguments, **options)
+
+        patch.setattr(CTranslate2Engine, "_search_batch", spied)
+        with pytest.raises(InterruptedError):
+            task(requests, check)
+    assert max(searched) <= 256
+    assert sum(searched) < num_tokens / 2
