@@ -78,13 +78,15 @@ def translate(options: TranslateOptions) -> None:
             return
         with (
             open_input(source) as reader,
-            resumable_output(options.output, (options, _weights(options))) as output,
+            resumable_output(options.output, (options, _weights(options))) as (stream, part),
             file_bar("translating", source, unit="lines") as bar,
         ):
             if processes.size == 1:
                 translator = translator.with_options(progress=bar.update)
-            chunks = output.remaining(_read(reader, options, processes.size, translator))
-            writer = _Writer(output.stream, options, translator.options.decoding.n_best)
+            chunks = _read(reader, options, processes.size, translator)
+            if part is not None:
+                chunks = part.remaining(chunks)
+            writer = _Writer(stream, options, translator.options.decoding.n_best)
 
             def is_ready() -> bool:
                 # In streaming mode, do not read ahead.
@@ -93,7 +95,8 @@ def translate(options: TranslateOptions) -> None:
             for chunk, results in translated(translator, chunks, processes, is_ready):
                 first_number, lines = chunk
                 writer.write(first_number, lines, results)
-                output.add(lines)
+                if part is not None:
+                    part.add(lines)
                 bar.update(writer.num_lines - bar.n)  # `n` is what the bar shows already
     writer.close()
 

@@ -70,12 +70,11 @@ def test_finished_chunks_are_not_translated_again(
 
 
 def test_a_part_of_a_chunk_is_dropped(
-    translate: Translate, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    translate: Translate, expected: bytes, tmp_path: Path
 ) -> None:
     crash(translate)
     with (tmp_path / "out.part").open("ab") as part:
         part.write(b"half of a li")
-    monkeypatch.setattr(command, "MAX_CHUNK_LINES", 3)  # chunks of a pipe end elsewhere
     assert translate(LINES) == LINES[4:]
     assert (tmp_path / "out").read_bytes() == expected
 
