@@ -39,8 +39,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from nmt.checkpoint.files import list_checkpoints
-from nmt.checkpoint.model_folder import PROFILES, SHORTLIST, find_start
+from nmt.checkpoint.model_folder import (
+    CONFIG,
+    PROFILES,
+    SHORTLIST,
+    find_start,
+    load_folder_config,
+)
 from nmt.checkpoint.run import differing, has_data_settings, recorded_settings, trained_on
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions, TextResult
@@ -101,9 +106,9 @@ def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
     """
     if options.remove is not None:
         return _remove(options.remove)
+    if options.config is None and options.list_:
+        return _list_folders(Path("prepared"))
     if options.config is None:
-        if options.list_:
-            return _list_folders(Path("prepared"))
         raise ConfigError("`nmt prepare` needs a configuration.", fix="Run `nmt prepare CONFIG`.")
     config = load_config(options.config, options.set_)
     if options.list_:
@@ -260,9 +265,8 @@ def prepare_data(
             # The folder may be up to date after all: the process that this one has waited for may
             # have prepared it, and standard input, which is stored now, may be unchanged.
             existing_report = current_report(folder, recipe, score_models, readable_recipe.input)
-            # A run that starts again before its first checkpoint does not need its old data.
-            restarting = None if user is None or list_checkpoints(user) else user
-            users = prepared.users(folder, besides=restarting)
+            # This run itself needs other data only if it starts again; else `check` refuses them.
+            users = prepared.users(folder, besides=user)
             if users and existing_report is None:
                 folder = recipe.folder_beside(prepared.describe_sources(readable_recipe))
                 logger.info("%s uses %s; preparing %s", users[0], config.prepared_dir, folder)
@@ -272,7 +276,7 @@ def prepare_data(
                 existing_report = current_report(
                     folder, recipe, score_models, readable_recipe.input
                 )
-                users = prepared.users(folder, besides=restarting)
+                users = prepared.users(folder, besides=user)
             if existing_report is not None and not ignores_existing:
                 if user is not None:
                     prepared.add_user(folder, user)
@@ -639,6 +643,8 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
             fix="Score each direction with its own configuration.",
         )
     model = config.training.init_from
+    if model is not None and not (model / TOKENIZER).is_dir():
+        find_start(model)  # raises an error
     if model is not None and config.training.keeps_vocabulary:
         try:
             _check_vocabulary(config, model)
@@ -665,8 +671,9 @@ def _check_vocabulary(config: RunConfig, model: Path) -> None:
         ConfigError: A tag is missing or has another place.
     """
     tags = config.language_tags or "null"
-    # A model without this setting is checked by its vocabulary below.
-    old_tags = find_start(model).config.language_tags or tags
+    old_tags = tags  # a model without this setting is checked by its vocabulary below
+    if (model / CONFIG).is_file():
+        old_tags = load_folder_config(model).language_tags or tags
     if old_tags != tags:
         raise ConfigError(
             f"data.language_tags is {tags}, but {old_tags} in training.init_from {model}.",

@@ -46,7 +46,6 @@ OutputName = Literal["alignments", "attention", "token_scores"]
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 _CONVERTED = (None, "float32", "int8")  # Dtypes for which ``auto`` chooses CTranslate2 on a CPU.
 _REWRITE = "`nmt train CONFIG`, which writes it without training again"
-_OTHER_VOCABULARY = "it was made for a different vocabulary"
 GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
@@ -355,16 +354,15 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         with safe_open(path, framework="numpy") as file:
             shortlist = ShortlistParts(file.get_tensor("common"), file.get_tensor("candidates"))
             vocab_hash = (file.metadata() or {}).get("vocab_hash")  # older files do not have it
-        if vocab_hash not in (None, tokenizer_hash(folder / TOKENIZER)):
-            raise ValueError(_OTHER_VOCABULARY)
         common, candidates = shortlist
         kinds = [(array.ndim, array.dtype.kind) for array in shortlist]
         if kinds != [(1, "i"), (2, "i")] or not candidates.size:  # i: signed integers
             raise ValueError("wrong shapes or types")
         largest_id = max(array.max(initial=-1) for array in shortlist)
         source_vocab_size, target_vocab_size = vocab_sizes
-        if len(candidates) != source_vocab_size or largest_id >= target_vocab_size:
-            raise ValueError(_OTHER_VOCABULARY)
+        has_sizes = len(candidates) == source_vocab_size and largest_id < target_vocab_size
+        if not has_sizes or vocab_hash not in (None, tokenizer_hash(folder / TOKENIZER)):
+            raise ValueError("it was made for a different vocabulary")
         if common.min(initial=0) < 0 or candidates.min() < -1:  # -1 pads the candidates
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
