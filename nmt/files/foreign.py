@@ -39,9 +39,9 @@ MAX_VALUES = 3_000_000  # of a JSON file: each takes up to 70 bytes of memory
 MAX_RATIO = 4  # Size of the unpacked files, as a multiple of the archive: against zip bombs.
 # What parsers raise for damaged content. Other exceptions are errors of nmt.
 _DAMAGE = (
-    ArithmeticError, BadZipFile, DecodeError, EOFError, LookupError, MemoryError, NmtError,
-    NotImplementedError, OSError, RecursionError, RuntimeError, SafetensorError, TokenError,
-    TypeError, UnpicklingError, ValueError, yaml.YAMLError, zlib.error,
+    ArithmeticError, BadZipFile, DecodeError, EOFError, LookupError, MemoryError, NmtError, OSError,
+    RuntimeError, SafetensorError, TokenError, TypeError, UnpicklingError, ValueError,
+    yaml.YAMLError, zlib.error,
 )  # fmt: skip
 
 

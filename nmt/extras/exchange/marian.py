@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import yaml
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import PositiveInt
+from typing_extensions import TypedDict
 
 from nmt.config.document import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
@@ -56,16 +57,18 @@ _CONTROLS = {
 _SUPPORTED = read_toml(__file__, "marian.toml")
 
 
-class Decoder(BaseModel):
-    """What is read of decoder.yml."""
-
-    model_config = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
-
-    models: list[str] = []
-    vocabs: list[str] = []
-    beam_size: int = 12
-    normalize: float = 0
-    max_length: PositiveInt = DEFAULT_MAX_LENGTH
+# What is read of decoder.yml.
+_Decoder = TypedDict(
+    "_Decoder",
+    {
+        "models": list[str],
+        "vocabs": list[str],
+        "beam-size": int,
+        "normalize": float,
+        "max-length": PositiveInt,
+    },
+    total=False,
+)
 
 
 def read_marian(source: Path) -> Imported:
@@ -79,23 +82,22 @@ def read_marian(source: Path) -> Imported:
     """
     folder = source if source.is_dir() else source.parent
     with reading(folder):
-        settings = Decoder()
+        settings: _Decoder = {}
         if (folder / DECODER).is_file():
-            values = _yaml((folder / DECODER).read_text("utf-8"), folder / DECODER)
-            settings = Decoder.model_validate(values)
+            settings = _yaml((folder / DECODER).read_text("utf-8"), folder / DECODER, _Decoder)
         weights_path = _archive(source, folder, settings)
         source_side, target_side = _vocabularies(folder, settings)
         # Marian limits the output to three times the longest source of the batch, so the limit
         # depends on the batch. Marian's beam also shrinks with each finished hypothesis; ours does
         # not.
         decoding = DecodingConfig(
-            beam_size=settings.beam_size,
-            length_penalty=settings.normalize,
+            beam_size=settings.get("beam-size", 12),
+            length_penalty=settings.get("normalize", 0),
             max_length_factor=3,
             max_length_offset=20,
             keep_special_mass=True,
         )
-        max_length = min(settings.max_length, _MAX_SUBWORDS)
+        max_length = min(settings.get("max-length", DEFAULT_MAX_LENGTH), _MAX_SUBWORDS)
     arrays = read_npz(weights_path)
     with reading(weights_path):
         # The text of a YAML file as an array of its bytes, with zeros at the end.
@@ -106,9 +108,9 @@ def read_marian(source: Path) -> Imported:
     return Imported(config, weights, source_side, target_side, decoding, max_length=max_length)
 
 
-def _archive(source: Path, folder: Path, settings: Decoder) -> Path:
+def _archive(source: Path, folder: Path, settings: _Decoder) -> Path:
     """Return the .npz file of a model: ``source`` or the only one in ``folder``."""
-    model_names = settings.models
+    model_names = settings.get("models", [])
     if len(model_names) > 1:
         raise refused(f"an ensemble of {len(model_names)} models")
     if source.is_file():
@@ -135,11 +137,10 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
             return dict(arrays)
 
 
-def _yaml(text: str, path: Path) -> dict[str, Any]:
-    """Parse the YAML mapping ``text``; ``path`` is the file that contains it, for messages."""
+def _yaml(text: str, path: Path, kind: Any = dict[str, Any]) -> Any:
+    """Parse and validate YAML ``text``; ``path`` is the file that contains it, for messages."""
     document = parse_document(text, name=str(path))
-    values: dict[str, Any] = validated(document.values, dict[str, Any])
-    return values
+    return validated(document.values, kind)
 
 
 def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
@@ -207,11 +208,11 @@ def _weights_of_marian(
     return weights_of(config, "marian", read_array, (source, target, output), bias)
 
 
-def _vocabularies(folder: Path, settings: Decoder) -> tuple[Vocabulary, Vocabulary]:
+def _vocabularies(folder: Path, settings: _Decoder) -> tuple[Vocabulary, Vocabulary]:
     """Read the vocabularies of source and target."""
     source_spm = folder / "source.spm"
     target_spm = folder / "target.spm"
-    paths = [folder / Path(name).name for name in settings.vocabs]
+    paths = [folder / Path(name).name for name in settings.get("vocabs", [])]
     if not paths:
         candidates = {*folder.glob("*.spm"), *folder.glob("*vocab.yml")}
         # source.spm and target.spm split text, and another file has the ids of their subwords.
