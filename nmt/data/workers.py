@@ -272,6 +272,9 @@ class StoredResults:
         except Exception:  # of the system, zipfile, numpy or JSON
             logger.warning("%s is damaged: computing it again", path)
         result = self.function(block)
+        # If no pair of a pass is kept, an error may follow, after which nothing should stay.
+        if not np.any(result.arrays.get("is_kept", True)):
+            return result
         values = np.frombuffer(json.dumps(result.values).encode(), np.uint8)
         arrays = {**result.arrays, _VALUES: values}
         # The rename is atomic but not synced: checksums detect damage by a power cut. The process

@@ -21,7 +21,7 @@ from nmt.data.corpus import Block
 from nmt.data.diagnosis import Diagnosis, Material
 from nmt.data.filters import PairProblem
 from nmt.data.prepare_report import REPORT
-from nmt.data.prepared import PreparedManifest
+from nmt.data.prepared import TIMES, PreparedManifest
 from nmt.data.reading import CorpusReader, EncodingPass, TextPass
 from nmt.data.workers import BlockResult, map_blocks, open_workers, work_folder
 from nmt.errors import DataError
@@ -77,7 +77,11 @@ def stop_late(folder: Path, **changes: Any) -> list[Path]:
 def files(folder: Path) -> dict[Path, bytes]:
     """Content of what is made, but of files that hold times."""
     found = [path for path in (folder / "prepared").rglob("*") if path.is_file()]
-    return {path: path.read_bytes() for path in found if path.name not in (REPORT, MANIFEST)}
+    return {
+        path: path.read_bytes()
+        for path in found
+        if path.name not in (REPORT, MANIFEST, TIMES)
+    }
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,18 @@ def test_after_a_kill_only_missing_results_are_computed(
     assert run(tmp_path) == again
     assert not (tmp_path / ".prepared.work").exists()
     assert files(tmp_path) == whole
+
+
+def test_blank_lines_are_refused_and_leave_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nothing to continue from: results of blocks without kept pairs are not stored."""
+    write_pairs(tmp_path, [""] * 120, [""] * 120)
+    with pytest.raises(DataError, match="dropped all training pairs of numbers: blank 120"):
+        run(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"train.de", "train.en", "valid.de", "valid.en"}
+    assert "interrupted" not in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
