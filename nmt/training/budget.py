@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from nmt.config.training import TrainingConfig
 from nmt.errors import CheckpointError
 from nmt.files.atomic import write_errors, write_text
 from nmt.inference.confidence import num_calibrated
@@ -260,19 +261,19 @@ def read_plans(run_dir: Path) -> list[Plan]:
         raise CheckpointError(f"{path} is damaged.", fix=fix) from error
 
 
-def work_at_end(setup: TrainingSetup, share: float) -> float:
-    """Return the work after the last update, as a number of validations with ``share``."""
+def num_validated(setup: TrainingSetup) -> int:
+    """Return the number of lines that a validation translates."""
+    texts = [held_out.text for held_out in setup.validator.sets]
+    return sum(len(text.sources) for text in texts if text is not None)
+
+
+def work_at_end(training: TrainingConfig, num_lines: int, share: float) -> float:
+    """Return the work after the last update, in validations of ``share`` of ``num_lines``."""
     validations = 1.0
-    if setup.training.average_last is not None:
+    if training.average_last is not None:
         validations += 1
-    num_lines = 0  # that are validated
-    for held_out in setup.validator.sets:
-        if held_out.text is not None:
-            num_lines += len(held_out.text.sources)
-    if num_lines:
-        num_validated = share * num_lines
-        validations += _CALIBRATION * num_calibrated(num_lines, share) / num_validated
-    return validations
+    calibrated = num_calibrated(num_lines, share)
+    return validations + _CALIBRATION * calibrated / max(share * num_lines, 1)
 
 
 def first_plan(setup: TrainingSetup, costs: Costs, step: int, seconds_left: float) -> Plan:
@@ -286,7 +287,8 @@ def first_plan(setup: TrainingSetup, costs: Costs, step: int, seconds_left: floa
     """
     training = setup.training
     minutes = training.max_minutes or 0.0
-    share = share_of_validation(costs.validation, minutes)
+    num_lines = num_validated(setup)
+    share = share_of_validation(costs.validation, minutes, num_lines)
     plan = Plan(
         step=0,
         total_steps=1,
@@ -295,7 +297,7 @@ def first_plan(setup: TrainingSetup, costs: Costs, step: int, seconds_left: floa
         share=share,
         update_seconds=costs.update + costs.saving / training.save_every,
         validation_seconds=share * costs.validation + costs.saving,
-        at_end=work_at_end(setup, share),
+        at_end=work_at_end(training, num_lines, share),
     )
     planned = plan.rest(step, seconds_left, training.validate_every)
     if wastes_r_drop(setup, planned.total_steps):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 # this share of the rest. With those after the last update, this is less than a tenth.
 VALIDATION_SHARE = 0.02
 _VALIDATIONS_SHARE = 0.05
+_FEWEST_LINES = 100  # of the validation sets
 CHECKS = 50  # The time is checked after each fiftieth of the planned updates.
 
 
@@ -102,10 +103,20 @@ def place_in_schedule(step: int, plans: Sequence[Plan], limit: int | None = None
     return place
 
 
-def share_of_validation(seconds: float, minutes: float) -> float:
+def share_of_validation(seconds: float, minutes: float, num_lines: int) -> float:
     """Return which part of the validation sets a budget has the time for: 1, 1/2, 1/3 and so on.
 
-    >>> share_of_validation(10.0, minutes=3)
+    At least 100 lines, because the scores of fewer say little.
+
+    Args:
+        seconds: Time of a validation with all lines.
+        minutes: The budget.
+        num_lines: Number of lines of all sets.
+
+    >>> share_of_validation(10.0, minutes=3, num_lines=1000)
     0.3333333333333333
+    >>> share_of_validation(500.0, minutes=3, num_lines=1000)
+    0.1
     """
-    return 1 / max(1, math.ceil(seconds / (VALIDATION_SHARE * 60 * minutes)))
+    parts = math.ceil(seconds / (VALIDATION_SHARE * 60 * minutes))
+    return 1 / max(1, min(parts, num_lines // _FEWEST_LINES))

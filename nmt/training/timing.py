@@ -144,8 +144,9 @@ def _seconds_of_item(
         begin = time.perf_counter()
         timed()
         of_item = (time.perf_counter() - begin) / max(sample.size, 1)
-        # If already the small sample is slow, there is no time for the larger one.
-        if processes.share(_PARTS * sample.size * of_item > most_seconds / 2):
+        # If already the small sample is slow, there is no time for the larger one, which takes
+        # less than six times as long.
+        if processes.share(sample.size * of_item > most_seconds / 3):
             break
     return of_item
 

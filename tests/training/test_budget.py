@@ -14,7 +14,7 @@ import pytest
 from nmt.commands.prepare import prepare_data as prepare
 from nmt.errors import CheckpointError
 from nmt.training import budget as module
-from nmt.training.budget import PLANS, Budget, read_plans, work_at_end
+from nmt.training.budget import PLANS, Budget, read_plans
 from nmt.training.checkpoints import Progress
 from nmt.training.losses import CrossEntropy, RDrop
 from nmt.training.plan import Plan
@@ -112,7 +112,7 @@ def test_a_run_uses_its_minutes_on_a_machine_of_changing_speed(name: str) -> Non
     budget = budget_of(setup, Progress(), machine)
     places = list(updates(budget, machine))
     # The validation at the end is made; the rest of the work after it is not made here.
-    rest = (work_at_end(setup, 1.0) - 1) * 10 * SLOWNESS[name](machine.now)
+    rest = (budget.progress.plans[0].at_end - 1) * 10 * SLOWNESS[name](machine.now)
     assert machine.now + rest == pytest.approx(60 * MINUTES, rel=0.05)
     assert machine.validations <= 0.1 * 60 * MINUTES
     assert machine.validated[-1] == budget.progress.step
@@ -127,16 +127,19 @@ def test_a_slow_validation_uses_a_part_of_the_sentences_and_is_made_less_often(
     slow = Costs(update=1.0, validation=30.0, saving=0.0)
     monkeypatch.setattr(module, "measure_costs", lambda *_, **__: slow)
     setup = toy_setup()
+    (whole,) = setup.validator.sets
+    assert whole.text is not None
+    text = replace(whole.text, sources=["a"] * 600, references=[["b"] * 600, ["c"] * 600])
+    whole = replace(whole, text=text)
+    setup = replace(setup, validator=replace(setup.validator, sets=[whole]))
     progress = Progress()
     machine = Machine()
     budget = Budget(setup, progress, Path("run"), begin=0.0, clock=lambda: machine.now)
-    (whole,) = setup.validator.sets
     (part,) = budget.open().validator.sets
-    assert whole.text is not None
     assert part.text is not None
     assert progress.plans[0].share == 1 / 3  # 12 seconds are 2% of the budget
-    assert part.text.sources == whole.text.sources[::3]
-    assert part.text.references == [lines[::3] for lines in whole.text.references]
+    assert part.text.sources == text.sources[::3]
+    assert part.text.references == [lines[::3] for lines in text.references]
     assert budget.validate_every == 200  # updates that take 20 times as long
 
 

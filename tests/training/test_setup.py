@@ -193,12 +193,12 @@ class Clock:
         monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
 
-def several_batches(config: RunConfig, num_lines: int = 50) -> TrainingSetup:
-    """Of validations in 13 batches, and usually 50 lines."""
+def several_batches(config: RunConfig) -> TrainingSetup:
+    """Of validations in 13 batches and 50 lines."""
     setup = setup_of(config)
     (held_out,) = setup.validator.sets
     assert held_out.text is not None
-    text = replace(held_out.text, sources=["a"] * num_lines, references=[["a"] * num_lines])
+    text = replace(held_out.text, sources=["a"] * 50, references=[["a"] * 50])
     sets = [replace(held_out, batches=[held_out.batches[0]] * 13, text=text)]
     return replace(setup, validator=replace(setup.validator, sets=sets))
 
@@ -225,8 +225,8 @@ def test_the_time_of_whole_validations_and_saves_is_measured_on_parts(
 def test_the_work_at_the_end_is_validation_average_and_calibration(
     average_last: int | None, share: float, validations: float
 ) -> None:
-    setup = several_batches(make_config(average_last=average_last), num_lines=200)
-    assert work_at_end(setup, share) == pytest.approx(validations)
+    training = make_config(average_last=average_last).training
+    assert work_at_end(training, 200, share) == pytest.approx(validations)
 
 
 def test_samples_are_source_translation_and_reference_of_the_best_the_median_and_the_worst() -> (
