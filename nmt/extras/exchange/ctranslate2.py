@@ -7,8 +7,8 @@ CTranslate2 does the search. This module makes the results equal to those of the
 
 - The module requests all beams, with EOS, because CTranslate2 divides a score by the length of the
   returned output.
-- CTranslate2 has one length limit per batch; nmt has a limit per sentence. A batch has sentences of
-  one length.
+- CTranslate2 has one length limit per batch; nmt has a limit per sentence. A sentence with a
+  hypothesis that reaches the limit of the sentence is searched again, in a batch with this limit.
 - CTranslate2 cuts a hypothesis off at the limit. The cost of EOS is added to its score. Such a
   sentence is searched again with more hypotheses, unless it is long: then it is hardly language.
 
@@ -595,22 +595,29 @@ class CTranslate2Engine(Engine):
         source_tokens = _look_up(self._source_tokens, sources)
         starts = _look_up(self._target_tokens, [each.first_ids for each in constraints])
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
+        # Other lengths in a batch mean padding, which changes sums within rounding. In int8 this
+        # changes texts; in float32 no text of 2,000 lines changed, in 20% less time.
+        mixes_lengths = self.dtype == "float32"
+        is_repeated = mixes_lengths or options.beam_size > 1
         # Indices of sentences are called ``row``: all lists here have one entry per sentence.
         nbest_lists: list[list[Hypothesis]] = [[] for _ in sources]
         pending: Sequence[int] = range(len(sources))  # the sentences to search in this pass
         for to_the_limit in (False, True):
-            # Sentences of a batch have the same length, so they have the same limits, and no
-            # padding, which changes sums within rounding: int8 amplifies this to other texts. The
-            # second pass repeats the sentences that reach their limit.
-            groups = defaultdict[int, list[int]](list)  # length -> sentences
+            # Sentences of one length have the same limits. The first pass mixes lengths, with the
+            # highest maximum, and the second pass repeats the sentences that reach their limit.
+            groups = defaultdict[Any, list[int]](list)  # length, or minimum -> sentences
             for row in pending:
-                groups[len(sources[row])].append(row)
+                group: Any = len(sources[row])
+                if mixes_lengths and not to_the_limit and group <= _MAX_REPEATED_TOKENS:
+                    group = "mixed", limits[row].shortest
+                groups[group].append(row)
             for batch in groups.values():
+                longest = max(limits[row].longest for row in batch)
                 check()
                 batch_lists = self._search_batch(
                     [source_tokens[row] for row in batch],
                     [starts[row] for row in batch],
-                    limits[batch[0]],
+                    limits[batch[0]]._replace(longest=longest),
                     options,
                     to_the_limit=to_the_limit,
                 )
@@ -618,7 +625,7 @@ class CTranslate2Engine(Engine):
                     nbest_lists[row] = hypotheses
             pending = []  # for the second pass
             for row, limit in enumerate(limits):
-                if options.beam_size == 1 or len(sources[row]) > _MAX_REPEATED_TOKENS:
+                if not is_repeated or len(sources[row]) > _MAX_REPEATED_TOKENS:
                     continue
                 lengths = [len(hypothesis.ids) for hypothesis in nbest_lists[row]]
                 # The limit counts the start token and EOS; ``ids`` have neither.
