@@ -237,6 +237,8 @@ def _problems(results: Iterable[PairProblem | str | None]) -> list[PairProblem]:
     for result in results:
         if isinstance(result, PairProblem):
             problems.append(result)
+            if result.reason == "blank":  # other problems say nothing then
+                break
         elif result:
             problems.append(PairProblem(result))
     return problems

@@ -77,11 +77,7 @@ def stop_late(folder: Path, **changes: Any) -> list[Path]:
 def files(folder: Path) -> dict[Path, bytes]:
     """Content of what is made, but of files that hold times."""
     found = [path for path in (folder / "prepared").rglob("*") if path.is_file()]
-    return {
-        path: path.read_bytes()
-        for path in found
-        if path.name not in (REPORT, MANIFEST, TIMES)
-    }
+    return {path: path.read_bytes() for path in found if path.name not in (REPORT, MANIFEST, TIMES)}
 
 
 @pytest.mark.parametrize(

@@ -158,3 +158,10 @@ def test_a_wrong_parameter_of_a_filter_is_refused() -> None:
     extra: Any = {"shouting": {"max_capitals": 1}}
     with pytest.raises(ConfigError, match=r"filters\.extra\.shouting: .*max_capitals"):
         training_filters(FilterConfig(extra=extra))
+
+
+def test_a_blank_pair_has_no_other_problem() -> None:
+    """Its lengths, numbers and languages say nothing, and take time."""
+    filters = training_filters(FilterConfig(), "de", "en")
+    for pair in (("", "12 apples"), ("12 Äpfel <b>", " "), ("", "")):
+        assert [problem.reason for problem in filters.text_problems(*pair)] == ["blank"]
