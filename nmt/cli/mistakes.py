@@ -31,9 +31,7 @@ _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
 _GLUED = re.compile(r"-[A-Za-z]\d.*")
 _FLAG = re.compile("-+[A-Za-z].*", re.DOTALL)
 _LANGUAGE_FLAG = re.compile("-+[st]")  # --source and --tgt-lang, but not --output.
-_PLACEHOLDER = re.compile("[A-Z]+")
-# Values that other tools accept after a switch: ``--gpu 0``.
-_SWITCH_VALUE = re.compile(r"\d[\d.,e-]*|true|false", re.IGNORECASE)
+_PLACEHOLDER = re.compile("[A-Z/]+")
 _REMARK = ": "  # Separates our flag from a remark on the difference.
 _PAIR = ("--source", "--target")
 _SIDES = ("SOURCE", "TARGET")
@@ -65,20 +63,22 @@ def explain(
         problem = f"{path} needs a configuration, not text files."
         remark = " (writes a configuration for two text files)"
         return proposal(problem, "init", texts, line.translation, remark=remark)
+    if name == "augment" and line.plain and Path(line.plain[0]).is_dir():  # the model
+        line.plain = [*line.plain[1:], line.plain[0]]
+    extra = line.plain[len(line.arguments) - len(line.places) :]
+    free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
+    has_place = 0 < len(extra) <= len(free) and not any(map(str.isdecimal, extra))
     if line.renamed or (foreign and line.translation.left):
+        if has_place:
+            line.move(extra, free)
         problem = foreign or ""
         if line.renamed:
             problem = f"{path}: unknown option {', '.join(line.renamed)}."
         return proposal(problem, name, line.words(), line.translation)
-    if name == "augment" and line.plain and Path(line.plain[0]).is_dir():  # the model
-        line.plain = [*line.plain[1:], line.plain[0]]
-    extra = line.plain[len(line.arguments) :]
     rest = line.plain[len(line.arguments) - 1 :]
     if extra and Path(" ".join(rest)).exists():
         line.plain[len(line.arguments) - 1 :] = [" ".join(rest)]
         return proposal(f"{path}: quote a name with spaces.", name, line.words())
-    free = [flag for flag in BY_POSITION.get(name, ()) if flag not in line.flags]
-    has_place = 0 < len(extra) <= len(free) and not any(map(str.isdecimal, extra))
     is_missing = getattr(error, "param", None) and not error.message
     if is_missing and not has_place:
         first = line.missing(len(line.plain))[0]
@@ -96,9 +96,7 @@ def explain(
     if not has_place or (is_output and any(map(os.path.exists, extra))):
         problem = f"{path} accepts only one {line.arguments[-1]}: {' and '.join(rest)}."
         return ConfigError(problem, fix=f"Pass one at a time. {_example(name)}")
-    del line.plain[len(line.arguments) :]
-    for flag, value in zip(free, extra, strict=False):
-        line.flags += [flag, value]
+    line.move(extra, free)
     problem = f"{path}: too many arguments: {', '.join(extra)}."
     if name == "score" and Path(line.plain[0]).is_file():
         remark = " (scores translations with a reference; nmt score needs a model)"
@@ -148,7 +146,9 @@ def proposal(
         problem += f"\n  {refusal.problem}"
         fix = refusal.fix
         # Unless the command is not right, or the fix has the values of a configuration.
-        if not isinstance(refusal.__cause__, _USAGE_ERROR) and "\n" not in fix:
+        if not isinstance(refusal.__cause__, _USAGE_ERROR) and not re.match(
+            "Type|Fill in|.*\n", fix
+        ):
             then = {DeviceError: "Where the device is", ConfigError: "Change this line"}
             wrong = refusal.problem.split()[0].strip("'")  # Mostly a file.
             if not (isinstance(refusal, DeviceError) or "not exist" in refusal.problem):
@@ -291,7 +291,7 @@ class Line:
         elif _GLUED.fullmatch(word):  # -b6
             rest.appendleft(word[2:])
             self._read(word[:2], rest)
-        elif flag in self._options and equals:
+        elif flag in self._options and equals and flag.startswith("--"):
             self.flags.append(word)
         else:
             if equals:
@@ -357,6 +357,9 @@ class Line:
         elif flag in self._options and not fixed:
             num_files = self._num_values(flag)
             is_switch = num_files == 0
+            is_list = self._options[flag].multiple or flag in (foreign, "--target")
+            if not (is_switch or is_list):
+                num_values = num_files
         values: list[str] = []
         while rest and len(values) < num_values and not _FLAG.fullmatch(rest[0]):
             word = rest[0]
@@ -368,7 +371,7 @@ class Line:
             # The references precede the translations of sacreBLEU; Marian scores two texts.
             if (flag == "--hypothesis" and self.plain) or flag == "--target":
                 is_next = False
-            if is_next or (is_switch and (values or not _SWITCH_VALUE.fullmatch(word))):
+            if is_next or (is_switch and (values or _is_file(word))):
                 break
             values.append(rest.popleft())
         if flag == "MODEL" and len(values) == 1:
@@ -400,6 +403,7 @@ class Line:
             for other in values[1:]:  # an ensemble
                 words += ["--with", other]
         elif fixed:
+            fixed = {"-1": "cpu"}.get(value, fixed)  # --gpu -1
             if fixed.endswith("cuda") and value.isdecimal() and int(value):
                 fixed += f":{value}"
             if not remark or flag not in self.flags:
@@ -427,6 +431,12 @@ class Line:
             # Typer's error without a message means that an argument is missing.
             return error.__cause__ is not None and not getattr(error.__cause__, "message", "")
         return True
+
+    def move(self, extra: Sequence[str], flags: Sequence[str]) -> None:
+        """Put ``flags`` before the last words without a flag."""
+        del self.plain[-len(extra) :]
+        for flag, value in zip(flags, extra, strict=False):
+            self.flags += [flag, value]
 
     def names_first(self) -> bool:
         """Return whether the first argument, such as CONFIG or MODEL, is among the words."""

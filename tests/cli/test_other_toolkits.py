@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+import nmt as nmt_api
 from nmt.cli.app import app
 from nmt.config.run import RunConfig
+from nmt.errors import ConfigError
+
+api: Any = nmt_api  # Its wrong calls would be wrong types, too.
 
 CONFIG = """
 name: mine
@@ -161,6 +166,23 @@ def typed_line(answer: str) -> str | None:
     "translate -m M -v v.spm v.spm -b 6 -n 0.6 -w 4000 -i in.de",
     "translate --input in.de --models M --batch-size 64 --length-penalty-beta 0.0 --nbest-size 2",
     "average --inputs M --num-epoch-checkpoints 10 --output folder",
+    # Command words of other tools, too.
+    "fairseq-interactive data-bin --path M:M --beam 5 --lenpen 0.6 --input in.de --cpu",
+    "fairseq-generate data-bin/iwslt --path M --sampling --sampling-topp 0.9 --temperature 0.7",
+    "marian-decoder -m M -v v.spm v.spm -b6 -n0.6 -i in.de --alignment hard",
+    "marian-scorer -m M --train-sets in.de in.en -v v.spm v.spm --summary",
+    "sockeye-average -n 8 --strategy best --output avg M",
+    "sockeye-score --source in.de --target in.en --model M --softmax-temperature 1.0",
+    "sockeye.translate -m M M -i in.de --weights 0.5 0.5 --ensemble-mode linear",
+    "sacrebleu --list",
+    "sacrebleu in.en -i in.en -m bleu chrf ter --force",
+    "joeynmt train c.yaml --skip-test",
+    "onmt_translate -model M -src in.de -gpu -1 -replace_unk",
+    "score in.de in.en --model M",
+    "evaluate in.en in.en --metrics bleu",
+    "evaluate in.en --ref in.en",
+    "translate M -i=in.de --cpus 1",
+    "config c.yaml",
 ])  # fmt: skip
 def test_a_line_behind_type_is_accepted_without_the_words_that_nmt_does_not_have(line: str) -> None:
     answer = nmt(line).stderr
@@ -188,6 +210,14 @@ def test_a_line_behind_type_is_accepted_without_the_words_that_nmt_does_not_have
     "evaluate in.de",
     "evaluate --bleu --cpu",
     "evaluate --hypotheses in.en --references in.en --metrics bleu rouge1",
+    "sacrebleu -t wmt17 -l en-de --echo src",
+    "joeynmt test c.yaml",
+    "joeynmt translate c.yaml --ckpt best.ckpt",
+    "translate M --input in.de --beam 4 --sampling",
+    "translate M --gpu 0 --config decoder.yml",
+    "export M --format onnx -o x",
+    "pull opus-mt-en-de",
+    "push M",
 ])  # fmt: skip
 def test_a_line_that_would_fail_or_replace_a_file_is_not_proposed(line: str) -> None:
     assert typed_line(nmt(line).stderr) is None
@@ -288,6 +318,32 @@ def test_the_values_of_a_configuration_end_its_answer_where_options_are_refused_
     assert "--tempdir /tmp" in answer
 
 
+def test_the_files_of_a_training_corpus_are_not_taken_for_a_validation_set() -> None:
+    corpus = {"path_src": "in.de", "path_tgt": "in.en"}
+    theirs = {"data": {"one": corpus, "valid": corpus}, "enc_layers": 2, "rnn_size": 8,
+              "train_steps": 3, "save_model": "m", "optim": "adam"}  # fmt: skip
+    Path("theirs.yaml").write_text(yaml.safe_dump(theirs), "utf-8")
+    answer = nmt("train theirs.yaml").stderr
+    assert settings_in(answer)["data"] == {"valid": {"source": "in.de", "target": "in.en"}}
+    assert 'data.one.path_src: "in.de"' in rest_of(answer)
+
+
+@pytest.mark.parametrize(("call", "right"), [
+    (lambda: api.train("c.yaml"), "nmt.train(nmt.TrainOptions(config='c.yaml'))"),
+    (lambda: api.train(config="c.yaml"), "nmt.train(nmt.TrainOptions(config='c.yaml'))"),
+    (lambda: api.train(cfg="c.yaml"), "Did you mean config?"),
+    (lambda: api.evaluate(model="M"), "Did you mean models?"),
+    (lambda: api.evaluate(models="M"), "nmt.evaluate(nmt.EvaluateOptions(models='M'))"),
+    (lambda: api.average("M"), "nmt.AverageOptions(run='M', output='...')"),
+    (lambda: api.Translator("M"), "nmt.Translator.load("),
+])  # fmt: skip
+def test_a_wrong_call_is_answered_with_the_right_one(call: Callable[[], Any], right: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(right)):
+        call()
+    with pytest.raises(AttributeError, match=re.escape("nmt.Translator.load(")):
+        api.load("M")
+
+
 def test_several_translations_behind_one_flag_are_systems_and_not_references() -> None:
     typed = typed_line(nmt("evaluate in.en -i in.en in.de -m bleu").stderr)
     assert typed is not None
@@ -321,9 +377,26 @@ def test_the_values_make_a_configuration_that_is_accepted() -> None:
     ("train c.yaml --device gpu", "No CUDA device auto or cpu"),
     ("translate M/checkpoints/best in.de --beam 3", "--checkpoint best"),
     ("translate --models M M --src in.de", "M --with M --input in.de"),
+    ("score M a b c", "only one MODEL --source configs/demo.sample.en"),
+    ("average M M -o x", "only one RUN M and M"),
+    ("average M --last 1 2 -o x", "only one RUN 2"),
+    ("export M --format onnx -o x", "safetensors, ctranslate2 nmt export M --to OTHER -o x"),
+    ("augment c.yaml", "needs TEXT Without c.yaml augment TEXT --model MODEL --output FOLDER"),
+    ("distill c.yaml", "needs TEACHER Without c.yaml distill TEACHER TEXT --output FOLDER"),
+    ("pull opus-mt-en-de", "ORG/NAME, nmt pull OTHER --output FOLDER"),
+    ("translate M a b.de", "quote 'a b.de'"),
+    ("translate run/M in.de", "run/M exist. Train"),
+    ("inspect M --source a --device cpu", "CPU"),
+    ("train c.yaml --set model=transformer", "model.preset=transformer-base"),
+    ("train c.yaml --set langs=de-en", "source_language and target_language?"),
+    ("config check c.yaml --set trainer={}", "did you mean training?"),
+    ("config check c.yaml --set training.device=cpu --set training.precision=half", "slow auto"),
+    ("config check c.yaml --set 'decoding={sampling: true, beam_size: 4}'", "no effect sampling"),
+    ("train --lang-pairs de-en --source-lang en_XX --lr 1 --fp16 --seed 1", "en_XX float16"),
 ])  # fmt: skip
 def test_a_mistake_is_answered_in_one_step(line: str, words: str) -> None:
     Path("d.yaml").write_text(CONFIG, "utf-8")
+    Path("a b.de").write_text("ein Hund\n", "utf-8")
     answer = nmt(line).stderr
     assert [word for word in words.split() if word not in answer] == []
     assert "--run-dir" not in answer
