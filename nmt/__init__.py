@@ -71,7 +71,9 @@ def __getattr__(name: str) -> Any:
         hint = did_you_mean(name, __all__) or " nmt.Translator.load(FOLDER) loads a model."
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")
     value = load_attribute(built_in("public name")[name])
-    return answering(value) if name.islower() else value
+    if name.islower():
+        value = answering(value)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -138,8 +138,8 @@ class _Commands(TyperGroup):
         similar = nearest_word(name, names)  # may be empty
         rest = args[1:]
         # The ending of a file, which the command reads; a word; or two, as in ``joeynmt train``.
-        for size, words in enumerate((Path(name).suffix, name, " ".join(args[:2]))):
-            foreign = prefix + words.replace("_", "-")
+        for size, typed in enumerate((Path(name).suffix, name, " ".join(args[:2]))):
+            foreign = prefix + typed.replace("_", "-")
             if foreign in FOREIGN_COMMANDS:
                 similar = FOREIGN_COMMANDS[foreign]
                 rest = args[size:]

@@ -68,8 +68,7 @@ def inspect(options: InspectOptions) -> None:
             effective = view_options - {"checkpoint", "beam_size"} | {"set_"}
         _refuse_ineffective(options, effective, where)
         num_threads = torch.get_num_threads()
-        # For one sentence, several threads cost more than they save.
-        torch.set_num_threads(options.threads)
+        torch.set_num_threads(1)  # for one sentence, several threads cost more than they save
         try:
             parts = [make_part(name, inspected) for name in names]
             facts = _facts(inspected, view_options)

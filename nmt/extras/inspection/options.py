@@ -85,5 +85,4 @@ class InspectOptions(Options):
     unmasked: bool = False
     test: Annotated[str | None, Flag(short="t", metavar="NAME", shown="the first test set")] = None
     limit: Annotated[int, Flag(min=1)] = 200
-    threads: Annotated[int, Flag("Number of CPU threads.", min=1)] = 1
     set_: Overrides = ()

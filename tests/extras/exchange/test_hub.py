@@ -30,11 +30,10 @@ from nmt.extras.exchange.hub import (
     PushResult,
     check_names,
     import_model,
-    parse_name,
     pull,
     push,
 )
-from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
+from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions, parse_name
 from nmt.metrics.result import read_report
 from tests.extras.exchange.m2m_files import write_nllb
 from tests.extras.exchange.marian_files import KINDS, write
