@@ -704,8 +704,8 @@ class FilterConfig(Section):
         on_bad_utf8: Stop at bytes that are not text in the encoding of the file, or drop the pair
             and count it.
         on_bad_row: Stop if more than 1% of the pairs of a corpus have NUL characters (``nul``),
-            lack a column (``columns``), cannot be parsed (``syntax``) or name no language of
-            ``target_languages`` (``language_code``), or drop and count any number of them.
+            have too few or too many columns (``columns``), cannot be parsed (``syntax``) or name no
+            language of the corpus (``language_code``), or drop and count any number of them.
     """
 
     max_length: int = Field(default=256, ge=1, le=65_535)

@@ -26,9 +26,9 @@ ALWAYS: Mapping[str, Action] = {
 # Reasons of pairs that cannot be read: `filters.on_bad_row` decides about many of them.
 BAD_ROWS: Mapping[str, str] = {
     "nul": "contain NUL characters",
-    "columns": "lack a column",
+    "columns": "have too few or too many columns",
     "syntax": "cannot be parsed",
-    "language_code": "name no language of target_languages",
+    "language_code": "name no language of target_languages or source_languages",
 }  # fmt: skip
 # Reasons with a configurable action; keys of the ``filters`` section.
 REASONS = tuple(

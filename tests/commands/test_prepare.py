@@ -327,7 +327,7 @@ def test_rows_that_cannot_be_read_are_counted_and_too_many_are_an_error(tmp_path
     rows[151] = rows[152] = "another"
     write(tmp_path, "train.tsv", rows)
     config = config_for(tmp_path, data=data, prepared_dir=str(tmp_path / "new" / "prepared"))
-    error = refused(config, r"numbers: 3 of 200 pairs lack a column \(columns\)")
+    error = refused(config, r"numbers: 3 of 200 pairs have too few or too many columns \(columns\)")
     assert f"The first is {path}, line 8: 'only the first column'" in error.problem
     assert "filters.on_bad_row: skip" in str(error.fix)
     config = config_for(tmp_path, data=data, filters={"on_bad_row": "skip"})

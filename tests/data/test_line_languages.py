@@ -192,7 +192,8 @@ def test_more_than_1_percent_of_the_text_without_a_language_stops(
     with pytest.raises(DataError) as caught:
         prepare(config)
     assert caught.value.problem == (
-        "train.src-de: 7 of 300 pairs name no language of target_languages (language_code). "
+        "train.src-de: 7 of 300 pairs name no language of target_languages or source_languages "
+        "(language_code). "
         "The first is train.src, line 8: '>><< no code'."
     )
     assert "target_languages (such as [fr, de])" in caught.value.fix

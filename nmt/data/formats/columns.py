@@ -6,6 +6,7 @@ use for both sides. Without names, the columns that contain sentences are counte
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,6 +20,7 @@ from nmt.text.languages import name_of
 
 _SIDES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text"))
 _SIDE_NAMES = frozenset(chain.from_iterable(_SIDES))
+_REGION = re.compile("_(?=[A-Za-z]{2}$)")  # In the name of a locale, such as de_DE.
 _FEWEST_ROWS = 20  # From which the content of two columns is checked.
 _BEGINNING = 12  # Number of characters that are compared.
 _LETTERS_OF_TEXT = 0.4  # Smallest share of letters in a text.
@@ -61,15 +63,16 @@ def code_of_name(name: str) -> str | None:
 
     Names of sides are codes of rare languages, too: ``src`` of Logudorese Sardinian.
 
-    >>> code_of_name("German"), code_of_name("deu_Latn"), code_of_name("EN"), code_of_name("src")
-    ('de', 'deu_Latn', 'en', None)
+    >>> [code_of_name(name) for name in ("German", "deu_Latn", "EN", "pt_BR", "src")]
+    ['de', 'deu_Latn', 'en', 'pt-BR', None]
     """
     name = name.strip()
     if name.lower() in _SIDE_NAMES:
         return None
     language = standard_language(name)
     if language is not None and language.is_valid() and name_of(name) != name:
-        return name.lower() if name.isupper() else name
+        code = name.lower() if name.isupper() else name
+        return _REGION.sub("-", code)
     try:
         return str(langcodes.find(name))
     except LookupError:

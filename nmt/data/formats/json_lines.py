@@ -87,7 +87,7 @@ def columns_of_record(record: Mapping[str, Any], wanted: Wanted, name: str) -> t
         columns = tuple(map(str, wanted.columns))
     if not set(columns) <= set(keys):
         problem = f"{name}: it is not certain which texts are source and target."
-        problem += f" Keys with text: {', '.join(with_text[:_MOST_SHOWN])}."
+        problem += f" Keys with text: {', '.join(with_text[:_MOST_SHOWN]) or 'none'}."
         fix = "Choose both, as in `columns` KEY,KEY, or set both languages."
         raise UncertainError(problem, fix=fix, choices=wanted.choices(with_text))
     return columns

@@ -5,6 +5,7 @@ Each format is a module of this package with a class that follows `Format`.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,7 @@ class Layout:
         languages: Language codes of source and target as far as the file names them.
         delimiter: Between the fields of a table.
         is_quoted: Whether the fields of a table may be in quotes, which are not part of the text.
+        most_columns: Of a row. A row with more text may have been split within a sentence.
         num_skipped: Number of first lines of a table before its pairs, such as the header.
     """
 
@@ -103,6 +105,7 @@ class Layout:
     languages: tuple[str | None, str | None] | None = None
     delimiter: str = "\t"
     is_quoted: bool = False
+    most_columns: int = sys.maxsize
     num_skipped: int = 0
 
     def __str__(self) -> str:

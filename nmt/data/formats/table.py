@@ -7,6 +7,7 @@ a row may have several lines, so it is parsed while it is read.
 from __future__ import annotations
 
 import csv
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -75,8 +76,11 @@ class Table(Format):
             names_of_texts = [name for name, cells in cells_of_names if are_texts(cells)]
             named = named_columns(names_of_texts, wanted.languages)
         columns = wanted.columns or named or choose_columns(rows, wanted, name)
-        width = max(map(len, rows))
-        numbers = tuple(_number_of(column, header, width, name) for column in columns)
+        widths = Counter(map(len, rows))
+        most_columns = sys.maxsize
+        if delimiter != "\t":  # which no sentence contains
+            most_columns = min(len(header), widths.most_common(1)[0][0])
+        numbers = tuple(_number_of(column, header, max(widths), name) for column in columns)
         source, target, *_ = numbers
         are_named = named is not None or any(isinstance(column, str) for column in columns)
         are_numbers = [
@@ -94,6 +98,7 @@ class Table(Format):
             languages,
             delimiter=delimiter,
             is_quoted=is_quoted,
+            most_columns=most_columns,
             num_skipped=num_skipped,
         )
 
@@ -167,9 +172,9 @@ def _quoted_pairs(file: TextFile, layout: Layout) -> Iterator[Pair]:
 
 
 def _pair_of_row(row: Sequence[str], layout: Layout, line: int, options: ReadOptions) -> Pair:
-    """Return the pair of a row, which may be too short."""
+    """Return the pair of a row, which may be too short or too long."""
     numbers = [int(column) for column in layout.columns or (0, 1)]
-    if len(row) <= max(numbers):
+    if len(row) <= max(numbers) or any(row[layout.most_columns :]):
         return BadPair("columns", line, " ".join(row))
     source, target, *codes = (row[number] for number in numbers)
     return pair_of(tagged(source, codes), target, line, options)

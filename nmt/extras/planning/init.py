@@ -75,7 +75,7 @@ _MEANINGS = {
     "characters": f"with more than {ReadOptions('', '').max_characters:,} characters",
     "bad_utf8": "not text in the encoding of the file",
     "nul": "with NUL characters",
-    "columns": "without a column",
+    "columns": "with too few or too many columns",
     "syntax": "that cannot be parsed",
     "untranslated": "without a finished translation",
     "language_code": "with the tag of a language in front of the source",

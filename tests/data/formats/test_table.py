@@ -49,6 +49,7 @@ def test_what_a_writer_of_csv_has_written_is_read_back(
         (("English", "German"), (0, 1)),
         (("EN", "DE"), (0, 1)),
         (("deu_Latn", "eng_Latn"), (1, 0)),
+        (("de_DE", "en_US"), (1, 0)),
         (("source", "target"), (0, 1)),
         (("tgt", "src"), (1, 0)),
     ],
@@ -116,6 +117,16 @@ def test_columns_are_named_or_numbered() -> None:
         read_pairs(path, columns=("theirs", "original"))
     with pytest.raises(DataError, match="no column 7"):
         read_pairs(path, columns=(7, 0))
+
+
+@pytest.mark.parametrize("header", ["en,de\n", ""])
+def test_a_sentence_that_a_comma_without_quotes_splits_is_not_cut(header: str) -> None:
+    path = Path("t.csv")
+    rows = "I see dogs.,Ich sehe Hunde.\n" * 3 + "I see.,Ich sehe, dass.\n" + "No.,Nein.,\n"
+    path.write_text(header + rows, encoding="utf-8")
+    first = len(header.splitlines()) + 1
+    found = outcomes(read_pairs(path))
+    assert found[3:] == [(first + 3, "columns"), (first + 4, "No.")]
 
 
 @pytest.mark.parametrize(

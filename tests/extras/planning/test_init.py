@@ -227,14 +227,16 @@ def test_more_than_one_percent_of_wrong_rows_is_an_error_unless_they_may_be_skip
     rows[7] = rows[8]
     Path("few.tsv").write_text("\n".join(rows) + "\n", "utf-8")
     options = {"languages": "de-en", "format": "tsv"}
-    with pytest.raises(DataError, match=r"4 of 300 pairs: without a column\. The first is line 8"):
+    with pytest.raises(
+        DataError, match=r"4 of 300 pairs: with too few or too many columns\. The first is line 8"
+    ):
         started((Path("rows.tsv"),), **options)
     assert not Path("de-en").exists()
     skipping = started((Path("rows.tsv"),), output=Path("a"), skip_unreadable=True, **options)
     assert (skipping.left_out, skipping.counts["read"]) == ({"columns": 4}, 300)
     few = started((Path("few.tsv"),), output=Path("b"), **options)
     assert few.left_out == {"columns": 3}
-    assert "left out: 3 without a column (line 71: 'keine Spalte')" in few.as_text()
+    assert "left out: 3 with too few or too many columns (line 71: 'keine Spalte')" in few.as_text()
 
 
 def test_it_prints_what_it_has_read_in_five_lines_and_three_pairs() -> None:
