@@ -27,6 +27,7 @@ from nmt.config.run import check_languages, name_of_folder
 from nmt.data import hubs, opus
 from nmt.data.checks import CorpusCheck, other_language
 from nmt.data.corpus import check_plain_text, layout_notes, measure_text, read_blocks
+from nmt.data.formats.columns import code_of_name
 from nmt.data.formats.file_names import is_set
 from nmt.data.formats.layout import Column, Wanted
 from nmt.data.formats.pair import BadPair, ReadOptions, leading_tag, place_of
@@ -318,12 +319,15 @@ def _languages(text: str | None) -> Languages | None:
     """Return the codes in a pair of languages; None if the files decide."""
     if text is None:
         return None
-    # A code may contain a hyphen, as in pt-BR-en; then the pair is not certain.
-    source, _, target = text.partition("-")
-    if source == target or not all(re.fullmatch(LANGUAGE_CODE, x) for x in (source, target)):
-        fix = "Pass both codes, such as `languages` de-en."
-        raise ConfigError(f"`languages` {text} is not a pair of language codes.", fix=fix)
-    return source, target
+    hyphens = [match.start() for match in re.finditer("-", text)]
+    pairs = [(text[:place], text[place + 1 :]) for place in hyphens]
+    if len(pairs) > 1:  # a code contains one, as in pt-BR-en
+        pairs = [pair for pair in pairs if None not in map(code_of_name, pair)]
+    for source, target in pairs:
+        if source != target and all(re.fullmatch(LANGUAGE_CODE, x) for x in (source, target)):
+            return source, target
+    fix = "Pass both codes, such as `languages` de-en."
+    raise ConfigError(f"`languages` {text} is not a pair of language codes.", fix=fix)
 
 
 def _columns(names: Sequence[str]) -> tuple[Column, Column] | None:

@@ -302,6 +302,19 @@ def test_several_test_sets_keep_their_names_unless_the_user_passes_another() -> 
     assert read(Path("x"), "test") == sets["newstest2014"]
 
 
+@pytest.mark.parametrize("text", ["pt-BR-en", "en-pt-BR", "de-DE-en-US", "zh-Hans-en", "deu-eng"])
+def test_codes_with_regions_are_a_pair(text: str) -> None:
+    start = started(corpus(), languages=text, output=Path("p"))
+    assert "-".join(start.languages) == text
+    assert {len(code.split("-")[0]) for code in start.languages} <= {2, 3}
+
+
+@pytest.mark.parametrize("text", ["de", "de-de", "de-", "a-b-c"])
+def test_what_is_not_a_pair_of_codes_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a pair of language codes"):
+        started(corpus(), languages=text)
+
+
 @pytest.mark.parametrize("option", ["valid", "test"])
 def test_a_place_with_several_sets_is_not_one_of_them(option: str) -> None:
     """Its training set was the test set."""
