@@ -26,7 +26,7 @@ from nmt.commands.loading import (
     warn_of_language,
 )
 from nmt.commands.options import TranslateOptions, refuse_beam
-from nmt.data.formats.file_names import format_of_name
+from nmt.data.formats.file_names import NAMES, format_of_name
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
 from nmt.files.json_file import Manifest
@@ -48,9 +48,6 @@ Chunk = tuple[int, list[Request | DataError]]  # number of the first line, lines
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")
 _LOW_CONFIDENCE = " ||| low confidence"
 _BYTES_OF_A_LANGUAGE = 300  # fewer are not enough to recognize a language
-_COLUMNS = "every line is translated with all columns"
-_MARKUP = "every line is translated with its markup"
-_HINTS = {"jsonl": "`input_format` json reads JSON objects", "csv": _COLUMNS, "tsv": _COLUMNS}
 
 
 def translate(options: TranslateOptions) -> None:
@@ -166,7 +163,7 @@ def _read(
     if source and not reads_json:
         format_name = format_of_name(source)
         if format_name is not None:
-            hint = _HINTS.get(format_name, _MARKUP)
+            hint = NAMES["as_text"][format_name]
             logger.warning("%s is read as plain text; %s", source.name, hint)
     name = str(source)
     if is_standard(source):

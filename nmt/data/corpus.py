@@ -16,7 +16,7 @@ from nmt.config.filling import TextSize, UnknownSizeError
 from nmt.config.language_codes import Languages, matching
 from nmt.config.paths import is_pattern, matching_files, shard_problem
 from nmt.data.demo import demo_pairs
-from nmt.data.formats import layout_of, open_file
+from nmt.data.formats import FORMATS, layout_of
 from nmt.data.formats.file_names import format_of_name, is_set
 from nmt.data.formats.layout import Layout, Wanted
 from nmt.data.formats.pair import (
@@ -176,8 +176,8 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
     for corpus_key, corpus in corpora.items():
         standard_encoding(corpus.encoding or "utf-8")
         files = [(key, path) for key in _FILE_KEYS for path in matching_files(getattr(corpus, key))]
-        files += [("scores", corpus.scores)] if corpus.scores else []
-        files += [("language_file", corpus.language_file)] if corpus.language_file else []
+        single_files = {"scores": corpus.scores, "language_file": corpus.language_file}
+        files += [(key, path) for key, path in single_files.items() if path]
         for key, path in files:
             if is_pattern(path):
                 problems.append(f"{corpus_key}.{key}: no file matches {path}.")
@@ -412,7 +412,8 @@ def _openers(config: CorpusConfig, options: ReadOptions) -> list[Callable[[], Pa
 def _open_path(path: Path, config: CorpusConfig, options: ReadOptions) -> PairReader:
     """Open a file with both sides."""
     languages = options.source_language, options.target_language
-    return open_file(path, _layout(path, config, languages), options)
+    layout = _layout(path, config, languages)
+    return FORMATS[layout.format].open(path, layout, options)
 
 
 def _layout(path: Path, config: CorpusConfig, languages: Languages) -> Layout:

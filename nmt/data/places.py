@@ -14,7 +14,7 @@ from pathlib import Path
 from nmt.config.language_codes import Languages, is_same_language
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import refuse_device
-from nmt.data.formats import all_formats, layout_of, open_file, sample_of
+from nmt.data.formats import FORMATS, all_formats, layout_of, sample_of
 from nmt.data.formats.file_names import (
     NAMES,
     SOURCE,
@@ -338,7 +338,8 @@ def _check_columns(search: _Search, corpus: _Corpus, languages: Languages) -> No
     columns = corpus.layout.columns
     if columns is None or search.wanted.columns or all(corpus.layout.languages or [None]):
         return
-    reader = open_file(path, corpus.layout, ReadOptions(*languages, "skip"))
+    options = ReadOptions(*languages, "skip")
+    reader = FORMATS[corpus.layout.format].open(path, corpus.layout, options)
     block = [list(islice(column, _SAMPLED_PAIRS)) for column in reader.columns]
     pairs = [pair[:2] for pair in reader.parse(*block, 1) if isinstance(pair, SentencePair)]
     if not any(CorpusCheck(*languages, pairs).swapped()):

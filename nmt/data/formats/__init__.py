@@ -10,7 +10,6 @@ from pathlib import Path
 
 from nmt.data.formats.file_names import format_of_name
 from nmt.data.formats.layout import Format, Layout, Sample, Wanted
-from nmt.data.formats.pair import PairReader, ReadOptions
 from nmt.data.formats.text import shown_path
 from nmt.errors import DataError
 from nmt.files.encoding import START_BYTES, declared_encoding, open_text, standard_encoding
@@ -64,8 +63,3 @@ def layout_of(path: Path, wanted: Wanted) -> Layout:
     problem = f"{path} is not in a format with both sides that nmt knows ({known})."
     fix = "Pass two aligned text files, or name the format, such as `format` csv for any table."
     raise DataError(problem, fix=fix)
-
-
-def open_file(path: Path, layout: Layout, options: ReadOptions) -> PairReader:
-    """Open a file with both sides to read its pairs."""
-    return FORMATS[layout.format].open(path, layout, options)

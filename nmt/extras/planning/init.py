@@ -47,6 +47,7 @@ from nmt.extras.planning.options import InitOptions
 from nmt.files.atomic import atomic_folder, write_errors
 from nmt.files.encoding import START_BYTES
 from nmt.files.lines import first_bytes
+from nmt.installation import read_toml
 from nmt.report.page import render
 from nmt.text.languages import name_of
 
@@ -70,17 +71,7 @@ _MISALIGNED_SHARE = 0.01  # Of the sample; a larger share is a warning.
 _SHOWN_PAIRS = 3
 _SHOWN_FILES = 3
 _SHOWN_WIDTH = 44  # Characters of a side.
-# Reasons of left-out pairs, as predicates.
-_MEANINGS = {
-    "blank": "blank on a side",
-    "characters": f"with more than {ReadOptions('', '').max_characters:,} characters",
-    "bad_utf8": "not text in the encoding of the file",
-    "nul": "with NUL characters",
-    "columns": "with too few or too many columns",
-    "syntax": "that cannot be parsed",
-    "untranslated": "without a finished translation",
-    "language_code": "with the tag of a language in front of the source",
-}
+_MEANINGS = read_toml(__file__, "left_out.toml")  # Reasons of left-out pairs, as predicates.
 # A vocabulary can contain every character and every word of the text: SentencePiece merges words
 # of up to 15 characters.
 _WORD = re.compile(r"[^\W\d_]{1,15}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nmt.data.formats import layout_of, open_file
+from nmt.data.formats import FORMATS, layout_of
 from nmt.data.formats.layout import Column, Wanted
 from nmt.data.formats.pair import BadPair, Pair, ReadOptions, SentencePair
 
@@ -19,7 +19,7 @@ def read_pairs(
     """Return everything that a file yields."""
     layout = layout_of(path, Wanted(languages, columns))
     options = ReadOptions("en", "de", "skip" if skips_bad_bytes else "error")
-    reader = open_file(path, layout, options)
+    reader = FORMATS[layout.format].open(path, layout, options)
     [pairs] = reader.columns
     return list(reader.parse(list(pairs), 1))
 

@@ -279,7 +279,7 @@ HOSTILE = [
 MEASURE = """
 import gc, resource, sys
 from pathlib import Path
-from nmt.data.formats import layout_of, open_file
+from nmt.data.formats import FORMATS, layout_of
 from nmt.data.formats.layout import Wanted
 from nmt.data.formats.pair import ReadOptions
 from nmt.errors import DataError
@@ -288,7 +288,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for name in sys.argv[2:]:
     number = 0
     try:
-        [pairs] = open_file(Path(name), layout, ReadOptions("en", "de")).columns
+        [pairs] = FORMATS["tmx"].open(Path(name), layout, ReadOptions("en", "de")).columns
         for number, _ in enumerate(pairs, start=1):
             pass
     except DataError as error:
