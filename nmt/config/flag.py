@@ -97,7 +97,8 @@ def answering(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*values: Any, **named: Any) -> Any:
-        passed = (*values, *named.values())
+        # Beside options, a text may be right.
+        passed = values or named.values()
         if not any(isinstance(value, str | Path | Mapping) for value in passed):
             return function(*values, **named)
         required = [field.name for field in fields(options_class) if field.default is MISSING]

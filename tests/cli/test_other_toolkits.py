@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import nmt as nmt_api
 from nmt.cli.app import app
 from nmt.config.run import RunConfig
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, NmtError
 
 api: Any = nmt_api  # Its wrong calls would be wrong types, too.
 
@@ -342,6 +342,11 @@ def test_a_wrong_call_is_answered_with_the_right_one(call: Callable[[], Any], ri
         call()
     with pytest.raises(AttributeError, match=re.escape("nmt.Translator.load(")):
         api.load("M")
+
+
+def test_a_text_beside_options_is_no_wrong_call() -> None:
+    with pytest.raises(NmtError, match="M is already an nmt model"):
+        api.import_model(api.ImportOptions(source="M", output="x"), origin="Mine.")
 
 
 def test_several_translations_behind_one_flag_are_systems_and_not_references() -> None:
