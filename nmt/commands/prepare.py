@@ -212,6 +212,8 @@ def prepare_data(
     options = options or PreparationOptions()
     folder = config.prepared_dir
     recipe = recipe_of(config)
+    if check is None:
+        recipe = replace(recipe, folder_of_run=None)
     score_models = tuple(map(str, options.score_with))
     ignores_existing = options.force or options.report_only
     reads_stdin = check_sources(config.data)
@@ -219,15 +221,14 @@ def prepare_data(
         piped = None
     # The report of an existing folder; None if a folder has to be made or made again.
     existing_report = None
-    any_text = check is not None
     if not ignores_existing:
-        existing_report = find_prepared(recipe, score_models, any_text=any_text)
+        existing_report = find_prepared(recipe, score_models)
     if existing_report is not None and user is not None:
         existing = Path(existing_report.folder)
         with suppress(OSError), _lock(existing):  # a folder that cannot be written is not replaced
             prepared.add_user(existing, user)
         # Before, another process may have replaced the folder.
-        existing_report = current_report(existing, recipe, score_models, any_text=any_text)
+        existing_report = current_report(existing, recipe, score_models)
     lacks_input = reads_stdin and piped is None
     if lacks_input and existing_report is None:
         fix = "First run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command."
@@ -238,9 +239,7 @@ def prepare_data(
         folder = Path(existing_report.folder)
         if check is not None:
             check(PreparedManifest.read(folder))
-            if current_report(folder, recipe, score_models) is None:
-                text = "%s: its text has changed or is missing; training uses the prepared data"
-                logger.warning(text, folder)
+            _compare_text(folder, recipe)
         atomic.remove_leftovers(folder.parent, folder.name)
         return existing_report.written_to(options.report_dir, lists=folder)
     _check_settings(config, options)
@@ -305,6 +304,13 @@ def prepare_data(
             for run in filter(None, (*users, user)):
                 prepared.add_user(folder, run)
     return report.written_to(options.report_dir, lists=folder)
+
+
+def _compare_text(folder: Path, recipe: Recipe) -> None:
+    """Log a warning if the text of a resumed run is not that of its prepared folder."""
+    if current_report(folder, replace(recipe, folder_of_run=None)) is None:
+        text = "%s: its text has changed or is missing; training uses the prepared data"
+        logger.warning(text, folder)
 
 
 def _lock(folder: Path) -> AbstractContextManager[bool]:

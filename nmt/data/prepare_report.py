@@ -499,31 +499,22 @@ class PrepareReport:
         return f"{place}line {example['line']:,}: {' | '.join(texts)}"
 
 
-def find_prepared(
-    recipe: Recipe, scored_with: tuple[str, ...] = (), *, any_text: bool = False
-) -> PrepareReport | None:
+def find_prepared(recipe: Recipe, scored_with: tuple[str, ...] = ()) -> PrepareReport | None:
     """Return the report of an up-to-date folder with the data of a recipe, or None.
 
     Args:
         recipe: The configuration to compare the folders with.
         scored_with: See `current_report`.
-        any_text: Accept the folder of a run that will be resumed, also if its text has changed.
     """
-    report = None
-    if any_text and recipe.folder_of_run is not None:
-        report = current_report(recipe.folder_of_run, recipe, scored_with, any_text=True)
     for folder in recipe.folders:
-        report = report or current_report(folder, recipe, scored_with)
-    return report
+        report = current_report(folder, recipe, scored_with)
+        if report is not None:
+            return report
+    return None
 
 
 def current_report(
-    folder: Path,
-    recipe: Recipe,
-    scored_with: tuple[str, ...] = (),
-    piped: Path | None = None,
-    *,
-    any_text: bool = False,
+    folder: Path, recipe: Recipe, scored_with: tuple[str, ...] = (), piped: Path | None = None
 ) -> PrepareReport | None:
     """Return the report of a prepared folder if it is complete and up to date, else None.
 
@@ -532,7 +523,6 @@ def current_report(
         recipe: The configuration to compare the folder with.
         scored_with: Models that must have scored the pairs; if empty, scores are not compared.
         piped: A copy of standard input; None assumes that standard input is unchanged.
-        any_text: Whether the text may have changed since, or be missing.
     """
     try:
         manifest = PreparedData.open(folder).manifest
@@ -544,7 +534,8 @@ def current_report(
             return None
         # Files may have been added to a Hugging Face folder, or removed.
         has_files = set(manifest.sources) == set(map(str, recipe.files))
-        if not (any_text or (has_files and are_unchanged(manifest.sources, piped))):
+        has_text = has_files and are_unchanged(manifest.sources, piped)
+        if folder != recipe.folder_of_run and not has_text:
             return None
         return PrepareReport.read(folder)
     except (DataError, OSError):

@@ -248,6 +248,7 @@ class Recipe:
     input: Path | None = None  # a copy of standard input, if it is a corpus
     # The tokenizers of a run that will be resumed, and its prepared folder with the hash of the
     # recipe. Another version of nmt may have made them, which learned or filtered in another way.
+    # The text of the folder may have changed since.
     vocabulary: Path | None = None
     folder_of_run: Path | None = None
     hash_of_run: str | None = None
@@ -386,7 +387,8 @@ class Recipe:
         """The folders that can contain the data: `prepared_dir`, and existing folders beside it."""
         folder = self.config.prepared_dir
         pattern = f"{glob.escape(folder.name)}-{'?' * _NUM_DIGITS}"
-        return [folder, *sorted(folder.parent.glob(pattern))]
+        first = self.folder_of_run or folder
+        return [first, folder, *sorted(folder.parent.glob(pattern))]
 
     def accepts(self, manifest: PreparedManifest) -> bool:
         """Whether a prepared folder has the settings of this recipe; corpora are not compared."""

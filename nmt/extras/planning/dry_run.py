@@ -155,7 +155,7 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
 
 def explain_made_up(config: RunConfig) -> str:
     """Explain why and how lengths are made up; return "" if the corpora can be read."""
-    if find_prepared(recipe_of(config), any_text=True):
+    if find_prepared(recipe_of(config)):
         return ""
     corpora = (*config.data.training, *config.data.validation)
     # Corpora that are not files on this machine.
