@@ -270,8 +270,7 @@ class CorpusConfig(Section):
     @property
     def line_language(self) -> str | None:
         """The one of these languages whose lines are read; None for all lines."""
-        language: str | None = getattr(self, self.language_key)
-        return language
+        return self.source_language if self.source_languages else self.target_language
 
     @property
     def has_references(self) -> bool:

@@ -21,6 +21,7 @@ FORMAT_KEY = "format"
 # Sections of the configuration of a model folder.
 INFERENCE = "inference"
 RECORD = "record"
+_VALUES = read_toml(__file__, "migration.toml")  # of older defaults
 
 
 class Kind(Enum):
@@ -76,32 +77,24 @@ def model_document(configuration: Mapping[str, Any]) -> dict[str, Any]:
     return {INFERENCE: inference_section(configuration), RECORD: dict(configuration)}
 
 
-_NORMALIZATION = {"tokenizer": {"normalization": "nmt_nfkc"}}
-_METRIC = {"training": {"validation": {"metric": "bleu"}}}
-
-
 def _configuration_of_format_3(configuration: dict[str, Any]) -> dict[str, Any]:
-    changed = filled_in(configuration, _NORMALIZATION)
+    changed = filled_in(configuration, _VALUES["normalization"])
     if configuration.get("training") is None:  # then its values depend on the size of the corpus
         return changed
-    return filled_in(changed, _METRIC)
+    return filled_in(changed, _VALUES["metric"])
 
 
 def _model_of_format_3(document: dict[str, Any]) -> dict[str, Any]:
-    return filled_in(document, {INFERENCE: _NORMALIZATION})
-
-
-_LOW_RESOURCE = read_toml(__file__, "migration.toml")  # Values of a former recipe.
-_GENERAL = {"model": {"preset": "transformer-base"}}  # Its values are the defaults of the keys.
+    return filled_in(document, {INFERENCE: _VALUES["normalization"]})
 
 
 def _configuration_of_format_4(configuration: dict[str, Any]) -> dict[str, Any]:
     changed = {**configuration, "data": _with_paths(configuration.get("data"))}
     has_training = changed.get("training") is not None
     if changed.pop("recipe", None) == "low-resource":
-        changed = filled_in(changed, _LOW_RESOURCE)
+        changed = filled_in(changed, _VALUES["low_resource"])
     if has_training and not own_model(changed):
-        return filled_in(changed, _GENERAL)
+        return filled_in(changed, _VALUES["general"])
     return changed
 
 

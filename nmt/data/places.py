@@ -34,7 +34,7 @@ from nmt.files.archive import is_archive_file, is_document, members_of
 from nmt.files.encoding import marked_encoding, standard_encoding
 from nmt.files.lines import first_bytes, open_binary, plain_name
 
-TEXT = "text"  # Format of aligned text files, and of the two sides of a set, in a `Layout`.
+TEXT = "aligned text files"  # Format in a `Layout`, also of the two sides of a set.
 _MOST_SHOWN = 6  # commands or files in a message
 _NO_TEXT = NAMES["no_text"]  # What to do, by the suffix of a file.
 _SAMPLED_PAIRS = 200  # whose languages are identified

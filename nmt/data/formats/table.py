@@ -33,7 +33,6 @@ from nmt.errors import DataError
 _DELIMITERS = ",;\t|"
 _SAMPLED_ROWS = 1000
 _QUOTE = '"'
-_DELIMITER_MARK = "sep="  # The first line of tables for Excel, such as `sep=;`.
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Table(Format):
     def layout(self, sample: Sample, wanted: Wanted) -> Layout:
         """Find the delimiter, the quotes, the header and the columns."""
         name = shown_path(sample.path)
-        num_skipped = int(sample.lines[0].startswith(_DELIMITER_MARK))
+        num_skipped = int(sample.lines[0].startswith("sep="))  # For Excel, such as `sep=;`.
         lines = sample.lines[num_skipped:]
         delimiter = self.delimiter or _sniffed_delimiter(lines)
         if not delimiter:

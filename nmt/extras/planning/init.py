@@ -31,7 +31,7 @@ from nmt.data.formats.columns import code_of_name
 from nmt.data.formats.file_names import is_set
 from nmt.data.formats.layout import Column, Wanted
 from nmt.data.formats.pair import BadPair, ReadOptions, leading_tag, place_of
-from nmt.data.places import TEXT, PartFiles, find_places
+from nmt.data.places import PartFiles, find_places
 from nmt.errors import ConfigError, DataError, join_words, shell_command
 from nmt.extras.planning.expectation import FEW_PAIRS, expected_quality
 from nmt.extras.planning.held_out import (
@@ -442,10 +442,8 @@ def _described(files: PartFiles) -> dict[str, str]:
     layout = files.layout
     names = [path.name for path in (*files.sources[:1], *files.targets[:1])]
     format_name = layout.format
-    if layout.format == TEXT:
-        format_name = "aligned text files"
-        if is_set(files.sources[0]):
-            format_name = "test sets in SGML"
+    if files.targets and is_set(files.sources[0]):
+        format_name = "test sets in SGML"
     if len(files.sources) > 1:
         format_name += f" in {len(files.sources):,} shards"
     columns = " and ".join(map(str, layout.columns or names))
