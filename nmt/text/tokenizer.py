@@ -32,7 +32,7 @@ _USUAL_CHARACTERS = 3  # of a subword
 # Junk has more subwords, whose mean size is below this share of the vocabulary's mean; or the share
 # of its subwords that are different is smaller.
 _MIN_JUNK = 32
-_SPELLED_SHARE = 0.28
+_SPELLED_SHARE = 0.27
 _FEW_WORDS = 0.1
 _MAX_COMPLETIONS = 64  # of the most frequent subwords
 # Options of SentencePiece, which are also the names of its functions that return these ids.
