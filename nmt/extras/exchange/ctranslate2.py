@@ -35,11 +35,11 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Required
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 from weakref import WeakSet
 
 import numpy as np
-from pydantic import PositiveInt, Strict, StrictBool
+from pydantic import PositiveFloat, PositiveInt, Strict, StrictBool
 from typing_extensions import TypedDict, override
 
 from nmt.checkpoint.model_folder import (
@@ -483,16 +483,17 @@ class _Record(TypedDict):
     num_positions: PositiveInt | None
 
 
-class _Config(TypedDict, total=False):
+class _Config(TypedDict):
     """config.json of CTranslate2, which finds damage only when it translates."""
 
     unk_token: str
     bos_token: str
     eos_token: str
-    decoder_start_token: Required[str]
+    decoder_start_token: str
     add_source_bos: StrictBool
     add_source_eos: StrictBool
-    layer_norm_epsilon: Annotated[float, Strict()] | None
+    multi_query_attention: NotRequired[StrictBool]
+    layer_norm_epsilon: NotRequired[Annotated[PositiveFloat, Strict()] | None]
 
 
 class CTranslate2Engine(Engine):

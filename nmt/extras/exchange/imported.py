@@ -233,6 +233,8 @@ def tokens_by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
     """
     with reading(path):
         "".join(ids).encode()  # refuses surrogates
+        if "" in ids:
+            raise ValueError("a token is empty")
         token_by_id = {int(index): token for token, index in ids.items()}
         if sorted(token_by_id) != list(range(len(ids))):
             raise ValueError("the ids are not 0, 1, 2 and so on")

@@ -162,6 +162,14 @@ def test_values_that_no_model_has_are_refused(
     refused(theirs, "is damaged")
 
 
+def test_an_empty_token_is_refused(theirs: Path) -> None:
+    """FAULT 77: SentencePiece does not load such a model."""
+    ids = json.loads((theirs / "vocab.json").read_text("utf-8"))
+    ids[""] = ids.pop([*ids][100])
+    (theirs / "vocab.json").write_text(json.dumps(ids))
+    refused(theirs, "a token is empty")
+
+
 @pytest.mark.parametrize("line", ["max-length: -5", "beam-size: x", "normalize: [1]", "models: a"])
 def test_values_that_no_decoder_of_marian_has_are_refused(
     shared_data: Path, tmp_path: Path, line: str
