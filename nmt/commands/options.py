@@ -261,6 +261,10 @@ class PrepareOptions(PreparationOptions):
             raise ConfigError(
                 f"`{chosen[0]}` cannot be combined with `{name}`.", fix=f"Remove `{name}`."
             )
+        if not (self.config or self.list_ or self.remove):
+            raise ConfigError(
+                "`nmt prepare` needs a configuration.", fix="Run `nmt prepare CONFIG`."
+            )
 
 
 class TrainOptions(Options):

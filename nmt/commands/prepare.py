@@ -106,10 +106,8 @@ def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
     """
     if options.remove is not None:
         return _remove(options.remove)
-    if options.config is None and options.list_:
+    if options.config is None:  # `list_`
         return _list_folders(Path("prepared"))
-    if options.config is None:
-        raise ConfigError("`nmt prepare` needs a configuration.", fix="Run `nmt prepare CONFIG`.")
     config = load_config(options.config, options.set_)
     if options.list_:
         return _list_folders(config.prepared_dir.parent)

@@ -211,6 +211,7 @@ def test_a_line_behind_type_is_accepted_without_the_words_that_nmt_does_not_have
     "evaluate --bleu --cpu",
     "evaluate --hypotheses in.en --references in.en --metrics bleu rouge1",
     "sacrebleu -t wmt17 -l en-de --echo src",
+    "marian-vocab --max-size 32000",
     "joeynmt test c.yaml",
     "joeynmt translate c.yaml --ckpt best.ckpt",
     "translate M --input in.de --beam 4 --sampling",
