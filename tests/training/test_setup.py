@@ -218,9 +218,9 @@ def test_the_time_of_whole_validations_and_saves_is_measured_on_parts(
 
 @pytest.mark.parametrize(
     ("average_last", "share", "validations"),
-    # 200 lines are validated, and calibrated, which is 1.5 times the work; half of
+    # 200 lines are validated, and calibrated, which is three times the work; half of
     # them; a tenth, which is too little to calibrate.
-    [(None, 1.0, 1 + 1.5), (2, 0.5, 2 + 1.5), (None, 0.1, 1)],
+    [(None, 1.0, 1 + 3), (2, 0.5, 2 + 3), (None, 0.1, 1)],
 )
 def test_the_work_at_the_end_is_validation_average_and_calibration(
     average_last: int | None, share: float, validations: float
