@@ -68,6 +68,11 @@ class _Sentence:
         """Estimated source tokens, rounded up, with EOS."""
         return len(self.request.text.encode("utf-8", "replace")) // _BYTES_OF_TOKEN + 2
 
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that count in the queue: a long text leaves room for texts of other requests."""
+        return min(self.num_tokens, BATCH_TOKENS // 4)
+
 
 class Batcher:
     """Translates the texts of many clients in shared batches.
@@ -154,7 +159,7 @@ class Batcher:
             if sentences:
                 requests.append(sentences)
             self._queue.append(sentence)
-            self._queued_tokens[client] += sentence.num_tokens
+            self._queued_tokens[client] += sentence.queued_tokens
         if not requests:
             self._outside.pop(client, None)
 
@@ -187,7 +192,7 @@ class Batcher:
                 removed = set(self._queue).difference(remaining)  # chosen or cancelled
                 self._queue = remaining
                 for sentence in removed:
-                    self._queued_tokens[sentence.client] -= sentence.num_tokens
+                    self._queued_tokens[sentence.client] -= sentence.queued_tokens
                 for client in {sentence.client for sentence in removed}:
                     self._admit(client)
                 # Unary plus of a Counter removes clients without tokens.

@@ -243,17 +243,19 @@ def test_closing_ends_every_thread(threads: int) -> None:
     assert not [thread for thread in own if thread.is_alive()]
 
 
-def test_short_texts_do_not_wait_for_a_long_text_but_other_texts_do() -> None:
+@pytest.mark.parametrize("client", ["x", "y"])
+def test_short_texts_do_not_wait_for_a_long_text_but_other_texts_do(client: str) -> None:
+    """Those of the same client neither."""
     slow = Echo()
     quick = Echo()
     quick.gate.set()
     medium = "m" * 400
 
     async def test(batcher: Batcher) -> None:
-        blocking = batcher.submit("x", lines(slow, "l" * 2000))
+        blocking = batcher.submit("x", lines(slow, *["l" * 5000] * 2))
         await started(slow)
         waiting = batcher.submit("x", lines(quick, medium))
-        assert await asyncio.gather(*batcher.submit("y", lines(quick, "short"))) == ["trohs"]
+        assert await asyncio.gather(*batcher.submit(client, lines(quick, "short"))) == ["trohs"]
         assert quick.batches == [["short"]]
         slow.gate.set()
         await asyncio.gather(*blocking, *waiting)
