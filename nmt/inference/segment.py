@@ -238,7 +238,8 @@ def segment(
         sentence = sentences[row]
         text = texts[row]
         # Without letters and digits, or with many digits: it is copied.
-        if not any(map(str.isalpha if len(text) > _MAX_NUMBERS else str.isalnum, text)):
+        is_language = str.isalpha if len(text) > _MAX_NUMBERS else str.isalnum
+        if not any(map(is_language, text)):
             continue
         ids_of_parts = [ids or []]  # one part, if it is not too long
         # Without a limit, a sentence is never too long.

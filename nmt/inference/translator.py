@@ -364,12 +364,10 @@ class Translator:
     def _completed(self, segment: Segment) -> Segment:
         """Choose the most probable completion of a prefix that may end inside a word."""
         constraints = segment.constraints
-        forbidden = constraints.forbidden
-        candidates = [
-            ids
-            for ids in constraints.completions
-            if not any(contains(ids, phrase) for phrase in forbidden)
-        ]
+        candidates = []
+        for ids in constraints.completions:
+            if not any(contains(ids, phrase) for phrase in constraints.forbidden):
+                candidates.append(ids)
         if len(candidates) < 2 or self.options.decoding.prefix_bias_beta:
             return segment
         sources = [segment.read_ids] * len(candidates)
