@@ -60,7 +60,7 @@ from nmt.inference.segment import (
     segment,
 )
 from nmt.registry import chosen
-from nmt.search.hypothesis import NONE, NBestLists, contains
+from nmt.search.hypothesis import NONE, Ids, NBestLists, contains
 from nmt.text.identification import NO_PROFILES, LanguageProfiles
 from nmt.text.tokenizer import TAGS_SHOWN, Tokenizers
 
@@ -364,10 +364,11 @@ class Translator:
     def _completed(self, segment: Segment) -> Segment:
         """Choose the most probable completion of a prefix that may end inside a word."""
         constraints = segment.constraints
-        candidates = []
-        for ids in constraints.completions:
-            if not any(contains(ids, phrase) for phrase in constraints.forbidden):
-                candidates.append(ids)
+
+        def is_allowed(ids: Ids) -> bool:
+            return not any(contains(ids, phrase) for phrase in constraints.forbidden)
+
+        candidates = list(filter(is_allowed, constraints.completions))
         if len(candidates) < 2 or self.options.decoding.prefix_bias_beta:
             return segment
         sources = [segment.read_ids] * len(candidates)
