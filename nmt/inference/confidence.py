@@ -207,17 +207,24 @@ def calibrate_confidence(
     write_extra(run_dir / CONFIDENCE, model.text().encode())
 
 
+def _upper_lines(lines: Sequence[str]) -> list[str]:
+    return [line.upper() for line in lines]
+
+
 def _translates_lower(
     lines: Sequence[Request], references: References, translate: Translate
 ) -> bool:
     """Whether lines in capitals are translated worse than lines in lower case (chrF)."""
     means = []
-    capitals = [[text.upper() for text in reference] for reference in references]
+    capitals = [_upper_lines(reference) for reference in references]
     scorer = MetricScorer("chrf", capitals, MetricOptions())
     for change in (str.upper, str.capitalize):
         changed_lines = [replace(line, text=change(line.text)) for line in lines]
         results = translate(changed_lines, lambda _: None)
-        statistics = scorer.statistics([result.text.upper() for result in results])
-        means.append(fmean(scorer.sentence_scores(statistics)))
+        translations = [result.text for result in results]
+        statistics = scorer.statistics(_upper_lines(translations))
+        scores = scorer.sentence_scores(statistics)
+        mean = fmean(scores)
+        means.append(mean)
     of_capitals, of_lower_case = means
     return of_lower_case > of_capitals

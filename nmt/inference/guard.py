@@ -341,22 +341,26 @@ def text_alarms(
         model_output: The translation without placeholders.
         profiles: See `clear_label`.
     """
-    if _DIGIT.search(sentence.text):
-        missing_numbers, _ = number_differences(sentence.text, text)
+    source_text = sentence.text
+    if _DIGIT.search(source_text):
+        missing_numbers, _ = number_differences(source_text, text)
         if missing_numbers:
             yield "numbers"
     marks = sentence.placeholders
-    has_more = text.count(PLACEHOLDER) > sentence.text.count(PLACEHOLDER)
+    has_more = text.count(PLACEHOLDER) > source_text.count(PLACEHOLDER)
     if has_more or any(text.count(mark) < marks.count(mark) for mark in marks):
         yield "lost"
     source, target = sentence.tags.direction
-    if clear_label(sentence.model_text, source, profiles):
+    model_text = sentence.model_text
+    if clear_label(model_text, source, profiles):
         yield "source_language"
     if clear_label(model_output, target, profiles):
         yield "output_language"
-    words = _WORD.findall(sentence.model_text.casefold())
+    words = _WORD.findall(model_text.casefold())
+    output_words = _WORD.findall(model_output.casefold())
     is_long = sum(map(len, words)) > _FEWEST_COPIED
-    if source != target and is_long and words == _WORD.findall(model_output.casefold()):
+    is_copy = words == output_words
+    if is_copy and is_long and source != target:
         yield "copied"
 
 

@@ -359,7 +359,8 @@ class Translator:
         for index, result in enumerate(results):
             if isinstance(result, Result) and "lost" in result.alarms:
                 number = lines.first_line + index
-                (results[index],) = translator.try_translate([lines.requests[index]], number)
+                request = lines.requests[index]
+                (results[index],) = translator.try_translate([request], number)
 
     def _completed(self, segment: Segment) -> Segment:
         """Choose the most probable completion of a prefix that may end inside a word."""
@@ -375,7 +376,9 @@ class Translator:
         targets = [segment.start_ids + ids for ids in candidates]
         log_probs = self.engine.token_log_probs(sources, targets)
         totals = [sum(values[:-1]) for values in log_probs]  # without EOS
-        prefix = candidates[totals.index(max(totals))]
+        highest = max(totals)
+        best = totals.index(highest)
+        prefix = candidates[best]
         return replace(segment, constraints=replace(constraints, prefix=prefix))
 
     def _search(
