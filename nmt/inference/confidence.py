@@ -87,7 +87,9 @@ class ConfidenceModel:
             if not term.low <= value <= term.high:
                 return replace(result, unrated=name)
             total += term.weight * value
-        return replace(result, confidence=round(min(max(total, 0.0), 100.0), 2))
+        bounded = min(max(total, 0.0), 100.0)
+        confidence = round(bounded, 2)
+        return replace(result, confidence=confidence)
 
     def text(self) -> str:
         """Return the model as JSON, as stored in ``confidence.json``."""

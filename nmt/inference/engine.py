@@ -352,7 +352,9 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         return None
     try:
         with safe_open(path, framework="numpy") as file:
-            shortlist = ShortlistParts(file.get_tensor("common"), file.get_tensor("candidates"))
+            common = file.get_tensor("common")
+            candidates = file.get_tensor("candidates")
+            shortlist = ShortlistParts(common, candidates)
             vocab_hash = (file.metadata() or {}).get("vocab_hash")  # older files do not have it
         common, candidates = shortlist
         kinds = [(array.ndim, array.dtype.kind) for array in shortlist]
