@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from nmt.files.atomic import file_lock, open_output, write_json
+from nmt.files.atomic import file_lock, open_output, sync, write_json
 from nmt.files.lines import is_standard
 
 Chunk = tuple[int, list[Any]]  # number of the first line, lines of the input
@@ -47,6 +47,7 @@ class PartFile:
         """Record that the results of some more lines of the input are written."""
         self._note(lines)
         self.stream.flush()
+        sync(self.path)  # before the record
         num_bytes = self.path.stat().st_size
         record = {"lines": self._num_lines, "bytes": num_bytes, "sha256": self._hash.hexdigest()}
         write_json(self.record_path, record)
@@ -60,12 +61,14 @@ class PartFile:
         while self._num_lines < record.get("lines", 0) and (chunk := next(chunks, None)):
             read_chunks.append(chunk)
             self._note(chunk[1])
-        if record.get("sha256") == self._hash.hexdigest():
+        # The user may have deleted the part, but not its record.
+        is_whole = self.path.stat().st_size >= record.get("bytes", 0)
+        if is_whole and record.get("sha256") == self._hash.hexdigest():
             logger.info("%s: continuing after line %s", self.path, f"{self._num_lines:,}")
             self.stream.truncate(record["bytes"])
             return chunks
         if record:
-            logger.warning("%s: starting again: input or options differ", self.path)
+            logger.warning("%s: starting again: it is cut, or input or options differ", self.path)
         self._start()
         self.stream.truncate(0)
         return chain(read_chunks, chunks)

@@ -100,6 +100,15 @@ def test_other_inputs_and_options_start_again(
     assert len((tmp_path / "out").read_bytes().splitlines()) == len(lines)
 
 
+def test_a_part_that_was_deleted_or_cut_without_its_record_starts_again(
+    translate: Translate, expected: bytes, tmp_path: Path
+) -> None:
+    crash(translate)
+    (tmp_path / "out.part").unlink()
+    assert translate(LINES) == LINES
+    assert (tmp_path / "out").read_bytes() == expected
+
+
 def test_a_compressed_output_is_resumed(
     translate: Translate, expected: bytes, tmp_path: Path
 ) -> None:
