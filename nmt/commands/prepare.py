@@ -132,7 +132,7 @@ def _list_folders(parent: Path) -> TextResult:
     """Return the prepared folders in ``parent`` with their sizes and the runs that use them."""
     lines = []
     folders = []
-    for path in sorted(parent.glob(f"*/{MANIFEST}")):
+    for path in sorted(parent.glob(f"[!.]*/{MANIFEST}")):
         folder = path.parent
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         users = list(map(str, prepared.users(folder)))
@@ -148,6 +148,7 @@ def _remove(folder: Path) -> TextResult:
     Raises:
         DataError: A run uses the folder, or it is not a prepared folder.
     """
+    folder = folder.absolute()  # `.` has no name
     PreparedManifest.read(folder)  # raises an error if the folder contains something else
     with atomic.write_errors(folder, DataError), _lock(folder):
         users = prepared.users(folder)

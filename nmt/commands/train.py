@@ -142,6 +142,8 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         reporter = ReporterList()
         if is_first:
             optimizer = setup.updater.optimizer
+            # First, because what a killed process has left takes room.
+            checkpoints.tidy_run_folder(config.run_dir, checkpoint)
             checkpoints.check_room(config.run_dir, training, optimizer, start.progress)
             _open_run_folder(config, data, start, checkpoint)
             reporter = train_setup.make_reporters(config, log, start.progress, trackers)
@@ -252,10 +254,9 @@ def _find_start(
 def _open_run_folder(
     config: RunConfig, data: PreparedData, start: _Start, checkpoint: Checkpoint | None
 ) -> None:
-    """Tidy the run folder, and write configuration and tokenizer. Adds notes to ``start``."""
+    """Write configuration and tokenizer into the run folder. Adds notes to ``start``."""
     for warning in start.warnings:
         logger.warning(warning)
-    checkpoints.tidy_run_folder(config.run_dir, checkpoint)
     for change in write_run_files(config.run_dir, config, data.tokenizer_dir):
         # `check_resumable` has warned about some of these settings.
         if checkpoint is not None and change not in "\n".join(start.warnings):

@@ -142,10 +142,13 @@ def test_equal_preparations_are_equal_bytes(here: Path) -> None:
     assert json.loads((config.prepared_dir / "times.json").read_text())["seconds"] > 0
 
 
-def test_folders_are_listed_with_their_users_and_only_unused_ones_are_removed(here: Path) -> None:
+def test_folders_are_listed_with_their_users_and_only_unused_ones_are_removed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_for(here, prepared_dir="prepared/numbers")
     first, second = use(config, "one"), Path(prepare_data(other(config)).folder)
     (here / "prepared" / "not-ours").mkdir()
+    shutil.copytree(first, first.with_name(".numbers.replaced"))  # of a killed process
     result = prepare_command(PrepareOptions(list_=True))
     used, unused = result.as_text().splitlines()
     assert used.startswith("prepared/numbers: ")
@@ -160,7 +163,10 @@ def test_folders_are_listed_with_their_users_and_only_unused_ones_are_removed(he
         prepare_command(PrepareOptions(remove=first))
     with pytest.raises(DataError, match="not-ours is not a prepared folder"):
         prepare_command(PrepareOptions(remove=Path("prepared/not-ours")))
-    prepare_command(PrepareOptions(remove=second))
+    monkeypatch.chdir(second)
+    prepare_command(PrepareOptions(remove=Path()))
+    monkeypatch.chdir(here)
+    shutil.rmtree(first.with_name(".numbers.replaced"))
     assert sorted(path.name for path in (here / "prepared").iterdir()) == ["not-ours", "numbers"]
     with pytest.raises(ConfigError, match="`remove` cannot be combined with `set`"):
         PrepareOptions(remove=first, set_=("name=x",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -246,3 +247,18 @@ def test_a_run_that_starts_from_a_model_may_begin_worse_than_guessing(
     with pytest.raises(DivergedError, match=f"at step {last_step}, more than at the start"):
         run(values, "child")
     assert list_checkpoints(Path("child"))[-1][0] == last_step
+
+
+def test_what_a_killed_save_has_left_takes_no_room_of_the_next_start(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = run(values)
+    left = run_dir / "checkpoints" / ".step-00000009.tmp-1-0"
+    left.mkdir()
+    usage = shutil.disk_usage
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=0) if left.exists() else usage(path)
+    )
+    values["training"]["max_steps"] += 1
+    run(values)
+    assert list_checkpoints(run_dir)[-1][0] == STEPS + 1
