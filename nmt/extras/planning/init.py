@@ -54,7 +54,7 @@ from nmt.text.languages import name_of
 logger = logging.getLogger(__name__)
 
 _CONFIG_NAME = "config.yaml"
-_PRETRAINED_NAME = "pretrained.yaml"
+_PRETRAINED_NAME = "pretrained.yml"  # The pattern *.yaml finds the first configuration alone.
 _DOWNLOADS = "downloads"  # Name of the folder of downloads, next to the output folder.
 _PRETRAINED = "facebook/nllb-200-distilled-600M"
 _TRAIN = "train"

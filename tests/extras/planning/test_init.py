@@ -439,14 +439,14 @@ def test_a_small_corpus_gets_a_configuration_for_a_pretrained_model(
     assert (
         "nmt import facebook/nllb-200-distilled-600M --output de-en/nllb --keep-vocabulary" in text
     )
-    assert "nmt train de-en/pretrained.yaml" in text
-    config = load_config("de-en/pretrained.yaml")
+    assert "nmt train de-en/pretrained.yml" in text
+    config = load_config("de-en/pretrained.yml")
     assert config.training.init_from == Path("de-en/nllb")
     assert config.training.lora is not None
     monkeypatch.setattr(init_module, "FEW_PAIRS", 100)
     enough = started(corpus(), output=Path("b"))
     assert "pretrained" not in enough.as_text()
-    assert not Path("b/pretrained.yaml").exists()
+    assert not Path("b/pretrained.yml").exists()
 
 
 @pytest.mark.parametrize("part", PARTS)
