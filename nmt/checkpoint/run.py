@@ -409,6 +409,19 @@ def differing(config: RunConfig, *parts: str) -> str:
     return f"`{command}`"
 
 
+def changes_since(run_dir: Path, config: RunConfig) -> list[str]:
+    """Return ``key: was ..., is ...`` for each setting changed since the last start of a run."""
+    path = run_dir / CONFIG
+    try:
+        now = settings_of(config)
+        was = read_settings(path) if path.is_file() else now  # no changes at the first start
+        return changed_settings(was, now)
+    except NewerFormatError:
+        raise
+    except ConfigError as error:
+        return [f"{path} is invalid and is replaced: {error.problem}"]
+
+
 def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> list[str]:
     """Write the resolved configuration and the tokenizer into a run folder.
 
@@ -418,12 +431,11 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
         tokenizer_dir: Tokenizer folder of the prepared data.
 
     Returns:
-        ``key: was ..., is ...`` for each setting that has changed since the last start of the run.
+        Result of `changes_since`, which the new configuration replaces.
 
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    path = run_dir / CONFIG
     copy = run_dir / "tokenizer"
     with write_errors(run_dir, CheckpointError, fix=_FIX):
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -432,13 +444,6 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
             with atomic_folder(copy, replace=True) as temporary:
                 for file in tokenizer_dir.iterdir():  # copytree would hide the cause of an error
                     shutil.copyfile(file, temporary / file.name)
-        try:
-            now = settings_of(config)
-            was = read_settings(path) if path.is_file() else now  # no changes at the first start
-            changes = changed_settings(was, now)
-        except NewerFormatError:
-            raise
-        except ConfigError as error:
-            changes = [f"{path} is invalid and is replaced: {error.problem}"]
-        write_text(path, dump_config(config))
+        changes = changes_since(run_dir, config)
+        write_text(run_dir / CONFIG, dump_config(config))
     return changes

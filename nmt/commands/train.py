@@ -32,7 +32,7 @@ from typing import Any
 
 from nmt.checkpoint.files import Checkpoint, ValidationScore
 from nmt.checkpoint.model_folder import log_next_commands
-from nmt.checkpoint.run import check_resumable, write_run_files
+from nmt.checkpoint.run import changes_since, check_resumable, write_run_files
 from nmt.commands import train_setup
 from nmt.commands.config import advice, load_config, with_metric
 from nmt.commands.options import CommandResult, TrainOptions
@@ -53,7 +53,7 @@ from nmt.inference.translator import Translator
 from nmt.metrics.metric import label_of
 from nmt.registry import load_attribute
 from nmt.training import checkpoints
-from nmt.training.budget import Budget
+from nmt.training.budget import PLANS, Budget
 from nmt.training.checkpoints import CheckpointWriter, Progress, TrainingSummary
 from nmt.training.events import Reporter, ReporterList, RunLog, TrainingEvent
 from nmt.training.processes import StoppedBySignal, StopSignal, launch
@@ -232,6 +232,9 @@ def _find_start(
         progress = Progress()
         notes = train_setup.init_from(config, setup)
         warnings = advice(config)
+        if setup.updater.processes.rank == 0 and changes_since(config.run_dir, config):
+            # A start that saved nothing has planned for other settings.
+            (config.run_dir / PLANS).unlink(missing_ok=True)
     else:
         # Settings that the weights depend on must not change; others give warnings.
         progress = Progress.resumed(checkpoint.state, record["batch"])

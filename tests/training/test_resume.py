@@ -321,6 +321,18 @@ def test_a_run_of_minutes_repeats_its_plans_after_a_kill(run: Run, server: Serve
     assert_equal_with_the_same_plans(run, server)
 
 
+@pytest.mark.parametrize(("smoothing", "plans_again"), [(0.1, False), (0.3, True)])
+def test_plans_of_a_start_that_saved_nothing_are_repeated_only_with_its_settings(
+    run: Run, smoothing: float, *, plans_again: bool
+) -> None:
+    settings = MINUTES | {"validate_every": 1000, "save_every": 1000, "label_smoothing": 0.1}
+    killed = run.train(**settings, harm=Harm("update", 25, (signal.SIGKILL,)))
+    assert (killed.code, run.steps()) == (-signal.SIGKILL, [])
+    assert (run.folder / "plans.jsonl").is_file()
+    (result,) = run.finish(**settings | {"label_smoothing": smoothing})
+    assert ("timing updates" in result.stderr) == plans_again
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [10, 100])
 def test_kills_at_random_moments_do_not_change_a_run_of_minutes(
