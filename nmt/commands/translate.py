@@ -294,8 +294,9 @@ class _Writer:
         if options.min_confidence is not None:
             # Without an estimate, the translation is unlike the validation set, so it counts as
             # low. A blank line, which has no tokens, never does.
-            confidence = result.confidence or 0.0
-            is_low = result.num_tokens > 0 and confidence < options.min_confidence
+            confidence = result.confidence
+            is_low = confidence is None or confidence < options.min_confidence
+            is_low = is_low and result.num_tokens > 0
             confidence_fields["low_confidence"] = is_low
         if options.format == "json":
             # The fields of the request come first, and its source is not changed.
