@@ -88,7 +88,7 @@ _FROM = "Language of the source, if the model translates from several languages.
 _TO = "Language to translate into, if the model has several target languages."
 _SENTENCES = (
     "Lines with several sentences: auto translates them sentence by sentence if they have more "
-    "than the lines of training, split always, keep never."
+    "than the lines of training or are longer, split always, keep never."
 )
 _BEAM = "Beam size; 1 is greedy search. Larger is slower."
 _BATCH = "Maximum source tokens per batch, padding included."

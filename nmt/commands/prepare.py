@@ -89,7 +89,7 @@ from nmt.files.progress import progress_bar
 from nmt.inference.placeholders import with_symbols
 from nmt.text.flat import FlatIds
 from nmt.text.identification import NO_PROFILES, are_identifiable
-from nmt.text.sentences import split_sentences, usual_sentences
+from nmt.text.sentences import split_sentences, usual_size
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
 
 logger = logging.getLogger(__name__)
@@ -293,8 +293,8 @@ def prepare_data(
                 report.write(new_folder)
                 # Written last: a folder without a manifest is incomplete.
                 manifest = PreparedManifest.describe(
-                    new_folder, recipe.hash(), sources, report.counts, report.max_sentences,
-                    score_models,
+                    new_folder, recipe.hash(), sources, report.counts, score_models,
+                    max_sentences=report.max_sentences, max_characters=report.max_characters,
                 )  # fmt: skip
                 if check is not None:
                     check(manifest)
@@ -374,13 +374,15 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
                 config.tokenizer.sample_sentences // 2,  # each pair has two sentences
                 noise={name: corpus.noise.rates for name, corpus in recipe.corpora.items()},
             )
-            num_lines = Counter[int]()  # by their number of sentences
+            sentences = list[int]()  # of the first lines
+            characters = list[int]()
             for name in recipe.corpora:
                 chain = chains[directions[name]]
                 text_pass = TextPass(chain, name, diagnosis.look, config.tag_symbols[0])
                 _read_training(
-                    text_pass, reading, log, overlap, diagnosis, sample, num_lines=num_lines
-                )
+                    text_pass, reading, log, overlap, diagnosis, sample,
+                    sentences=sentences, characters=characters,
+                )  # fmt: skip
             diagnosis.end({name: reading.num_lines[name] for name in recipe.corpora})
 
         with reading.stage("vocabulary"), progress_bar("learning subwords", leave=False):
@@ -440,7 +442,10 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         lengths=prepare_report.sample_lengths(train),
         sides=prepare_report.report_sides(train, train_directions, tokenizers),
         joint=config.tokenizer.joint,
-        max_sentences=usual_sentences(num_lines),
+        # Rarer numbers of sentences teach little: with two sentences in 1% of the lines of Tatoeba,
+        # a model drops the second sentence of 97 in 100 lines (29.5 BLEU split, 14.7 whole).
+        max_sentences=usual_size(sentences, 0.9),
+        max_characters=usual_size(characters, 0.99),
         skipped=filters.skipped,
         notes=_distinct([notes, *(chain.notes for chain in chains.values())]),
         warnings=warnings,
@@ -488,7 +493,8 @@ def _read_training(
     diagnosis: Diagnosis,
     sample: TextSample,
     *,
-    num_lines: Counter[int],
+    sentences: list[int],
+    characters: list[int],
 ) -> None:
     """First pass over one training corpus: filter its pairs, and count and sample the kept ones.
 
@@ -499,7 +505,8 @@ def _read_training(
         overlap: Looks for held-out sentences in the kept pairs.
         diagnosis: Looks at the kept pairs.
         sample: Draws from the kept pairs.
-        num_lines: Counts the first source lines by their number of sentences.
+        sentences: Receives the number of sentences of each of the first source lines.
+        characters: Receives their lengths.
 
     Raises:
         DataError: A line cannot be read, or all pairs are dropped.
@@ -516,7 +523,8 @@ def _read_training(
         diagnosis.see(name, pairs, result.arrays, problems)
         num_uncounted = max(0, num_to_count - num_kept)
         for pair in pairs[:num_uncounted]:
-            num_lines[len(split_sentences(pair.source, direction.source))] += 1
+            sentences.append(len(split_sentences(pair.source, direction.source)))
+            characters.append(len(pair.source))
         for pair in pairs:
             sample.add(name, pair.source, pair.target)
         num_kept += len(pairs)

@@ -39,6 +39,7 @@ from nmt.commands.options import CommandResult, TrainOptions
 from nmt.commands.prepare import prepare_data
 from nmt.commands.train_setup import TRACKERS
 from nmt.config.flag import changed
+from nmt.config.inference import LINE_LIMITS
 from nmt.config.run import RunConfig
 from nmt.data.loader import Batch, Position
 from nmt.data.prepared import PreparedData
@@ -180,7 +181,7 @@ def _open(
 
     Before, the first process checks settings, and prepares the data if necessary. ``strict`` raises
     an error if the newest checkpoint is damaged. The returned configuration contains the folder and
-    the number of sentences of the data.
+    the sizes of the lines of the data.
     """
     folder = config.prepared_dir
     if processes.rank == 0:
@@ -192,9 +193,10 @@ def _open(
     folder = processes.share(folder)
     data = PreparedData.open(folder)
     data_section = config.data
-    if data_section.max_sentences is None:
-        counted = {"max_sentences": data.manifest.max_sentences}
-        data_section = data_section.model_copy(update=counted)
+    for key in LINE_LIMITS:
+        if getattr(data_section, key) is None:
+            counted = {key: getattr(data.manifest, key)}
+            data_section = data_section.model_copy(update=counted)
     config = config.model_copy(update={"prepared_dir": folder, "data": data_section})
     return config, data, checkpoints.load_newest(config.run_dir, processes, strict=strict)
 

@@ -273,6 +273,7 @@ def _build_validation_sets(
                 decoding=config.decoding.plain(validation.beam_size),
                 max_length=config.filters.max_length,
                 max_sentences=config.data.max_sentences,
+                max_characters=config.data.max_characters,
                 retry=False,
                 languages=languages_of(config),
                 **_tags_of(config, corpus),

@@ -445,6 +445,8 @@ class DataConfig(Section):
         max_sentences: Most sentences of a line that the model translates as a whole; longer lines
             are split. null: the number that 90% of the training lines do not exceed, which ``nmt
             prepare`` counts.
+        max_characters: Most characters of a line of several sentences that the model translates as
+            a whole. null: the length that 99% of the training lines do not exceed, if it is known.
     """
 
     train: BindsData[_Corpora] = Field(min_length=1)
@@ -455,6 +457,7 @@ class DataConfig(Section):
     language_tags: Annotated[LanguageTags | None, Binds("data", "run")] = None
     replay: BindsData[ReplayConfig | None] = None
     max_sentences: Free[Count | None] = None
+    max_characters: Free[Count | None] = None
     placeholders: BindsData[PlaceholderConfig] = PlaceholderConfig()
 
     @property

@@ -20,6 +20,8 @@ from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.section import Count, FilePath, Many, Section
 
 LANGUAGE_KEYS = ("source_language", "target_language")
+# Keys of the section `data` that `nmt prepare` counts, if they are null.
+LINE_LIMITS = ("max_sentences", "max_characters")
 # Keys with the same name and meaning in the whole configuration.
 _COPIED = ("name", *LANGUAGE_KEYS, "tokenizer", "model", "decoding")
 
@@ -36,6 +38,8 @@ class InferenceConfig(Section):
         always_tagged: Whether every training corpus has a tag.
         max_length: Maximum length of a training sentence, in subwords. Longer lines are split.
         max_sentences: Most sentences of a line that is translated as a whole.
+        max_characters: Most characters of a line of several sentences that is translated as a
+            whole; null: no limit.
         tokenizer: The tokenizers, whose files are in the folder.
         model: The architecture.
         decoding: Default options of the search.
@@ -50,6 +54,7 @@ class InferenceConfig(Section):
     always_tagged: bool = False
     max_length: Count = FilterConfig().max_length
     max_sentences: Count = 1
+    max_characters: Count | None = None
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
     decoding: DecodingConfig = DecodingConfig()
@@ -85,8 +90,9 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
     well_formed = [(source, target) for source, target in directions if isinstance(target, str)]
     section["language_tags"] = chosen_tags(data.get("language_tags"), well_formed)
     section["always_tagged"] = bool(corpora) and all(corpus.get("tag") for corpus in corpora)
-    if data.get("max_sentences") is not None:
-        section["max_sentences"] = data["max_sentences"]
+    for key in LINE_LIMITS:
+        if data.get(key) is not None:
+            section[key] = data[key]
     filters = section_of(values, "filters")
     if "max_length" in filters:
         section["max_length"] = filters["max_length"]

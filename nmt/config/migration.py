@@ -16,7 +16,7 @@ from nmt.config.inference import inference_section
 from nmt.errors import ConfigError
 from nmt.installation import read_toml
 
-FORMAT = 6
+FORMAT = 7
 FORMAT_KEY = "format"
 # Sections of the configuration of a model folder.
 INFERENCE = "inference"
@@ -128,7 +128,7 @@ def _with_paths(value: Any) -> Any:
 # text also if the section `training` exists. Format 5 adds `data.max_sentences`,
 # `data.placeholders` and `decoding.protect`, whose defaults suit older models. Format 6 of a
 # checkpoint has plans of the time instead of one number of updates; an older run makes its first
-# plan when it is resumed.
+# plan when it is resumed. Format 7 adds `data.max_characters`, which older models lack.
 _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
     (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,

@@ -113,6 +113,7 @@ class RunConfig(Section):
             always_tagged=all(corpus.tag for corpus in self.data.training),
             max_length=self.filters.max_length,
             max_sentences=self.data.max_sentences or 1,
+            max_characters=self.data.max_characters,
             tokenizer=self.tokenizer,
             model=self.model,
             decoding=self.decoding,

@@ -373,6 +373,7 @@ class PrepareReport:
     sides: Sequence[SideReport] = ()  # statistics of source and target of the training data
     joint: bool = True  # whether both sides share one vocabulary
     max_sentences: int = 1  # 90% of the training lines do not have more sentences
+    max_characters: int | None = None  # 99% of the training lines are not longer
     skipped: Mapping[str, str] = field(default_factory=dict)  # check that did not run -> reason
     notes: Sequence[str] = ()  # further lines of the text report
     warnings: Sequence[str] = ()

@@ -77,6 +77,7 @@ class PreparedManifest(SealedManifest):
     target_vocab_size: int
     counts: Mapping[str, Mapping[str, int]]  # by corpus: pairs read, kept, and dropped by reason
     max_sentences: int = 1  # 90% of the training lines do not have more sentences
+    max_characters: int | None = None  # 99% of the training lines are not longer
     scored_with: Sequence[str] = ()  # models that have scored the pairs
     files: Mapping[str, FileRecord]  # every other file of the folder
 
@@ -87,8 +88,10 @@ class PreparedManifest(SealedManifest):
         config_hash: str,
         sources: Mapping[str, Mapping[str, Any]],
         counts: Mapping[str, Mapping[str, int]],
-        max_sentences: int,
         scored_with: Sequence[str],
+        *,
+        max_sentences: int,
+        max_characters: int | None,
     ) -> PreparedManifest:
         """Make the manifest of a folder in which all other files are complete."""
         files = {}  # records by relative path
@@ -109,6 +112,7 @@ class PreparedManifest(SealedManifest):
             target_vocab_size=target_vocab_size,
             counts=counts,
             max_sentences=max_sentences,
+            max_characters=max_characters,
             scored_with=scored_with,
             files=files,
         )

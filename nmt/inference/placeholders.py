@@ -200,7 +200,11 @@ class Paragraph:
 
     @classmethod
     def read(
-        cls, events: Iterable[Event], language: str, max_sentences: int | None = 1
+        cls,
+        events: Iterable[Event],
+        language: str,
+        max_sentences: int | None = 1,
+        max_characters: int | None = None,
     ) -> Paragraph:
         """Split a paragraph into sentences and words, ignoring its marks.
 
@@ -208,11 +212,13 @@ class Paragraph:
             events: Its text and marks.
             language: Language of the text, for splitting sentences.
             max_sentences: See `split_text`.
+            max_characters: See `split_text`.
         """
         events = tuple(events)
         plain = "".join(" " if event.kind == "break" else event.text for event in events)
         plain = without_surrogates(plain)
-        sentences = split_text(" ".join(plain.split()), language, max_sentences).sentences
+        line = " ".join(plain.split())
+        sentences = split_text(line, language, max_sentences, max_characters).sentences
         runs: list[tuple[Kind, int, int]] = []
         end = 0  # of the last run
         for word in " ".join(sentences).split():

@@ -1,8 +1,8 @@
 """Splits lines into sentences and segments that a model can read, and encodes their constraints.
 
-A line with more sentences than the lines of training is split into its sentences. A segment is what
-the model reads: a sentence without its placeholders, or a part of a sentence that has more subwords
-than the model was trained for.
+A line with more sentences or characters than the lines of training is split into its sentences. A
+segment is what the model reads: a sentence without its placeholders, or a part of a sentence that
+has more subwords than the model was trained for.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ def segment(
     *,
     first_line: int = 1,
     max_sentences: int | None = None,
+    max_characters: int | None = None,
     reads_symbols: bool = False,
     lower_capitals: bool = False,
 ) -> SegmentedLines:
@@ -178,6 +179,7 @@ def segment(
             argument is whether the text begins with the tag of its language.
         first_line: Number of the first line, for warnings.
         max_sentences: Most sentences of a line that is not split; None splits no line.
+        max_characters: See `split_text`.
         reads_symbols: Whether the model reads a symbol for each placeholder that is not a tag.
         lower_capitals: Whether sentences in capitals are read in lower case, except in lines with
             constraints.
@@ -205,7 +207,9 @@ def segment(
         max_of_line = None if is_whole else max_sentences
         split = SplitText(("", ""), (text.strip(),))
         if MAY_SPLIT.match(text):  # quicker for most lines
-            split = split_line(text, tags.direction.source, max_of_line, decoding.protect)
+            split = split_line(
+                text, tags.direction.source, max_of_line, decoding.protect, max_characters
+            )
         if len(split.sentences) > 1:
             _, *inner_gaps, _ = split.gaps_for(joiner_for(tags.direction.target))
             gaps[line] = ("", *inner_gaps, "")
@@ -274,7 +278,11 @@ def segment(
 
 
 def split_line(
-    text: str, language: str, max_sentences: int | None, protect: Sequence[str]
+    text: str,
+    language: str,
+    max_sentences: int | None,
+    protect: Sequence[str],
+    max_characters: int | None = None,
 ) -> SplitText:
     """Split a line into sentences, none of which ends inside a placeholder.
 
@@ -283,9 +291,10 @@ def split_line(
         language: Language of the text.
         max_sentences: Most sentences of a line that is not split; None splits no line.
         protect: See `DecodingConfig`.
+        max_characters: See `split_text`.
     """
     mask = partial(mask_placeholders, protect=protect)
-    return split_text(text, language, max_sentences, mask)
+    return split_text(text, language, max_sentences, max_characters, mask)
 
 
 def _with_placeholders(

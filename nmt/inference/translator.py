@@ -86,6 +86,8 @@ class TranslationOptions:
     max_length: int | None = 256
     # Lines with more sentences are split into their sentences. None does not split them.
     max_sentences: int | None = None
+    # Lines of several sentences that are longer are split, too, if the limit above is not None.
+    max_characters: int | None = None
     languages: Languages = field(default_factory=Languages)  # Languages of the model.
     # Languages of requests without their own. None: the only languages of the model.
     source_language: str | None = None
@@ -192,7 +194,8 @@ class Translator:
                 that are not split are often translated badly, and learned positions cannot read
                 them.
             sentences: Whether to split lines into sentences: lines that have more than the lines of
-                training (``auto``), all lines with several (``split``), or none (``keep``).
+                training or are longer (``auto``), all lines with several (``split``), or none
+                (``keep``).
             options: Fields of `EngineOptions` and `TranslationOptions`, and decoding options:
                 ``engine="torch"``, ``outputs={"alignments"}``, ``beam_size=1``.
 
@@ -211,6 +214,7 @@ class Translator:
             decoding=config.decoding,
             max_length=config.max_length if split else None,
             max_sentences=chosen(limits, sentences, "value of `sentences`"),
+            max_characters=config.max_characters,
             languages=Languages.of(config),
             confidence=confidence,
             lower_capitals=confidence.lower_capitals if confidence else None,
@@ -305,6 +309,7 @@ class Translator:
             self._choose_tags,
             first_line=first_line,
             max_sentences=options.max_sentences,
+            max_characters=options.max_characters,
             reads_symbols=self._reads_symbols,
             lower_capitals=bool(options.lower_capitals),
         )

@@ -111,6 +111,7 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
     sets["max_sentences"] = 1  # new keys of format 5
     sets["placeholders"] = {"share": 0.0, "patterns": []}
     before["decoding"]["protect"] = []
+    sets["max_characters"] = len("ich bin müde")  # new key of format 7
     assert after == {"format": FORMAT, **before, "run_dir": str(folder)}
     assert translations(folder, "fr") == FRENCH
 

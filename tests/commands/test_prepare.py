@@ -794,9 +794,15 @@ def test_a_model_knows_how_many_sentences_its_training_lines_have(
     config = config_for(tmp_path, tokenizer=tokenizer, model=model)
     report = prepare_data(config)
     assert report.max_sentences == expected
-    assert PreparedManifest.read(config.prepared_dir).max_sentences == expected
+    # 118.8 of 120 lines are 99%: all but the longest one.
+    longest = sorted(map(len, source))[-2]
+    assert report.max_characters == longest
+    manifest = PreparedManifest.read(config.prepared_dir)
+    assert (manifest.max_sentences, manifest.max_characters) == (expected, longest)
     fit(config)
-    assert load_folder_config(config.run_dir).max_sentences == expected
-    data = config.data.model_copy(update={"max_sentences": 7})
-    fit(config.model_copy(update={"data": data}))  # the user's own value counts
-    assert load_folder_config(config.run_dir).max_sentences == 7
+    known = load_folder_config(config.run_dir)
+    assert (known.max_sentences, known.max_characters) == (expected, longest)
+    data = config.data.model_copy(update={"max_sentences": 7, "max_characters": 5})
+    fit(config.model_copy(update={"data": data}))  # the user's own values count
+    known = load_folder_config(config.run_dir)
+    assert (known.max_sentences, known.max_characters) == (7, 5)

@@ -77,6 +77,11 @@ def test_a_line_is_the_sum_of_its_sentences_with_the_gaps_between_them(
     assert kept.text != whole.text
     (split,) = splitting.with_options(max_sentences=2).translate([line])
     assert split.text == whole.text
+    length = len(line)
+    for max_characters, text in ((length, kept.text), (length - 1, whole.text)):
+        limits = {"max_sentences": 3, "max_characters": max_characters}
+        (limited,) = splitting.with_options(**limits).translate([line])
+        assert limited.text == text
 
 
 def test_sentences_of_a_language_without_spaces_are_joined_without(splitting: Translator) -> None:
@@ -344,6 +349,20 @@ def test_a_model_keeps_as_many_sentences_as_its_training_lines_had(tmp_path: Pat
             translator = Translator.load(folder, engine="torch", sentences=option)
             (result,) = translator.translate([line])
             assert len(result.parts) == (3 if is_split else 0)
+    for limit, num_of_auto in ((None, 0), (len(line), 0), (len(line) - 1, 3)):
+        config = run_config()
+        data = config.data.model_copy(update={"max_sentences": 3, "max_characters": limit})
+        config = config.model_copy(update={"data": data})
+        folder = save_run(tmp_path / f"run-of-{limit}", model, tokenizer, config)
+        exported = tmp_path / f"export-of-{limit}"
+        with new_model_folder(exported, folder, 1):
+            pass
+        assert load_folder_config(exported).max_characters == limit
+        options = (("auto", num_of_auto), ("split", 3), ("keep", 0))
+        for option, num_parts in options:
+            translator = Translator.load(folder, engine="torch", sentences=option)
+            (result,) = translator.translate([line])
+            assert len(result.parts) == num_parts
     text = tmp_path / "text.de"
     text.write_text(f"{line}\n{FIRST}\n", encoding="utf-8")
     for option, count in (("auto", 1), ("keep", 0)):

@@ -59,6 +59,16 @@ def test_sentences_are_whole_over_the_border_of_what_is_seen_at_once_and_in_regi
     assert split_sentences(text, "de-AT") == split_sentences(text, "de") == [text[:20], text[20:]]
 
 
+def test_a_long_line_of_several_sentences_is_split_whatever_their_number() -> None:
+    """A line of exactly the limit is not longer; each line of a text is judged alone."""
+    line = "A dog ran. It fell."
+    for max_characters, count in ((None, 1), (len(line), 1), (len(line) - 1, 2)):
+        assert len(split_text(line, "en", 2, max_characters).sentences) == count
+    assert len(split_text(line, "en", None, 1).sentences) == 1
+    assert split_text(f"{line}\nYes. No.\n", "en", 2, 12).sentences[2:] == ("Yes. No.",)
+    assert split_text("A dog ran over there.", "en", 2, 5).sentences == ("A dog ran over there.",)
+
+
 def test_spaces_between_sentences_are_those_of_the_target_language() -> None:
     assert split_text("好的。再见。\n", "zh").gaps_for(" ") == ["", " ", "\n"]
     assert split_text("Yes. No.\tWhy?", "en").gaps_for("") == ["", "", "\t", ""]

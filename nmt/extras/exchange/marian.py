@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 
 from nmt.config.document import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
+from nmt.errors import CheckpointError
 from nmt.extras.exchange.imported import (
     DEFAULT_MAX_LENGTH,
     EMBEDDINGS,
@@ -234,7 +235,11 @@ def _vocabulary(path: Path, spm_path: Path) -> Vocabulary:
     if path.suffix == ".spm":
         return Vocabulary.read(path)
     if not spm_path.is_file():
-        raise refused(f"{path.name} without {spm_path.name} (subwords without SentencePiece)")
+        raise CheckpointError(
+            f"{spm_path} is missing: {path.name} does not say how text is split.",
+            fix="Copy it from the release of this model, or of the model that it was trained from. "
+            "nmt does not support subwords without SentencePiece.",
+        )
     return Vocabulary.read(spm_path, read_vocabulary(path))
 
 

@@ -318,6 +318,7 @@ def read_document(
     language: str,
     max_sentences: int | None = 1,
     protect: Sequence[str] = (),
+    max_characters: int | None = None,
 ) -> Document:
     """Split a document into its sentences and the structure around them.
 
@@ -328,6 +329,7 @@ def read_document(
             English.
         max_sentences: See `nmt.text.sentences.split_text`.
         protect: See `nmt.inference.placeholders.placeholder_pattern`.
+        max_characters: See `nmt.text.sentences.split_text`.
 
     Raises:
         ConfigError: The format is unknown.
@@ -340,7 +342,7 @@ def read_document(
         if isinstance(part, str):
             parts.append(part)
         elif _has_letter("".join(event.text for event in part)):
-            parts.append(Paragraph.read(part, language, max_sentences))
+            parts.append(Paragraph.read(part, language, max_sentences, max_characters))
         else:
             parts.append(_raw(part))
     paragraphs = (part for part in parts if isinstance(part, Paragraph))

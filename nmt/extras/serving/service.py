@@ -243,7 +243,9 @@ class Service:
             split = SplitText((item.text,), ())
             if not route.keeps_text:
                 protect = defaults.decoding.protect
-                split = split_line(item.text, route.source, max_sentences, protect)
+                split = split_line(
+                    item.text, route.source, max_sentences, protect, defaults.max_characters
+                )
             split_items.append((item, route, split))
             for index, sentence in enumerate(split.sentences):
                 request = item.request(sentence, route.languages, is_first=index == 0)
@@ -311,6 +313,7 @@ class Service:
             route.source,
             defaults.max_sentences,
             defaults.decoding.protect,
+            defaults.max_characters,
         )
         outputs = frozenset[str]()
         if not route.model.is_export:

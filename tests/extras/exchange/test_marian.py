@@ -345,6 +345,17 @@ def test_a_missing_file_is_called_missing_and_the_base_model_is_named(tmp_path: 
     refused(folder, r"sentencepiece.bpe.model is missing.*\n.*Copy it from org/base\.")
 
 
+@pytest.mark.parametrize("name", ["source.spm", "target.spm"])
+def test_a_missing_sentencepiece_model_of_marian_is_called_missing(
+    marian_models: Path, theirs: Path, tmp_path: Path, name: str
+) -> None:
+    opus = Path(shutil.copytree(marian_models / "opus", tmp_path / "opus"))
+    (opus / name).unlink()
+    refused(opus, rf"{name} is missing.*\n.*Copy it from the release of this model")
+    (theirs / name).unlink()
+    refused(theirs, rf"{name} is missing.*\n.*Copy it from the model that")
+
+
 @pytest.fixture
 def theirs(marian_models: Path, tmp_path: Path) -> Path:
     return write(tmp_path / "theirs", marian_models, KINDS["tied, swish"])

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from nmt.cli.app import app
 from nmt.errors import ConfigError
 from nmt.extras.serving.bodies import answer_of
-from nmt.extras.serving.models import detect
+from nmt.extras.serving.models import ServedModel, detect
 from nmt.extras.serving.options import ServeOptions, serve
 from nmt.extras.serving.service import Service
 from nmt.inference.request import Request, Result, TokenScore
@@ -449,6 +449,22 @@ def test_a_document_has_the_options_of_its_request_and_counts_warnings(
         assert values["alarms"] == sum(result.alarms != () for result in results)
         texts.append(values["text"])
     assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize(("limit", "count"), [(None, 1), (19, 1), (18, 2)])
+def test_a_text_or_paragraph_that_is_longer_than_the_training_lines_is_split(
+    inside: Inside, models: dict[str, Path], limit: int | None, count: int
+) -> None:
+    """The limits are those of `nmt translate`: here two sentences and a number of characters."""
+    model = ServedModel("de-en", models["de-en"], {"engine": "torch"})
+    model.translator = model.translator.with_options(max_sentences=2, max_characters=limit)
+    client = inside({"de-en": model})
+    text = "Der Hund. Die Maus."
+    answer = client.post("/v1/translate", json={"texts": [text]}).json()
+    assert len(answer["translations"][0]["sentences"]) == count
+    for kind in ("txt", "html"):
+        document = client.post("/v1/documents", json={"format": kind, "text": text}).json()
+        assert document["num_texts"] == count
 
 
 def test_only_the_first_sentence_has_the_prefix_and_the_required_phrases(server: Server) -> None:
