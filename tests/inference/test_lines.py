@@ -335,6 +335,7 @@ def test_a_model_keeps_as_many_sentences_as_its_training_lines_had(tmp_path: Pat
     tokenizer = train_tokenizer(tmp_path / "tokenizer")
     model = small_model(load_tokenizers(tokenizer))
     line = f"{FIRST} {SECOND} {THIRD}"
+    options: Any
     for limit in (None, 2, 3):
         config = run_config()
         data = config.data.model_copy(update={"max_sentences": limit})
@@ -344,7 +345,7 @@ def test_a_model_keeps_as_many_sentences_as_its_training_lines_had(tmp_path: Pat
         with new_model_folder(exported, folder, 1):
             pass
         assert load_folder_config(exported).max_sentences == (limit or 1)
-        options: tuple[Any, ...] = (("auto", limit != 3), ("split", True), ("keep", False))
+        options = (("auto", limit != 3), ("split", True), ("keep", False))
         for option, is_split in options:
             translator = Translator.load(folder, engine="torch", sentences=option)
             (result,) = translator.translate([line])
