@@ -46,8 +46,8 @@ def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "student.yaml").write_text(STUDENT, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        train("first")
-        train("second", {"prepared_dir": "prepared/first"}, seed=2)
+        train("first", max_steps=60, validate_every=30)
+        train("second", {"prepared_dir": "prepared/first"}, seed=2, max_steps=60, validate_every=30)
     return folder
 
 
@@ -64,6 +64,7 @@ def distilled(teachers: list[Path], **options: Any) -> DistillReport:
         "config": "student.yaml",
         "threads": 1,
         "beam_size": 2,
+        "force": True,  # these teachers are hardly trained
     }
     text = Path("train.de")
     return distill(DistillOptions(teachers=tuple(teachers), text=text, **usual | options))
