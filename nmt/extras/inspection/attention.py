@@ -228,13 +228,14 @@ def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
 
     Means over the tokens of all pairs. (layers, H, 4).
     """
+    device = model.output_weight.device
     sums = {kind: torch.zeros(()) for kind in KINDS}  # becomes (layers, H, 4)
     num_tokens = Counter[Kind]()
     for source, target in pairs:
         encoder_ids = [*source, EOS_ID]
-        encoder_input = source_of(model, Packed.from_rows([encoder_ids]))
+        encoder_input = source_of(model, Packed.from_rows([encoder_ids], device))
         decoder_ids = [BOS_ID, *target]
-        decoder_input = Packed.from_rows([decoder_ids])
+        decoder_input = Packed.from_rows([decoder_ids], device)
         recording = record(model, encoder_input, decoder_input)
         for kind in KINDS:
             weights = recording.weights(kind)  # (layers, H, T, S)

@@ -41,6 +41,7 @@ def inspect(options: InspectOptions) -> None:
         ConfigError: The view, layer or head does not exist, an option has no effect in the view, or
             the sentence is missing or too long.
         CheckpointError: The model is missing, damaged or exported for CTranslate2.
+        DeviceError: The device does not exist.
     """
     _check_view(options)
     output_format = _output_format(options)
@@ -68,7 +69,7 @@ def inspect(options: InspectOptions) -> None:
             effective = view_options - {"checkpoint", "beam_size"} | {"set_"}
         _refuse_ineffective(options, effective, where)
         num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # for one sentence, several threads cost more than they save
+        torch.set_num_threads(options.threads)
         try:
             parts = [make_part(name, inspected) for name in names]
             facts = _facts(inspected, view_options)

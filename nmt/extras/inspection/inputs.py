@@ -106,7 +106,7 @@ def _side_figures(inspected: Inspected, side: Side) -> Iterator[Figure]:
         matrix: Tensor = inspected.model.source_vectors
         if side == "target":
             matrix = inspected.model.target_embeddings
-        matrix = matrix.detach()  # (V, D)
+        matrix = matrix.detach().cpu()  # (V, D)
         # The example is the first token that is not special.
         example_id = next((token_id for token_id in ids if token_id > EOS_ID), ids[0])
         (example,) = labels(tokenizer, [example_id])

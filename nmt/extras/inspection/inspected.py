@@ -29,6 +29,7 @@ from nmt.config.inference import InferenceConfig
 from nmt.config.loader import change_options, load_inference, settings_of
 from nmt.config.model import DecodingConfig
 from nmt.data.prepared import PreparedData
+from nmt.device.device import choose_device
 from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.extras.inspection.figure import isolated
 from nmt.extras.inspection.options import InspectOptions, Need
@@ -65,6 +66,7 @@ class Inspected:
         self.place = place
         self.choice = choice or InspectOptions()
         self.is_folder = place.is_dir()
+        self._device = choose_device(self.choice.device)
 
     @cached_property
     def has_weights(self) -> bool:
@@ -154,7 +156,7 @@ class Inspected:
 
     @cached_property
     def model(self) -> Transformer:
-        """The model of the chosen checkpoint: CPU, float32, evaluation mode."""
+        """The model of the chosen checkpoint: chosen device, float32, evaluation mode."""
         return self.load(self.checkpoint)
 
     @property
@@ -171,8 +173,9 @@ class Inspected:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 model = build_model(self.config.model, *self.vocab_sizes)
-                return model.eval()
-        return load_model(self.place, checkpoint).model
+        else:
+            model = load_model(self.place, checkpoint).model
+        return model.eval().to(self._device)
 
     @property
     def seed(self) -> int:
@@ -266,12 +269,12 @@ class Inspected:
     @cached_property
     def source(self) -> Packed:
         """``source_ids`` as the model's input: one sentence."""
-        return Packed.from_rows([self.source_ids])
+        return Packed.from_rows([self.source_ids], self._device)
 
     @cached_property
     def target(self) -> Packed:
         """BOS and ``target_ids`` as the decoder's input: one sentence."""
-        return Packed.from_rows([[BOS_ID, *self.target_ids]])
+        return Packed.from_rows([[BOS_ID, *self.target_ids]], self._device)
 
     def layers(self, num_layers: int) -> list[int]:
         """Return the chosen layers of a stack, from 1: all layers if none is chosen.

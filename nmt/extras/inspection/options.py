@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from nmt.commands.options import Overrides, Tag, file_or_standard
+from nmt.commands.options import Device, Overrides, Tag, file_or_standard
 from nmt.config.flag import OF_THE_MODEL, Flag, Options
 from nmt.installation import read_toml
 
@@ -85,4 +85,7 @@ class InspectOptions(Options):
     unmasked: bool = False
     test: Annotated[str | None, Flag(short="t", metavar="NAME", shown="the first test set")] = None
     limit: Annotated[int, Flag(min=1)] = 200
+    # For one sentence, a GPU and several threads cost more time than they save.
+    device: Device = "cpu"
+    threads: Annotated[int, Flag("Number of CPU threads.", min=1)] = 1
     set_: Overrides = ()

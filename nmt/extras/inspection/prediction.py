@@ -91,7 +91,7 @@ class ObservingStepper(ModelStepper):
     """A `ModelStepper` that records the steps of the search for one sentence.
 
     Args:
-        model: Model on the CPU.
+        model: Model in evaluation mode.
         source: The source sentence.
         options: Options of the search.
     """
@@ -111,7 +111,8 @@ class ObservingStepper(ModelStepper):
         ``tokens`` are the tokens that the beams read, (1, K): BOS in the first step, which has one
         beam.
         """
-        (log_probs,), state = super().step(state, tokens)  # (K, V)
+        next_log_probs, state = super().step(state, tokens)  # (1, K, V)
+        log_probs = next_log_probs[0].cpu()  # (K, V)
         ids: list[Ids] = [()]
         totals = torch.zeros(1)
         if self.moments:
@@ -130,7 +131,7 @@ class ObservingStepper(ModelStepper):
         self.moments.append(moment)
         # The search does not call `select` if every beam continues itself.
         self._parents = list(range(len(ids)))
-        return log_probs.unsqueeze(0), state
+        return next_log_probs, state
 
     @override
     def select(self, state: States, sentences: Tensor, beams: Tensor) -> States:
@@ -152,12 +153,12 @@ def trace_search(
     """Translate one sentence; return the steps of the search, and the hypotheses, best first.
 
     Args:
-        model: Model on the CPU, in evaluation mode.
+        model: Model in evaluation mode.
         source_ids: Source ids without BOS and EOS.
         options: Options of greedy or beam search.
     """
     read_ids = (*source_ids, EOS_ID)
-    source = Packed.from_rows([read_ids])
+    source = Packed.from_rows([read_ids], model.output_weight.device)
     stepper = ObservingStepper(model, source, options)
     (hypotheses,) = search(stepper, source, options)
     penalty = length_penalty(options)
@@ -354,7 +355,7 @@ def recompute_words(model: Transformer, source: Packed, max_length: int) -> Iter
     words = list[int]()
     while len(words) < max_length and EOS_ID not in words[-1:]:  # there is no last word at first
         read_ids = [BOS_ID, *words]
-        read = Packed.from_rows([read_ids])
+        read = Packed.from_rows([read_ids], source.ids.device)
         logits = model.logits(model(source, read))
         logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
         words = logits.argmax(-1).tolist()
@@ -380,7 +381,7 @@ def distributions(inspected: Inspected) -> Iterator[Figure]:
     for name in inspected.choice.checkpoint or _DEFAULT_CHECKPOINTS:
         model = inspected.load(name)
         hidden = model(inspected.source, inspected.target)
-        logits[name] = model.logits(hidden)
+        logits[name] = model.logits(hidden).cpu()
         probs[name] = usable_log_probs(logits[name], gold_ids).exp()
     steps = []
     for position, label in enumerate(inspected.target_labels):

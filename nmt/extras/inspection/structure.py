@@ -387,7 +387,7 @@ def trace_tensors(
         dtype = str(output.dtype).removeprefix("torch.")
         rows.append([name, str(tuple(output.shape)), dtype, None, None])
         if output.is_floating_point():
-            spread, mean = torch.std_mean(output.double(), correction=0)
+            spread, mean = torch.std_mean(output.cpu().double(), correction=0)
             rows[-1][3:] = [mean.item(), spread.item()]  # instead of the two None
 
     add_row("source ids", None, None, source.ids)

@@ -123,7 +123,7 @@ class Sublayer:
         if module.heads:
             query = module.heads["query_norm"](query)
         scheme = getattr(module, "positions", None)  # only self-attention can have one
-        positions = torch.arange(len(self.inputs))
+        positions = torch.arange(len(self.inputs), device=self.inputs.device)
         if scheme is not None:
             query = scheme.rotate(query, positions)
             key = scheme.rotate(key, positions)
@@ -165,10 +165,13 @@ class Recording:
         return tuple(sublayer for sublayer in self.sublayers if sublayer.kind == kind)
 
     def weights(self, kind: Kind) -> Tensor:
-        """Return the weights of one kind of attention, from bottom to top: (layers, H, T, S)."""
+        """Return the weights of one kind of attention, from bottom to top.
+
+        (layers, H, T, S), on the CPU.
+        """
         layers = self.attention(kind)
         weights = [sublayer.heads().weights for sublayer in layers]
-        return torch.stack(weights)
+        return torch.stack(weights).cpu()
 
 
 def record(model: Transformer, source: Packed, target: Packed) -> Recording:
@@ -236,7 +239,8 @@ def without_head(attention: Attention, head: int) -> Iterator[None]:
     columns = torch.arange(end - attention.head_dim, end)
 
     def set_to_zero(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        return (args[0].index_fill(-1, columns, 0),)
+        (heads,) = args
+        return (heads.index_fill(-1, columns.to(heads.device), 0),)
 
     with attention.output.register_forward_pre_hook(set_to_zero):
         yield
@@ -428,7 +432,7 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
     """
     recording = record(inspected.model, inspected.source, inspected.target)
     gold = torch.tensor([*inspected.target_ids, EOS_ID])
-    logits = inspected.model.logits(recording.hidden)
+    logits = inspected.model.logits(recording.hidden).cpu()
     loss = F.cross_entropy(logits, gold)
     # Of each sublayer, the gradient of the stream above it, then the gradients of its weights. In a
     # post-norm model, the topmost stream is the output. `grad` stores no gradients in the model.

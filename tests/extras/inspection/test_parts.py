@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from nmt.config.data import TokenizerConfig
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DeviceError
 from nmt.extras.inspection import attention
 from nmt.extras.inspection.attention import head_losses, look_shares
 from nmt.extras.inspection.command import inspect, make_part
@@ -24,7 +24,7 @@ from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Tabl
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import VIEWS, InspectOptions
 from nmt.extras.inspection.prediction import losses, smoothed_target
-from nmt.extras.inspection.sublayers import distance, entropy, score
+from nmt.extras.inspection.sublayers import distance, entropy, record, score
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import load_tokenizers
@@ -440,3 +440,51 @@ def test_the_tag_is_part_of_the_source_and_an_unknown_tag_is_an_error(tmp_path: 
     with pytest.raises(ConfigError, match="no tag 'fr'") as caught:
         inspected("fr").check()
     assert (caught.value.exit_code, caught.value.fix) == (2, "Use a tag such as 2de, 2en, bt.")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_view_is_computed_on_the_chosen_number_of_threads(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    used = []
+    load = Inspected.load
+
+    def counted(self: Inspected, checkpoint: str) -> Any:
+        used.append(torch.get_num_threads())
+        return load(self, checkpoint)
+
+    monkeypatch.setattr(Inspected, "load", counted)
+    before = torch.get_num_threads()
+    output = tmp_path / "attention.txt"
+    folder = folders["post"]
+    choice: dict[str, Any] = {"source": SOURCE, "target": TARGET, "output": output}
+    inspect(InspectOptions(model=folder, view="attention", threads=threads, **choice))
+    assert set(used) == {threads}
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_model_and_the_sentences_are_on_the_chosen_device(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    """The meta device takes the place of a GPU: it has no values, but refuses other devices."""
+    meta = torch.device("meta")
+    monkeypatch.setattr("nmt.extras.inspection.inspected.choose_device", lambda _: meta)
+    monkeypatch.setattr("nmt.packed.move", torch.Tensor.to)  # without pinned memory
+    choice = InspectOptions(source=SOURCE, target=TARGET)
+    inspection = Inspected(folders[shape], choice)
+    recording = record(inspection.model, inspection.source, inspection.target)
+    for sublayer in recording.sublayers:
+        if sublayer.kind:
+            assert {tensor.device for tensor in sublayer.heads()} == {meta}
+    assert inspection.load("untrained").output_weight.device == meta
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_missing_is_refused_as_by_score(folders: dict[str, Path]) -> None:
+    folder = folders["post"]
+    with pytest.raises(DeviceError) as expected:
+        Scorer.load(folder, device="cuda")
+    with pytest.raises(DeviceError) as refused:
+        inspect(InspectOptions(model=folder, source=SOURCE, device="cuda"))
+    assert (str(refused.value), refused.value.fix) == (str(expected.value), expected.value.fix)
