@@ -521,13 +521,12 @@ def _read_training(
         problems = log.take(name, result.values)
         overlap.see(pairs, direction)
         diagnosis.see(name, pairs, result.arrays, problems)
-        num_uncounted = max(0, num_to_count - num_kept)
-        for pair in pairs[:num_uncounted]:
-            sentences.append(len(split_sentences(pair.source, direction.source)))
-            characters.append(len(pair.source))
         for pair in pairs:
             sample.add(name, pair.source, pair.target)
-        num_kept += len(pairs)
+            if num_kept < num_to_count:
+                sentences.append(len(split_sentences(pair.source, direction.source)))
+                characters.append(len(pair.source))
+            num_kept += 1
     if not num_kept:
         raise log.nothing_left("training", name)
 
