@@ -238,9 +238,9 @@ def without_head(attention: Attention, head: int) -> Iterator[None]:
     end = head * attention.head_dim
     columns = torch.arange(end - attention.head_dim, end)
 
-    def set_to_zero(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+    def set_to_zero(_: nn.Module, args: tuple[Tensor]) -> Tensor:
         (heads,) = args
-        return (heads.index_fill(-1, columns.to(heads.device), 0),)
+        return heads.index_fill(-1, columns.to(heads.device), 0)
 
     with attention.output.register_forward_pre_hook(set_to_zero):
         yield
