@@ -1,4 +1,4 @@
-"""Packages for Argos Translate and LibreTranslate (``nmt export --to argos``).
+"""The export format of Argos Translate and LibreTranslate.
 
 A package is a zip archive of a folder with a CTranslate2 model, a SentencePiece model and
 ``metadata.json``. Argos Translate splits a source with the SentencePiece model, and joins the
