@@ -243,7 +243,7 @@ def _find_start(
         run_dir = config.run_dir
         warnings = check_resumable(checkpoint.state, record, run_dir=run_dir, exact=exact)
     budget = Budget(setup, progress, config.run_dir, begin=begin)
-    setup = budget.open()
+    setup = budget.start()
     notes += map(str, progress.plans[-1:])
     return _Start(
         progress=progress,

@@ -26,6 +26,7 @@ from nmt.inference.engine import (
     LoadedModel,
     Needs,
     SearchTask,
+    parse_device,
     parse_dtype,
 )
 from nmt.inference.stepper import BatchVocabulary, Mixture, ModelStepper, Shortlist, source_of
@@ -272,7 +273,7 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     if dtype == "int8":
         raise ConfigError("int8 needs the CTranslate2 engine.", fix="Remove `dtype`.")
     prepare_process(options.threads)
-    device = choose_device(options.device)
+    device = choose_device(parse_device(options.device))
     is_cpu = device.type == "cpu"
     if dtype == "float16" and is_cpu:
         raise ConfigError(

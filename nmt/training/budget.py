@@ -87,7 +87,7 @@ class Budget:
             return 0.0
         return self._clock() - self._begin
 
-    def open(self) -> TrainingSetup:
+    def start(self) -> TrainingSetup:
         """Read the recorded plans, or measure and record the first one.
 
         Returns:

@@ -59,7 +59,7 @@ def test_one_batch_passes_few_modules(tmp_path: Path, monkeypatch: pytest.Monkey
     result = CliRunner().invoke(app, ["train", str(path), *flags])
     assert result.exit_code == 0, result.output
     assert {"commands/train.py", "data/loader.py", "training/optimizer.py"} <= passed
-    assert len(passed) <= 16, sorted(passed)
+    assert len(passed) <= 17, sorted(passed)
 
 
 def test_one_line_passes_few_modules(
@@ -86,4 +86,4 @@ def test_one_line_passes_few_modules(
     command.translate(TranslateOptions(stream=True, threads=1, **place))
     assert len(place["output"].read_bytes().splitlines()) == 2
     assert "inference/translator.py" in passed
-    assert len(passed) <= 15, sorted(passed)
+    assert len(passed) <= 18, sorted(passed)

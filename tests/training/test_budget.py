@@ -59,7 +59,7 @@ def budget_of(
 ) -> Budget:
     clock = lambda: machine.now  # noqa: E731
     budget = Budget(setup, progress, Path(run_dir), begin=machine.now, clock=clock)
-    budget.open()
+    budget.start()
     return budget
 
 
@@ -135,7 +135,7 @@ def test_a_slow_validation_uses_a_part_of_the_sentences_and_is_made_less_often(
     progress = Progress()
     machine = Machine()
     budget = Budget(setup, progress, Path("run"), begin=0.0, clock=lambda: machine.now)
-    (part,) = budget.open().validator.sets
+    (part,) = budget.start().validator.sets
     assert part.text is not None
     assert progress.plans[0].share == 1 / 3  # 12 seconds are 2% of the budget
     assert part.text.sources == text.sources[::3]

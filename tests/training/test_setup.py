@@ -130,7 +130,7 @@ def test_a_start_removes_the_lines_that_it_will_write_again(
 
 def opened_budget(config: RunConfig, setup: TrainingSetup, progress: Progress) -> Budget:
     budget = Budget(setup, progress, config.run_dir, begin=0.0)
-    budget.open()
+    budget.start()
     return budget
 
 

@@ -34,6 +34,7 @@ from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.extras.inspection.figure import isolated
 from nmt.extras.inspection.options import InspectOptions, Need
 from nmt.files.json_file import MANIFEST
+from nmt.inference.engine import parse_device
 from nmt.inference.guard import Guard, GuardLimits, Output
 from nmt.inference.segment import Segment
 from nmt.inference.torch_engine import TorchEngine
@@ -66,7 +67,7 @@ class Inspected:
         self.place = place
         self.choice = choice or InspectOptions()
         self.is_folder = place.is_dir()
-        self._device = choose_device(self.choice.device)
+        self._device = choose_device(parse_device(self.choice.device))
 
     @cached_property
     def has_weights(self) -> bool:

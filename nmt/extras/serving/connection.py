@@ -6,15 +6,13 @@ import asyncio
 import json
 import sys
 from collections import Counter
+from importlib import import_module
 from typing import ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nmt.extras.serving.bodies import RefusedError
-
-if sys.platform != "win32":
-    import resource
 
 # Share of the connections that one address may have, unless a proxy is in front of the server.
 _SHARE_OF_ADDRESS = 0.25
@@ -26,6 +24,7 @@ def raise_file_limit(max_connections: int) -> int:
     """Raise the limit of open files for connections; return how many connections may be open."""
     if sys.platform == "win32":  # has no such limit for sockets
         return max_connections
+    resource = import_module("resource")
     needed = max_connections + _NUM_REFUSABLE + _OTHER_FILES
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard_limit != resource.RLIM_INFINITY:
