@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import select
 import subprocess
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 from nmt.config.data import BatchConfig
 from nmt.data import corpus, lexicon
 from nmt.data.loader import Loader, Position
-from nmt.data.prepare_report import REPORT
+from nmt.data.prepared import TIMES
 from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
 from nmt.data.workers import map_ahead, open_workers, process_pool
@@ -155,17 +154,15 @@ def test_the_next_epoch_is_planned_before_this_one_ends(
 
 
 def prepared(folder: Path, **options: Any) -> object:
-    """Everything that is made of some corpora, but times and the folder's name."""
+    """Everything that is made of some corpora, but times."""
     write_odd_pairs(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "BLOCK_PAIRS", 13)
         patch.setattr(lexicon, "_COOCCURRENCES_AT_ONCE", 1000)  # several batches, too
         prepare(config_for(folder), force=True, **options)
     files = [path for path in sorted((folder / "prepared").rglob("*")) if path.is_file()]
-    report = json.loads((folder / "prepared" / REPORT).read_text(encoding="utf-8"))
-    del report["seconds"], report["stages"]
-    return report, {
-        path.name: path.read_bytes() for path in files if path.name not in (REPORT, "manifest.json")
+    return {
+        path.name: path.read_bytes() for path in files if path.name not in (TIMES, "manifest.json")
     }
 
 

@@ -375,7 +375,8 @@ def _problem(detail: Mapping[str, Any]) -> str:
     field_names = [name for name in names if not _TRIED_TYPE.match(name)]
     place = ".".join(field_names) or "the body"
     message = detail["msg"]
-    if detail["type"] == "missing":
+    # An empty body is None.
+    if detail["type"] == "missing" and isinstance(detail["input"], Mapping):
         for name in _NAMES_OF_TEXT & set(detail["input"]) - {names[-1]}:
             message += f" in place of {name}"
     if detail["type"] == "extra_forbidden":

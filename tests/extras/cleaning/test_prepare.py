@@ -256,7 +256,7 @@ def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) ->
     for folder in folders[2:]:
         prepare(config, report_dir=folder)
     lists = {"dropped.tsv.gz", "lexical.tsv.gz", "reported.tsv.gz"}
-    names = {*lists, "report.html", "report.json"}
+    names = {*lists, "report.html", "report.json", "times.json"}
     assert all({path.name for path in folder.iterdir()} == names for folder in folders)
     for name in lists:
         assert len({(folder / name).read_bytes() for folder in folders}) == 1

@@ -19,6 +19,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.comet.metric import CometModel
 from nmt.inference.mbr import Mbr, expected_utilities
 from nmt.metrics.metric import MetricOptions, MetricScorer
+from nmt.training.validation import HeldOutText
 from tests.cli.commands import call, lines_of
 from tests.commands.test_evaluate import invoke, write
 from tests.extras.analysis.conftest import LINES
@@ -122,7 +123,10 @@ def test_unusable_models_are_refused_with_a_command(
     assert logging.getLogger().handlers == handlers  # later messages are shown as before
 
 
-def test_comet_chooses_the_best_checkpoint(fake: Fake, tmp_path: Path) -> None:
+def test_comet_chooses_the_best_checkpoint(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HeldOutText, "problem_of", lambda *_: "")  # scores count as evidence
     write_corpus(tmp_path)
     with pytest.raises(ConfigError, match="neither a file nor"):  # before training
         fit(make_config(validation={"metric": "comet:missing"}))

@@ -202,7 +202,7 @@ def test_languages_are_described_with_names_and_writing_direction(
         "beam_size": 16,
         "n_best": 16,
     }
-    assert values["documents"] == ["txt", "html", "srt"]
+    assert values["documents"] == ["txt", "html", "srt", "vtt"]
 
 
 def test_a_server_starts_with_the_keys_and_the_engine_of_its_options(
