@@ -218,7 +218,8 @@ class Paragraph:
         plain = "".join(" " if event.kind == "break" else event.text for event in events)
         plain = without_surrogates(plain)
         line = " ".join(plain.split())
-        sentences = split_text(line, language, max_sentences, max_characters).sentences
+        split = split_text(line, language, max_sentences, max_characters)
+        sentences = split.sentences
         runs: list[tuple[Kind, int, int]] = []
         end = 0  # of the last run
         for word in " ".join(sentences).split():

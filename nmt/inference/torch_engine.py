@@ -273,7 +273,8 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     if dtype == "int8":
         raise ConfigError("int8 needs the CTranslate2 engine.", fix="Remove `dtype`.")
     prepare_process(options.threads)
-    device = choose_device(parse_device(options.device))
+    device_name = parse_device(options.device)
+    device = choose_device(device_name)
     is_cpu = device.type == "cpu"
     if dtype == "float16" and is_cpu:
         raise ConfigError(
