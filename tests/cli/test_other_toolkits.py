@@ -392,7 +392,6 @@ def test_the_values_make_a_configuration_that_is_accepted() -> None:
     ("pull opus-mt-en-de", "ORG/NAME, nmt pull OTHER --output FOLDER"),
     ("translate M a b.de", "quote 'a b.de'"),
     ("translate run/M in.de", "run/M exist. Train"),
-    ("inspect M --source a --device cpu", "CPU"),
     ("train c.yaml --set model=transformer", "model.preset=transformer-base"),
     ("train c.yaml --set langs=de-en", "source_language and target_language?"),
     ("config check c.yaml --set trainer={}", "did you mean training?"),
