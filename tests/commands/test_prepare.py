@@ -723,6 +723,7 @@ def test_tokenized_text_is_prepared_with_a_warning(tmp_path: Path) -> None:
     assert warning.startswith("numbers: the text in en looks tokenized: ")
 
 
+@pytest.mark.long
 def test_symbols_replace_placeholders_of_training_pairs_only(tmp_path: Path) -> None:
     source, target = corpus(120)
     for side in (source, target):

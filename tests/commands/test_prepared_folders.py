@@ -216,6 +216,7 @@ def test_a_refused_start_replaces_nothing(here: Path) -> None:
         assert changed in ([], ["run/.lock"])
 
 
+@pytest.mark.long
 def test_a_run_needs_its_folder_only_when_it_starts(here: Path) -> None:
     """At its end it has the shortlist, the profiles and the sentences of its own data."""
     write_corpus(here)

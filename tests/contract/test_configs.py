@@ -71,6 +71,7 @@ def copy_of_the_data_set(folder: Path, languages: tuple[str, str], subset: str |
 
 
 @pytest.mark.parametrize("path", ON_HUB, ids=lambda path: path.stem)
+@pytest.mark.long
 def test_the_data_of_every_configuration_are_read_from_a_local_copy(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

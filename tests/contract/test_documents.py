@@ -108,6 +108,7 @@ def write_corpus(folder: Path) -> None:
 @pytest.mark.parametrize(
     "document", [SHORT_TOUR, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_TOURS)]
 )
+@pytest.mark.long
 def test_the_tour_works_as_it_is_written(tmp_path: Path, document: str) -> None:
     write_corpus(tmp_path)
     folder = Path(sys.executable).parent
@@ -155,6 +156,7 @@ def printed(block: Block) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("system", "code"), [("Online-A", 0), ("ICL", 6)])
+@pytest.mark.long
 def test_the_steps_of_the_ci_job_pass_and_fail(
     shared_data: Path, tmp_path: Path, system: str, code: int
 ) -> None:

@@ -71,6 +71,7 @@ def test_every_extra_has_a_command_that_needs_it() -> None:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.long
 def test_without_an_extra_its_name_is_told(tmp_path: Path, extra: str) -> None:
     copy_without(tmp_path, [extra])
     needing = nmt(tmp_path, *NEEDING[extra])
@@ -79,6 +80,7 @@ def test_without_an_extra_its_name_is_told(tmp_path: Path, extra: str) -> None:
     assert "Traceback" not in needing.stderr
 
 
+@pytest.mark.long
 def test_without_any_extra_help_and_the_four_verbs_work(tmp_path: Path) -> None:
     copy_without(tmp_path, EXTRAS)
     usage = nmt(tmp_path, "--help")

@@ -148,6 +148,7 @@ def test_results_of_other_text_or_another_configuration_are_not_reused(tmp_path:
 
 
 @pytest.mark.parametrize("library", ["ftfy", "py3langid", "fasttext-predict"])
+@pytest.mark.long
 def test_results_of_another_version_of_a_library_are_not_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:

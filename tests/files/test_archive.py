@@ -194,6 +194,7 @@ def test_a_tar_file_with_endless_headers_is_refused(
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tgz"])
+@pytest.mark.long
 def test_memory_does_not_grow_with_a_member(tmp_path: Path, suffix: str) -> None:
     path = written(tmp_path / f"bomb{suffix}", {"x.en": b"word\n" * (40 << 20)})
     tracemalloc.start()

@@ -68,6 +68,7 @@ def rounded(output: bytes) -> str:
     return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.3f}", output.decode())
 
 
+@pytest.mark.long
 def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     """With blank, bad and odd lines in both parts, and a line that has to be cut.
 

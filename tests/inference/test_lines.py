@@ -331,6 +331,7 @@ def test_the_confidence_of_a_line_leaves_out_copied_sentences() -> None:
     assert (joined.text, joined.score, joined.confidence) == ("xyz -", -1.0, 50.0)
 
 
+@pytest.mark.long
 def test_a_model_keeps_as_many_sentences_as_its_training_lines_had(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(tmp_path / "tokenizer")
     model = small_model(load_tokenizers(tokenizer))

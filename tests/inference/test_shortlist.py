@@ -189,6 +189,7 @@ def masked_search(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shapes", [("modern",), ("learned",), ("plain", "learned", "wide")])
+@pytest.mark.long
 def test_a_shortlist_equals_the_full_vocabulary_if_other_tokens_are_impossible(
     tokenizers: Tokenizers, way: str, shapes: tuple[str, ...]
 ) -> None:

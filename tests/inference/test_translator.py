@@ -85,6 +85,7 @@ def test_batches_keep_to_both_of_their_limits(
         assert most_rows == 21 or any(len(rows) == most_rows for rows in batches)
 
 
+@pytest.mark.long
 def test_a_very_long_line_is_cut_and_raises_an_alarm(
     model: Transformer, tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:

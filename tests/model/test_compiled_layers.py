@@ -64,6 +64,7 @@ def hidden_of(model: Transformer, shape: Shape) -> Tensor:
     ],
     indirect=["counting"],
 )
+@pytest.mark.long
 def test_loss_and_gradients_are_those_of_plain_layers(variant: str, counting: Backend) -> None:
     layers = {"encoder_layers": 1 + (variant != "paper"), "decoder_layers": 1}
     models = two_models(**{**VARIANTS[variant], **layers, "dropout": 0.0})
@@ -72,6 +73,7 @@ def test_loss_and_gradients_are_those_of_plain_layers(variant: str, counting: Ba
     assert counting.num_graphs == 2
 
 
+@pytest.mark.long
 def test_one_compiled_graph_serves_all_layers_and_batches(counting: Backend) -> None:
     plain, model = two_models(encoder_layers=3, dropout=0.1)
     for shape in SHAPES:
@@ -87,6 +89,7 @@ def test_one_compiled_graph_serves_all_layers_and_batches(counting: Backend) -> 
     assert counting.num_graphs == 4
 
 
+@pytest.mark.long
 def test_weights_of_a_mixed_precision_share_their_graphs(counting: Backend) -> None:
     """All layers see the same dtypes, so that none is compiled for the first one alone."""
     _, model = two_models(norm_position="pre", norm="rms")

@@ -45,6 +45,7 @@ def walk(model: Transformer, seed: int, num_beams: int, *, with_coverage: bool) 
 
 
 @given(seed=st.integers(0, 1000), num_beams=st.integers(1, 6), with_coverage=st.booleans())
+@pytest.mark.long
 def test_moving_some_caches_equals_copying_all(
     model: Transformer, seed: int, num_beams: int, with_coverage: bool
 ) -> None:

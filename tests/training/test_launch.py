@@ -118,6 +118,7 @@ def test_all_processes_get_the_arguments_their_place_and_their_threads(
     ],
 )
 @pytest.mark.usefixtures("hangup")
+@pytest.mark.long
 def test_a_failure_ends_the_others_and_gives_the_exit_code(
     program: Program, first: str, second: str, code: int
 ) -> None:

@@ -43,6 +43,7 @@ def num_batches(server: Server, batch: dict[str, Any], epoch: int) -> int:
     return len(Loader(store, BatchConfig(**batch), weights=[1.0], seed=1).plan(epoch))
 
 
+@pytest.mark.long
 def test_uneven_shards_give_every_process_the_same_number_of_updates(
     server: Server, whole_of_two: Run
 ) -> None:
@@ -113,6 +114,7 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
 
 
 @pytest.mark.usefixtures("whole_of_two")  # has prepared the data
+@pytest.mark.long
 def test_processes_follow_the_plan_of_one_and_repeat_it(server: Server, run: Run) -> None:
     minutes: dict[str, Any] = {"max_steps": None, "max_minutes": 0.05}
     minutes |= {"validate_every": 5, "save_every": 3}
@@ -240,6 +242,7 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
     assert_equal(run, whole_of_two)
 
 
+@pytest.mark.long
 def test_a_request_to_save_in_one_process_saves_in_all(whole_of_two: Run, run: Run) -> None:
     """FAULT 66: they agree at the start of the next update."""
     run.start(harm=Harm("update", 12, (signal.SIGUSR1,), rank=1))

@@ -180,6 +180,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.long
 def test_the_command_goes_on_with_the_same_weights(base: Path, name: str) -> None:
     settings = SETTINGS[name]
     error = refusal("run_dir=runs/base", "training.max_steps=20", *settings)

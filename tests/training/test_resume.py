@@ -38,6 +38,7 @@ from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS
 
 
+@pytest.mark.long
 def test_a_complete_run_continued_with_more_steps_equals_a_single_run(run: Run, whole: Run) -> None:
     """FAULTS 1 and 13: the budget may grow under a schedule that does not depend on it."""
     run.finish(max_steps=10, log_every=4)
@@ -51,6 +52,7 @@ def test_a_complete_run_continued_with_more_steps_equals_a_single_run(run: Run, 
     assert recorded["training"]["max_steps"] == STEPS
 
 
+@pytest.mark.long
 def test_a_run_resumed_in_new_processes_equals_an_uninterrupted_run(run: Run, whole: Run) -> None:
     """FAULTS 2 and 19: in mid-epoch, with accumulation and dropout, by a signal from outside."""
     command = [sys.executable, "-m", "nmt", "train", str(run.config), f"--run-dir={run.folder}"]
@@ -132,6 +134,7 @@ def test_signals_end_preparation_at_once(run: Run, server: Server, number: int, 
     assert not [*server.folder.glob(f".{place.name}*")]
 
 
+@pytest.mark.long
 def test_patience_counts_on_over_a_restart(run: Run) -> None:
     """FAULT 18."""
     settings: dict[str, Any] = {
@@ -196,6 +199,7 @@ def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(run: Run, whole: Ru
     assert run.metrics() == whole.metrics()
 
 
+@pytest.mark.long
 def test_a_full_disk_stops_with_the_earlier_checkpoints_intact(run: Run, whole: Run) -> None:
     """FAULT 8."""
     result = run.train(harm=Harm(full_saves=(3,)))
@@ -262,6 +266,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_without_an_intact_one_nothin
         (["--set=data.train.0.max_pairs=200", "--dry-run"], "data_hash: was "),
     ],
 )
+@pytest.mark.long
 def test_another_model_or_data_are_refused(stopped: Run, flags: list[str], message: str) -> None:
     """FAULT 12. What the run has begun with stays, too: it is needed when the settings are."""
     prepared = stopped.config.parent / "prepared" / "manifest.json"
@@ -307,6 +312,7 @@ def assert_equal_with_the_same_plans(run: Run, server: Server) -> None:
     assert run.metrics() == unstopped.metrics()
 
 
+@pytest.mark.long
 def test_a_run_of_minutes_repeats_its_plans_after_a_kill(run: Run, server: Server) -> None:
     """FAULTS 1, 7 and 19: also where the first measurement is stopped, and with another clock."""
     stopped = run.train(**MINUTES, harm=Harm("update", 2, (signal.SIGTERM,)))
@@ -322,6 +328,7 @@ def test_a_run_of_minutes_repeats_its_plans_after_a_kill(run: Run, server: Serve
 
 
 @pytest.mark.parametrize(("smoothing", "plans_again"), [(0.1, False), (0.3, True)])
+@pytest.mark.long
 def test_plans_of_a_start_that_saved_nothing_are_repeated_only_with_its_settings(
     run: Run, smoothing: float, *, plans_again: bool
 ) -> None:
@@ -401,6 +408,7 @@ def test_resuming_is_exact_with(run: Run, server: Server, stopped_run: Run, name
 
 
 @pytest.mark.parametrize("is_better", [True, False])
+@pytest.mark.long
 def test_the_average_of_checkpoints_is_best_if_it_scores_better(run: Run, is_better: bool) -> None:
     """While each checkpoint is far better than the one before, their mean is not."""
     settings = {"max_steps": 30} if is_better else {"schedule.peak_lr": 0.0003}

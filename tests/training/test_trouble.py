@@ -228,6 +228,7 @@ def test_validation_far_worse_than_guessing_ends_training(values: dict[str, Any]
         ([math.nan, 8.0, 8.8, 7.0], 1),
     ],
 )
+@pytest.mark.long
 def test_a_run_that_starts_from_a_model_may_begin_worse_than_guessing(
     values: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,

@@ -138,6 +138,7 @@ def test_each_set_has_the_scores_that_it_has_alone_and_they_choose_by_mean_or_mi
 
 
 @pytest.mark.parametrize("tags", ["source", "target", "both", None])
+@pytest.mark.long
 def test_a_set_is_translated_and_scored_in_its_direction_with_the_tags_of_its_pairs(
     tags: str | None,
 ) -> None:

@@ -139,6 +139,7 @@ def test_nothing_to_train_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
+@pytest.mark.long
 def test_a_resumed_run_ends_with_the_same_bytes(base: Path, ema_decay: float | None) -> None:
     options: dict[str, Any] = {"init_from": str(base), "lora": {**LORA, "dropout": 0.1}}
     options |= {"ema_decay": ema_decay, "optimizer": {"kind": "muon"}}

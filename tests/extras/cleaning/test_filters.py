@@ -219,6 +219,7 @@ def test_a_fasttext_model_replaces_py3langid(tmp_path: Path) -> None:
         (1000, "fr", "does not identify fr"),
     ],
 )
+@pytest.mark.long
 def test_a_wrong_fasttext_model_is_refused(
     content: bytes | int | None, language: str, problem: str, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def dropped_lines(folder: Path) -> list[tuple[int, str]]:
     return [(int(row[1]), row[3]) for row in cells if row[2] == "held_out"]
 
 
+@pytest.mark.long
 def test_exact_and_near_copies_are_dropped_by_any_number_of_workers(tmp_path: Path) -> None:
     """Of lines 21 to 24: only spaces differ; a word differs; the sources or targets are equal."""
     source, target = corpus(120)

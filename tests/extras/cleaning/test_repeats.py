@@ -33,6 +33,7 @@ def reasons(folder: Path, pairs: list[tuple[str, str]], held_at_once: int, cut: 
 
 @FEW
 @given(pairs=st.lists(st.tuples(st.sampled_from("abA"), st.sampled_from("xyz"))))
+@pytest.mark.long
 def test_exactly_the_repetitions_are_found_however_the_work_is_cut(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]
 ) -> None:

@@ -71,6 +71,7 @@ def distilled(teachers: list[Path], **options: Any) -> DistillReport:
 
 
 @pytest.mark.parametrize("num_teachers", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_a_student_stopped_in_every_step_is_the_student_of_one_run(
     teachers: list[Path], monkeypatch: pytest.MonkeyPatch, num_teachers: int
 ) -> None:

@@ -41,6 +41,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @pytest.mark.parametrize("shortlist", [False, True])
 @pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.long
 def test_a_line_has_one_translation_alone_in_a_file_and_in_every_batch(
     engine: str, dtype: str, shortlist: bool, beam_size: int, run_dir: Path, tmp_path: Path
 ) -> None:

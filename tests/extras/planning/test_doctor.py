@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[3]
 Usage = namedtuple("Usage", "total used free")
 
 
+@pytest.mark.long
 def test_a_healthy_machine_trains_and_translates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # of whoever runs the tests
     result = CliRunner().invoke(app, ["doctor"])

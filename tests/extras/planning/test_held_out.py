@@ -113,6 +113,7 @@ def test_pairs_with_more_copies_are_drawn_only_if_there_are_too_few_others() -> 
     assert set(drawn) == {*rare[:50], *twice}
 
 
+@pytest.mark.long
 def test_damaged_pairs_are_found_and_good_ones_are_not(tmp_path: Path) -> None:
     good = list(demo_pairs("train", "en", "de"))[:3000]
     english, german = map(list, zip(*good, strict=True))

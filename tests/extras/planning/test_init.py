@@ -362,6 +362,7 @@ def test_the_format_of_a_set_that_is_not_plain_text_is_said(
 
 @pytest.mark.parametrize("has_sets", [False, True])
 @pytest.mark.parametrize("first", [400, 800])
+@pytest.mark.long
 def test_shifted_lines_are_a_warning_with_their_place_and_are_not_held_out(
     first: int, has_sets: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -70,6 +70,7 @@ def start_from_opus(tmp_path: Path) -> None:
     assert sorted(written) == sorted(pairs)
 
 
+@pytest.mark.long
 def test_a_corpus_of_opus_is_prepared_with_two_commands(tmp_path: Path) -> None:
     start_from_opus(tmp_path)
     nmt(tmp_path, "prepare", "data/new/config.yaml")
@@ -91,6 +92,7 @@ def test_a_folder_that_exists_is_refused_before_a_download(tmp_path: Path) -> No
         init(options)
 
 
+@pytest.mark.long
 def test_a_data_set_of_the_hub_keeps_its_sets(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     place = tmp_path / "org"

@@ -47,6 +47,7 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.long
 def test_a_line_gets_what_nmt_translate_writes(server: Server, translator: Translator) -> None:
     lines = ["der Hund schläft", "die Katze läuft und das Haus", ""]
     want = ["alignment", "attention", "tokens", "alternatives"]
@@ -96,6 +97,7 @@ def test_a_prefix_is_continued_and_has_alternatives(server: Server, translator: 
     assert own["translation"] == texts[0]
 
 
+@pytest.mark.long
 def test_an_answer_is_the_same_alone_and_under_load(server: Server) -> None:
     """Batches mix texts of many clients and lengths, next to batches with other options."""
     texts = [" ".join(sentences(1, seed, 20)) for seed in range(30)]

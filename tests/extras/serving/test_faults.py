@@ -143,6 +143,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_connections_without_a_complete_head_end_and_others_are_served(
     models: dict[str, Path],
 ) -> None:

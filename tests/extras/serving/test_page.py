@@ -201,6 +201,7 @@ def test_aligned_words_light_up(page: Page) -> None:
     page.wait(lambda: page.texts(".lit") == first)
 
 
+@pytest.mark.long
 def test_a_translation_continues_from_a_chosen_word(page: Page) -> None:
     first = page.type(TEXT)
     page.all("#target .word")[1].click()

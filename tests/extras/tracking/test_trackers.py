@@ -273,6 +273,7 @@ def test_a_broken_package_is_not_called_missing(
 
 
 @pytest.mark.parametrize("where", ["open", "log", "close"])
+@pytest.mark.long
 def test_a_tracker_that_fails_neither_ends_nor_changes_training(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
