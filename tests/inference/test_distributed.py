@@ -103,7 +103,8 @@ def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_pa
     assert found.returncode != 0
     problem, fix = messages(found.stderr.decode())[::-1]
     assert "damaged or truncated" in problem + fix
-    assert [path.name for path in tmp_path.iterdir()] == ["in.de.gz"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names <= {"in.de.gz", "out.en.part", "out.en.part.json"}  # what is translated so far
 
 
 class First(Processes):

@@ -666,7 +666,7 @@ class CTranslate2Engine(Engine):
             patience=num_finished / options.beam_size,
             length_penalty=options.length_penalty or _NO_PENALTY,
             min_decoding_length=limits.shortest - 1,  # CTranslate2 does not count EOS
-            max_decoding_length=limits.longest - 1,
+            max_decoding_length=max(limits.longest - 1, 1),  # 0 is not allowed
             max_input_length=0,
             disable_unk=True,
             suppress_sequences=self._excluded,
