@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -200,7 +201,7 @@ def test_a_signal_stops_a_program_and_the_resumed_run_repeats_the_validation(
     source = f"import time; open({str(marker)!r}, 'a').write('x'); time.sleep(600)"
     validation = {"command": [sys.executable, "-c", source, "{hypothesis}"], "max_sentences": 8}
     arguments = run.arguments(validation=validation)
-    stopped = run.server.train(*arguments, stop_when=marker)
+    stopped = run.server.train(*arguments, stop_when=marker, stop_by=signal.SIGTERM)
     assert codes(stopped) == [143]
     assert run.steps()[-1] == 10
     run.finish(validation={"max_sentences": 8, "command": []})

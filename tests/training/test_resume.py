@@ -341,7 +341,7 @@ def test_plans_of_a_start_that_saved_nothing_are_repeated_only_with_its_settings
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kills", [10])
+@pytest.mark.parametrize("kills", [10, 100])
 def test_kills_at_random_moments_do_not_change_a_run_of_minutes(
     run: Run, server: Server, kills: int
 ) -> None:
