@@ -176,6 +176,9 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
         references = (Path("REFERENCE"),)
         lead = "Fill in the files"
     fix = shell_command("evaluate", hypothesis=hypotheses, reference=references)
+    if len(texts) > 1 and not options.reference:
+        several = shell_command("evaluate", hypothesis=first, reference=more_paths)
+        fix += f"\n  or, with several references: {several}"
     raise ConfigError(problem, fix=f"{lead}: {fix}")
 
 

@@ -156,6 +156,8 @@ def parse_document(text: str, *, name: str, folder: Path | None = None) -> YamlD
         if "\\t" in problem:  # PyYAML shows a tab as a backslash and a t
             problem = "found a tab"
             fix = "Indent with spaces; YAML does not allow tabs."
+        elif "escape" in problem:  # the backslashes of a path of Windows
+            fix = "Write the text in single quotes, or without quotes."
         raise ConfigError(f"{where}: {problem}.", fix=fix) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {error}", fix="Remove the control characters.") from error

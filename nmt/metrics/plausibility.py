@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from unicodedata import is_normalized
 
 import regex
 
@@ -40,11 +41,12 @@ def odd_texts(
         language: Code of the target language, if known.
         source: Source lines, if known.
     """
-    for system in systems:
-        preprocessing = find_preprocessing(system.lines, [TOKENIZED])
+    for text in [*systems, System("the reference", reference)]:
+        preprocessing = find_preprocessing(text.lines, [TOKENIZED])
         if preprocessing is not None:
             _, description = preprocessing
-            yield f"{system.name} {description}\n  Scores of tokenized text are not comparable."
+            yield f"{text.name} {description}\n  Scores of tokenized text are not comparable."
+    for system in systems:
         for problem in _odd_lines(system.lines, reference, source):
             yield f"{system.name}: {problem}"
     sample = "".join(reference[:100])
@@ -61,16 +63,22 @@ def _odd_lines(
 ) -> Iterator[str]:
     """Yield a problem for each kind of odd lines; only the first lines of a long text are read."""
     for change, word in ((str.lower, "capital"), (str.upper, "small")):
-        if _is_fixed_by(change, lines) and not _is_fixed_by(change, reference):
+        if any(lines) and _is_fixed_by(change, lines) and not _is_fixed_by(change, reference):
             yield f"no {word} letters, but the reference has them; `lowercase` ignores case"
     blank = list[int]()  # numbers of lines
     copied = list[int]()
+    tabbed = list[int]()
+    accented = list[int]()
     shifted: dict[int, list[int]] = {offset: [] for offset in _OFFSETS}
     trigrams = [_trigrams(line) for line in reference[:_MAX_LINES]]
     for index, expected in enumerate(trigrams):
         line = lines[index].strip()
         if not line and expected:
             blank.append(index + 1)
+        if "\t" in line and "\t" not in reference[index]:
+            tabbed.append(index + 1)
+        if is_normalized("NFC", line) != is_normalized("NFC", reference[index]):
+            accented.append(index + 1)
         actual = _trigrams(line)
         similarity = _similarity(actual, expected)
         if similarity > _UNRELATED:
@@ -81,7 +89,12 @@ def _odd_lines(
             other = index + offset
             if other in range(len(trigrams)) and _similarity(actual, trigrams[other]) > _RELATED:
                 shifted[offset].append(index + 1)
-    problems = {"are blank": blank, "repeat their source": copied}
+    problems = {
+        "are blank": blank,
+        "repeat their source": copied,
+        "have a tab, but not their reference: pass one column": tabbed,
+        "differ from their reference in Unicode's normalization (NFC): normalize both": accented,
+    }
     for offset, numbers in shifted.items():
         place = f"{abs(offset)} {'below' if offset > 0 else 'above'}"
         problems[f"fit the reference {place} better: is a line missing or added?"] = numbers

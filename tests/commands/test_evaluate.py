@@ -239,6 +239,19 @@ def test_files_by_position_are_a_hypothesis_and_its_reference(files: tuple[Path,
     assert "--languages PAIR" in refused(hypothesis, "-t", "wmt14")
 
 
+def test_three_files_may_be_two_systems_or_have_two_references(files: tuple[Path, Path]) -> None:
+    """sacreBLEU takes several references by position."""
+    hypothesis, reference = map(str, files)
+    message = refused(hypothesis, reference, reference)
+    for command in (
+        f"--hypothesis {hypothesis} --hypothesis {reference} --reference {reference}",
+        f"with several references: nmt evaluate --hypothesis {hypothesis} "
+        f"--reference {reference} --reference {reference}",
+    ):
+        assert command in message.replace("\n  ", " ")
+    assert "several references" not in refused(hypothesis, hypothesis, "--reference", reference)
+
+
 def test_json_lines_of_translate_are_scored_by_their_translations(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -664,6 +664,15 @@ def test_hostile_and_broken_text_is_refused(tmp_path: Path, text: str, problem: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", ["C:\\Users\\me", "D:\\my data"])
+def test_a_path_of_windows_in_double_quotes_gets_advice_that_works(path: str) -> None:
+    """YAML reads its backslashes as escapes."""
+    with pytest.raises(ConfigError, match="escape") as caught:
+        parse_document(f'a: "{path}"', name="a.yaml")
+    assert "single quotes, or without quotes" in caught.value.fix
+    assert parse_document(f"a: '{path}'\nb: {path}", name="a.yaml").values == {"a": path, "b": path}
+
+
 @pytest.mark.parametrize(("content", "problem"), [
     (None, "No such file or directory"),
     (b"name: \xff\n", "byte 6 is not UTF-8"),

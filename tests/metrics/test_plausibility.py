@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unicodedata import normalize
 
 import pytest
 
@@ -102,3 +103,31 @@ def test_translations_that_repeat_the_source_are_named() -> None:
 def test_missing_letter_cases_are_named(change: Callable[[str], str], word: str) -> None:
     (problem,) = problems([change(line) for line in LINES])
     assert problem.startswith(f"mine: no {word} letters, but the reference has them")
+
+
+def test_a_text_without_any_letter_is_only_blank() -> None:
+    (problem,) = problems([""] * 10)
+    assert problem == "mine: 10 of 10 lines are blank (the first is line 1)"
+
+
+def test_a_tokenized_reference_is_named() -> None:
+    tokenized = [line.replace(".", " .") for line in LINES]
+    (problem,) = odd_texts([System("mine", LINES)], tokenized, None, "de")
+    assert problem.startswith("the reference looks tokenized: ")
+    assert "as in line 1: Ein Hund schläft .\n" in problem
+
+
+def test_translations_with_a_second_column_are_named() -> None:
+    (problem,) = problems([f"{line}\t0.5" for line in LINES])
+    assert problem.startswith("mine: 10 of 10 lines have a tab, but not their reference")
+    assert not [*odd_texts([System("mine", ["a\tb"] * 10)], ["a\tb"] * 10, None, "de")]
+
+
+def test_letters_that_are_decomposed_on_one_side_only_are_named() -> None:
+    # Three lines have an umlaut: lines 1, 8 and 9.
+    composed = [*LINES[:7], "Jeder zweite Zug fällt aus.", *LINES[8:]]
+    decomposed = [normalize("NFD", line) for line in composed]
+    for lines, reference in ((decomposed, composed), (composed, decomposed)):
+        (problem,) = odd_texts([System("mine", lines)], reference, None, "de")
+        assert problem.startswith("mine: 3 of 10 lines differ from their reference in Unicode")
+    assert not [*odd_texts([System("mine", decomposed)], decomposed, None, "de")]

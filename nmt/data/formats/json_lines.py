@@ -45,12 +45,16 @@ class JsonLines(Format):
         for record in filter(None, map(object_of, sample.lines)):
             for key, text in texts_of_record(record).items():
                 texts.setdefault(key, text)
-        if not texts:
+        if all(isinstance(text, list) for text in texts.values()):
             first_line = sample.lines[0]
-            problem = f"{name}, line 1: expected a JSON object, found {first_line[:_EXCERPT]!r}."
+            excerpt = repr(first_line[:_EXCERPT])
+            problem = f"{name}, line 1: expected a JSON object with texts, found {excerpt}."
             fix = f"Write one object per line. For an array of objects, run: {_FROM_ARRAY}"
             if first_line.startswith("{"):
-                fix = f"Write one object per line, or each text on a line: {_FROM_OBJECT}"
+                field = f'(sys.stdin)["{next(iter(texts), "FIELD")}"]'
+                from_field = _FROM_ARRAY.replace("(sys.stdin)", field)
+                fix = f"Write one object per line, as this does with a list: {from_field}\n  "
+                fix += f"Or write each text on a line: {_FROM_OBJECT}"
             raise DataError(problem, fix=fix)
         columns = columns_of_record(texts, wanted, name)
         languages = code_of_name(columns[0]), code_of_name(columns[1])

@@ -36,6 +36,17 @@ def test_the_first_objects_may_lack_a_text() -> None:
     assert outcomes(read_pairs(path)) == [(1, "columns"), (2, "a house")]
 
 
+def test_the_command_in_the_error_about_a_list_in_an_object_writes_its_objects_as_lines() -> None:
+    path = Path("t.json")
+    path.write_text(json.dumps({"rows": [{"en": "nice", "de": "schön"}] * 2}), encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_pairs(path)
+    _, _, command = str(caught.value.fix).partition("with a list: ")
+    command, _, _ = command.partition("\n")
+    subprocess.run(command.replace("FILE", "t.json"), shell=True, check=True, timeout=LIMIT)
+    assert texts_of(read_pairs(Path("t.json.jsonl"))) == [("nice", "schön")] * 2
+
+
 def test_the_command_in_the_error_about_an_object_writes_its_texts_as_lines() -> None:
     path = Path("t.json")
     path.write_text(json.dumps({"a": "ein\nHaus", "b": "schön"}, indent=2), encoding="utf-8")
