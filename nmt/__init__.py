@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from nmt.extras.planning.init import init
     from nmt.extras.planning.options import InitOptions
     from nmt.extras.serving.options import ServeOptions, serve
+    from nmt.inference.glossary import Glossary
     from nmt.inference.request import Request, Result
     from nmt.inference.translator import Translator
     from nmt.metrics.metric import Score
@@ -58,11 +59,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AugmentOptions", "AverageOptions", "CheckpointError", "ConfigError", "DataError",
     "DeviceError", "DistillOptions", "DivergedError", "EvaluateOptions", "ExportOptions",
-    "GateError", "ImportOptions", "InitOptions", "InspectOptions", "NmtError", "PrepareOptions",
-    "PullOptions", "PushOptions", "Request", "Result", "Score", "ScoreOptions", "ServeOptions",
-    "TokenizerError", "TrainOptions", "TranslateOptions", "Translator", "__version__", "augment",
-    "average", "distill", "doctor", "evaluate", "export", "import_model", "init", "inspect",
-    "load_config", "prepare", "pull", "push", "score", "serve", "train", "translate",
+    "GateError", "Glossary", "ImportOptions", "InitOptions", "InspectOptions", "NmtError",
+    "PrepareOptions", "PullOptions", "PushOptions", "Request", "Result", "Score", "ScoreOptions",
+    "ServeOptions", "TokenizerError", "TrainOptions", "TranslateOptions", "Translator",
+    "__version__", "augment", "average", "distill", "doctor", "evaluate", "export", "import_model",
+    "init", "inspect", "load_config", "prepare", "pull", "push", "score", "serve", "train",
+    "translate",
 ]  # fmt: skip
 
 

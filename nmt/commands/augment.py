@@ -17,7 +17,7 @@ import numpy as np
 import sacrebleu
 
 from nmt.checkpoint.model_folder import ModelFiles, find_model, recorded_problem
-from nmt.commands.loading import decoding_changes, warn_of_language
+from nmt.commands.loading import decoding_changes, read_glossary, warn_of_language
 from nmt.commands.options import AugmentOptions, CommandResult, user_values
 from nmt.data.corpus import Block
 from nmt.data.workers import BlockResult, StoredResults, map_blocks
@@ -102,6 +102,8 @@ def augment(options: AugmentOptions) -> AugmentReport:
         "shard_lines": options.shard_lines,
         "decoding": translator.options.decoding.model_dump(mode="json"),
     }
+    if options.glossary:
+        settings["glossary"] = sha256_of_file(options.glossary)
     key = sha256_of_json(settings)  # of the shards: without the text, which can grow
     text_record = _record_of(text)
     settings["text"] = text_record
@@ -200,6 +202,7 @@ def _load_translator(options: AugmentOptions) -> Translator:
         engine=options.engine,
         guard=options.guard,
         sentences=options.sentences,
+        glossary=read_glossary(options.glossary),
         tag=options.tag,
         source_language=options.from_,
         target_language=options.to,

@@ -18,6 +18,7 @@ from nmt.errors import ConfigError
 from nmt.files import atomic
 from nmt.inference.direction import MissingLanguageError
 from nmt.inference.engine import Ensemble
+from nmt.inference.glossary import Glossary
 from nmt.registry import load_attribute
 
 if TYPE_CHECKING:
@@ -81,7 +82,13 @@ def loading_arguments(options: ModelOptions) -> dict[str, Any]:
         arguments["guard"] = not options.no_guard
         arguments["split"] = not options.no_split
         arguments["sentences"] = options.sentences
+        arguments["glossary"] = read_glossary(options.glossary)
     return arguments
+
+
+def read_glossary(path: Path | None) -> Glossary | None:
+    """Read the glossary of an option; None without one."""
+    return None if path is None else Glossary.read(path)
 
 
 def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:

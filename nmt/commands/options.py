@@ -90,6 +90,10 @@ _SENTENCES = (
     "Lines with several sentences: auto translates them sentence by sentence if they have more "
     "than the lines of training or are longer, split always, keep never."
 )
+_GLOSSARY = (
+    "Glossary: lines of a source term, a target term and an optional note, separated by tabs; | "
+    "separates several forms of a term."
+)
 _BEAM = "Beam size; 1 is greedy search. Larger is slower."
 _BATCH = "Maximum source tokens per batch, padding included."
 _PENALTY = "Length penalty (exponent); higher favours longer translations."
@@ -104,6 +108,7 @@ Tag = Annotated[Text, Flag(_TAG, metavar="TAG")]
 FromLanguage = Annotated[Text, Flag(_FROM, metavar="CODE")]
 ToLanguage = Annotated[Text, Flag(_TO, metavar="CODE")]
 Sentences = Annotated[Literal["auto", "split", "keep"], Flag(_SENTENCES)]
+GlossaryFile = Annotated[File, Flag(_GLOSSARY, metavar="TSV")]
 Device = Annotated[str, Flag(_DEVICE, metavar=_DEVICES)]
 TrainingDevice = Annotated[Text, Flag(_DEVICE, metavar=_DEVICES, shown="training.device, or auto")]
 Threads = Annotated[Count, Flag("Number of CPU threads.", min=1, shown="all cores")]
@@ -181,6 +186,7 @@ class SearchOptions(Options):
     no_guard: bool = False
     no_split: bool = False
     sentences: Sentences = "auto"
+    glossary: GlossaryFile = None
     set_: Overrides = ()
 
     def decoding(self) -> dict[str, Any]:
@@ -362,6 +368,7 @@ class AugmentOptions(Options):
     seed: SampleSeed = None
     beam_size: BeamSize = None
     sentences: Sentences = "auto"
+    glossary: GlossaryFile = None
     shard_lines: Annotated[int, Flag(min=1)] = 10_000
     force: bool = False
     checkpoint: Checkpoint = "best"

@@ -65,7 +65,7 @@ def translate(options: TranslateOptions) -> None:
     """
     source = options.source
     _refuse_sentence(options.model, source)
-    check_output(options.output, source, options.model, *options.with_)
+    check_output(options.output, source, options.glossary, options.model, *options.with_)
     with joined_processes() as processes:
         with errors_only() if processes.rank else nullcontext():  # only the first process reports
             translator = load_translator(options)
@@ -73,9 +73,10 @@ def translate(options: TranslateOptions) -> None:
             for _ in translated(translator, iter(()), processes):
                 pass
             return
+        settings = (options, _weights(options), translator.options.glossary)
         with (
             open_input(source) as reader,
-            resumable_output(options.output, (options, _weights(options))) as (stream, part),
+            resumable_output(options.output, settings) as (stream, part),
             file_bar("translating", source, unit="lines") as bar,
         ):
             if processes.size == 1:

@@ -53,6 +53,9 @@ ANY_LANGUAGE = "mul"  # code of ISO 639 for multiple languages
 # The symbol of a placeholder: the object replacement character of Unicode. The vocabulary of
 # a model that has learned to place it contains it.
 PLACEHOLDER = "\ufffc"
+# The symbols around the target term behind a source term. The source vocabulary of a model that has
+# learned glossaries contains them.
+ANNOTATION = "\u27e6", "\u27e7"
 
 
 class Direction(NamedTuple):

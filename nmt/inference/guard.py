@@ -25,6 +25,7 @@ from nmt.config.data import PLACEHOLDER
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.engine import damaged_weights
+from nmt.inference.glossary import count_forms
 from nmt.inference.request import Alarm, Alarms, AlignedSegment, Result, TokenScores
 from nmt.inference.segment import Segment, Sentence
 from nmt.search.hypothesis import NONE, Hypothesis
@@ -348,9 +349,13 @@ def text_alarms(
             yield "numbers"
     marks = sentence.placeholders
     has_more = text.count(PLACEHOLDER) > source_text.count(PLACEHOLDER)
-    if has_more or any(text.count(mark) < marks.count(mark) for mark in marks):
-        yield "lost"
     source, target = sentence.tags.direction
+    num_terms = Counter(sentence.terms)
+    are_missing = any(
+        count_forms(forms, text, target) < number for forms, number in num_terms.items()
+    )
+    if has_more or are_missing or any(text.count(mark) < marks.count(mark) for mark in marks):
+        yield "lost"
     model_text = sentence.model_text
     if clear_label(model_text, source, profiles):
         yield "source_language"

@@ -28,7 +28,7 @@ from itertools import accumulate
 from random import Random
 from typing import Literal, NamedTuple
 
-from nmt.config.data import PLACEHOLDER
+from nmt.config.data import ANNOTATION, PLACEHOLDER
 from nmt.text import without_surrogates
 from nmt.text.sentences import split_text
 
@@ -40,6 +40,7 @@ Escape = Callable[[str], str]  # Escapes text for the format of a document.
 # Limit for the sum of source pieces in all pairs of tags. Beyond it (tags nested hundreds deep), no
 # tags are paired.
 _MOST_WORK = 1 << 18
+_MOST_INSERTED = 32  # words of placeholders between two words of a text
 _EMOJI = "\ufffc\u231a-\u23ff\u2600-\u27bf\u2b1b-\u2b55\U0001f000-\U0001faff"
 _EMOJI_PARTS = "\u200d\u20e3\ufe0e\ufe0f\U000e0020-\U000e007f"  # joiners and variants
 _ATTRIBUTE = r"""\s++[\w:.-]++=(?:"[^"]*+"|'[^']*+'|[^\s"'<>]++)"""
@@ -623,14 +624,23 @@ def links_of_words(
 
 
 def _places(plain_text: str, text: str) -> list[int]:
-    """Return the index of each word of a text among the words with placeholders."""
+    """Return the index of each word of a text among the words with placeholders and terms."""
     words = text.split()
     places = []
-    place = -1
+    place = -1  # of the last word that is in both texts
+    opening, closing = ANNOTATION
+    is_term = False  # whether the word belongs to the target term behind the word at ``place``
     for plain_word in plain_text.split():
-        beginning, _, _ = plain_word.partition(PLACEHOLDER)  # of a word, before a symbol
-        place += 1
-        while place < len(words) - 1 and beginning not in words[place]:
-            place += 1
-        places.append(min(place, len(words) - 1))
+        beginning = re.split(f"[{PLACEHOLDER}{opening}]", plain_word)[0]  # before a symbol
+        next_words = words[place + 1 : place + 1 + _MOST_INSERTED]
+        distances = [index for index, word in enumerate(next_words, 1) if beginning in word]
+        index = place
+        if distances and not is_term:
+            place += distances[0]
+            index = place
+        elif not is_term:  # a term has replaced it
+            index += 1
+        places.append(max(0, min(index, len(words) - 1)))
+        if opening in plain_word or closing in plain_word:
+            is_term = opening in plain_word
     return places

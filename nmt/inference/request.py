@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from nmt.errors import DataError, nearest_word
 from nmt.files.json_file import parse_json
 from nmt.inference.direction import LanguageOptions
+from nmt.inference.glossary import Glossary
 from nmt.text import EOS_ID, without_surrogates
 from nmt.text.tokenizer import SPACE, Tokenizer
 
@@ -26,7 +27,8 @@ Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorte
 # A sign that a translation is wrong: see `nmt.inference.guard`. ``truncated``: the line is too
 # long, and its end is not translated. ``constraint``: a required phrase follows the end of the
 # sentence instead of being part of it. ``numbers``: a number of the source is missing. ``lost``: a
-# placeholder of the source is missing. ``unknown``: the vocabulary lacks a source character.
+# placeholder of the source or a term of the glossary is missing. ``unknown``: the vocabulary lacks
+# a source character.
 # ``source_language``, ``output_language``: the text is clearly in another language. ``copied``: the
 # translation is the source. ``capitals``: the source is in capitals, which the model may not know.
 Alarm = Literal[
@@ -52,6 +54,7 @@ class Request:
     tag: str | None = None
     source_language: str | None = None  # Language codes, for models with several directions.
     target_language: str | None = None
+    glossary: Glossary | None = None  # Terms; None for those of the translator.
     # Other JSON fields, copied to the output. They must not have the name of a result field.
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -257,7 +260,8 @@ def parse_request(line: str, line_number: int) -> Request:
         source_language=texts["from"] or None,
         target_language=texts["to"] or None,
         others=others,
-        **phrases,
+        required=phrases["required"],
+        forbidden=phrases["forbidden"],
     )
 
 

@@ -20,8 +20,10 @@ from nmt.config.data import PLACEHOLDER
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.direction import LanguageOptions, Tags
+from nmt.inference.glossary import Forms, Glossary
 from nmt.inference.placeholders import (
     SIGNS,
+    Event,
     Paragraph,
     as_symbol,
     mask_placeholders,
@@ -87,6 +89,7 @@ class Sentence:
     text: str  # Without white space around it.
     model_text: str = ""  # What the model reads: the text without placeholders, or with symbols.
     placeholders: Sequence[str] = ()
+    terms: Sequence[Forms] = ()  # Target forms of each term of the glossary.
     paragraph: Paragraph | None = None  # Text and placeholders, if the model does not read them.
     # Whether the model reads it in lower case, but for the first letter, if it is in capitals.
     lower_capitals: bool = False
@@ -163,6 +166,8 @@ def segment(
     max_characters: int | None = None,
     reads_symbols: bool = False,
     lower_capitals: bool = False,
+    glossary: Glossary | None = None,
+    annotates: bool = False,
 ) -> SegmentedLines:
     """Split lines into sentences and segments, and encode them. A blank line has no segment.
 
@@ -183,6 +188,8 @@ def segment(
         reads_symbols: Whether the model reads a symbol for each placeholder that is not a tag.
         lower_capitals: Whether sentences in capitals are read in lower case, except in lines with
             constraints.
+        glossary: Terms of requests without a glossary.
+        annotates: Whether the model reads the target terms behind the source terms.
     """
     sentences = []
     gaps: list[Sequence[str]] = []
@@ -230,6 +237,7 @@ def segment(
                     is_read_whole=is_read_whole,
                     reads_symbols=reads_symbols,
                 )
+            sentence = _with_terms(sentence, request, glossary, annotates)
             sentences.append(sentence)
             first_tag = tag
     segments = []
@@ -320,9 +328,30 @@ def _with_placeholders(
         return replace(sentence, placeholders=placeholders)
     if reads_symbols:
         events = list(map(as_symbol, events))
+    return replace(_of_events(sentence, events), placeholders=placeholders)
+
+
+def _with_terms(
+    sentence: Sentence, request: Request, glossary: Glossary | None, annotates: bool
+) -> Sentence:
+    """Return the sentence with its terms, as the model reads them. A prefix must not change."""
+    glossary = request.glossary or glossary
+    if glossary is None or request.prefix.strip():
+        return sentence
+    events: Sequence[Event] = [Event("text", sentence.text, sentence.text)]
+    if sentence.paragraph:
+        events = sentence.paragraph.events
+    source = sentence.tags.direction.source
+    events, terms = glossary.mark(events, source, annotates=annotates)
+    if not terms:
+        return sentence
+    return replace(_of_events(sentence, events), terms=terms)
+
+
+def _of_events(sentence: Sentence, events: Sequence[Event]) -> Sentence:
+    """Return the sentence as the model reads it."""
     paragraph = Paragraph.read(events, "", None)
-    model_text = "".join(paragraph.sentences)
-    return replace(sentence, model_text=model_text, placeholders=placeholders, paragraph=paragraph)
+    return replace(sentence, model_text="".join(paragraph.sentences), paragraph=paragraph)
 
 
 def _limited(text: str, line_number: int) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from nmt.checkpoint.model_folder import load_folder_config, read_profiles
-from nmt.config.data import PLACEHOLDER, Direction
+from nmt.config.data import ANNOTATION, PLACEHOLDER, Direction
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
@@ -39,6 +39,7 @@ from nmt.inference.engine import (
     SearchTask,
     choose_engine,
 )
+from nmt.inference.glossary import Glossary, insert_terms
 from nmt.inference.guard import Guard, GuardLimits, Output, text_alarms
 from nmt.inference.placeholders import links_of_words
 from nmt.inference.request import (
@@ -105,6 +106,7 @@ class TranslationOptions:
     lower_capitals: bool | None = None
     # To recognize the languages of the model without loading py3langid.
     profiles: LanguageProfiles = NO_PROFILES
+    glossary: Glossary | None = None  # Terms of requests without a glossary.
     mbr: Mbr | None = None  # Minimum Bayes risk decoding; None for plain search.
     # Called after each batch with the number of completed lines. It may raise to interrupt.
     progress: Callable[[int], object] = lambda _: None
@@ -244,7 +246,13 @@ class Translator:
         """
         return Translator(self.engine, self.tokenizers, _changed(self.options, changes))
 
-    def translate(self, lines: Iterable[Request | str], first_line: int = 1) -> list[Result]:
+    def translate(
+        self,
+        lines: Iterable[Request | str],
+        first_line: int = 1,
+        *,
+        glossary: Glossary | None = None,
+    ) -> list[Result]:
         """Translate ``lines``. Results are in the same order.
 
         Only the first `LONGEST_LINE` characters of a line are translated; a longer line gets the
@@ -254,6 +262,7 @@ class Translator:
         Args:
             lines: Texts or requests.
             first_line: Number of the first line, for messages.
+            glossary: Terms of requests without a glossary; None for those of the translator.
 
         Raises:
             DataError: The constraints of a line cannot be met, or its tag is unknown.
@@ -263,6 +272,8 @@ class Translator:
             TypeError: ``lines`` is a string, or contains values of other types than text and
                 `Request`.
         """
+        if glossary is not None:
+            return self.with_options(glossary=glossary).translate(lines, first_line)
         results = []
         for line_number, result in enumerate(self.try_translate(lines, first_line), first_line):
             if isinstance(result, DataError):
@@ -312,6 +323,8 @@ class Translator:
             max_characters=options.max_characters,
             reads_symbols=self._reads_symbols,
             lower_capitals=bool(options.lower_capitals),
+            glossary=options.glossary,
+            annotates=self._annotates,
         )
         return replace(segmented, failures=segmented.failures | read_errors)
 
@@ -320,6 +333,10 @@ class Translator:
         options = self.options
         is_possible = options.symbols and options.guard and options.retry
         return is_possible and PLACEHOLDER in self.tokenizers.source.symbols
+
+    @property
+    def _annotates(self) -> bool:
+        return self.options.symbols and ANNOTATION[0] in self.tokenizers.source.symbols
 
     def _tags_of(self, languages: LanguageOptions, has_tag: bool) -> Tags:
         """Return the languages and tags of a request; see `Languages.choose`.
@@ -353,12 +370,12 @@ class Translator:
         on_batch(())  # report the lines of the last batch
         self._add_details(lines, outputs)
         results = self._join(lines, outputs)
-        if self._reads_symbols:
+        if options.retry and (self._reads_symbols or self._annotates):
             self._insert_lost(lines, results)
         return results
 
     def _insert_lost(self, lines: SegmentedLines, results: LineResults) -> None:
-        """Translate lines whose symbols were lost without symbols, in place."""
+        """Translate lines whose symbols or terms were lost without symbols, in place."""
         options = self.options
         translator = self.with_options(symbols=False, progress=lambda _: options.progress(0))
         for index, result in enumerate(results):
@@ -534,6 +551,7 @@ class Translator:
             known = links if alignments else None
             for index, alternative in enumerate(alternatives):
                 text = sentence.paragraph.render([(alternative.text, known)])
+                text = insert_terms(text, sentence.tags.direction.target)
                 alternatives[index] = replace(alternative, text=text)
             texts = (sentence.text, alternatives[0].text)
             links = links_of_words(links, plain_texts, texts)

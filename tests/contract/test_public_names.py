@@ -13,8 +13,9 @@ def test_the_public_names_are_these() -> None:
     assert nmt.__all__ == [
         "AugmentOptions", "AverageOptions", "CheckpointError", "ConfigError", "DataError",
         "DeviceError", "DistillOptions", "DivergedError", "EvaluateOptions", "ExportOptions",
-        "GateError", "ImportOptions", "InitOptions", "InspectOptions", "NmtError", "PrepareOptions",
-        "PullOptions", "PushOptions", "Request", "Result", "Score", "ScoreOptions", "ServeOptions",
+        "GateError", "Glossary", "ImportOptions", "InitOptions", "InspectOptions", "NmtError",
+        "PrepareOptions", "PullOptions", "PushOptions", "Request", "Result", "Score",
+        "ScoreOptions", "ServeOptions",
         "TokenizerError", "TrainOptions", "TranslateOptions", "Translator", "__version__",
         "augment", "average", "distill", "doctor", "evaluate", "export", "import_model", "init",
         "inspect", "load_config", "prepare", "pull", "push", "score", "serve", "train", "translate",

@@ -1,0 +1,226 @@
+"""Glossaries: terms of the source language, and how they are translated.
+
+A term is found in its spelling and as a whole word; in languages without spaces, as a part of the
+text. At the beginning of a sentence its first letter may be a capital. Of several terms at a place,
+the longest is found.
+
+A model that has learned annotations (`GlossaryConfig`) reads the target term behind the source
+term. Any other model reads the source term like a word between tags, and the words of its
+translation between these tags are replaced, unless they are the target term.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import regex
+
+from nmt.config.data import ANNOTATION
+from nmt.errors import DataError
+from nmt.files.encoding import open_text
+from nmt.files.lines import decoded_lines
+from nmt.inference.placeholders import Event
+from nmt.text.languages import writes_spaces
+
+logger = logging.getLogger(__name__)
+Forms = tuple[str, ...]  # Of a target term. The first is written, and the others are accepted.
+_FIX = (
+    "Write one term per line: source term, tab, target term, and optionally a tab and a note. "
+    "Separate several forms by |, and write each source form in one line only."
+)
+_BORDER = regex.compile(r"(?<!\w)|(?!\w)")
+# The characters of Unicode for annotations, which `clean_source` removes from every source. Groups:
+# the forms of a target term, and the words of the translation in its place.
+_MARK = re.compile("\ufff9([^\ufffa]*)\ufffa([^\ufff9\ufffb]*)\ufffb")
+
+
+@dataclass(frozen=True)
+class Glossary:
+    """Terms of a source language, each with the forms of its target term."""
+
+    terms: Mapping[str, Forms]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file; see `parse`.
+
+        Raises:
+            DataError: The file is missing, not text, or has bad lines.
+        """
+        with open_text(path) as stream:
+            return cls.parse(decoded_lines(stream, str(path)), str(path))
+
+    @classmethod
+    def parse(cls, lines: Iterable[str], name: str = "glossary") -> Self:
+        r"""Read lines of a source term, a target term and an optional note, separated by tabs.
+
+        If both terms have the same number of forms, each source form has its own first target form.
+
+        Args:
+            lines: The lines. Blank lines are ignored.
+            name: Name of the file in messages.
+
+        Raises:
+            DataError: Lines are wrong, or translate a form in different ways. Lists them.
+
+        >>> Glossary.parse(["Hund|Hunde\tdog|dogs"]).terms
+        {'Hund': ('dog', 'dogs'), 'Hunde': ('dogs', 'dog')}
+        """
+        terms = dict[str, Forms]()
+        numbers = dict[str, int]()  # of the line of each source form
+        problems = []
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            place = f"{name}:{number}"
+            columns = line.strip("\r\n").split("\t")
+            sides = [_forms_of(column) for column in columns[:2]]
+            if len(columns) not in (2, 3) or "" in sides[0] + sides[1]:
+                problems.append(f"{place}: expected SOURCE<TAB>TARGET<TAB>NOTE, found {line!r}")
+                continue
+            sources, targets = sides
+            for index, source in enumerate(sources):
+                forms = targets
+                if len(sources) == len(targets):
+                    forms = targets[index:] + targets[:index]
+                first = numbers.setdefault(source, number)
+                known = terms.setdefault(source, forms)
+                if known != forms:
+                    clash = f"{source} is {forms[0]} here, but {known[0]} in line {first}"
+                    problems.append(f"{place}: {clash}")
+                elif first != number:
+                    logger.warning("%s: %s repeats line %d", place, source, first)
+        if problems:
+            raise DataError("\n  ".join(problems), fix=_FIX)
+        return cls(terms)
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self.terms), default=0)
+
+    def find(self, text: str, language: str) -> Iterator[tuple[int, int, Forms]]:
+        r"""Yield start, end and target forms of the terms of a sentence, in order.
+
+        Args:
+            text: The sentence.
+            language: Its language.
+
+        >>> glossary = Glossary.parse(["red\trot", "red dog\tRothund"])
+        >>> list(glossary.find("Red dogs, a red dog.", "en"))
+        [(0, 3, ('rot',)), (12, 19, ('Rothund',))]
+        """
+        borders: Sequence[int] = range(len(text) + 1)
+        if writes_spaces(language):
+            borders = [match.start() for match in _BORDER.finditer(text)]
+        end = 0  # of the last term
+        for index, start in enumerate(borders):
+            last = bisect_right(borders, start + self._longest)
+            for stop in reversed(borders[index + 1 : last]):
+                term = text[start:stop]
+                forms = self.terms.get(term, ())
+                if not forms and _is_blank(text[:start]):
+                    forms = self.terms.get(term[0].lower() + term[1:], ())
+                if forms and start >= end:
+                    yield start, stop, forms
+                    end = stop
+
+    def mark(
+        self, events: Iterable[Event], language: str, *, annotates: bool
+    ) -> tuple[list[Event], list[Forms]]:
+        """Split the text of a sentence at its terms.
+
+        Args:
+            events: The text and its placeholders.
+            language: Language of the sentence.
+            annotates: Whether the model reads the target terms behind the source terms.
+
+        Returns:
+            The new events, and the forms of each term.
+        """
+        marked = []
+        terms = []
+        opening, closing = ANNOTATION
+        for event in events:
+            place = 0
+            text = event.text
+            for start, end, forms in self.find(text, language):
+                terms.append(forms)
+                term = text[start:end]
+                if start > place:
+                    marked.append(Event("text", text[place:start], text[place:start]))
+                mark = f"\ufff9{'|'.join(forms)}\ufffa"
+                if annotates:
+                    marked.append(Event("text", term, f"{term}{opening} {forms[0]}{closing}"))
+                else:
+                    marked.append(Event("open", mark, name=mark))
+                    marked.append(Event("text", term, term))
+                    marked.append(Event("close", "\ufffb", name=mark))
+                place = end
+            if place:
+                event = Event("text", text[place:], text[place:])
+            marked.append(event)
+        return marked, terms
+
+
+def _forms_of(column: str) -> Forms:
+    return tuple(" ".join(form.split()) for form in column.split("|"))
+
+
+def _is_blank(text: str) -> bool:
+    """Whether a text has no letter or digit."""
+    return not any(map(str.isalnum, text))
+
+
+def _capitalized(form: str) -> str:
+    return form[:1].upper() + form[1:]
+
+
+def count_forms(forms: Iterable[str], text: str, language: str) -> int:
+    """Return how often forms of a term occur in a text.
+
+    >>> count_forms(("dog", "dogs"), "Dogs and a hotdog", "en")
+    1
+    """
+    spellings = sorted({*forms, *map(_capitalized, forms)}, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, spellings))  # the longest first
+    if writes_spaces(language):
+        pattern = rf"(?<!\w)(?:{pattern})(?!\w)"
+    return len(regex.findall(pattern, text))
+
+
+def insert_terms(text: str, language: str) -> str:
+    """Write the target terms into a translation with marks.
+
+    Words that contain a form of the term stay. All words stay if the translation contains the forms
+    often enough.
+
+    Args:
+        text: The translation, with the marks of `Glossary.mark`.
+        language: Its language.
+    """
+    num_terms = Counter(match[1] for match in _MARK.finditer(text))
+    plain = _MARK.sub(r"\2", text)
+
+    def written(match: re.Match[str]) -> str:
+        words = match[2]
+        forms = match[1].split("|")
+        is_placed = count_forms(forms, plain, language) >= num_terms[match[1]]
+        if is_placed or count_forms(forms, words, language):
+            return words
+        before = _MARK.sub(r"\2", text[: match.start()])
+        form = forms[0]
+        if words[:1].isupper() and _is_blank(before):
+            form = _capitalized(form)
+        if _is_blank(words):  # the translation has no word for the term
+            return f" {form}{words}"
+        return form
+
+    return _MARK.sub(written, text).strip()
