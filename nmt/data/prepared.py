@@ -180,7 +180,8 @@ def _is_user(run: Path, folder: Path) -> bool:
         recorded = Path(str(read_settings(run / CONFIG)["prepared_dir"]))
     except (ConfigError, KeyError):  # a run that starts has no configuration yet
         return run.is_dir()
-    return recorded.name == folder.name
+    recorded_names = {recorded.name, recorded.resolve().name}  # either may be a symbolic link
+    return not recorded_names.isdisjoint({folder.name, folder.resolve().name})
 
 
 def add_user(folder: Path, run: Path) -> None:

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+from nmt.errors import DataError
 from nmt.files.atomic import file_lock, open_output, sync, write_json
 from nmt.files.lines import is_standard
 
@@ -25,14 +26,25 @@ class PartFile:
     Args:
         path: The file ``OUT.part``.
         settings: Everything that the output depends on, except for the input.
+
+    Raises:
+        DataError: The file has content and no record: something else has written it.
     """
 
     def __init__(self, path: Path, settings: object) -> None:
         self.path = path
         self.record_path = path.with_name(f"{path.name}.json")
+        is_new = not self.record_path.exists()
+        if is_new and path.exists() and path.stat().st_size:
+            raise DataError(
+                f"{path} exists, and nmt has not written it.",
+                fix="Move it, or set another output file: finished lines are kept there.",
+            )
         self.stream = path.open("a+b")
         self._settings = repr(settings).encode()
         self._start()
+        if is_new:
+            self._record()
 
     def _start(self) -> None:
         self._num_lines = 0  # of the input
@@ -48,6 +60,9 @@ class PartFile:
         self._note(lines)
         self.stream.flush()
         sync(self.path)  # before the record
+        self._record()
+
+    def _record(self) -> None:
         num_bytes = self.path.stat().st_size
         record = {"lines": self._num_lines, "bytes": num_bytes, "sha256": self._hash.hexdigest()}
         write_json(self.record_path, record)
@@ -63,11 +78,12 @@ class PartFile:
             self._note(chunk[1])
         # The user may have deleted the part, but not its record.
         is_whole = self.path.stat().st_size >= record.get("bytes", 0)
-        if is_whole and record.get("sha256") == self._hash.hexdigest():
+        is_same = is_whole and record.get("sha256") == self._hash.hexdigest()
+        if is_same and self._num_lines:
             logger.info("%s: continuing after line %s", self.path, f"{self._num_lines:,}")
             self.stream.truncate(record["bytes"])
             return chunks
-        if record:
+        if self._num_lines:
             logger.warning("%s: starting again: it is cut, or input or options differ", self.path)
         self._start()
         self.stream.truncate(0)

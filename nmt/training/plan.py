@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 # this share of the rest. With those after the last update, this is less than a tenth.
 VALIDATION_SHARE = 0.02
 _VALIDATIONS_SHARE = 0.05
+_ASSUMED_SHARE = 0.2  # Part of the budget that assumed costs count for, beside measured ones.
 _FEWEST_LINES = 100  # of the validation sets
 CHECKS = 50  # The time is checked after each fiftieth of the planned updates.
 
@@ -51,8 +52,8 @@ class Plan:
     def measured(self, updates: int, seconds: float, validation_seconds: float | None) -> Plan:
         """Return the plan with the costs of ``updates`` that were made since it began.
 
-        The assumed costs count as much as a twentieth of all updates, so that a few updates do not
-        change the plan.
+        The assumed costs count as much as a fifth of the budget, in time. So a machine that is
+        slow for a moment does not end training.
 
         Args:
             updates: Number of these updates.
@@ -60,11 +61,13 @@ class Plan:
             validation_seconds: Time of a validation. If None, it has become slower or faster as
                 the updates have.
         """
-        weight = max(self.total_steps // 20, 5)
+        weight = _ASSUMED_SHARE * 60 * self.minutes / max(self.update_seconds, 1e-9)
         update_seconds = (weight * self.update_seconds + seconds) / (weight + updates)
         if validation_seconds is None:
             slowness = update_seconds / max(self.update_seconds, 1e-9)
             validation_seconds = slowness * self.validation_seconds
+        else:
+            validation_seconds = (self.validation_seconds + validation_seconds) / 2
         return replace(self, update_seconds=update_seconds, validation_seconds=validation_seconds)
 
     @property

@@ -161,6 +161,9 @@ def test_folders_are_listed_with_their_users_and_only_unused_ones_are_removed(
     }  # fmt: skip
     with pytest.raises(DataError, match="prepared/numbers is used by one: it cannot be removed"):
         prepare_command(PrepareOptions(remove=first))
+    Path("link").symlink_to(first)
+    with pytest.raises(DataError, match="link is used by one"):
+        prepare_command(PrepareOptions(remove=Path("link")))
     with pytest.raises(DataError, match="not-ours is not a prepared folder"):
         prepare_command(PrepareOptions(remove=Path("prepared/not-ours")))
     monkeypatch.chdir(second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 import nmt
 from nmt.commands import translate as command
+from nmt.errors import DataError
+from nmt.files.part import resumable_output
 from nmt.inference.translator import Translator
 from tests.inference.conftest import sentences
 
@@ -115,3 +118,25 @@ def test_a_compressed_output_is_resumed(
     crash(translate, out="out.gz")
     translate(LINES, out="out.gz")
     assert gzip.decompress((tmp_path / "out.gz").read_bytes()) == expected
+
+
+def test_a_file_of_somebody_else_is_kept(translate: Translate, tmp_path: Path) -> None:
+    (tmp_path / "out.part").write_text("mine", "utf-8")
+    with pytest.raises(DataError, match=r"out\.part exists, and nmt has not written it"):
+        translate(LINES)
+    assert (tmp_path / "out.part").read_text("utf-8") == "mine"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_kill_before_the_first_record_does_not_refuse_the_next_start(
+    translate: Translate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with resumable_output(tmp_path / "out", "settings") as (_, part):
+        assert part is not None
+        part.stream.write(b"not recorded")
+        part.stream.flush()
+        shutil.copytree(tmp_path, tmp_path / "killed")
+    (tmp_path / "killed" / "out.part").rename(tmp_path / "out.part")
+    (tmp_path / "killed" / "out.part.json").rename(tmp_path / "out.part.json")
+    assert translate(LINES) == LINES
+    assert "starting again" not in caplog.text

@@ -121,6 +121,14 @@ def test_a_run_uses_its_minutes_on_a_machine_of_changing_speed(name: str) -> Non
     assert places[-1] == pytest.approx(budget.schedule_length)
 
 
+@pytest.mark.parametrize("factor", [5, 20])
+def test_a_machine_that_is_slow_for_a_minute_does_not_end_training(factor: int) -> None:
+    """A validation is part of this minute."""
+    machine = Machine(lambda now: factor if 200 <= now < 260 else 1.0)
+    list(updates(budget_of(toy_setup(), Progress(), machine), machine))
+    assert machine.now > 0.8 * 60 * MINUTES
+
+
 def test_a_slow_validation_uses_a_part_of_the_sentences_and_is_made_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
