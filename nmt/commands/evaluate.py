@@ -152,6 +152,8 @@ def evaluate(
     for path, write in writers.items():
         failures += _save(path, write(report, models))
     for evaluated_set in sets:  # the page of the run links to the reports in its folder
+        if evaluated_set.num_available:
+            continue  # the page has scores of whole test sets, so that they can be compared
         # The systems of the models come first; those of files follow.
         for model, system in zip(models, evaluated_set.systems, strict=False):
             model.record(evaluated_set.test, system)
@@ -327,6 +329,8 @@ class EvaluatedSet:
         is_only: bool,
     ) -> None:
         self.test = full_set.first(options.limit)
+        # Sentences of the whole test set, if only its first ones are scored; otherwise 0.
+        self.num_available = len(full_set) if len(self.test) < len(full_set) else 0
         self.options = options
         self.gates = gates
         self.models = models
@@ -417,6 +421,7 @@ class EvaluatedSet:
             test=self.test.name,
             references=self.test.references,
             source=self.test.source,
+            num_available=self.num_available,
             languages=languages,
             systems=tuple(self.systems),
             baseline=self.baseline,

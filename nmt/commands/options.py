@@ -573,7 +573,7 @@ class TestOptions(Options):
         reference: Reference translations. Repeatable, for several references per sentence.
         test: Test set: a name in the model's configuration or in sacreBLEU. Repeatable.
         languages: Language pair, for example en-de. It selects the tokenizer of BLEU.
-        limit: Score only the first N sentences.
+        limit: Score only the first N sentences. The scores are not added to the page of the run.
         list_: Print the names that `test` accepts, then exit.
     """
 

@@ -83,6 +83,7 @@ class EvaluationRecord:
     test: str  # Name of the test set.
     num_sentences: int = 0
     num_references: int = 0  # References of each sentence.
+    num_available: int = 0  # Sentences of the whole test set, if only its first ones are scored.
     references_sha256: str = ""  # Identifies the test set: `hash_references`.
     baseline: SystemRecord | None = None  # The system that all others are compared with.
     paired_test: str | None = None  # Description of the significance test; None without p-values.
@@ -95,6 +96,7 @@ class EvaluationRecord:
             "test": self.test,
             "num_sentences": self.num_sentences,
             "num_references": self.num_references,
+            "num_available": self.num_available,
             "references_sha256": self.references_sha256,
             "baseline": self.baseline and self.baseline.as_dict(),
             "paired_test": self.paired_test,
@@ -111,6 +113,7 @@ class Evaluation:
     # Streams of reference lines. Line i of each stream is a reference of sentence i.
     references: References
     source: Sequence[str] | None = None  # Source lines, if known.
+    num_available: int = 0  # Sentences of the whole test set, if only its first ones are scored.
     # Source and target language, if the models translate several languages.
     languages: tuple[str | None, str | None] = (None, None)
     systems: tuple[System, ...]
@@ -121,12 +124,10 @@ class Evaluation:
     @property
     def title(self) -> str:
         """Name and size of the test set, for example ``test: 300 sentences, 1 reference``."""
-        first = self.references[0]
-        num_sentences = len(first)
+        size = size_of(len(self.references[0]), self.num_available)
         num_references = len(self.references)
-        sentences = "sentence" if num_sentences == 1 else "sentences"
         references = "reference" if num_references == 1 else "references"
-        return f"{self.test}: {num_sentences:,} {sentences}, {num_references} {references}"
+        return f"{self.test}: {size}, {num_references} {references}"
 
     def named_systems(self) -> dict[str, System]:
         """Return the baseline, then all systems, by their names in tables."""
@@ -144,6 +145,7 @@ class Evaluation:
             test=self.test,
             num_sentences=len(self.references[0]),
             num_references=len(self.references),
+            num_available=self.num_available,
             references_sha256=hash_references(self.references),
             baseline=self.baseline,
             paired_test=self.paired_test,
@@ -263,6 +265,22 @@ class EvaluationReport:
         distinct_signatures = list(dict.fromkeys(signatures))
         blocks.append(text_table(distinct_signatures))
         return "\n\n".join(blocks)
+
+
+def size_of(num_sentences: int, num_available: int = 0) -> str:
+    """Return the size of a test set as text.
+
+    Args:
+        num_sentences: Sentences that are scored.
+        num_available: Sentences of the whole test set, if only its first ones are scored.
+
+    >>> size_of(300), size_of(200, 1_000)
+    ('300 sentences', 'first 200 of 1,000 sentences')
+    """
+    if num_available:
+        return f"first {num_sentences:,} of {num_available:,} sentences"
+    sentences = "sentence" if num_sentences == 1 else "sentences"
+    return f"{num_sentences:,} {sentences}"
 
 
 def section_values(sections: Iterable[ReportSection]) -> dict[str, Any]:

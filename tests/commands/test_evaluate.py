@@ -208,7 +208,8 @@ def test_a_reference_in_another_language_is_named(tmp_path: Path) -> None:
 def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path, Path]) -> None:
     flags = ("--hypothesis", "-", "--hypothesis", files[0], "--reference", files[1], "--limit", 4)
     found = scores_of(*flags, text="".join(f"{line}\n" for line in SENTENCES[:4]))
-    assert found["num_sentences"] == 4
+    assert (found["num_sentences"], found["num_available"]) == (4, 10)
+    assert "num_available" not in scores_of(*files, "--limit", 10)  # this is the whole set
     piped, whole = found["systems"]
     assert (piped["name"], round(piped["scores"][0]["value"], 6)) == ("standard input", 100)
     assert whole["scores"][0]["value"] < 100
@@ -607,14 +608,17 @@ def test_lines_of_the_training_data_and_alarms_are_counted(
 def test_the_scores_of_a_run_are_recorded_with_their_checkpoint(model: Path) -> None:
     (model / "metrics.jsonl").touch()  # what makes it a run
     flags = (model, "-t", "one", "--metric", "chrf", "--resamples", 0)
-    invoke(*flags, "--checkpoint", "last", "--limit", 4)
+    invoke(*flags, "--checkpoint", "last")
+    # Scores of a part would look like those of the whole set.
+    part = invoke(*flags, "--checkpoint", "last", "--limit", 4)
+    assert part.stdout.startswith("one: first 4 of 10 sentences, 1 reference\n")
     other = make_model(model.parent / "other", ())
     assert invoke(*flags, "--with", other).exit_code == 0  # not the score of this run
     line, *more = (model / "evaluations.jsonl").read_text("utf-8").splitlines()
     assert more == []
     assert json.loads(line) == {
         "kind": "evaluation", "test": "one", "checkpoint": "last",
-        "scores": {"chrf": pytest.approx(100)}, "sentences": 4,
+        "scores": {"chrf": pytest.approx(100)}, "sentences": 10,
     }  # fmt: skip
     assert (model / "report.html").is_file()
 

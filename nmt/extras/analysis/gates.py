@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
@@ -23,7 +23,7 @@ from nmt.metrics.metric import (
     label_of,
     registered_name,
 )
-from nmt.metrics.result import Evaluation, ReportSection
+from nmt.metrics.result import Evaluation, ReportSection, size_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,12 @@ class GateResult:
     baseline: str | None = None  # Name of the baseline.
     p_value: float | None = None  # P-value of the difference from the baseline.
     alpha: float | None = None  # Significance level: smaller p-values are significant.
+    part: str | None = None  # Size of the test set, if only its first sentences are scored.
 
     def __str__(self) -> str:
         subject = f"{self.system}: {label_of(self.metric)} is"
+        if self.part:
+            subject = f"{self.system}, {self.part}: {label_of(self.metric)} is"
         rounded = format_score(self.metric, self.value)
         if self.kind == "fail-if-worse":
             outcome = "not significantly worse" if self.met else "significantly worse"
@@ -73,6 +76,9 @@ def gate_section(scored: EvaluatedSet) -> ReportSection:
             # Only requested metrics, not metrics that only `fail_under` uses.
             requested = [score for score in system.scores if score.metric in scored.metrics]
             results += check_regressions(system.name, requested, options.alpha)
+    if scored.num_available:
+        part = size_of(len(scored.test), scored.num_available)
+        results = [replace(result, part=part) for result in results]
     values = [given_values(result) for result in results]
     met = "\n".join(f"gate met: {result}" for result in results if result.met)
     missed = [str(result) for result in results if not result.met]

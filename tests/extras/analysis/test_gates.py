@@ -107,3 +107,15 @@ def test_only_requested_metrics_are_checked_for_regressions(files: dict[str, Pat
     base, own = values["baseline"]["scores"][0], values["systems"][0]["scores"][0]
     decided = gates[1]["required"], gates[1]["value"], gates[1]["p_value"]
     assert decided == pytest.approx((base["value"], own["value"], own["comparison"]["p_value"]))
+
+
+def test_a_gate_on_a_part_of_the_test_set_says_so(files: dict[str, Path]) -> None:
+    """The first two lines have one wrong word, so chrF is between 50 and 99."""
+    junit = files["bad"].with_name("junit.xml")
+    gates = (*flags(files), "--fail-under", "chrf=50,bleu=99", "--report", junit)
+    part = invoke(*gates, "--limit", 2)
+    assert "met: bad.en, first 2 of 60 sentences: chrF is" in part.stdout
+    assert "bad.en, first 2 of 60 sentences: BLEU is" in part.stderr
+    assert "bleu fail-under 99, first 2 of 60 sentences" in junit.read_text("utf-8")
+    whole = invoke(*gates, "--limit", 60)
+    assert "first" not in whole.stdout + whole.stderr + junit.read_text("utf-8")
