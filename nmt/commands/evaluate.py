@@ -107,9 +107,10 @@ def evaluate(
     has_languages = any(model.has_languages for model in models_and_baseline)
     # Analysis -> a true value if it is requested.
     requested = {
+        "trivial": ANALYSES.find("trivial"),  # always, if the extra is installed
         "slices": options.slices or options.slice_,
         "robustness": options.robustness,
-        "confidence": ANALYSES.find("confidence"),  # always, if the extra is installed
+        "confidence": ANALYSES.find("confidence"),
         "gates": options.fail_under or options.fail_if_worse,
         "languages": has_languages and ANALYSES.find("languages"),
     }

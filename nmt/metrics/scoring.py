@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ _CHUNK_DRAWS = 1 << 22  # Draws held in memory at once.
 # numpy draws this many booleans at once. A chunk must be a multiple of it, so that the chunks
 # together get the same draws as one large call.
 _BITS_AT_ONCE = 32
+_ALPHA = 0.05  # Level at which differences of many pairs are marked.
 _SLACK = 1e-9  # Tolerance for equal scores: the order of a sum changes its last digits.
 
 
@@ -47,6 +49,11 @@ class Resampling:
     seed: int = DEFAULT_SEED
     significance: Significance = "bs"  # The significance test.
     trials: int = DEFAULT_TRIALS  # Trials of approximate randomization.
+
+    @property
+    def num_draws(self) -> int:
+        """Resamples or trials of the significance test."""
+        return self.trials if self.significance == "ar" else self.count
 
     @property
     def paired_test(self) -> str | None:
@@ -130,7 +137,7 @@ def _compare_pairs(
     """
     if len(systems) < 2 or not (scorers and resampling.count):
         return None
-    values = []
+    values = list[dict[str, Any]]()
     rows = [["difference", *(scorer.metric.label for scorer in scorers)]]
     for first, second in combinations(range(len(systems)), 2):
         # The first system of a pair is the baseline of the second.
@@ -152,7 +159,40 @@ def _compare_pairs(
             delta = format_score(score.metric, comparison.delta, "+")
             row.append(f"{delta} ({show_p_value(comparison.p_value)})")
         rows.append(row)
-    return ReportSection("pairs", "Differences", rows, values)
+    num_pairs = len(rows) - 1
+    if num_pairs == 1:
+        return ReportSection("pairs", "Differences", rows, values)
+    num_metrics = len(scorers)
+    for column in range(num_metrics):
+        values_of_metric = values[column::num_metrics]
+        corrected = holm([value["p_value"] for value in values_of_metric])
+        for row, value, p_value in zip(rows[1:], values_of_metric, corrected, strict=True):
+            value["holm_p_value"] = p_value
+            if p_value < _ALPHA:
+                row[column + 1] += " *"
+    meaning = f"{num_pairs} pairs are compared, so some p-values are small by chance. "
+    meaning += f"*: below {_ALPHA} after Holm's correction for {num_pairs} tests."
+    fewest = 20 * num_pairs  # p-values are not below 1 / resamples
+    if resampling.num_draws < fewest:
+        meaning += f" This needs {fewest:,} resamples or more."
+    return ReportSection("pairs", "Differences", rows, values, meaning)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for the number of tests.
+
+    Below a level alpha, at least one of them is wrong with a probability of at most alpha. The
+    tests may depend on each other, as those of pairs with a common system do.
+    Source: Holm (1979).
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p_values)
+    num_left = np.arange(len(p_values), 0, -1)  # tests that are not decided yet
+    products = np.sort(p_values) * num_left
+    corrected = np.maximum.accumulate(products).clip(max=1)
+    return corrected[np.argsort(order)].tolist()
 
 
 def measure(
@@ -215,7 +255,7 @@ def _compare(
             delta=delta,
             p_value=None,
             significance=resampling.significance,
-            resamples=resampling.trials if uses_trials else resampling.count,
+            resamples=resampling.num_draws if resampling.count else 0,
             seed=seed,
         )
         if new.samples is not None and old.samples is not None:

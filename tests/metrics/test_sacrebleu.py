@@ -310,7 +310,19 @@ def test_without_a_baseline_all_pairs_of_systems_are_compared() -> None:
     shown = f"{loss:.2f} (p = 0.005)"  # 1 / 201
     assert [list(row) for row in pairs.rows] == [
         ["difference", "chrF"], ["copy - right", "+0.00 (p = 1.000)"],
-        ["wrong - right", shown], ["wrong - copy", shown],
+        ["wrong - right", f"{shown} *"], ["wrong - copy", f"{shown} *"],
     ]  # fmt: skip
+    # Holm: 3 times the smallest value, 2 times the next one, but not below that before it.
+    corrected = [each["holm_p_value"] for each in pairs.values]
+    assert corrected == pytest.approx([1, 3 / 201, 3 / 201])
+    assert "3 pairs are compared" in pairs.meaning
+    assert "resamples" not in pairs.meaning
+    few = score_systems(systems, scorers, baseline=None, resampling=Resampling(59))[2]
+    assert few is not None
+    assert "needs 60 resamples" in few.meaning  # 3 / 60 is not below 0.05
+    assert not any("*" in cell for row in few.rows for cell in row)
+    two = score_systems(systems[:2], scorers, baseline=None, resampling=Resampling(59))[2]
+    assert two is not None
+    assert (two.meaning, "holm_p_value" in two.values[0]) == ("", False)  # a single test
     without = Resampling(0)
     assert score_systems(systems, scorers, baseline=None, resampling=without)[2] is None

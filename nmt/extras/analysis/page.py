@@ -136,11 +136,11 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
         links = dict(zip(worst, aligned, strict=True))
 
     def sentence(row: int) -> dict[str, Any]:
-        """Return one sentence: labelled texts in parts, of which True marks the differences."""
-        texts = [("reference", [(reference, False)]) for reference in references[row]]
+        """Return one sentence: labelled texts in parts, as `word_differences` returns them."""
+        texts = [("reference", [(reference, "")]) for reference in references[row]]
         glosses = []
         if source:
-            texts.insert(0, ("source", [(source[row], False)]))
+            texts.insert(0, ("source", [(source[row], "")]))
             glosses = gloss(source[row], lines[row], links.get(row, ()))
         for system, system_scores in zip(systems, scores, strict=True):
             label = f"{system.name}, chrF {system_scores[row]:.1f}"
@@ -178,24 +178,27 @@ def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:
     return list(zip(source_words, map(" ".join, aligned), strict=True))
 
 
-def word_differences(text: str, references: Iterable[str]) -> list[tuple[str, bool]]:
-    """Split a text into parts. True marks a part that is not in the most similar reference.
+def word_differences(text: str, references: Iterable[str]) -> list[tuple[str, str]]:
+    """Compare a text with the most similar reference.
 
-    >>> word_differences("a big dog runs", ["a small dog runs", "it runs"])
-    [('a', False), ('big', True), ('dog runs', False)]
+    Returns:
+        Parts of both texts in order: "missing" parts are only in the reference, "different" parts
+        only in the text; parts with an empty kind are in both.
+
+    >>> word_differences("a big dog runs", ["a small dog runs fast", "it runs"])
+    [('a', ''), ('small', 'missing'), ('big', 'different'), ('dog runs', ''), ('fast', 'missing')]
     """
     words = text.split()
-    matchers = [SequenceMatcher(None, words, line.split(), autojunk=False) for line in references]
-    matcher = max(matchers, key=SequenceMatcher.ratio)
+    matches = []
+    for reference in references:
+        expected = reference.split()
+        matches.append((SequenceMatcher(None, words, expected, autojunk=False), expected))
+    matcher, expected = max(matches, key=lambda match: match[0].ratio())
     parts = []
-    position = 0  # of the first word that is in no part yet
-    # The last matching block is empty, at the end of the text: no words can remain after the loop.
-    for start, _, size in matcher.get_matching_blocks():
-        different = words[position:start]
-        position = start + size
-        equal = words[start:position]
-        if different:
-            parts.append((" ".join(different), True))
-        if equal:
-            parts.append((" ".join(equal), False))
-    return parts
+    for tag, start, end, expected_start, expected_end in matcher.get_opcodes():
+        if tag == "equal":
+            parts.append((words[start:end], ""))
+            continue
+        parts.append((expected[expected_start:expected_end], "missing"))
+        parts.append((words[start:end], "different"))
+    return [(" ".join(part), kind) for part, kind in parts if part]

@@ -97,6 +97,36 @@ def slice_section(scored: EvaluatedSet) -> ReportSection:
     return score_slices(scored.systems, scored.scorers, scored.resampling, groups)
 
 
+def trivial_section(scored: EvaluatedSet) -> ReportSection | None:
+    """Score the lines that need a translation; None if all lines need one, or none does.
+
+    A line is trivial if a reference has no letter, or equals the source.
+    """
+    test = scored.test
+    rows = []  # indices of the lines that need a translation
+    for row, references in enumerate(zip(*test.references, strict=True)):
+        source = test.source[row].strip() if test.source else ""
+        if all(any(map(str.isalpha, text)) and text.strip() != source for text in references):
+            rows.append(row)
+    num_trivial = len(test) - len(rows)
+    if not (rows and num_trivial):
+        return None
+    table = [["without trivial lines", *(scorer.metric.label for scorer in scored.scorers)]]
+    values = []
+    for system in scored.systems:
+        tables = [statistics[rows] for statistics in system.tables]
+        (measured_scores,) = measure([tables], scored.scorers, scored.resampling)
+        scores = [measured.score for measured in measured_scores]
+        table.append([system.name, *map(show_score, scores)])
+        scores_for_json = [score.as_dict() for score in scores]
+        values.append({"system": system.name, "lines": num_trivial, "scores": scores_for_json})
+    meaning = (
+        f"trivial lines: {num_trivial:,} of {len(test):,} references have no letter, or equal "
+    )
+    meaning += "the source. Such lines can raise the scores."
+    return ReportSection("trivial", "Scores without trivial lines", table, values, meaning)
+
+
 def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
     """Group source lines by whether they occur in the training data: exact, near, or not found."""
     kinds = dict[int, str]()  # index of a source line -> "exact" or "near"

@@ -34,9 +34,11 @@ WORDS = st.text("ab <&\u05d0\u202e", max_size=20)
 @given(WORDS, WORDS)
 def test_differences_cover_the_text_and_equal_texts_have_none(text: str, reference: str) -> None:
     pieces = word_differences(text, [reference])
-    assert " ".join(piece for piece, _ in pieces) == " ".join(text.split())
-    assert any(is_other for _, is_other in pieces) <= (text.split() != reference.split())
-    assert not any(is_other for _, is_other in word_differences(text, [reference, text]))
+    for other, missing_kind in ((text, "missing"), (reference, "different")):
+        covered = " ".join(piece for piece, kind in pieces if kind != missing_kind)
+        assert covered == " ".join(other.split())
+    assert any(kind for _, kind in pieces) == (text.split() != reference.split())
+    assert not any(kind for _, kind in word_differences(text, [reference, text]))
 
 
 def section(key: str, *values: Any) -> ReportSection:
@@ -236,10 +238,12 @@ def test_all_references_are_shown_and_the_most_similar_one_is_compared() -> None
     shown = [sentence["line"] for sentence in worst["sentences"]]
     assert sorted(shown) == [2, 3]
     assert best["sentences"][0]["parts"][:2] == [
-        ("reference", [("a dog", False)]), ("reference", [("the hound", False)]),
+        ("reference", [("a dog", "")]), ("reference", [("the hound", "")]),
     ]  # fmt: skip
     (second,) = [each for each in worst["sentences"] if each["line"] == 2]
-    assert second["parts"][2][1] == [("the cat sits", False), ("here", True)]
+    assert second["parts"][2][1] == [
+        ("the cat sits", ""), ("there", "missing"), ("here", "different"),
+    ]  # fmt: skip
 
 
 def test_the_head_of_a_sentence_has_all_that_is_known_of_it() -> None:

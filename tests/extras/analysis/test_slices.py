@@ -32,6 +32,8 @@ from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.text.flat import FlatIds
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
+from tests.commands.test_evaluate import invoke, write
+from tests.extras.analysis.conftest import found
 from tests.learning import train_sentencepiece
 
 TEXTS = st.lists(
@@ -184,6 +186,32 @@ def test_scores_are_those_of_the_slice_alone_and_an_empty_one_has_none() -> None
     assert (one["scores"][0]["value"], none["scores"]) == (alone.value, [])
     assert section.rows[1][:3] == ["mine", "a", "1 (few)"]
     assert [row[:2] for row in section.rows[2:]] == [["mine", "b"], ["other", "x"]]
+
+
+def test_trivial_lines_are_counted_and_the_others_are_scored_alone(tmp_path: Path) -> None:
+    """Lines 1 and 3 have no letter, line 2 is the same on both sides; the last two are real."""
+    source = ["* * *", "OK ", "(1)", "Hund", "Katze"]
+    references = [["* * *", "OK", "1.", "dog", "cat"], ["***", "okay", "1)", "hound", "OK"]]
+    lines = ["* * *", "OK", "1.", "log", "car"]
+
+    def flags(rows: slice, *more: object) -> list[object]:
+        """Return the flags to score some of the lines."""
+        options: list[object] = ["--hypothesis", write(tmp_path / "s.en", lines[rows])]
+        for number, reference in enumerate(references):
+            options += ["--reference", write(tmp_path / f"{number}.en", reference[rows])]
+        return [*options, "--metric", "chrf", "--resamples", 0, *more]
+
+    with_source = ("--source", write(tmp_path / "in.de", source))
+    (value,) = found(*flags(slice(None), *with_source))["trivial"]
+    alone = MetricScorer("chrf", [x[3:] for x in references], MetricOptions())
+    expected = alone.score(lines[3:]).value
+    assert (value["lines"], value["scores"][0]["value"]) == (3, pytest.approx(expected))
+    shown = invoke(*flags(slice(None), *with_source)).stdout
+    assert re.search(rf"^without trivial lines +chrF\ns.en +{expected:.2f}$", shown, re.MULTILINE)
+    assert "trivial lines: 3 of 5 references" in shown
+    assert found(*flags(slice(None)))["trivial"][0]["lines"] == 2  # "OK" may be a translation
+    for rows in (slice(3, 5), slice(0, 1)):  # none is trivial; nothing is left
+        assert "trivial" not in found(*flags(rows))
 
 
 def learned(folder: Path, lines: list[str]) -> Tokenizer:
