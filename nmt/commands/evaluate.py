@@ -43,7 +43,13 @@ from nmt.metrics.metric import (
     requested_metrics,
 )
 from nmt.metrics.plausibility import odd_texts
-from nmt.metrics.result import Evaluation, EvaluationReport, ReportSection, System
+from nmt.metrics.result import (
+    Evaluation,
+    EvaluationReport,
+    ReportSection,
+    System,
+    hash_references,
+)
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.registry import Registry
 from nmt.text.loss import loss_of
@@ -305,6 +311,8 @@ class EvaluatedModel:
             "checkpoint": self.loading["checkpoint"],
             "scores": {score.metric: score.value for score in system.scores},
             "sentences": len(test),
+            "beam_size": system.settings.get("beam_size"),
+            "references_sha256": hash_references(test.references),
         }
         record_evaluation(self.folder, self.config.name, entry)
 

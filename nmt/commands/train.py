@@ -164,8 +164,9 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
                 raise StoppedBySignal(next(filter(None, signal_numbers)))
             # All updates are saved. After a signal, the next start repeats the remaining work.
             with stop.at_once():
-                metric = training.validation.metric_name
-                summary = start.progress.summary(config.run_dir, reason, metric, trainer.seconds)
+                summary = start.progress.summary(
+                    config.run_dir, reason, training.validation, trainer.seconds
+                )
                 summary = _finish(config, setup, summary, reporter, start.progress)
                 if training.max_minutes is not None:
                     minutes = start.budget.seconds / 60

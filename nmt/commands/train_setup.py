@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from nmt.inference.direction import Languages
 from nmt.inference.request import Request
 from nmt.inference.translator import TranslationOptions
 from nmt.metrics.metric import label_of, split_argument
+from nmt.metrics.result import hash_references
 from nmt.model.transformer import build_model, count_parameters
 from nmt.registry import Registry, built_in, load_attribute
 from nmt.text.subword_dropout import SubwordDropout
@@ -396,7 +398,10 @@ def describe_start(
     sizes = count_parameters(updater.model)  # by part of the model
     num_parameters = sum(sizes.values())
     threads = torch.get_num_threads()
-    metric = setup.training.validation.metric_name
+    validation = setup.training.validation
+    metric = validation.metric_name
+    texts = [held_out.text for held_out in setup.validator.sets]
+    references = chain.from_iterable(text.references for text in texts if text)
     facts = {
         "device": str(updater.device),
         "precision": updater.precision.name,
@@ -405,6 +410,10 @@ def describe_start(
         "parameters": num_parameters,
         "schedule": f"{schedule.shape}: {warmup} of warm-up to {schedule.peak_lr:g}",
         "metric": metric,
+        "beam_size": validation.beam_size,
+        # Perplexities and scores of runs can be compared if these are equal.
+        "vocabulary": setup.data.manifest.vocab_hash,
+        "validation": hash_references(references),
         "label_smoothing": config.training.label_smoothing,
         "pairs": num_pairs,
         **_facts_of_sets(setup.validator),

@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.checkpoint import files
 from nmt.checkpoint.files import ValidationScore
 from nmt.checkpoint.model_folder import EXTRAS, RECORD, average_weights, write_average
-from nmt.config.training import TrainingConfig
+from nmt.config.training import TrainingConfig, ValidationConfig
 from nmt.data.loader import Position
 from nmt.device.device import random_state
 from nmt.device.distributed import Processes
@@ -192,13 +192,15 @@ class Progress:
             evidence = f"the lowest loss, because each {metric} is noise"
         return f"{text}; the best checkpoint is step {best_step:,}, with {evidence}"
 
-    def summary(self, run_dir: Path, reason: str, metric: str, seconds: float) -> TrainingSummary:
+    def summary(
+        self, run_dir: Path, reason: str, validation: ValidationConfig, seconds: float
+    ) -> TrainingSummary:
         """Summarise the finished training.
 
         Args:
             run_dir: The run folder.
             reason: Why training ended: ``budget``, ``patience`` or ``signal``.
-            metric: Metric of the validation scores.
+            validation: How the run was validated.
             seconds: Time spent in updates.
         """
         best_step = self.history.best
@@ -209,8 +211,9 @@ class Progress:
             reason=reason,
             best=files.checkpoint_name(checkpoint_step),
             best_score=None if best_step is None else self.history[best_step].score,
-            metric=metric,
+            metric=validation.metric_name,
             training_seconds=seconds,
+            beam_size=validation.beam_size,
         )
 
     def describe(self) -> str:
@@ -268,17 +271,22 @@ class TrainingSummary:
     best_score: float | None
     metric: str  # Metric of the score.
     training_seconds: float  # Time this process spent in updates, without validation and saving.
+    beam_size: int = 1  # Of the search in validations.
 
     def as_text(self) -> str:
         """Return the summary as one line. A loss is shown as a positive number.
 
         >>> TrainingSummary(Path("a"), 9, "budget", "step-9", -2.5, "loss", 1.0).as_text()
-        'a: 9 steps; best: step-9 (loss 2.50)'
+        'a: 9 steps; best: step-9 (validation loss 2.50)'
+        >>> TrainingSummary(Path("a"), 9, "budget", "step-9", 30.0, "bleu", 1.0).as_text()
+        'a: 9 steps; best: step-9 (validation BLEU 30.00, beam size 1)'
         """
         score = "no score"
         if self.best_score is not None:  # `as_quality` is its own inverse
             score = format_score(self.metric, as_quality(self.metric, self.best_score))
-        best = f"{self.best} ({label_of(self.metric)} {score})"
+            if self.metric != "loss":
+                score += f", beam size {self.beam_size}"
+        best = f"{self.best} (validation {label_of(self.metric)} {score})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -217,6 +217,7 @@ class Console:
     def __init__(self, start: int, total: int | None, step: Callable[[], int]) -> None:
         # Text about the first score of the last validation with a score, such as ", BLEU 21.50".
         self._score = ""
+        self._update: Mapping[str, Any] = {}  # values of the last update
         self._step = step
         self._bar = progress_bar("training", unit="updates", total=total, initial=start)
         follow(self._bar, step)
@@ -229,6 +230,7 @@ class Console:
             # The value is null if the validation has no score.
             if metric is not None and values[metric] is not None:
                 self._score = f", {label_of(metric)} {values[metric]:.2f}"
+                self._show()
         if event.kind == "plan":
             self._bar.total = values["total_steps"]
         # The bar is off if the output is no terminal.
@@ -236,8 +238,14 @@ class Console:
             logger.log(event.level, event.text)
         elif event.kind == "update":
             self._bar.update(event.step - self._bar.n)  # takes the number of new updates
-            speed = f"{values['target_tokens_per_second']:,.0f} tok/s"
-            self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._score}, {speed}")
+            self._update = values
+            self._show()
+
+    def _show(self) -> None:
+        """Write loss, score and speed beside the bar, once there is an update."""
+        if self._update:
+            speed = f"{self._update['target_tokens_per_second']:,.0f} tok/s"
+            self._bar.set_postfix_str(f"loss {self._update['loss']:.3f}{self._score}, {speed}")
 
     def close(self) -> None:
         """Complete and close the bar."""

@@ -66,7 +66,7 @@ def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
     Args:
         run_dir: The run folder, which contains ``metrics.jsonl``.
         title: Heading of the page: the name of the run.
-        line: ``test`` (name), ``checkpoint`` (name) and ``scores`` (by metric).
+        line: ``test`` (name), ``checkpoint`` (name), ``scores`` (by metric) and ``beam_size``.
     """
     if not (run_dir / _METRICS).is_file():
         return
@@ -197,12 +197,30 @@ def render_comparison(
         runs: Run folders by their labels.
         settings: Keys of the configuration that differ, with the value of each run.
     """
+    records = {name: RunRecord.of(read_events(folder)) for name, folder in runs.items()}
+
+    def differs(fact: str) -> bool:
+        return len({run.last_start.get(fact) for run in records.values()}) > 1
+
+    incomparable = {}  # beginning of a unit -> why the runs cannot be compared by such values
+    if differs("vocabulary"):  # what a token is
+        incomparable = dict.fromkeys(("nats", "target tokens"), "different vocabularies")
+    if differs("validation"):
+        incomparable |= dict.fromkeys(("nats", "score"), "different validation sets")
+    charts = []
+    for chart in run_charts(runs):
+        for unit, reason in incomparable.items():
+            if chart.unit.startswith(unit):
+                chart = replace(chart, unit=f"{chart.unit}; not comparable: {reason}")
+        charts.append(chart)
+    charts.sort(key=lambda chart: "chrF" not in chart.title)
     return render(
         "runs.html.j2",
         title=f"{len(runs)} training runs",
-        runs={name: RunRecord.of(read_events(folder)) for name, folder in runs.items()},
+        runs=records,
         settings=settings,
-        charts=[render_chart(chart) for chart in run_charts(runs)],
+        incomparable=incomparable,
+        charts=list(map(render_chart, charts)),
         label_of=label_of,
         fixed=_fixed,
     )

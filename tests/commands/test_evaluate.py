@@ -29,7 +29,7 @@ from nmt.config.run import RunConfig
 from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result as Translation
 from nmt.metrics.metric import MetricOptions, MetricScorer, label_of
-from nmt.metrics.result import EvaluationReport
+from nmt.metrics.result import EvaluationReport, hash_references
 from nmt.metrics.scoring import Resampling, score_systems
 from tests.cli.commands import FLAGS
 from tests.conftest import MISSING
@@ -618,7 +618,8 @@ def test_the_scores_of_a_run_are_recorded_with_their_checkpoint(model: Path) -> 
     assert more == []
     assert json.loads(line) == {
         "kind": "evaluation", "test": "one", "checkpoint": "last",
-        "scores": {"chrf": pytest.approx(100)}, "sentences": 10,
+        "scores": {"chrf": pytest.approx(100)}, "sentences": 10, "beam_size": 5,
+        "references_sha256": hash_references([[line.upper() for line in SENTENCES]]),
     }  # fmt: skip
     assert (model / "report.html").is_file()
 

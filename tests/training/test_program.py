@@ -60,7 +60,7 @@ def test_the_score_selects_the_best_checkpoint_and_is_reported(scorer: list[str]
     best = read_best(config.run_dir)
     assert best is not None
     assert best.name == "step-00000005"
-    assert summary.as_text().endswith("best: step-00000005 (command 9.00)")
+    assert summary.as_text().endswith("step-00000005 (validation command 9.00, beam size 1)")
     assert "command 9.00 (" in (config.run_dir / "log.txt").read_text()
     page = (config.run_dir / "report.html").read_text()
     assert "<h3>command</h3>" in page
@@ -98,7 +98,7 @@ def test_validations_without_a_score_neither_stop_training_nor_are_best(scorer: 
     first, again = make_config(**settings, average_last=2, max_steps=6), make_config(**settings)
     summary = fit(first)
     assert (summary.reason, summary.step, summary.best) == ("budget", 6, "step-00000006")
-    assert summary.as_text().endswith("best: step-00000006 (command no score)")
+    assert summary.as_text().endswith("step-00000006 (validation command no score)")
     assert read_best(first.run_dir) is None
     with pytest.raises(CheckpointError, match="has no scores"):
         average(AverageOptions(run=first.run_dir, output=Path("mean"), best=1))

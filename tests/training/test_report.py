@@ -172,6 +172,25 @@ def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed_elsewhere_lines_are
     ]
 
 
+def test_the_last_bar_has_the_score_of_the_last_validation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training ends with a validation, after the last update; one before all updates has no bar."""
+    caplog.set_level(logging.INFO)
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    console = Console(0, 40, lambda: 40)
+    console.report(validation_event(0, Scores(3.0, {"bleu": 1.25})))
+    assert "BLEU" not in terminal.getvalue()
+    for step, bleu in ((20, 21.5), (40, 33.75)):
+        console.report(update_event(step))
+        console.report(validation_event(step, Scores(1.0, {"bleu": bleu})))
+    console.close()
+    last = re.split(r"[\r\n]+", terminal.getvalue().rstrip())[-1]
+    assert "loss 3.250, BLEU 33.75, 4,000 tok/s" in last
+
+
 def test_a_validation_reports_metrics_and_the_bleu_tokenizer() -> None:
     event = validation_event(5, Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "char"))
     assert "2.72, BLEU 21.50 (tokenizer char), chrF 4.00 (" in event.text

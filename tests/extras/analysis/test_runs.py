@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -42,10 +43,60 @@ def test_several_runs_are_compared_by_results_settings_and_curves(tmp_path: Path
         [str(run), "100", "1 h 7 min", "1,500"]
         for run in runs  # 4,020 seconds
     ]
-    assert found[1][4:] == ["BLEU 20.50 at step 100", "flores (best): BLEU 9.50"]
+    assert found[1][4:] == ["BLEU 20.50 at step 100 (best BLEU)", "flores (best): BLEU 9.50"]
     assert found[3:] == [["key", *map(str, runs)], ["model.dropout", "0.1", "0.3"]]
     text = Path("runs.html").read_text()
     assert text.count(f'data-name="{runs[1]}"') >= 5
+
+
+@pytest.mark.parametrize(("facts", "speed", "validation", "titles"), [
+    ({}, "", "", {}),
+    ({"vocabulary": 1}, "different vocabularies", "perplexity not comparable: different vocabularies",
+     dict.fromkeys(["Loss, training", "Loss, validation", "Speed"], "vocabularies")),
+    ({"validation": 1}, "", "not comparable: different validation sets",
+     dict.fromkeys(["Loss, training", "Loss, validation", "Translation quality, chrF",
+                    "Translation quality, BLEU"], "validation sets")),
+])  # fmt: skip
+def test_what_cannot_be_compared_is_named(
+    facts: dict[str, Any], speed: str, validation: str, titles: dict[str, str], tmp_path: Path
+) -> None:
+    """Perplexities need the same vocabulary and text, scores the same text; chrF comes first."""
+    runs = write_run(tmp_path / "a", 0.1, 20.5), write_run(tmp_path / "b", 0.3, 18.25)
+    start = {"kind": "start", "step": 0, "beam_size": 1, "vocabulary": 0, "validation": 0}
+    scores = {"kind": "validation", "step": 200, "bleu": 30.0, "chrf": 50.0, "perplexity": 5.5}
+    for run, changes, references in zip(runs, ({}, facts), "xy", strict=True):
+        test: dict[str, Any] = {
+            "kind": "evaluation",
+            "checkpoint": "best",
+            "scores": {"bleu": 9.5, "chrf": 40.0},
+        }
+        test |= {"beam_size": 5, "references_sha256": references, "test": "own"}
+        lines: dict[str, list[dict[str, Any]]] = {
+            "starts": [start | changes],
+            "metrics": [scores | {"seconds": 1.0}],
+        }
+        lines["evaluations"] = [test, test | {"test": "same", "references_sha256": "z"}]
+        for name, added in lines.items():
+            with (run / f"{name}.jsonl").open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in added)
+    report(ReportOptions(runs=runs))
+    head, row, *_ = rows(Path("runs.html"))
+    assert head[3].partition("not comparable: ")[2] == speed
+    assert head[4] == "best validation" + validation
+    best = "chrF 50.00, BLEU 30.00, perplexity 5.50 at step 200 (best BLEU, beam size 1)"
+    assert row[4] == best
+    scored = "(best, beam size 5): chrF 40.00, BLEU 9.50"
+    own = f"own {scored} not comparable: different test sets"
+    assert row[5] == f"flores (best): BLEU 9.50{own}same {scored}"
+    root = ElementTree.fromstring(Path("runs.html").read_text(encoding="utf-8"))
+    captions = ["".join(x.itertext()) for x in root.iter() if x.tag.endswith("}figcaption")]
+    assert "chrF" in captions[0]
+    remarks = {}
+    for caption in captions:
+        if "not comparable" in caption:
+            remark = caption.partition("; not comparable: different ")[2].partition("\n")[0]
+            remarks[next(title for title in titles if title in caption)] = remark
+    assert remarks == titles
 
 
 def test_one_run_has_its_own_page_with_links_to_other_pages_in_its_folder(tmp_path: Path) -> None:
