@@ -293,6 +293,7 @@ class Overlap:
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the counts of `PrepareReport.overlap`, by set, without near copies."""
         counts = {}
+        earlier = list[list[HeldOutKeys]]()  # keys of the sets before this one
         for name, set_keys in self._sets.items():
             num_seen = np.zeros(3, np.int64)  # sources, targets and pairs
             for keys in set_keys:  # True counts 1
@@ -305,6 +306,9 @@ class Overlap:
                 "targets_in_train": num_targets,
                 "pairs_in_train": num_pairs,
             }
+            if set_keys in earlier:
+                counts[name]["repeats"] = 1
+            earlier.append(set_keys)
         return counts
 
 

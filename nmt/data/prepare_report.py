@@ -366,7 +366,7 @@ class PrepareReport:
     leakage: Sequence[Mapping[str, Any]] = field(default_factory=list)
     # By held-out set: its number of pairs, and how many sources, targets and pairs are also in the
     # training data, with any of their references. ``near_sources_in_train``: with one or two words
-    # changed, or inside a line.
+    # changed, or inside a line. ``repeats``: 1 if an earlier set has the same pairs.
     overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unchecked: Sequence[str] = ()  # held-out sets that are not downloaded, so not compared
     lengths: Sequence[Sequence[int]] = ()  # source and target length of some kept pairs

@@ -51,7 +51,8 @@ def test_several_runs_are_compared_by_results_settings_and_curves(tmp_path: Path
 
 @pytest.mark.parametrize(("facts", "speed", "validation", "titles"), [
     ({}, "", "", {}),
-    ({"vocabulary": 1}, "different vocabularies", "perplexity not comparable: different vocabularies",
+    ({"vocabulary": 1}, "different vocabularies",
+     "perplexity not comparable: different vocabularies",
      dict.fromkeys(["Loss, training", "Loss, validation", "Speed"], "vocabularies")),
     ({"validation": 1}, "", "not comparable: different validation sets",
      dict.fromkeys(["Loss, training", "Loss, validation", "Translation quality, chrF",

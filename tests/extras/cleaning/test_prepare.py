@@ -292,17 +292,22 @@ def test_the_page_counts_each_held_out_sentence_once_and_shows_it(tmp_path: Path
     new = ["Etwas ganz anderes steht hier in dieser einen Zeile."]
     config = config_for(tmp_path)
     write_pairs(tmp_path, source[:3] + near + new, [*target[:5], "Something else."], "valid")
+    data = config.data.model_copy(update={"test": {"same": config.data.valid[0]}})
+    config = config.model_copy(update={"data": data})  # the same file for validation and test
     report = prepare(config, report_dir=tmp_path / "report")
     assert len(report.leakage) > 5
-    assert report.overlap["valid"]["near_sources_in_train"] == 2
+    for name, repeats in (("valid", None), ("same", 1)):
+        counts = report.overlap[name]
+        assert (counts["near_sources_in_train"], counts.get("repeats")) == (2, repeats)
     root = ElementTree.parse(tmp_path / "report" / "report.html").getroot()
     tiles = {dt: " ".join(dd.split()) for dt, dd in tiles_of(root).items()}
-    assert tiles["Held-out sentences in the training data"] == "5 of 6: 3 exact, 2 near"
+    assert tiles["Exact copies in the training data"] == "3 of 6 held-out sentences"
+    assert tiles["Only near copies"] == "2 of 6 held-out sentences"
     assert tiles["Training pairs read"] == "120"
     cells = ["".join(x.itertext()) for x in root.iter() if x.tag.endswith("}td")]
     for line, text, kind in [(1, source[0], "exact"), (4, near[0], "near")]:
         row = ["valid", str(line), text, kind, source[line - 1], "numbers", str(line)]
-        assert row in [cells[at : at + 7] for at in range(len(cells))]
+        assert [cells[at : at + 7] for at in range(len(cells))].count(row) == 1
 
 
 def tiles_of(root: ElementTree.Element) -> dict[str, str]:
