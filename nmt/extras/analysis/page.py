@@ -192,7 +192,8 @@ def word_differences(text: str, references: Iterable[str]) -> list[tuple[str, st
     matches = []
     for reference in references:
         expected = reference.split()
-        matches.append((SequenceMatcher(None, words, expected, autojunk=False), expected))
+        matcher = SequenceMatcher(None, words, expected, autojunk=False)
+        matches.append((matcher, expected))
     matcher, expected = max(matches, key=lambda match: match[0].ratio())
     parts = []
     for tag, start, end, expected_start, expected_end in matcher.get_opcodes():

@@ -106,12 +106,16 @@ def trivial_section(scored: EvaluatedSet) -> ReportSection | None:
     rows = []  # indices of the lines that need a translation
     for row, references in enumerate(zip(*test.references, strict=True)):
         source = test.source[row].strip() if test.source else ""
-        if all(any(map(str.isalpha, text)) and text.strip() != source for text in references):
+        texts = [text for text in references if text.strip() != source]
+        with_letters = [text for text in texts if any(map(str.isalpha, text))]
+        if len(with_letters) == len(references):
             rows.append(row)
     num_trivial = len(test) - len(rows)
     if not (rows and num_trivial):
         return None
-    table = [["without trivial lines", *(scorer.metric.label for scorer in scored.scorers)]]
+    head = ["without trivial lines"]
+    head += (scorer.metric.label for scorer in scored.scorers)
+    table = [head]
     values = []
     for system in scored.systems:
         tables = [statistics[rows] for statistics in system.tables]

@@ -135,8 +135,8 @@ def test_a_browser_shows_the_values_at_the_cross_hair(
       return document.querySelector(".tip").textContent;
     })()"""
     hide = """(() => {
-      document.querySelectorAll(".key button")[1].click();
-      const figure = document.querySelector("figure");
+      const figure = document.querySelector("figure:has(.linear)");
+      figure.querySelectorAll(".key button")[1].click();
       const shown = ["1", "0"].map((n) => figure.querySelector(`.linear [data-curve="${n}"]`));
       return shown.map((x) => getComputedStyle(x).display.replace("inline", "block")).join(" ");
     })()"""
