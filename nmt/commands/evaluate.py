@@ -116,6 +116,7 @@ def evaluate(
         "trivial": ANALYSES.find("trivial"),  # always, if the extra is installed
         "slices": options.slices or options.slice_,
         "robustness": options.robustness,
+        "glossary": options.glossary,
         "confidence": ANALYSES.find("confidence"),
         "gates": options.fail_under or options.fail_if_worse,
         "languages": has_languages and ANALYSES.find("languages"),
@@ -125,7 +126,7 @@ def evaluate(
     configured = models_and_baseline[0].configured if models_and_baseline else None
     tests = evaluation_set.load_test_sets(options, configured)
     sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
-    inputs = [options.contrastive, options.baseline, *options.hypothesis]
+    inputs = [options.contrastive, options.baseline, options.glossary, *options.hypothesis]
     inputs += [Path(label.partition("=")[2]) for label in options.slice_]  # NAME=FILE
     for test in tests:
         inputs += test.files
@@ -239,13 +240,16 @@ class EvaluatedModel:
             fix="Compare models and test sets of one language pair.",
         )
 
-    def translate(self, name: str, lines: Sequence[str], test: EvaluationSet) -> System:
+    def translate(
+        self, name: str, lines: Sequence[str], test: EvaluationSet, **options: Any
+    ) -> System:
         """Translate lines.
 
         Args:
             name: Name of the text in the log.
             lines: Source lines: of the test set, or changed ones.
             test: Set that the lines come from. It has their languages and their tag.
+            options: Other options of the translator.
 
         Returns:
             The translations, in the same order.
@@ -260,7 +264,7 @@ class EvaluatedModel:
             languages["target_language"] = test.target_language
         with progress_bar("translating", unit="lines", total=len(lines)) as bar:
             translator = self._translator.with_options(
-                tag=self.tag or test.tag, progress=bar.update, **languages
+                tag=self.tag or test.tag, progress=bar.update, **languages, **options
             )
             results = translator.translate(lines)
         counts = GuardCounts().add(dict(enumerate(results, 1)))

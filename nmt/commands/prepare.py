@@ -49,7 +49,7 @@ from nmt.checkpoint.model_folder import (
 from nmt.checkpoint.run import differing, has_data_settings, recorded_settings, trained_on
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions, TextResult
-from nmt.config.data import PLACEHOLDER, CorpusConfig, Direction
+from nmt.config.data import ANNOTATION, PLACEHOLDER, CorpusConfig, Direction
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
 from nmt.data import advice, prepare_report, prepared
@@ -69,7 +69,7 @@ from nmt.data.formats.pair import SentencePair
 from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
 from nmt.data.prepare_report import PrepareReport, ProblemLog, current_report, find_prepared
-from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe
+from nmt.data.prepared import LINKS, TOKENIZER, TRAIN, PreparedManifest, Recipe
 from nmt.data.reading import (
     CorpusReader,
     EncodedCorpora,
@@ -79,6 +79,7 @@ from nmt.data.reading import (
     kept_pairs,
 )
 from nmt.data.store import ParallelStore, StoreWriter
+from nmt.data.terms import write_links
 from nmt.data.vocabulary import TextSample, learn_tokenizers
 from nmt.data.workers import has_changed, map_blocks, open_workers, work_folder
 from nmt.errors import ConfigError, DataError
@@ -413,6 +414,9 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
                 diagnosis.lexicon,
                 vocab_hash=tokenizer_hash(folder / TOKENIZER),
             )
+        if recipe.data.glossary.share:
+            with reading.stage("terms"), progress_bar("aligning words", leave=False):
+                write_links(folder / LINKS, train, tokenizers, diagnosis.lexicon)
         atomic.write_json(folder / PROFILES, asdict(profiles))
         report = log.report()
 
@@ -692,11 +696,16 @@ def _check_vocabulary(config: RunConfig, model: Path) -> None:
             fix=f"Set data.language_tags to {old_tags}.",
         )
     tokenizers = load_tokenizers(model / TOKENIZER)
-    if config.data.placeholders.share and PLACEHOLDER not in tokenizers.source.symbols:
-        raise ConfigError(
-            f"data.placeholders needs U+FFFC, which is not in the vocabulary of {model}.",
-            fix="Set data.placeholders.share to 0.",
-        )
+    needed = {
+        "placeholders": config.data.placeholders.share and PLACEHOLDER,
+        "glossary": config.data.glossary.share and ANNOTATION[0],
+    }
+    for key, symbol in needed.items():
+        if symbol and symbol not in tokenizers.source.symbols:
+            raise ConfigError(
+                f"data.{key} needs U+{ord(symbol):04X}, which is not in the vocabulary of {model}.",
+                fix=f"Set data.{key}.share to 0.",
+            )
     recipe = recipe_of(config)
     for corpus in config.data.corpora.values():
         recipe.tag_ids(corpus, tokenizers)  # which raises an error without a tag

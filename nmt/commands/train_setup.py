@@ -31,8 +31,10 @@ from nmt.data.corpus import corpus_names, valid_sets
 from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, epoch_weights
 from nmt.data.prepare_report import KEPT, READ
-from nmt.data.prepared import PreparedData, PreparedManifest
+from nmt.data.prepared import LINKS, PreparedData, PreparedManifest
 from nmt.data.resegment import NoiseAdder, Resegment, Resegmenter
+from nmt.data.store import ParallelStore
+from nmt.data.terms import TermAnnotator
 from nmt.device import own_cores
 from nmt.device.compilation import Compilation, compile_layers, pays
 from nmt.device.device import choose_device, is_out_of_memory, seed_rank
@@ -203,7 +205,7 @@ def _build_loader(
 
 
 def _build_changes(config: RunConfig, data: PreparedData) -> list[Resegment]:
-    """Return functions that draw noise and BPE-dropout in each epoch, in this order.
+    """Return functions that draw terms, noise and BPE-dropout in each epoch, in this order.
 
     Raises:
         ConfigError: The vocabulary does not allow BPE-dropout.
@@ -212,11 +214,15 @@ def _build_changes(config: RunConfig, data: PreparedData) -> list[Resegment]:
     rates = [corpus.noise.rates for corpus in config.data.training]
     bpe_dropout = config.batch.bpe_dropout
     changes = list[Resegment]()
-    if not any(rates) and not bpe_dropout:
+    share = config.data.glossary.share
+    if not any(rates) and not bpe_dropout and not share:
         return changes  # made-up data have no tokenizers
     seed = config.training.seed
     longest = config.filters.max_length
     tokenizers = load_tokenizers(data.tokenizer_dir)
+    if share:
+        links = ParallelStore.open(data.folder / LINKS)
+        changes.append(TermAnnotator(tokenizers, links, share, seed=seed, longest=longest))
     if any(rates):
         # Row at which each corpus ends. Rows are sorted by the index of their corpus.
         ends = np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right")

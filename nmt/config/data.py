@@ -430,6 +430,21 @@ class PlaceholderConfig(Section):
     patterns: Many[Pattern] = ()
 
 
+class GlossaryConfig(Section):
+    """Terms that the model learns to use: it reads them behind the words of the source.
+
+    In each epoch, other words of the target sentence are shown behind the source words that are
+    aligned to them, between two symbols of the vocabulary. Translating with a glossary shows its
+    terms in the same way. Both languages need spaces between words.
+
+    Args:
+        share: Share of the pairs in which terms are shown. 0 changes nothing: translating with a
+            glossary then replaces the words that are aligned to a term.
+    """
+
+    share: Share = 0.0
+
+
 class DataConfig(Section):
     """Parallel corpora for training, validation and testing.
 
@@ -462,6 +477,7 @@ class DataConfig(Section):
     max_sentences: Free[Count | None] = None
     max_characters: Free[Count | None] = None
     placeholders: BindsData[PlaceholderConfig] = PlaceholderConfig()
+    glossary: BindsData[GlossaryConfig] = GlossaryConfig()
 
     @property
     def training(self) -> tuple[CorpusConfig, ...]:

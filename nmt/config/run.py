@@ -11,6 +11,7 @@ from langcodes import Language
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from nmt.config.data import (
+    ANNOTATION,
     PLACEHOLDER,
     BatchConfig,
     CorpusConfig,
@@ -125,7 +126,8 @@ class RunConfig(Section):
         """The user-defined symbols of a new source (or joint) and a new target vocabulary.
 
         They are the tags of languages, then ``tokenizer.user_defined_symbols`` or, by default and
-        only in the source, the tags of the corpora; and `PLACEHOLDER` if the model learns it.
+        only in the source, the tags of the corpora; and `PLACEHOLDER` and `ANNOTATION` if the model
+        learns them.
         """
         source_symbols = list[str]()
         target_symbols = list[str]()
@@ -144,6 +146,8 @@ class RunConfig(Section):
         if self.data.placeholders.share:
             source_symbols.append(PLACEHOLDER)
             target_symbols.append(PLACEHOLDER)
+        if self.data.glossary.share:
+            source_symbols += ANNOTATION
         # Without repetitions.
         return tuple(dict.fromkeys(source_symbols)), tuple(dict.fromkeys(target_symbols))
 

@@ -302,7 +302,7 @@ def likely_translations(
     unmerged = [(np.empty(0, dtype), np.empty(0))]
     num_unmerged = 0  # keys since the last merge
     for links in map(lexicon.links, batches(lines, pairs)):
-        keys, counts = _summed(links.keys.astype(dtype), links.probs)
+        keys, counts = summed(links.keys.astype(dtype), links.probs)
         unmerged.append((keys, counts))
         num_unmerged += len(keys)
         if num_unmerged > _MERGED_AT_ONCE:
@@ -337,7 +337,7 @@ def write_shortlist(
     path.write_bytes(save({"common": common, "candidates": candidates}, metadata))
 
 
-def _summed(keys: IntArray, values: npt.NDArray[np.floating]) -> tuple[IntArray, Values]:
+def summed(keys: IntArray, values: npt.NDArray[np.floating]) -> tuple[IntArray, Values]:
     """Return the distinct keys in rising order, and the sum of the values of each key."""
     distinct, indices = np.unique(keys, return_inverse=True)  # keys == distinct[indices]
     return distinct, np.bincount(indices, values).astype(np.float64)
@@ -359,7 +359,7 @@ def _likeliest(
     """
     repeated_keys = np.concatenate([keys for keys, _ in unmerged])
     partial_counts = np.concatenate([counts for _, counts in unmerged])
-    keys, counts = _summed(repeated_keys, partial_counts)
+    keys, counts = summed(repeated_keys, partial_counts)
     sources = keys // num_targets
     # numpy sorts 16-bit integers by radix sort, which is faster.
     smallest_dtype = np.min_scalar_type(int(sources.max(initial=0)))

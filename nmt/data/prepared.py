@@ -40,6 +40,7 @@ FORMAT_VERSION = 2
 # Subfolders, in addition to `VALID`.
 TRAIN = "train"
 TOKENIZER = "tokenizer"
+LINKS = "links"
 # Files that the manifest does not contain, because equal preparations may differ in them: the time
 # that the preparation took, and the run folders that use the data.
 TIMES = "times.json"
@@ -52,7 +53,7 @@ _LEARNING = 2  # Raised when vocabularies are learned in another way.
 _LATER_KEYS: Mapping[str, Any] = {
     "path": None, "format": None, "columns": None, "encoding": None, "on_bad_row": "error",
     "held_out": "report", "target_languages": [], "source_languages": [], "language_file": None,
-    "placeholders": {"share": 0.0, "patterns": []},
+    "placeholders": {"share": 0.0, "patterns": []}, "glossary": {"share": 0.0},
 }  # fmt: skip
 _FORMER_KEYS = {"tsv": None, "csv": None, "jsonl": None, "columns": [0, 1]}
 # Keys of the data section that say how often training reads each corpus.

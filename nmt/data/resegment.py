@@ -106,7 +106,7 @@ class NoiseAdder:
             # Of each corpus: the share of its pairs that receive this kind.
             rates = np.array([corpus_rates.get(kind, 0.0) for corpus_rates in self.rates])
             if rates.any():
-                masks[kind] = _uniform(f"{self.seed} {epoch} {kind}", rows) < rates[corpus]
+                masks[kind] = uniform(f"{self.seed} {epoch} {kind}", rows) < rates[corpus]
         return masks
 
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
@@ -178,7 +178,7 @@ def _with_noise(texts: tuple[str, str], kinds: Iterable[str], random: Random) ->
     return texts
 
 
-def _uniform(stream: str, rows: Rows) -> Values:
+def uniform(stream: str, rows: Rows) -> Values:
     """Return a random number in [0, 1) for each row, by SplitMix64 (Steele et al. 2014).
 
     The number of a row depends only on the row and on ``stream``, which identifies a sequence of

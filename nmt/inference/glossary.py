@@ -59,14 +59,14 @@ class Glossary:
             return cls.parse(decoded_lines(stream, str(path)), str(path))
 
     @classmethod
-    def parse(cls, lines: Iterable[str], name: str = "glossary") -> Self:
+    def parse(cls, lines: Iterable[str], name: str = "") -> Self:
         r"""Read lines of a source term, a target term and an optional note, separated by tabs.
 
         If both terms have the same number of forms, each source form has its own first target form.
 
         Args:
             lines: The lines. Blank lines are ignored.
-            name: Name of the file in messages.
+            name: Name of the file in messages. Without one, repeated lines are not logged.
 
         Raises:
             DataError: Lines are wrong, or translate a form in different ways. Lists them.
@@ -80,7 +80,7 @@ class Glossary:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            place = f"{name}:{number}"
+            place = f"{name or 'glossary'}:{number}"
             columns = line.strip("\r\n").split("\t")
             sides = [_forms_of(column) for column in columns[:2]]
             if len(columns) not in (2, 3) or "" in sides[0] + sides[1]:
@@ -96,7 +96,7 @@ class Glossary:
                 if known != forms:
                     clash = f"{source} is {forms[0]} here, but {known[0]} in line {first}"
                     problems.append(f"{place}: {clash}")
-                elif first != number:
+                elif name and first != number:
                     logger.warning("%s: %s repeats line %d", place, source, first)
         if problems:
             raise DataError("\n  ".join(problems), fix=_FIX)
@@ -206,13 +206,13 @@ def insert_terms(text: str, language: str) -> str:
         text: The translation, with the marks of `Glossary.mark`.
         language: Its language.
     """
-    num_terms = Counter(match[1] for match in _MARK.finditer(text))
+    num_terms = Counter(frozenset(match[1].split("|")) for match in _MARK.finditer(text))
     plain = _MARK.sub(r"\2", text)
 
     def written(match: re.Match[str]) -> str:
         words = match[2]
         forms = match[1].split("|")
-        is_placed = count_forms(forms, plain, language) >= num_terms[match[1]]
+        is_placed = count_forms(forms, plain, language) >= num_terms[frozenset(forms)]
         if is_placed or count_forms(forms, words, language):
             return words
         before = _MARK.sub(r"\2", text[: match.start()])

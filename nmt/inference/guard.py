@@ -350,7 +350,7 @@ def text_alarms(
     marks = sentence.placeholders
     has_more = text.count(PLACEHOLDER) > source_text.count(PLACEHOLDER)
     source, target = sentence.tags.direction
-    num_terms = Counter(sentence.terms)
+    num_terms = Counter(map(frozenset, sentence.terms))
     are_missing = any(
         count_forms(forms, text, target) < number for forms, number in num_terms.items()
     )

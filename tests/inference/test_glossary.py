@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config.data import Direction
+from nmt.config.data import ANNOTATION, Direction, TokenizerConfig
 from nmt.errors import DataError
 from nmt.inference.direction import Languages
 from nmt.inference.glossary import Glossary, count_forms, insert_terms
@@ -19,9 +19,10 @@ from nmt.inference.request import Request
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from tests.inference.conftest import sentences, translator_of
 from tests.inference.test_lines import Diagonal
+from tests.learning import train_sentencepiece
 
 DE_EN = Languages((Direction("de", "en"),))
 
@@ -177,3 +178,37 @@ def test_a_lost_term_is_an_alarm(tokenizers: Tokenizers, monkeypatch: pytest.Mon
     lost, kept = translator.translate(["der Hund", "die Katze"], glossary=glossary)
     assert "lost" in lost.alarms
     assert "lost" not in kept.alarms
+
+
+@pytest.fixture(scope="module")
+def annotating(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
+    """Tokenizers of a model that has learned glossaries."""
+    path = tmp_path_factory.mktemp("annotating") / "joint.model"
+    config = TokenizerConfig(vocab_size=330, user_defined_symbols=ANNOTATION)
+    train_sentencepiece(iter(sentences(300)), path, config, threads=1)
+    return load_tokenizers(path.parent)
+
+
+def test_a_model_that_has_learned_glossaries_reads_the_target_terms(
+    annotating: Tokenizers,
+) -> None:
+    engine = Diagonal(annotating.target.encode("das Haus klein"))
+    translator = translator_of(engine, annotating, languages=DE_EN, outputs={"alignments"})
+    glossary = Glossary.parse(["Katze\tHaus", "groß\tklein"])
+    request = Request("die Katze {x} groß", glossary=glossary)
+    (sentence,) = translator.segment([request]).sentences
+    assert sentence.model_text == "die Katze⟦ Haus⟧ groß⟦ klein⟧"
+    (result,) = translator.translate([request])
+    assert sorted(result.text.split()) == ["Haus", "das", "klein", "{x}"]
+    assert result.source == request.text
+    assert result.alignment is not None
+    assert {source for source, _ in result.alignment} <= {0, 1, 2, 3}
+
+
+def test_a_lost_term_is_inserted_by_alignment(annotating: Tokenizers) -> None:
+    engine = Diagonal(annotating.target.encode("das Haus klein"))
+    glossary = Glossary.parse(["Katze\tHund"])
+    for guard in (True, False):
+        translator = translator_of(engine, annotating, languages=DE_EN, guard=guard)
+        (result,) = translator.translate(["die Katze groß"], glossary=glossary)
+        assert ("Hund" in result.text.split()) is guard

@@ -38,7 +38,9 @@ async def translate(
     body: bodies.TranslateBody, service: Served, client: Client, accept: Accept = ""
 ) -> Response:
     """Translate texts. With ``Accept: application/x-ndjson``, stream one JSON line per text."""
-    service.check_size(len(body.texts), sum(item.num_characters for item in body.items))
+    num_characters = len(body.glossary or "")
+    num_characters += sum(item.num_characters for item in body.items)
+    service.check_size(len(body.texts), num_characters)
     routes = await service.choose(body, [item.text for item in body.items] or [""])
     answers = service.translate(body, routes[: len(body.texts)], client)
     if _JSON_LINES in accept:
@@ -85,7 +87,9 @@ async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Resp
 @router.post("/v1/documents")
 async def documents(body: bodies.DocumentBody, service: Served, client: Client) -> Response:
     """Translate a text, HTML, SubRip or WebVTT document, and keep its structure."""
-    service.check_size(0, len(body.text))  # no limit of texts applies to a document
+    service.check_size(
+        0, len(body.text) + len(body.glossary or "")
+    )  # no limit of texts applies to a document
     (route,) = await service.choose(body, [body.text])
     return JSONResponse({**route.fields, **await service.document(body, route, client)})
 

@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from starlette.exceptions import HTTPException
 
 from nmt.errors import CheckpointError, DeviceError, NmtError, nearest_word
+from nmt.inference.glossary import Glossary
 from nmt.inference.request import Request, Result, TokenScore, join_results, words_of
 from nmt.text import without_surrogates
 from nmt.text.sentences import SplitText
@@ -129,7 +130,24 @@ class Choice(Body):
     target: Name | None = None
 
 
-class TranslateBody(Choice):
+class GlossaryChoice(Choice):
+    """Choice of a model and of a glossary."""
+
+    glossary: Words | None = Field(
+        default=None,
+        description="Lines of a source term, a tab and a target term; replaces that of the model.",
+    )
+
+    def terms(self) -> Glossary | None:
+        """Return the glossary of the request, if it has one.
+
+        Raises:
+            DataError: See `Glossary.parse`.
+        """
+        return None if self.glossary is None else Glossary.parse(self.glossary.splitlines())
+
+
+class TranslateBody(GlossaryChoice):
     """Body of POST /v1/translate."""
 
     texts: list[Words | Text]
@@ -157,7 +175,7 @@ class ScoreBody(Choice):
     tag: Name | None = None
 
 
-class DocumentBody(Choice):
+class DocumentBody(GlossaryChoice):
     """Body of POST /v1/documents."""
 
     format: Name

@@ -48,7 +48,7 @@ class ServedModel:
     Args:
         name: Name that clients use for the model.
         folder: Run or model folder.
-        loading: Fields of `EngineOptions`.
+        loading: Fields of `EngineOptions`, and ``glossary``.
     """
 
     def __init__(self, name: str, folder: Path, loading: dict[str, Any]) -> None:

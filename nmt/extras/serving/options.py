@@ -83,6 +83,8 @@ class ComputingOptions(Options):
     """How models are computed.
 
     Args:
+        glossary: Glossary of a model, by default of the first: see `nmt translate`. Requests can
+            replace it. Repeatable.
         engine: Library that computes translations. auto uses CTranslate2 where it supports the
             request, and torch otherwise.
         dtype: Number type of the weights: auto, float32, bfloat16, float16 (GPU only) or int8
@@ -96,6 +98,7 @@ class ComputingOptions(Options):
     dtype: Annotated[str, Flag(metavar="TYPE")] = "auto"
     device: Device = "auto"
     threads: Threads = None
+    glossary: Annotated[Texts, Flag(metavar="[NAME=]TSV")] = ()
 
 
 class LimitOptions(Options):

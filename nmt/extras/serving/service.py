@@ -27,6 +27,7 @@ from nmt.extras.serving.documents import read_document
 from nmt.extras.serving.models import Route, ServedModel, TranslationTask, detect
 from nmt.extras.serving.options import ServeOptions
 from nmt.inference.direction import LanguageOptions
+from nmt.inference.glossary import Glossary
 from nmt.inference.placeholders import placeholder_pattern
 from nmt.inference.request import Request, Result
 from nmt.inference.segment import joiner_for, split_line
@@ -224,7 +225,7 @@ class Service:
                 options["n_best"] = options.get("beam_size", default_size)
             for flag in (False, True):
                 tasks[model.name, flag] = TranslationTask(model, options, frozenset(outputs), flag)
-        return self._answers(body, tasks, routes, client)
+        return self._answers(body, tasks, routes, client, body.terms())
 
     async def _answers(
         self,
@@ -232,6 +233,7 @@ class Service:
         tasks: Mapping[tuple[str, bool], TranslationTask],
         routes: Sequence[Route],
         client: str,
+        glossary: Glossary | None,
     ) -> AsyncGenerator[Answer]:
         """Yield the answers of `translate`. Sentences of all texts are queued at once."""
         with_attention = "attention" in body.want
@@ -250,7 +252,7 @@ class Service:
             for index, sentence in enumerate(split.sentences):
                 request = item.request(sentence, route.languages, is_first=index == 0)
                 task = tasks[route.model.name, request.is_constrained]
-                sentences.append((task, request))
+                sentences.append((task, replace(request, glossary=glossary)))
         with self._submit(sentences, client) as futures:
             remaining_futures = iter(futures)
             for item, route, split in split_items:
@@ -320,8 +322,9 @@ class Service:
             outputs = frozenset(["alignments"])
         task = TranslationTask(route.model, body.options.changes(), outputs)
         source, target = route.languages
+        glossary = body.terms()
         requests = [
-            Request(sentence, source_language=source, target_language=target)
+            Request(sentence, source_language=source, target_language=target, glossary=glossary)
             for sentence in document.sentences
         ]
         with self._submit([(task, request) for request in requests], client) as futures:
