@@ -206,7 +206,7 @@ def render_comparison(
     if differs("vocabulary"):  # what a token is
         incomparable = dict.fromkeys(("nats", "target tokens"), "different vocabularies")
     if differs("validation"):
-        incomparable |= dict.fromkeys(("nats", "score"), "different validation sets")
+        incomparable |= dict.fromkeys(("nats", "score"), "different validation sentences")
     charts = []
     for chart in run_charts(runs):
         for unit, reason in incomparable.items():

@@ -54,9 +54,9 @@ def test_several_runs_are_compared_by_results_settings_and_curves(tmp_path: Path
     ({"vocabulary": 1}, "different vocabularies",
      "perplexity not comparable: different vocabularies",
      dict.fromkeys(["Loss, training", "Loss, validation", "Speed"], "vocabularies")),
-    ({"validation": 1}, "", "not comparable: different validation sets",
+    ({"validation": 1}, "", "not comparable: different validation sentences",
      dict.fromkeys(["Loss, training", "Loss, validation", "Translation quality, chrF",
-                    "Translation quality, BLEU"], "validation sets")),
+                    "Translation quality, BLEU"], "validation sentences")),
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_named(
     facts: dict[str, Any], speed: str, validation: str, titles: dict[str, str], tmp_path: Path
