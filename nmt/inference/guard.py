@@ -361,12 +361,20 @@ def text_alarms(
         yield "source_language"
     if clear_label(model_output, target, profiles):
         yield "output_language"
-    words = _WORD.findall(model_text.casefold())
-    output_words = _WORD.findall(model_output.casefold())
-    is_long = sum(map(len, words)) > _FEWEST_COPIED
-    is_copy = words == output_words
-    if is_copy and is_long and source != target:
+    if source != target and is_copy(model_text, model_output):
         yield "copied"
+
+
+def is_copy(source: str, translation: str) -> bool:
+    """Whether a translation has the words of its source, which is longer than a name.
+
+    >>> is_copy("A man walks.", "a man walks"), is_copy("Berlin!", "Berlin!")
+    (True, False)
+    """
+    words = _WORD.findall(source.casefold())
+    translated_words = _WORD.findall(translation.casefold())
+    is_long = sum(map(len, words)) > _FEWEST_COPIED
+    return is_long and words == translated_words
 
 
 @dataclass

@@ -113,7 +113,8 @@ def runnable(line: str) -> str:
     """The same example in seconds; a server checks its models and ends."""
     line = re.sub(r"nmt (train|prepare) (\S+\.yaml)", rf"nmt \1 \2 {SETTINGS}", line)
     line += f" {SETTINGS}" * line.startswith("nmt distill")
-    line += " --force" * line.startswith(("nmt distill", "nmt augment"))  # hardly trained models
+    has_teacher = line.startswith(("nmt distill", "nmt augment")) and "--translations" not in line
+    line += " --force" * has_teacher  # hardly trained models
     return line + " --check" * line.startswith("nmt serve")
 
 

@@ -2,7 +2,7 @@
 
 Sequence-level knowledge distillation (Kim and Rush 2016). The steps are commands of their own::
 
-    text -> translations of the teachers    `augment`
+    text -> translations of the teachers    `augment`, or `_use_translations` of another program
     -> the student                          `fit`
     -> an int8 model                        `export`
     -> a table of teacher and student       `_measure`
@@ -12,7 +12,9 @@ Each step resumes after a kill, so the same command continues where it was stopp
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
 from nmt.config.run import name_of_folder
 from nmt.data.corpus import check_files, read_corpus
-from nmt.data.formats.pair import ReadOptions, SentencePair
+from nmt.data.formats.pair import BadPair, ReadOptions, SentencePair
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.distillation.options import DistillOptions
 from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
@@ -42,15 +44,18 @@ from nmt.files.json_file import read_json, sha256_of_file
 from nmt.files.lines import open_binary
 from nmt.inference.direction import LanguageOptions, Languages
 from nmt.inference.engine import Ensemble
+from nmt.inference.guard import is_copy
 from nmt.inference.translator import Translator
 from nmt.metrics.metric import MetricOptions, MetricScorer
 from nmt.metrics.result import System, show_score, text_table
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.registry import load_attribute
 
+logger = logging.getLogger(__name__)
+
 # Files and folders in the output folder.
 _CONFIG = "config.yaml"
-_CORPUS = "corpus"  # Translations of the teachers.
+_CORPUS = "corpus"  # Translations of the teachers, or of another program.
 _MODEL = "model"  # The exported student.
 _REPORT = "report.json"
 _DISTILLED = "data.train.0"  # Key of the translations in the configuration of the student.
@@ -72,6 +77,7 @@ _TRAINING_KEYS = (
 # Overrides of these keys would contradict the teacher.
 _OF_TEACHER = ("model.", "tokenizer.", "training.init_")
 _ONE_BY_ONE = 100  # Sentences that are translated one at a time.
+_MOST_LEFT_OUT = 0.05  # A larger share of given translations that are left out is a warning.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +129,12 @@ def distill(options: DistillOptions) -> DistillReport:
     output = options.output
     load_attribute(f"{_EXCHANGE}.ctranslate2:import_ctranslate2")()  # fails before the work begins
     teachers = [find_model(folder) for folder in options.teachers]
-    chosen = LanguageOptions(options.from_, options.to)
-    teacher = teachers[0]
-    languages = Languages.of(teacher.config)
-    direction = languages.choose(teacher.tokenizers, chosen).direction
-    student = _student(options, teacher, direction)
-    texts = [options.text]
-    if options.references is not None:
-        texts.append(options.references)
+    direction = _direction(options, teachers)
+    student = _student(options, teachers, direction)
+    texts = list(filter(None, (options.text, options.references, options.translations)))
     for path in texts:
         open_binary(path).close()  # explains why a file cannot be read
-    # What the translations of the teachers depend on.
+    # What the corpus of the student depends on.
     teacher_settings = {
         "texts": [sha256_of_file(path) for path in texts],
         "beam_size": options.beam_size,
@@ -143,7 +144,11 @@ def distill(options: DistillOptions) -> DistillReport:
     student_settings = {"student": student, "set": list(options.set_)}
     with write_errors(output, DataError, fix="Choose a writable folder on a disk with free space."):
         fixed_settings = {}
-        if (output / _CORPUS).exists():  # until the teachers translate, all settings may change
+        # Until the teachers translate, all settings may change.
+        begun = output / _CORPUS
+        if options.translations:
+            begun /= CORPUS
+        if begun.exists():
             fixed_settings = teacher_settings
         check_output_folder(output, fixed_settings, "distill")
         output.mkdir(parents=True, exist_ok=True)
@@ -184,15 +189,13 @@ def _steps(
     """
     output = options.output
     model = output / _MODEL
-    first_teacher, *other_teachers = options.teachers
     with open_output(output / _CONFIG) as file:
         file.write(dump_document(student).encode())
     computing = user_values(options, "device", "threads")
     defaults = as_overrides(computing, "training.")
-    starts_from_teacher = not options.config and _can_start(teachers[0].config, options.set_)
     start: Sequence[str] = ()
-    if starts_from_teacher:
-        start = (*as_overrides({"training.init_from": first_teacher}), *_START)
+    if teachers and not options.config and _can_start(teachers[0].config, options.set_):
+        start = (*as_overrides({"training.init_from": options.teachers[0]}), *_START)
     # Reports problems before the long work; the size of the corpus is not known yet.
     config = loader.load_config(
         output / _CONFIG,
@@ -203,17 +206,20 @@ def _steps(
     corpora = dict(config.data.corpora)
     del corpora[_DISTILLED]  # does not exist yet
     check_files(corpora)
-    translation = AugmentOptions(
-        model=options.teachers,
-        text=options.text,
-        forward=True,
-        output=output / _CORPUS,
-        **user_values(options, "references", "from_", "to", "beam_size", "force"),
-        **computing,
-    )
-    augment(translation)
+    if options.translations:
+        _use_translations(options.text, options.translations, direction, output / _CORPUS)
+    else:
+        translation = AugmentOptions(
+            model=options.teachers,
+            text=options.text,
+            forward=True,
+            output=output / _CORPUS,
+            **user_values(options, "references", "from_", "to", "beam_size", "force"),
+            **computing,
+        )
+        augment(translation)
     config = load_config(output / _CONFIG, (*defaults, *options.set_))
-    if starts_from_teacher:
+    if start:
         # Its new layers are trained with the values that suit a new model and this corpus.
         usual = loader.settings_of(config)
         training = {key: usual["training"][key] for key in _TRAINING_KEYS}
@@ -232,35 +238,120 @@ def _steps(
     corpus = read_corpus(sets[key], ReadOptions(*direction))
     # Without the lines that cannot be read as a pair.
     pairs = [pair for pair in corpus if isinstance(pair, SentencePair)]
-    ensemble = Translator.load(
-        first_teacher,
-        source_language=direction.source,
-        target_language=direction.target,
-        ensemble=Ensemble(tuple(other_teachers)),
-        **user_values(options, "beam_size"),
-        **computing,
-    )
-    teacher_bytes = sum(map(_num_bytes, teachers))
+    rows = []
+    if teachers:
+        first_teacher, *other_teachers = options.teachers
+        ensemble = Translator.load(
+            first_teacher,
+            source_language=direction.source,
+            target_language=direction.target,
+            ensemble=Ensemble(tuple(other_teachers)),
+            **user_values(options, "beam_size"),
+            **computing,
+        )
+        rows.append(_measure("teacher", ensemble, sum(map(_num_bytes, teachers)), pairs))
     if options.device == "mps":  # CTranslate2 cannot use it
         computing["device"] = "cpu"
-    weights = model / "model.bin"
-    student_bytes = weights.stat().st_size
-    rows = [
-        _measure("teacher", ensemble, teacher_bytes, pairs),
-        _measure("student", Translator.load(model, **computing), student_bytes, pairs),
-    ]
+    num_bytes = (model / "model.bin").stat().st_size
+    rows.append(_measure("student", Translator.load(model, **computing), num_bytes, pairs))
     return {"test": key, "rows": [asdict(row) for row in rows]}
 
 
-def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction) -> dict[str, Any]:
-    """Return the configuration of the student.
-
-    Validation and test sets are those of the teacher in this direction. They are replaced by those
-    of the user's configuration, and both by the options ``valid`` and ``test``.
+def _direction(options: DistillOptions, teachers: Sequence[ModelFiles]) -> Direction:
+    """Return the languages to translate.
 
     Raises:
-        ConfigError: The teacher has no validation set, and `valid` is not set.
+        ConfigError: The languages of given translations are not known; or the first teacher has
+            several languages, and none is chosen.
     """
+    if teachers:
+        teacher = teachers[0]
+        languages = Languages.of(teacher.config)
+        chosen = LanguageOptions(options.from_, options.to)
+        return languages.choose(teacher.tokenizers, chosen).direction
+    if options.from_ is None or options.to is None:
+        problem = f"The languages of {options.text} and {options.translations} are not given."
+        raise ConfigError(problem, fix="Pass both codes, such as `from` en `to` de.")
+    return Direction(options.from_, options.to)
+
+
+def _use_translations(text: Path, translations: Path, direction: Direction, folder: Path) -> None:
+    """Write the corpus of the student from a text and its translations, unless it exists.
+
+    Pairs with a blank side, and pairs whose sides are the same, are left out.
+
+    Raises:
+        DataError: A file cannot be read, or the files differ in their numbers of lines.
+    """
+    if (folder / CORPUS).exists():
+        return
+    folder.mkdir(exist_ok=True)
+    left_out = Counter[str]()
+    num_pairs = 0
+    corpus = CorpusConfig(source=(text,), target=(translations,))
+    with open_output(folder / CORPUS) as file:
+        for pair in read_corpus(corpus, ReadOptions(*direction)):
+            num_pairs += 1
+            if isinstance(pair, BadPair):
+                left_out[f"unreadable ({pair.reason})"] += 1
+            elif not (pair.source.strip() and pair.target.strip()):
+                left_out["blank"] += 1
+            elif is_copy(pair.source, pair.target):
+                left_out["copies of the source"] += 1
+            else:
+                sides = [side.replace("\t", " ") for side in (pair.source, pair.target)]
+                file.write("{}\t{}\n".format(*sides).encode())
+    counts = [f"{count:,} {reason}" for reason, count in left_out.most_common()]
+    level = logging.INFO
+    if left_out.total() > _MOST_LEFT_OUT * num_pairs:
+        level = logging.WARNING
+    summary = ", ".join(counts) or "none"
+    logger.log(level, "%s: %s translations; left out: %s", translations, f"{num_pairs:,}", summary)
+
+
+def _student(
+    options: DistillOptions, teachers: Sequence[ModelFiles], direction: Direction
+) -> dict[str, Any]:
+    """Return the configuration of the student.
+
+    Validation and test sets are those of the first teacher in this direction. They are replaced by
+    those of the user's configuration, and both by the options ``valid`` and ``test``.
+
+    Raises:
+        ConfigError: There is no validation set, and `valid` is not set.
+    """
+    data: dict[str, Any] = {}
+    if teachers:
+        data = _sets_of(teachers[0], direction)
+    values: Mapping[str, Any] = _STUDENT
+    if options.config:
+        values = read_document(options.config).values
+    data |= values.get("data") or {}  # null is a section without keys
+    if options.valid:
+        data["valid"] = _corpus(options.valid)
+    if options.test:
+        data["test"] = {"test": _corpus(options.test)}
+    if not data.get("valid"):
+        origin = options.translations or options.teachers[0]
+        problem = f"{origin} has no validation set for {direction}."
+        raise ConfigError(problem, fix="Pass two files: `valid` SOURCE TARGET.")
+    distilled = {"name": "distilled", "tsv": f"{BESIDE}{_CORPUS}/{CORPUS}"}
+    # The first corpus has the key `_DISTILLED`.
+    data["train"] = [distilled, *(data.get("train") or ())]
+    return {
+        **values,
+        "decoding": _DECODING | (values.get("decoding") or {}),
+        "name": values.get("name") or name_of_folder(options.output),
+        "source_language": direction.source,
+        "target_language": direction.target,
+        "prepared_dir": f"{BESIDE}prepared",
+        "run_dir": f"{BESIDE}run",
+        "data": data,
+    }
+
+
+def _sets_of(teacher: ModelFiles, direction: Direction) -> dict[str, Any]:
+    """Return the sections ``valid`` and ``test`` of a teacher, with its sets in this direction."""
     teacher_data = recorded_data(teacher.record, teacher.folder)
     # Imported models of older versions have placeholders for their corpora, and the step 0.
     held_out: Mapping[str, CorpusConfig] = {}
@@ -277,31 +368,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
                 valid.append(corpus_values)
             elif key.startswith("data.test."):
                 test[key.removeprefix("data.test.")] = corpus_values
-    data: dict[str, Any] = {"valid": valid, "test": test}
-    values: Mapping[str, Any] = _STUDENT
-    if options.config:
-        values = read_document(options.config).values
-    data |= values.get("data") or {}  # null is a section without keys
-    if options.valid:
-        data["valid"] = _corpus(options.valid)
-    if options.test:
-        data["test"] = {"test": _corpus(options.test)}
-    if not data["valid"]:
-        problem = f"{options.teachers[0]} has no validation set for {direction}."
-        raise ConfigError(problem, fix="Pass two files: `valid` SOURCE TARGET.")
-    distilled = {"name": "distilled", "tsv": f"{BESIDE}{_CORPUS}/{CORPUS}"}
-    # The first corpus has the key `_DISTILLED`.
-    data["train"] = [distilled, *(data.get("train") or ())]
-    return {
-        **values,
-        "decoding": _DECODING | (values.get("decoding") or {}),
-        "name": values.get("name") or name_of_folder(options.output),
-        "source_language": direction.source,
-        "target_language": direction.target,
-        "prepared_dir": f"{BESIDE}prepared",
-        "run_dir": f"{BESIDE}run",
-        "data": data,
-    }
+    return {"valid": valid, "test": test}
 
 
 def _corpus(paths: tuple[Path, Path]) -> dict[str, str]:

@@ -16,7 +16,8 @@ from nmt.commands.options import (
     ToLanguage,
     TrainingDevice,
 )
-from nmt.config.flag import Flag, Options
+from nmt.config.flag import Flag, Options, changed
+from nmt.errors import ConfigError
 
 _Pair = Annotated[
     tuple[Path, Path] | None, Flag(metavar="SOURCE TARGET", shown="that of the teacher")
@@ -28,9 +29,11 @@ class DistillOptions(Options):
 
     Args:
         teachers: Run or model folders; models with the same vocabulary translate
-            together, as an ensemble.
+            together, as an ensemble. With `translations`, there is no teacher.
         text: Text in the source language; may be compressed.
         output: Output folder; the student is in its folder `model`.
+        translations: Translations of the text by another program, line by line, from which the
+            student learns instead of translations of teachers. Needs `from`, `to` and `valid`.
         references: Translations of the text, line by line. The student then learns, of the
             translations in the beam, the one that is most similar to the reference (smoothed BLEU).
         beam_size: Beam size of the teachers; 1 is greedy search.
@@ -43,9 +46,10 @@ class DistillOptions(Options):
             validation.
     """
 
-    teachers: Annotated[Files, Flag(argument=True, metavar="TEACHER")]
+    teachers: Annotated[Files, Flag(argument=True, metavar="TEACHER")] = ()
     text: Annotated[Path, Flag(argument=True)]
     output: Annotated[Path, Flag(short="o", metavar="FOLDER")]
+    translations: File = None
     references: File = None
     from_: FromLanguage = None
     to: ToLanguage = None
@@ -58,3 +62,16 @@ class DistillOptions(Options):
     device: TrainingDevice = None
     threads: Threads = None
     json: Json = False
+
+    def __post_init__(self) -> None:
+        if not self.teachers and self.translations is None:
+            raise ConfigError(
+                f"{self.text} is a text without a teacher.",
+                fix="Pass a TEACHER and the TEXT, or the TEXT and its `translations`.",
+            )
+        of_teachers = changed(self, "teachers", "references", "beam_size", "force")
+        if self.translations is not None and of_teachers:
+            raise ConfigError(
+                f"`translations` cannot be combined with `{of_teachers[0]}`.",
+                fix="Remove one of them: the student learns from a file or from teachers.",
+            )

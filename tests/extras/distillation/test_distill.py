@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -58,6 +59,43 @@ def teachers(_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return [Path("runs/first"), Path("runs/second")]
 
 
+def stop_after_each_step(
+    first: str, run: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (first, "fit", "load_attribute", "_measure"):
+        calls, real = list[int](), getattr(story, step)
+
+        def stopped(
+            *args: Any, real: Any = real, calls: list[int] = calls, name: str = step, **values: Any
+        ) -> Any:
+            calls.append(1)
+            result = real(*args, **values)
+            if len(calls) == (3 if name == "load_attribute" else 1):
+                raise KeyboardInterrupt  # when the step is complete
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(story, step, stopped)
+            with pytest.raises(KeyboardInterrupt):
+                run()
+        assert not Path("small/report.json").exists()
+
+
+def learned(**options: Any) -> DistillReport:
+    """A student of translations that no model here has made."""
+    usual: dict[str, Any] = {
+        "text": "train.de",
+        "translations": "train.en",
+        "from_": "de",
+        "to": "en",
+        "valid": ("valid.de", "valid.en"),
+        "output": "small",
+        "config": "student.yaml",
+        "threads": 1,
+    }
+    return distill(DistillOptions(**usual | options))
+
+
 def distilled(teachers: list[Path], **options: Any) -> DistillReport:
     usual: dict[str, Any] = {
         "output": "small",
@@ -90,23 +128,7 @@ def test_a_student_stopped_in_every_step_is_the_student_of_one_run(
     assert loaded == [(teachers[0], others), (Path("whole/model"), None)]
     sizes = [find_model(run).manifest.files["model.safetensors"].size for run in teachers]
     assert whole.rows[0].megabytes == sum(sizes) / 1e6
-    for step in ("augment", "fit", "load_attribute", "_measure"):
-        calls, real = list[int](), getattr(story, step)
-
-        def stopped(
-            *args: Any, real: Any = real, calls: list[int] = calls, name: str = step, **values: Any
-        ) -> Any:
-            calls.append(1)
-            result = real(*args, **values)
-            if len(calls) == (3 if name == "load_attribute" else 1):
-                raise KeyboardInterrupt  # when the step is complete
-            return result
-
-        with monkeypatch.context() as patch:
-            patch.setattr(story, step, stopped)
-            with pytest.raises(KeyboardInterrupt):
-                distilled(teachers)
-        assert not Path("small/report.json").exists()
+    stop_after_each_step("augment", lambda: distilled(teachers), monkeypatch)
     report = distilled(teachers)
     assert [row.name for row in report.rows] == ["teacher", "student"]
     assert [row.bleu for row in report.rows] == [row.bleu for row in whole.rows]
@@ -117,6 +139,89 @@ def test_a_student_stopped_in_every_step_is_the_student_of_one_run(
     assert report.rows[1].megabytes == Path("small/model/model.bin").stat().st_size / 1e6
     assert "nmt translate small/model" in report.as_text()
     json.dumps(report.as_dict())
+
+
+@pytest.mark.long
+def test_a_student_of_given_translations_resumes_and_is_an_export_like_any_other(
+    teachers: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert teachers  # they only have written the texts
+    whole = learned(output="whole")
+    stop_after_each_step("_use_translations", learned, monkeypatch)
+    report = learned()
+    assert [row.bleu for row in report.rows] == [row.bleu for row in whole.rows]
+    assert [row.name for row in report.rows] == ["student"]
+    for name in ("model/model.bin", "corpus/corpus.tsv.gz"):
+        assert Path("small", name).read_bytes() == Path("whole", name).read_bytes()
+    record = json.loads(Path("small/model/export.json").read_text(encoding="utf-8"))
+    assert record["quantization"] == "int8"
+    monkeypatch.setattr(story, "_steps", None)  # nothing is left to do
+    assert learned() == report
+    with pytest.raises(ConfigError, match="small was created with different settings: texts"):
+        learned(translations="train.de")
+
+
+def _stopped(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_blank_translations_and_copies_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(story, "fit", _stopped)
+    caplog.set_level("INFO", logger=story.__name__)
+    source = ["Ein Hund läuft.", "Eine Katze schläft.", "Berlin", "Zwei\tKinder.", ""]
+    target = ["ein Hund läuft", " ", "Berlin", "Two children.\t", "A man."]
+    for name, lines in {"train.de": source, "train.en": target}.items():
+        Path(name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for code in ("de", "en"):
+        shutil.copy(f"train.{code}", f"valid.{code}")
+    with pytest.raises(KeyboardInterrupt):
+        learned(config=None)
+    text = gzip.decompress(Path("small/corpus/corpus.tsv.gz").read_bytes()).decode()
+    assert text == "Berlin\tBerlin\nZwei Kinder.\tTwo children. \n"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    summary = "train.en: 5 translations; left out: 2 blank, 1 copies of the source"
+    assert record.getMessage() == summary
+
+
+def test_what_given_translations_need_is_asked_for_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    for missing in ("from_", "to"):
+        with pytest.raises(ConfigError, match=r"languages of train\.de and train\.en") as caught:
+            learned(**{missing: None}, config=None)
+        assert caught.value.fix == "Pass both codes, such as `from` en `to` de."
+    with pytest.raises(ConfigError, match=r"train\.en has no validation set for de-en"):
+        learned(valid=None, config=None)
+    with pytest.raises(DataError, match=r"none\.en does not exist"):
+        learned(translations="none.en", config=None)
+    given = {"teachers": ("run",), "references": "train.en", "beam_size": 2, "force": True}
+    for name, value in given.items():
+        with pytest.raises(ConfigError, match=f"cannot be combined with `{name}`"):
+            learned(**{name: value})
+    with pytest.raises(ConfigError, match=r"train\.de is a text without a teacher"):
+        learned(translations=None)
+    assert not Path("small").exists()
+
+
+def test_translations_with_another_number_of_lines_are_refused_and_can_be_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    lines = Path("train.en").read_text(encoding="utf-8").splitlines(keepends=True)
+    Path("short.en").write_text("".join(lines[1:]), encoding="utf-8")
+    sizes = rf"train\.de has {len(lines)} lines but short\.en has {len(lines) - 1}"
+    with pytest.raises(DataError, match=sizes):
+        learned(translations="short.en", config=None)
+    monkeypatch.setattr(story, "fit", _stopped)
+    with pytest.raises(KeyboardInterrupt):
+        learned(config=None)
 
 
 def test_the_student_is_exported_to_int8_with_greedy_search(teachers: list[Path]) -> None:
