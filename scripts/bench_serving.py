@@ -379,7 +379,7 @@ def main() -> None:
     translations = dict(zip(lines, outputs, strict=True))
 
     def server_command(*more_flags: object) -> list[object]:
-        limits = ["--rate", "1000000/s", "--deadline", "600", "--port", "0"]
+        limits = ["--rate", "1000000/s", "--deadline", "600", "--cache", "0", "--port", "0"]
         return [NMT, "serve", options.model, *flags, *limits, *more_flags]
 
     num_clients = options.clients

@@ -56,7 +56,7 @@ class Request:
     target_language: str | None = None
     glossary: Glossary | None = None  # Terms; None for those of the translator.
     # Other JSON fields, copied to the output. They must not have the name of a result field.
-    others: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def is_constrained(self) -> bool:

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -201,7 +201,7 @@ class TranslationTask:
 
     model: ServedModel
     # Decoding options that differ from the model's defaults.
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(hash=False)
     # Any of "alignments", "attention" and "token_scores".
     outputs: frozenset[str]
     # Texts with a prefix or phrases may need another engine, so they have batches of their own.

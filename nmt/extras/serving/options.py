@@ -23,7 +23,7 @@ _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 
 _BYTES_PER_CHARACTER = 12
 _BYTES_PER_TEXT = 256
 _BYTES_OF_OPTIONS = 1 << 16  # everything that is in a body once
-_PACKAGES = ("fastapi", "prometheus_client", "srt", "uvicorn")
+_PACKAGES = ("cachetools", "fastapi", "prometheus_client", "srt", "uvicorn")
 
 
 class Rate(NamedTuple):
@@ -111,6 +111,8 @@ class LimitOptions(Options):
         deadline: Time limit per request, in seconds; a slower request gets status 504.
         rate: Maximum requests per client, such as 60/min or 5/s; further requests get status 429.
             The default limits clients on other machines to 60/min, but not with `no_auth`.
+        cache: Memory for the translations of earlier sentences, in megabytes (estimated). The same
+            sentence with the same model and options is not translated again. 0 disables the cache.
     """
 
     title = "Limits"
@@ -120,6 +122,7 @@ class LimitOptions(Options):
     max_queue: Annotated[int, Flag(min=0, max=100_000)] = 512
     deadline: Annotated[float, Flag(metavar="SECONDS", min=0.01, max=3600)] = 30.0
     rate: Annotated[Rate | None, Flag(metavar="N/TIME", parser=parse_rate)] = None
+    cache: Annotated[int, Flag(metavar="MB", min=0, max=100_000)] = 100
     # Time for a client to send a body, and again to read a streamed answer after the deadline.
     body_seconds: Annotated[float, Flag(hidden=True)] = 10.0
     max_connections: Annotated[int, Flag(hidden=True)] = 4096

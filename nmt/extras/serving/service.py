@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Annotated
 
+from cachetools import LRUCache
 from fastapi import Depends
 from fastapi import Request as HttpRequest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -44,6 +46,10 @@ _ATTENDED_CHARACTERS = 2000
 # Upper limits of the buckets of two histograms.
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Memory of a cached sentence for each character of the `repr` of its result (measured: 1.6 to 1.9).
+_BYTES_OF_CHARACTER = 2
+# A sentence with the model, the options and the outputs that its translation depends on.
+_Sentence = tuple[TranslationTask, Request]
 
 
 class Metrics:
@@ -64,6 +70,13 @@ class Metrics:
         self.seconds = Histogram(
             "nmt_request_seconds", "Seconds from a complete request to the end of the response.",
             buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.hits = Counter(
+            "nmt_cache_hits", "Sentences whose translation was in the cache.", registry=registry
+        )
+        self.misses = Counter(
+            "nmt_cache_misses", "Sentences whose translation was not in the cache.",
+            registry=registry,
         )  # fmt: skip
         self.batches = Histogram(
             "nmt_batch_texts", "Sentences per batch.", buckets=_TEXTS, registry=registry
@@ -88,6 +101,8 @@ class Service:
         self.batcher = Batcher(threads, self.metrics.batches.observe)
         self.metrics.waiting.set_function(lambda: self.batcher.num_waiting)
         self.is_stopping = False
+        # Only the event loop uses it, so it needs no lock.
+        self._cache = LRUCache[_Sentence, Result](options.cache * 1_000_000, _num_bytes)
         # Pair of languages -> the model that translates it, for requests by language. If several
         # models have the same languages, it is the first one.
         self.pairs = dict[Direction, ServedModel]()
@@ -281,9 +296,9 @@ class Service:
 
     @contextmanager
     def _submit(
-        self, sentences: Sequence[tuple[TranslationTask, Request]], client: str
+        self, sentences: Sequence[_Sentence], client: str
     ) -> Iterator[Sequence[asyncio.Future[Result]]]:
-        """Queue all sentences at once, and yield the futures of their results.
+        """Queue all sentences that are not in the cache, and yield the futures of all results.
 
         At the end of the context, the sentences that are not translated yet are dropped.
 
@@ -291,12 +306,34 @@ class Service:
         """
         self.metrics.sentences.inc(len(sentences))
         self.metrics.characters.inc(sum(len(request.text) for _, request in sentences))
-        futures = self.batcher.submit(client, sentences)
+        cached_results = list(map(self._cache.get, sentences))
+        missing = []
+        for sentence, result in zip(sentences, cached_results, strict=True):
+            if result is None:
+                missing.append(sentence)
+        self.metrics.hits.inc(len(sentences) - len(missing))
+        self.metrics.misses.inc(len(missing))
+        queued = iter(self.batcher.submit(client, missing))
+        futures = []
+        for sentence, result in zip(sentences, cached_results, strict=True):
+            if result is None:
+                future = next(queued)
+                future.add_done_callback(partial(self._keep, sentence))
+            else:
+                future = asyncio.get_running_loop().create_future()
+                future.set_result(result)
+            futures.append(future)
         try:
             yield futures
         finally:
             for future in futures:
                 future.cancel()
+
+    def _keep(self, sentence: _Sentence, future: asyncio.Future[Result]) -> None:
+        """Add a translation to the cache, unless it failed or was dropped."""
+        if not future.cancelled() and future.exception() is None:
+            with suppress(ValueError):  # larger than the cache
+                self._cache[sentence] = future.result()
 
     async def document(self, body: bodies.DocumentBody, route: Route, client: str) -> Answer:
         """Return the translated document, its number of sentences, and its number of warnings.
@@ -342,6 +379,11 @@ class Service:
         """Score given translations in one of the batcher's threads."""
         options = LanguageOptions(*route.languages, tag)
         return await self.batcher.run(client, lambda: route.model.score(pairs, options))
+
+
+def _num_bytes(result: Result) -> int:
+    """Estimate the memory of a result and of its sentence."""
+    return _BYTES_OF_CHARACTER * len(repr(result))
 
 
 async def _service(request: HttpRequest) -> Service:

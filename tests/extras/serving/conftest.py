@@ -46,7 +46,7 @@ def loaded(models: dict[str, Path]) -> dict[str, ServedModel]:
 @pytest.fixture(scope="session")
 def server(models: dict[str, Path]) -> Iterator[Server]:
     """A server of ``de-en`` with narrow limits."""
-    limits = {"max_chars": 2000, "max_texts": 40, "max_queue": 64}
+    limits = {"max_chars": 2000, "max_texts": 40, "max_queue": 64, "cache": 0}
     started = Server({"de-en": models["de-en"]}, **limits, deadline=20.0, body_seconds=1.0)
     yield started
     started.close()
@@ -54,7 +54,7 @@ def server(models: dict[str, Path]) -> Iterator[Server]:
 
 @pytest.fixture
 def inside(loaded: dict[str, ServedModel]) -> Iterator[Inside]:
-    """See `Inside`. Clients have a local address by default."""
+    """See `Inside`. By default, clients have a local address, and nothing is cached."""
     batchers = []
 
     def start(
@@ -64,7 +64,7 @@ def inside(loaded: dict[str, ServedModel]) -> Iterator[Inside]:
         is_stopping: bool = False,
         **options: Any,
     ) -> TestClient:
-        settings = ServeOptions(models=(), threads=2, **options)
+        settings = ServeOptions(models=(), threads=2, **{"cache": 0, **options})
         service = Service(served, settings)
         batchers.append(service.batcher)
         hashes = None if keys is None else {digest(key): name for key, name in keys.items()}
