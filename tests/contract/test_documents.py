@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -22,7 +23,9 @@ from typer.testing import CliRunner
 import nmt
 from nmt.cli.app import app
 from nmt.cli.builder import fields_of
+from nmt.commands.config import load_config
 from nmt.config.flag import option_name
+from nmt.model.transformer import Transformer
 from tests.cli.commands import acted_on, examples
 from tests.quick import preloaded
 
@@ -286,6 +289,40 @@ def test_the_options_of_python_are_those_of_the_table() -> None:
         required = {field.name for field in fields if field.default is MISSING}
         others = {option_name(field.name) for field in fields} - required
         assert shown == [required, others], name
+
+
+def test_the_recipes_for_pretrained_models_build_the_models_of_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a text of any size: here it is small."""
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    document = "nmt/docs/pretrained.md"
+    text = text_of(document)
+    models = {}
+    for name, row in {"base.yaml": "German only", "both.yaml": "both"}.items():
+        recipe = next(block for block in blocks(document) if block.mark == f"file {name}")
+        Path(name).write_text(recipe.text, encoding="utf-8")
+        config = load_config(name)
+        size = config.tokenizer.vocab_size
+        assert re.search(rf"^\| {row} \|[^|]*\| {size:,} \|", text, re.MULTILINE), name
+        assert isinstance(size, int)
+        with torch.device("meta"):
+            model = Transformer(config.model, size, size)
+        models[name] = sum(parameter.numel() for parameter in model.parameters())
+    millions = models["base.yaml"] / 1e6
+    assert f"tiny model ({millions:.1f} million parameters)" in text
+    assert re.search(rf"^\| whole model, .* {4 * millions:.1f} MB \|$", text, re.MULTILINE)
+    assert models["both.yaml"] - models["base.yaml"] == (12_000 - 8_000) * 256
+
+
+def test_what_was_not_tested_and_the_licenses_stand_first() -> None:
+    first, _, _ = text_of("nmt/docs/pretrained.md").partition("\n## ")
+    assert "Not tested: the published weights" in first
+    rows = re.findall(r"^\| .*(?:NLLB|M2M|OPUS).* \|$", first, re.MULTILINE)
+    assert len(rows) == 3
+    for row, license_name in zip(rows, ("CC-BY-NC-4.0", "MIT", "CC-BY-4.0"), strict=True):
+        assert license_name in row.split("|")[3]
 
 
 def test_every_make_target_exists() -> None:

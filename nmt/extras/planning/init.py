@@ -57,6 +57,7 @@ _CONFIG_NAME = "config.yaml"
 _PRETRAINED_NAME = "pretrained.yml"  # The pattern *.yaml finds the first configuration alone.
 _DOWNLOADS = "downloads"  # Name of the folder of downloads, next to the output folder.
 _PRETRAINED = "facebook/nllb-200-distilled-600M"
+_FOR_ANY_USE = "facebook/m2m100_418M"
 _TRAIN = "train"
 _VALID = "valid"
 _TEST = "test"
@@ -128,8 +129,8 @@ class Account:
                 if reason == "nul":
                     fix = f"If the text is UTF-16, pass `encoding` utf-16. {fix}"
                 if reason == "language_code":
-                    fix = "Write a configuration with target_languages in data.train, as in "
-                    fix += "configs/README.md, and run `nmt prepare CONFIG`."
+                    fix = "Write a configuration with target_languages in data.train (see "
+                    fix += "`nmt help configs`), and run `nmt prepare CONFIG`."
                 raise DataError(problem, fix=fix)
 
 
@@ -180,6 +181,7 @@ class Start:
             "train": shell_command("train", self.config),
             "expected": expected_quality(self.counts[_TRAIN]),
             "get_pretrained": get_pretrained,
+            "free": _FOR_ANY_USE,
             "train_pretrained": shell_command("train", folder / _PRETRAINED_NAME),
         }
         return str(render("start.txt.j2", start=self, **values))

@@ -441,6 +441,9 @@ def test_a_small_corpus_gets_a_configuration_for_a_pretrained_model(
         "nmt import facebook/nllb-200-distilled-600M --output de-en/nllb --keep-vocabulary" in text
     )
     assert "nmt train de-en/pretrained.yml" in text
+    assert "excludes commercial use (CC-BY-NC-4.0)" in text
+    assert "facebook/m2m100_418M (MIT)" in text
+    assert "CC-BY-NC-4.0" in Path("de-en/pretrained.yml").read_text(encoding="utf-8")
     config = load_config("de-en/pretrained.yml")
     assert config.training.init_from == Path("de-en/nllb")
     assert config.training.lora is not None
