@@ -157,8 +157,7 @@ class _Commands(TyperGroup):
                 parser.make_context(f"{path.split()[0]} {command}", words[size:], obj=problem)
                 proposal = load_attribute("nmt.cli.mistakes:proposal")
                 raise proposal(problem, command, words[size:])
-        first = [word for word in args[1:] if word in names]  # help train
-        raise ConfigError(problem, fix=f"Type: {' '.join([path, *first, similar])}")
+        raise ConfigError(problem, fix=f"Type: {path} {similar}")
 
     @override
     def invoke(self, ctx: Any) -> Any:

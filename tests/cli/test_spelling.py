@@ -164,7 +164,6 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str, code: int, names: 
     ("translate M in.de --target-language en", "translate M in.de --to en"),
     ("config explain training.max_steps", "config keys training.max_steps"),
     ("config validate c.yaml", "config check c.yaml"),
-    ("help train", "train --help"),
     ("version", "--version"),
 ])  # fmt: skip
 def test_the_answer_says_the_command_to_type(typed: str, right: str) -> None:

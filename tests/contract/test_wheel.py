@@ -6,6 +6,7 @@ the interpreter that runs the tests, so that nothing is downloaded.
 
 from __future__ import annotations
 
+import ast
 import csv
 import gzip
 import os
@@ -23,6 +24,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from nmt.cli.builder import COMMANDS, PARENTS
+from nmt.cli.documents import DOCUMENTS
 from nmt.config.loader import load_config
 from nmt.data.demo import demo_pairs
 from nmt.errors import ConfigError, install_command
@@ -55,7 +58,7 @@ def packaged() -> set[str]:
     """The files of this checkout that the wheel must contain."""
     files = [*(ROOT / "nmt").rglob("*"), *(ROOT / "configs").iterdir()]
     names = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()}
-    left_out = re.compile(r"__pycache__|^nmt/(docs/.*|[A-Z]+\.md)$")
+    left_out = re.compile(r"__pycache__|^nmt/(docs/.*\.svg|[A-Z]+\.md)$")
     return {re.sub("^configs/", "nmt/configs/", x) for x in names if not left_out.search(x)}
 
 
@@ -158,6 +161,9 @@ def test_the_wheel_installs_its_extras_by_name_and_reads_its_own_configurations(
     printed = shell("nmt config check configs/demo.yaml", environment)
     assert "reading configs/demo.yaml, which comes with nmt: " in printed
     assert "/site-packages/nmt/configs/demo.yaml" in printed
+    for name, path in DOCUMENTS.items():
+        title = path.read_text("utf-8").partition("\n")[0]
+        assert shell(f"nmt help {name}", environment).startswith(f"{title}\n")
 
 
 @pytest.mark.long
@@ -177,18 +183,37 @@ def test_every_example_of_the_help_works_in_an_empty_folder(environment: dict[st
 
 
 def test_no_message_points_to_a_document_that_the_wheel_lacks() -> None:
-    """Comments may, because they are read in a clone."""
+    """Comments may, and docstrings, because they are read in a clone.
+
+    A file of the user may have any name, such as `KEYS.md`; documents are those of `nmt help`.
+    """
     num_files = 0
     for name in packaged():
         path = ROOT / re.sub("^nmt/configs/", "configs/", name)
         if path.suffix not in (".py", ".j2", ".toml"):
             continue
         num_files += 1
-        lines = path.read_text("utf-8").splitlines()
-        if path.suffix != ".j2":  # its comments are written into files of the user
-            lines = [line.partition("#")[0] for line in lines]
-        assert "nmt/docs" not in "\n".join(lines), name
+        for text in messages_of(path):
+            assert not re.search(r"\b(?:docs|configs|scripts|nmt)/[\w/]*\.md\b", text), name
+            for topic in re.findall(r"nmt help ([a-z]+)", text):
+                assert topic in {*DOCUMENTS, *COMMANDS, *PARENTS}, name
     assert num_files > 100
+
+
+def messages_of(path: Path) -> list[str]:
+    """The texts of a file that a user may see."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".j2":  # its comments are written into files of the user
+        return [text]
+    if path.suffix == ".toml":
+        return [re.sub(r"#.*", "", text)]
+    tree = ast.parse(text)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        ast.get_docstring(x, clean=False) for x in ast.walk(tree) if isinstance(x, documented)
+    }
+    strings = [x.value for x in ast.walk(tree) if isinstance(x, ast.Constant)]
+    return [x for x in strings if isinstance(x, str) and x not in docstrings]
 
 
 def test_in_a_clone_the_command_for_an_extra_names_the_clone(
