@@ -53,16 +53,20 @@ def check_hub(data: DataConfig) -> None:
     """Check, before any corpus is read, that the training and validation data can be downloaded.
 
     Raises:
+        ConfigError: `datasets` is not installed.
         DataError: The hub cannot be reached, and a corpus is not in the cache of `datasets`. The
             fix shows which keys to set to read local files instead.
     """
     needed = [corpus for corpus in (*data.training, *data.validation) if is_on_hub(corpus)]
-    if not needed or _connect():
+    if not needed:
+        return
+    datasets = _datasets()
+    if _connect():
         return
     for corpus in needed:
         name, host = str(corpus.huggingface), urlsplit(hub_address()).hostname
         try:
-            _datasets().load_dataset_builder(name, corpus.subset)
+            datasets.load_dataset_builder(name, corpus.subset)
         except Exception as error:  # of many types: it is not in the cache
             keys = [key for key, other in data.corpora.items() if is_on_hub(other)]
             flags = [f"`set` {join_words([f'{x}={{source: FILE, target: FILE}}'])}" for x in keys]
@@ -97,6 +101,7 @@ def huggingface_pairs(
 
 
 def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
+    datasets = _datasets()
     path = Path(name)
     # A local file is always streamed, because a copy in the cache of `datasets` has no benefit.
     is_streamed = config.streaming or path.is_file()
@@ -114,7 +119,6 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
         if is_on_hub(config):
             _connect()
     with _reading(f"{name} (subset {config.subset}, split {config.split})"):
-        datasets = _datasets()
         place = {key: options[key] for key in ("path", "name", "data_files") if key in options}
         if hasattr(datasets.load_dataset_builder(**place).config, _WORDS):  # CSV files
             options[_WORDS] = False
@@ -150,9 +154,10 @@ def save_data_set(place: str, languages: Languages | None, folder: Path) -> Path
         the data set has these splits.
 
     Raises:
-        ConfigError: It is not certain which subset is meant.
+        ConfigError: `datasets` is not installed, or it is not certain which subset is meant.
         DataError: The data set cannot be read, or has no split for training.
     """
+    datasets = _datasets()
     name = place.removeprefix(PREFIX)
     subset = ""
     if name.count("/") > 1 and not Path(name).exists():
@@ -160,10 +165,10 @@ def save_data_set(place: str, languages: Languages | None, folder: Path) -> Path
     if not Path(name).exists():
         _connect()
     with _reading(name):
-        subsets = _datasets().get_dataset_config_names(name)
+        subsets = datasets.get_dataset_config_names(name)
     subset = subset or _subset(name, subsets, languages)
     with _reading(f"{name} (subset {subset})"):
-        splits = _datasets().get_dataset_split_names(name, subset)
+        splits = datasets.get_dataset_split_names(name, subset)
     logger.info("%s (subset %s) has the splits %s", name, subset, ", ".join(splits))
     logger.info("%s: the licence is %s", name, _licence(name))
     parts = {_PARTS[split]: split for split in splits if split in _PARTS}
@@ -213,8 +218,18 @@ def _subset(name: str, subsets: Sequence[str], languages: Languages | None) -> s
 
 
 def _datasets() -> Any:
-    import datasets  # noqa: PLC0415 - two seconds, and only corpora of the hub need it
+    """Return the package `datasets`.
 
+    Raises:
+        ConfigError: It is not installed, as in a container without it.
+    """
+    try:
+        import datasets  # noqa: PLC0415 - two seconds, and only corpora of the hub need it
+    except ModuleNotFoundError as error:
+        problem = "Data sets of the Hugging Face Hub need the package datasets: "
+        raise ConfigError(
+            f"{problem}{error}.", fix="pip install datasets, or pass local files in their place."
+        ) from error
     return datasets
 
 
