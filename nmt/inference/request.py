@@ -54,7 +54,8 @@ class Request:
     tag: str | None = None
     source_language: str | None = None  # Language codes, for models with several directions.
     target_language: str | None = None
-    glossary: Glossary | None = None  # Terms; None for those of the translator.
+    # Terms; None for those of the translator.
+    glossary: Glossary | None = field(default=None, hash=False)
     # Other JSON fields, copied to the output. They must not have the name of a result field.
     others: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

@@ -331,7 +331,10 @@ class Service:
 
     def _keep(self, sentence: _Sentence, future: asyncio.Future[Result]) -> None:
         """Add a translation to the cache, unless it failed or was dropped."""
-        if not future.cancelled() and future.exception() is None:
+        _, request = sentence
+        if future.cancelled() or future.exception() is not None:
+            return
+        if request.glossary is None:  # a glossary can be larger than the cache
             with suppress(ValueError):  # larger than the cache
                 self._cache[sentence] = future.result()
 
