@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_documents import SHORTER, write_corpus
-from tests.process import LIMIT
 
 # As if the packages were not installed; then one command after the other, in one process.
 WITHOUT = """
@@ -33,7 +32,7 @@ def nmt(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     return subprocess.run(
         [sys.executable, "-c", WITHOUT, *lines],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT,
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 
@@ -54,7 +53,7 @@ def test_without_datasets_the_main_commands_work(tmp_path: Path) -> None:
         f"serve {run} --check",
         "evaluate test.out --reference test.en",
         "config check de-en/config.yaml",
-        "doctor",
+        "help guide",
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr
     assert done.stdout.count("$ ") == 12
