@@ -51,6 +51,7 @@ def test_a_repeated_text_has_the_same_answer_without_a_search(
         {"text": {"text": TEXT, "prefix": "the"}},
         {"text": {"text": TEXT, "required": ["dog"]}},
         {"text": {"text": TEXT, "forbidden": ["dog"]}},
+        {"glossary": "Hund\tdog"},
     ],
 )
 def test_every_other_question_is_searched(inside: Inside, changed: dict[str, Any]) -> None:
@@ -77,6 +78,13 @@ def test_only_the_missing_sentences_of_a_text_are_searched_and_stand_in_order(
     for own, other in zip(joined["sentences"], fresh["sentences"], strict=True):
         assert (own["source"], own["target"]) == (other["source"], other["target"])
     assert counts(client) == (2, 3)
+
+
+def test_a_translation_with_a_glossary_of_the_request_is_not_kept(inside: Inside) -> None:
+    client = inside(cache=1)
+    for _ in range(2):
+        ask(client, glossary="Hund\tdog")
+    assert counts(client) == (0, 2)
 
 
 def test_without_a_cache_nothing_is_kept(inside: Inside) -> None:
