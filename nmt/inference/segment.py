@@ -23,7 +23,6 @@ from nmt.inference.direction import LanguageOptions, Tags
 from nmt.inference.glossary import Forms, Glossary
 from nmt.inference.placeholders import (
     SIGNS,
-    Event,
     Paragraph,
     as_symbol,
     mask_placeholders,
@@ -229,15 +228,17 @@ def segment(
             sentence = Sentence(
                 line, part, part, tags=tags, first_tag=first_tag, tag=tag, lower_capitals=lowers
             )
-            if decoding.protect or SIGNS.search(part):  # quicker for most sentences
+            terms = request.glossary or glossary
+            if terms or decoding.protect or SIGNS.search(part):  # quicker for most sentences
                 sentence = _with_placeholders(
                     sentence,
                     tokenizer.symbols.keys() - {PLACEHOLDER},
                     decoding.protect,
+                    terms or Glossary({}),
                     is_read_whole=is_read_whole,
                     reads_symbols=reads_symbols,
+                    annotates=annotates,
                 )
-            sentence = _with_terms(sentence, request, glossary, annotates)
             sentences.append(sentence)
             first_tag = tag
     segments = []
@@ -309,49 +310,37 @@ def _with_placeholders(
     sentence: Sentence,
     symbols: Container[str],
     protect: Sequence[str],
+    glossary: Glossary,
     *,
     is_read_whole: bool,
     reads_symbols: bool,
+    annotates: bool,
 ) -> Sentence:
-    """Return the sentence with its placeholders, which the model does not read.
+    """Return the sentence with its placeholders, which the model does not read, and its terms.
 
     Args:
         sentence: The sentence.
         symbols: Symbols of the vocabulary, which are not placeholders.
         protect: See `DecodingConfig`.
-        is_read_whole: Whether the model reads the placeholders after all.
+        glossary: The terms.
+        is_read_whole: Whether the model reads the placeholders after all, and no terms.
         reads_symbols: See `segment`.
+        annotates: See `segment`.
     """
     events = list(text_events(sentence.text, protect, symbols=symbols))
     placeholders = [event.raw for event in events if event.kind != "text"]
-    if is_read_whole or not placeholders:
-        return replace(sentence, placeholders=placeholders)
+    sentence = replace(sentence, placeholders=placeholders)
+    if is_read_whole:
+        return sentence
     if reads_symbols:
         events = list(map(as_symbol, events))
-    return replace(_of_events(sentence, events), placeholders=placeholders)
-
-
-def _with_terms(
-    sentence: Sentence, request: Request, glossary: Glossary | None, annotates: bool
-) -> Sentence:
-    """Return the sentence with its terms, as the model reads them. A prefix must not change."""
-    glossary = request.glossary or glossary
-    if glossary is None or request.prefix.strip():
-        return sentence
-    events: Sequence[Event] = [Event("text", sentence.text, sentence.text)]
-    if sentence.paragraph:
-        events = sentence.paragraph.events
     source = sentence.tags.direction.source
     events, terms = glossary.mark(events, source, annotates=annotates)
-    if not terms:
+    if not (placeholders or terms):
         return sentence
-    return replace(_of_events(sentence, events), terms=terms)
-
-
-def _of_events(sentence: Sentence, events: Sequence[Event]) -> Sentence:
-    """Return the sentence as the model reads it."""
     paragraph = Paragraph.read(events, "", None)
-    return replace(sentence, model_text="".join(paragraph.sentences), paragraph=paragraph)
+    model_text = "".join(paragraph.sentences)
+    return replace(sentence, model_text=model_text, terms=terms, paragraph=paragraph)
 
 
 def _limited(text: str, line_number: int) -> str:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from nmt.commands.options import CommandResult, Device, Json, Texts, Threads
+from nmt.commands.options import CommandResult, Device, GlossaryFile, Json, Texts, Threads
 from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
 from nmt.registry import load_attribute
@@ -83,8 +83,6 @@ class ComputingOptions(Options):
     """How models are computed.
 
     Args:
-        glossary: Glossary of a model, by default of the first: see `nmt translate`. Requests can
-            replace it. Repeatable.
         engine: Library that computes translations. auto uses CTranslate2 where it supports the
             request, and torch otherwise.
         dtype: Number type of the weights: auto, float32, bfloat16, float16 (GPU only) or int8
@@ -98,7 +96,7 @@ class ComputingOptions(Options):
     dtype: Annotated[str, Flag(metavar="TYPE")] = "auto"
     device: Device = "auto"
     threads: Threads = None
-    glossary: Annotated[Texts, Flag(metavar="[NAME=]TSV")] = ()
+    glossary: GlossaryFile = None
 
 
 class LimitOptions(Options):

@@ -10,12 +10,12 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from nmt.commands.loading import read_glossary
 from nmt.commands.options import user_values
 from nmt.errors import ConfigError
 from nmt.extras.serving.access import Gate, read_keys
@@ -24,8 +24,6 @@ from nmt.extras.serving.connection import LimitedConnection, raise_file_limit
 from nmt.extras.serving.models import ServedModel, name_models
 from nmt.extras.serving.options import CheckedModels, ServeOptions
 from nmt.extras.serving.service import Service
-from nmt.inference.glossary import Glossary
-from nmt.registry import chosen
 
 logger = logging.getLogger(__name__)
 _MOST_HEADER_BYTES = 1 << 15
@@ -46,21 +44,15 @@ def start_server(options: ServeOptions) -> CheckedModels | None:
         ConfigError: The address cannot be used, or an option is wrong.
     """
     folders = name_models(options.models)
-    glossaries = dict[str, Glossary]()
-    for argument in options.glossary:
-        name, _, path = argument.rpartition("=")
-        name = name or next(iter(folders))
-        chosen(folders, name, "model")  # raises an error
-        glossaries[name] = Glossary.read(Path(path))
+    glossary = read_glossary(options.glossary)
     keys = read_keys(options.api_keys) if options.api_keys else None
     listener = _listen(options)
     host, port = listener.getsockname()[:2]  # two more values follow for IPv6
     url_host = f"[{host}]" if ":" in host else host  # an IPv6 address has brackets in a URL
     logger.info("loading %s for http://%s:%d", ", ".join(folders), url_host, port)
     loading = user_values(options, "engine", "dtype", "device", "threads")
-    models = {}
-    for name, folder in folders.items():
-        models[name] = ServedModel(name, folder, {**loading, "glossary": glossaries.get(name)})
+    loading["glossary"] = glossary
+    models = {name: ServedModel(name, folder, loading) for name, folder in folders.items()}
     if options.check:
         listener.close()
         return CheckedModels([model.describe() for model in models.values()])
