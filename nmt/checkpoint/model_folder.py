@@ -324,6 +324,7 @@ def find_start(folder: Path) -> ModelFiles:
         return find_model(folder)
     except CheckpointError as error:
         fix = error.fix.replace("Pass ", "Set training.init_from to ")
+        fix = re.sub(" with `checkpoint` .*", ", for its best weights.", fix)
         run = folder.parent.parent
         if stored.checkpoints_dir(run) == folder.parent:
             step = folder.name.removeprefix("step-")

@@ -221,6 +221,10 @@ def parsed(command: Any, name: str, words: Sequence[str]) -> dict[str, Any]:
 def usage_error(error: Any, path: str) -> ConfigError:
     """Return Typer's error as ours."""
     problem = error.format_message().replace("Value error, ", "").rstrip(".")
+    flag = getattr(error, "option_name", "")
+    for meaning in aliases().get(normal(flag.lstrip("-")), ()):
+        if "." in meaning and not meaning.startswith("-"):  # keys, which are several or not exact
+            problem += f" (in the configuration: {meaning})"
     return ConfigError(f"{problem}.", fix=f"Run `{path} --help` for arguments and options.")
 
 

@@ -78,7 +78,8 @@ def evaluate(
 
     Args:
         options: Options, with files.
-        texts: ``hypothesis``, ``reference`` or ``source`` as a list of texts instead of a file.
+        texts: ``hypothesis``, ``reference`` or ``source`` as a list of texts instead of a file;
+            several hypotheses or references are a list of lists.
 
     Raises:
         ConfigError: Options contradict each other, a name is unknown, or an extra is missing.

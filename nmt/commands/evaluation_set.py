@@ -185,11 +185,17 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
 def write_texts(folder: Path, texts: Mapping[str, Sequence[object]]) -> dict[str, Any]:
     """Write lists of texts to files, one text per line; return the files as options.
 
+    A list of lists becomes several systems or references.
+
     Raises:
         DataError: A value is not a text, such as the NaN of a pandas column, or has several lines.
     """
     files: dict[str, Any] = {}
     for name, lines in texts.items():
+        if name != "source" and lines and all(isinstance(text, list) for text in lines):
+            parts: dict[str, Any] = {f"{name}-{i}": text for i, text in enumerate(lines, 1)}
+            files[name] = sum(write_texts(folder, parts).values(), ())
+            continue
         for number, line in enumerate(lines, 1):
             if not isinstance(line, str) or "\n" in line:
                 fix = "Pass a list of str without line breaks."

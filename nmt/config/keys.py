@@ -319,8 +319,10 @@ def leaves(values: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyP
             yield (*path, name), value
 
 
-def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
+def find_problems(error: ValidationError, section: KeyPath = ()) -> list[tuple[KeyPath, str]]:
     """Return all problems in a failed validation: key and message, in the order of the file.
+
+    The values are those of a section; by default, of the whole configuration.
 
     A misspelled key is reported as misspelled, and not also as missing. A list that is too short
     because its items are wrong is not reported again.
@@ -329,7 +331,7 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
     for number, detail in enumerate(error.errors(include_url=False, include_context=True)):
         if detail["type"] == "too_short" and detail["input"]:
             continue
-        path = detail["loc"]
+        path = (*section, *detail["loc"])
         key = find_key(path)
         if key is None and detail["type"] != "extra_forbidden":
             # Remove the types that pydantic adds: max_tokens.int, vocab_size.dict[...].source

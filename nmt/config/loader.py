@@ -344,9 +344,9 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
     try:
         return DecodingConfig.model_validate({**values, **changes})
     except ValidationError as error:
-        problems = "\n  ".join(text for _, text in find_problems(error))
+        problems = "\n  ".join(text for _, text in find_problems(error, ("decoding",)))
         raise ConfigError(
-            f"Decoding options: {problems}.",
+            f"{problems}.".replace("?.", "?"),
             fix="Correct the options. `nmt config keys decoding` describes every key.",
         ) from error
 

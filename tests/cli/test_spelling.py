@@ -32,6 +32,8 @@ MISTAKES = (
     ("translate M --no-cuda", 2, "--no-cuda --device cpu"),
     ("translate M --lr 1", 2, "--lr training.schedule.peak_lr"),
     ("translate M --batch-size 4", 2, "--batch-size --batch-tokens"),
+    ("translate M --scores", 2, "--scores --format json"),
+    ("train c.yaml --batch-size 4", 2, "--batch-size batch.max_tokens batch.max_sentences"),
     ("train cc.yaml", 2, "cc.yaml c.yaml"),
     ("train -c c.yaml --config d.yaml", 2, "CONFIG c.yaml d.yaml"),
     ("train c.yaml --set optimizer=adam", 2, "optimizer training.optimizer.kind=adamw"),

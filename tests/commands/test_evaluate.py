@@ -26,6 +26,7 @@ from nmt.commands import evaluation_set
 from nmt.config.loader import dump_config, load_config
 from nmt.config.migration import FORMAT
 from nmt.config.run import RunConfig
+from nmt.errors import DataError
 from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result as Translation
 from nmt.metrics.metric import MetricOptions, MetricScorer, label_of
@@ -948,6 +949,19 @@ def test_the_python_function_takes_the_options_of_the_command(files: tuple[Path,
     assert isinstance(report, EvaluationReport)
     (score,) = report.evaluations[0].systems[0].scores
     assert (score.metric, score.value > 0, report.failure) == ("ter", True, None)
+
+
+def test_the_python_function_takes_lists_of_systems_and_references_as_sacrebleu_does() -> None:
+    systems = [["a b c d", "e"], ["a b c x", "e"]]
+    references = [["a b c x", "e"], ["a b c d", "e"]]
+    report = evaluate(EvaluateOptions(resamples=0), hypothesis=systems, reference=references)
+    assert isinstance(report, EvaluationReport)
+    (result,) = report.evaluations
+    # Each line equals one of its references.
+    assert [system.scores[0].value for system in result.systems] == [pytest.approx(100)] * 2
+    assert "nrefs:2" in result.systems[0].scores[0].signature
+    with pytest.raises(DataError, match="is not a line"):
+        evaluate(hypothesis=systems[0], reference=systems[0], source=systems)
 
 
 @pytest.mark.long

@@ -236,6 +236,13 @@ def test_a_checkpoint_in_place_of_a_run_is_averaged_alone() -> None:
 
 
 @pytest.mark.usefixtures("base")
+def test_the_best_checkpoint_in_place_of_a_run_is_that_of_the_run() -> None:
+    """Training has no option for another checkpoint."""
+    fix = start_from("runs/base/best").fix
+    assert fix == "Set training.init_from to runs/base, for its best weights."
+
+
+@pytest.mark.usefixtures("base")
 def test_a_model_that_does_not_exist_is_named_with_those_that_do() -> None:
     error = start_from("runs/bse")
     assert error.problem == "training.init_from: runs/bse does not exist."

@@ -162,7 +162,7 @@ class Gate:
             raise RefusedError(
                 403,
                 f"Host {name[:80]} is not allowed.",
-                "Use the IP address, or start the server with `allow_host` NAME.",
+                "Use the IP address, or start the server with --allow-host NAME.",
             )
         origin = request.headers.get("origin", "").lower()
         _, _, origin_host = origin.partition("://")
@@ -171,7 +171,7 @@ class Gate:
             raise RefusedError(
                 403,
                 f"Origin {origin[:80]} is not allowed (CORS).",
-                "Start the server with `allow_origin` URL.",
+                f"Start the server with --allow-origin {origin[:80]}",
             )
 
     def client(self, request: Request, key: str | None) -> str:
@@ -272,6 +272,8 @@ class Edge:
         if scope["type"] != "http":  # lifespan
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # of monitors: uvicorn leaves out the body
+            scope = {**scope, "method": "GET"}
         scope["root_path"] = self._options.root_path  # paths match with this prefix and without
         has_begun = asyncio.Event()  # Set when the first part of the answer is sent.
 

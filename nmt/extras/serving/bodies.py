@@ -345,10 +345,9 @@ def refusal(error: Exception) -> RefusedError:
     if isinstance(error, RequestValidationError):
         return RefusedError(422, _problems(error), "Correct the request. " + _ADVICE)
     if isinstance(error, HTTPException):
-        status = error.status_code
-        if status == 400:  # a body that is not JSON
-            status = 422
-        return RefusedError(status, f"{error.detail}.", _ADVICE, error.headers)
+        if error.status_code == 400:  # FastAPI cannot decode the body
+            return RefusedError(422, "The body is not JSON in UTF-8, or compressed.", _ADVICE)
+        return RefusedError(error.status_code, f"{error.detail}.", _ADVICE, error.headers)
     if isinstance(error, TimeoutError):
         return RefusedError(504, "The request timed out.", "Send fewer or shorter texts.")
     if isinstance(error, CheckpointError | DeviceError):
@@ -394,7 +393,7 @@ def _problem(detail: Mapping[str, Any]) -> str:
     place = ".".join(field_names) or "the body"
     message = detail["msg"]
     # An empty body is None.
-    if detail["type"] == "missing" and isinstance(detail["input"], Mapping):
+    if detail["type"] == "missing" and _NAMES_OF_TEXT & {*names}:
         for name in _NAMES_OF_TEXT & set(detail["input"]) - {names[-1]}:
             message += f" in place of {name}"
     if detail["type"] == "extra_forbidden":

@@ -372,6 +372,22 @@ def test_the_field_of_another_api_is_answered_with_the_right_field(
     answer = inside().post(path, json={wrong: "der Hund", "source": "de", "target": "en"})
     assert answer.status_code == 422
     assert f"{right}: field required in place of {wrong}" in answer.json()["error"]
+    answer = inside().post(path, json={right: "der Hund", "source": "de"})
+    assert "in place of" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/languages"])
+def test_monitors_get_the_head_of_an_answer(path: str, inside: Inside) -> None:
+    """`wget --spider` in a container, and services that watch websites, send HEAD."""
+    client = inside()
+    assert client.head(path).status_code == client.get(path).status_code == 200
+    assert client.head("/translate").status_code == 405
+
+
+def test_a_body_in_another_encoding_is_named(inside: Inside) -> None:
+    body = '{"q": "Grüße", "source": "de", "target": "en"}'.encode("latin-1")
+    answer = inside().post("/translate", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, "UTF-8" in answer.json()["error"]) == (422, True)
 
 
 def test_libretranslate_translates_a_list_of_pages_at_once(
