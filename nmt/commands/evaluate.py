@@ -157,6 +157,7 @@ def evaluate(
         evaluations=tuple(evaluations),
         sections=(score_contrastive(models),) if score_contrastive else (),
         sentence_level=options.sentence_level,
+        score_only=tuple(requested_metrics(options.score_only)),
     )
     for path, write in writers.items():
         failures += _save(path, write(report, models))
@@ -348,7 +349,8 @@ class EvaluatedSet:
         self.options = options
         self.gates = gates
         self.models = models
-        metrics = options.metric or default_metrics([self.test.target_language])
+        metrics = (*options.metric, *options.score_only)
+        metrics = metrics or default_metrics([self.test.target_language])
         self.metrics = requested_metrics(metrics)  # name -> name with its argument
         if options.external:
             self.metrics[_EXTERNAL] = f"{_EXTERNAL}:{options.external}"

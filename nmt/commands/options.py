@@ -663,6 +663,7 @@ class OutputOptions(Options):
         report: Report file; its extension sets the format: .json (usable as `baseline`), .md (for a
             pull request), .xml (JUnit, for CI) or .html. Repeatable.
         sentence_level: Print one JSON object per sentence in place of the summary.
+        score_only: Print only this score, a line for each test set and system. Repeatable.
         save_hypotheses: Output file for the translations of the model.
     """
 
@@ -670,6 +671,7 @@ class OutputOptions(Options):
 
     report: Files = ()
     sentence_level: bool = False
+    score_only: Annotated[Texts, Flag(metavar="NAME")] = ()
     save_hypotheses: File = None
     json: Json = False
 

@@ -182,6 +182,7 @@ class EvaluationReport:
     sections: tuple[ReportSection, ...] = ()  # Sections that do not belong to a test set.
     failures: tuple[NmtError, ...] = ()  # Errors in computing or saving a part of the result.
     sentence_level: bool = False  # Whether `as_text` returns a line of JSON for each sentence.
+    score_only: Sequence[str] = ()  # Metrics, if `as_text` returns only their scores.
 
     @property
     def failure(self) -> NmtError | None:
@@ -233,6 +234,13 @@ class EvaluationReport:
             lines = (json.dumps(values, ensure_ascii=False) for values in self._sentences())
             return "\n".join(lines)
         evaluations = self.evaluations
+        scores = list[Score]()
+        for evaluation in evaluations:
+            for system in evaluation.systems:
+                scores += system.scores
+        if self.score_only:
+            chosen = [score for score in scores if score.metric in self.score_only]
+            return "\n".join(format_score(score.metric, score.value) for score in chosen)
         titles = [evaluation.title for evaluation in evaluations]
         rows = score_rows(evaluations)
         blocks = ["\n".join(titles), text_table(rows)]
@@ -244,10 +252,7 @@ class EvaluationReport:
             if section.meaning:
                 notes.append(section.meaning)
         descriptions = list[str]()  # The settings of each system with settings.
-        scores = list[Score]()
         for evaluation in evaluations:
-            for system in evaluation.systems:
-                scores += system.scores
             systems = evaluation.named_systems()
             for system in systems.values():
                 settings = system.settings

@@ -126,6 +126,23 @@ def test_systems_are_compared_with_each_other_or_with_a_baseline(files: tuple[Pa
     assert "pairs" not in scores_of(*flags, "--reference", reference, "--resamples", 0)
 
 
+def test_score_only_prints_one_number_for_each_test_set_and_system(
+    files: tuple[Path, Path],
+) -> None:
+    hypothesis, reference = files
+    values = {}
+    for score in scores_of(*files, "--metric", "chrf,ter")["systems"][0]["scores"]:
+        values[score["metric"]] = f"{score['value']:.2f}\n"
+    assert invoke(*files, "--score-only", "TER").stdout == values["ter"]
+    both = ("--metric", "bleu", "--score-only", "chrf", "--score-only", "ter")
+    assert invoke(*files, *both).stdout == values["chrf"] + values["ter"]
+    two = ("--hypothesis", hypothesis, "--hypothesis", reference, "--reference", reference)
+    assert invoke(*two, "--score-only", "chrf").stdout == f"{values['chrf']}100.00\n"
+    missed = invoke(*files, "--score-only", "chrf", "--fail-under", "chrf=100")
+    assert (missed.exit_code, missed.stdout) == (6, values["chrf"])
+    assert "Unknown metrics: blue" in refused(*files, "--score-only", "blue")
+
+
 def test_sentence_level_is_a_line_of_json_for_each(files: tuple[Path, Path]) -> None:
     found = [json.loads(x) for x in invoke(*files, "--sentence-level").stdout.splitlines()]
     assert scores_of(*files, "--sentence-level")["sentences"] == found
