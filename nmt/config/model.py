@@ -31,8 +31,8 @@ class ModelConfig(Section):
 
     Args:
         preset: Architecture to start from: ``transformer-base`` or ``transformer-big`` (Vaswani et
-            al. 2017), ``tiny`` for small data and CPUs, or ``modern``. Keys of this section
-            override it.
+            al. 2017), ``tiny`` for small data and CPUs, ``modern``, or ``marian``, a small model
+            that the Transformers library can load (MarianMT). Keys of this section override it.
         encoder_layers: Number of encoder layers.
         decoder_layers: Number of decoder layers.
         model_dim: Model dimension (width of the residual stream).
@@ -74,7 +74,7 @@ class ModelConfig(Section):
         source_bos: Add BOS to the start of the source, in training and translation.
     """
 
-    preset: Literal["transformer-base", "transformer-big", "tiny", "modern"] | None = None
+    preset: Literal["transformer-base", "transformer-big", "tiny", "modern", "marian"] | None = None
     encoder_layers: _NumLayers = 6
     decoder_layers: _NumLayers = 6
     model_dim: _Width = 512

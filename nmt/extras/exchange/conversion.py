@@ -44,6 +44,7 @@ from nmt.extras.exchange.export import ImportSummary, write_card
 from nmt.extras.exchange.hugging_face import read_hugging_face
 from nmt.extras.exchange.imported import (
     HF_CONFIG,
+    MISSING_BIAS,
     Imported,
     Vocabulary,
     Weights,
@@ -67,9 +68,6 @@ _PAD, _UNK, _BOS, _EOS = _SPECIAL
 _ADAPTER = "adapter_config.json"  # of the package peft
 _NO_ROW = -1  # instead of the row of a token that the original embedding matrix lacks
 _CHANGED_ORIGIN = "The vocabulary was changed after training."
-# Output bias of subwords that the imported model lacks: far below the logit of any other subword,
-# and finite in 16 bits.
-_MISSING_BIAS = -30.0
 
 
 def convert(options: ImportOptions, origin: str) -> ImportSummary:
@@ -381,7 +379,7 @@ def _reorder(original: Weights, sides: Sequence[_Side]) -> _Contents:
         missing_value = 0.0
         if name == "output_bias":
             rows = side.output_rows
-            missing_value = _MISSING_BIAS
+            missing_value = MISSING_BIAS
         if rows.max() >= len(table):
             raise damaged(f"{name} has {len(table):,} rows, fewer than the size of the vocabulary.")
         # One copy only: the matrix of a multilingual model takes a gigabyte. Missing rows are

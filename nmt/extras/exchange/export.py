@@ -62,7 +62,9 @@ class ExportTarget:
 
     weights_name: str = MODEL  # Name of the file with the weights.
     dtypes: Sequence[str] = ("float32",)  # Types of the weights; the first is the default.
-    archive_suffix: str = ""  # Of the file that `pack` writes; empty if the format is a folder.
+    # End of the name of what `pack` writes: a file, or a folder if empty. None: no `pack`.
+    archive_suffix: str | None = None
+    library_name: str = "nmt"  # The library that loads the model.
 
     def adapt(self, config: InferenceConfig) -> InferenceConfig:
         """Return the configuration without decoding options that the format does not support.
@@ -90,11 +92,11 @@ class ExportTarget:
             shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
 
     def pack(self, folder: Path, output: Path, valid_targets: Sequence[str]) -> None:
-        """Write the archive of a finished folder, if the format has an ``archive_suffix``.
+        """Write the archive or the folder of a format that has an ``archive_suffix``.
 
         Args:
             folder: A complete model folder, which is deleted afterwards.
-            output: The archive to write.
+            output: The archive or folder to write.
             valid_targets: Reference lines of the validation sets; empty if they are unknown.
         """
         raise NotImplementedError
@@ -145,18 +147,20 @@ def export(options: ExportOptions) -> ExportSummary:
     target = EXPORT_TARGETS[options.to]()
     check_new_folder(output, options.model)
     suffix = target.archive_suffix
-    if not suffix:
+    if suffix is None:
         summary = _write_folder(options, target, output)
         log_next_commands(output)
         return summary
-    if output.suffix != suffix:
+    if suffix and output.suffix != suffix:
         raise ConfigError(
             f"`to` {options.to} writes a file, and its name must end in {suffix}.",
             fix=f"Set `output` to {output}{suffix}.",
         )
+    output.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output.parent) as temporary:
         summary = _write_folder(options, target, Path(temporary) / "model")
-    return replace(summary, output=output, size_bytes=output.stat().st_size)
+    size_bytes = output.stat().st_size if suffix else summary.size_bytes
+    return replace(summary, output=output, size_bytes=size_bytes)
 
 
 def _write_folder(options: ExportOptions, target: ExportTarget, output: Path) -> ExportSummary:
@@ -204,6 +208,7 @@ def _write_folder(options: ExportOptions, target: ExportTarget, output: Path) ->
                 folder,
                 config,
                 origin,
+                library_name=target.library_name,
                 parameters=sum(tensor.numel() for tensor in bundle.model.parameters()),
                 vocab_sizes=bundle.tokenizers.vocab_sizes,
                 weights=f"{to}, {dtype}, {size_bytes / 2**20:,.1f} MiB",
@@ -213,11 +218,11 @@ def _write_folder(options: ExportOptions, target: ExportTarget, output: Path) ->
                 # Of a metric such as comet:MODEL, the card shows only the name.
                 scores=_scores(bundle, source, metric.partition(":")[0]),
             )
-            if target.archive_suffix:
-                valid_targets = []
-                if prepared:
-                    valid_targets = PreparedData(prepared_dir, prepared).valid_target
-                target.pack(folder, options.output, valid_targets)
+        if target.archive_suffix is not None:
+            valid_targets = []
+            if prepared:
+                valid_targets = PreparedData(prepared_dir, prepared).valid_target
+            target.pack(output, options.output, valid_targets)
         bar.update()
     dropped_options = []
     for name, value in files.config.decoding:
@@ -229,13 +234,21 @@ def _write_folder(options: ExportOptions, target: ExportTarget, output: Path) ->
     return ExportSummary(output, to, dtype, bundle.step, size_bytes)
 
 
-def write_card(folder: Path, config: InferenceConfig, origin: str, **facts: Any) -> None:
+def write_card(
+    folder: Path,
+    config: InferenceConfig,
+    origin: str,
+    *,
+    library_name: str = ExportTarget.library_name,
+    **facts: Any,
+) -> None:
     """Write the model card from the template card.md.j2.
 
     Args:
         folder: The model folder.
         config: Configuration of the model.
         origin: Sentences about the origin of the model, for example the number of updates.
+        library_name: The library that loads the folder.
         facts: Variables of the template. Without ``corpora``, the sections about training data and
             scores are left out.
     """
@@ -243,7 +256,8 @@ def write_card(folder: Path, config: InferenceConfig, origin: str, **facts: Any)
         "card.md.j2",
         config=config,
         origin=origin,
-        front=front_matter(config),
+        front=front_matter(config, library_name=library_name),
+        library_name=library_name,
         version=__version__,
         distribution=DISTRIBUTION,
         name=HUB_NAME,
@@ -266,6 +280,11 @@ def front_matter(config: InferenceConfig, **values: Any) -> str:
         "tags": ["nmt"],
         **values,
     }
+    return front_text(optional_fields)
+
+
+def front_text(optional_fields: Mapping[str, Any]) -> str:
+    """Return YAML front matter with the keys whose value is not None."""
     fields = {key: value for key, value in optional_fields.items() if value is not None}
     return f"---\n{dump_document(fields)}---\n"
 

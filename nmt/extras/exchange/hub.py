@@ -22,8 +22,16 @@ from typing import Any
 from typing_extensions import override
 
 from nmt.checkpoint.files import MODEL, adapter_record
-from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model, log_next_commands
+from nmt.checkpoint.model_folder import (
+    CARD,
+    CONFIG,
+    check_new_folder,
+    find_model,
+    load_folder_config,
+    log_next_commands,
+)
 from nmt.commands.options import CommandResult
+from nmt.config.document import parse_document
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
 from nmt.extras.exchange.export import (
@@ -32,6 +40,7 @@ from nmt.extras.exchange.export import (
     ImportSummary,
     WrittenFolder,
     front_matter,
+    front_text,
 )
 from nmt.extras.exchange.imported import HF_CONFIG, read_settings, weight_files
 from nmt.extras.exchange.options import (
@@ -89,8 +98,9 @@ def push(options: PushOptions) -> PushResult:
     has_manifest = (folder / MANIFEST).is_file()
     if not has_manifest and (folder / "checkpoints").is_dir():
         raise ConfigError(f"{folder} is a run folder.", fix=f"Export the model first: {export}")
-    model = find_model(folder)
-    model.manifest.verify(folder)
+    is_foreign = (folder / HF_CONFIG).is_file() and not (folder / CONFIG).is_file()
+    manifest = Manifest.read(folder) if is_foreign else find_model(folder).manifest
+    manifest.verify(folder)
     if adapter_record(folder / MODEL):
         raise ConfigError(
             f"{folder} contains adapters only, which need the base model.",
@@ -100,17 +110,22 @@ def push(options: PushOptions) -> PushResult:
     for path in options.scores:
         results += _model_index_results(path)
     model_index = None
+    name = repository.partition("/")[2]  # without the organization
     if results:
-        name = repository.partition("/")[2]  # without the organization
         model_index = [{"name": name, "results": results}]
-    config = model.config
-    header = front_matter(config, license=options.license, **{"model-index": model_index})
-    card = header + _card_text(folder).replace(HUB_NAME, repository)
+    values = {"license": options.license, "model-index": model_index}
+    front, text = _card_parts(folder)
+    if is_foreign:
+        fields = parse_document(front, name=str(folder / CARD)).values
+        header = front_text({**fields, **values})
+    else:
+        header = front_matter(load_folder_config(folder), **values)
+    card = header + text.replace(HUB_NAME, repository)
     card_bytes = card.encode()
     # The card changes, so the manifest needs the size and the hash of the new card.
     card_record = FileRecord(len(card_bytes), hashlib.sha256(card_bytes).hexdigest())
-    records = {**model.manifest.files, CARD: card_record}
-    manifest = replace(model.manifest, files=records)
+    records = {**manifest.files, CARD: card_record}
+    manifest = replace(manifest, files=records)
     manifest_bytes = manifest.text().encode()
     # Only the files of the manifest are uploaded; other files in the folder stay private.
     contents: dict[str, Path | bytes] = {name: folder / name for name in records}
@@ -127,20 +142,21 @@ def push(options: PushOptions) -> PushResult:
             operations = [library.CommitOperationDelete(name) for name in sorted(old_names)]
             for name, content in sorted(contents.items()):
                 operations.append(library.CommitOperationAdd(name, content))
-            title = f"Push {config.name}"
+            title = f"Push {name}"
             commit = api.create_commit(repository, operations, commit_message=title)
             address = str(commit.commit_url)
     return PushResult(repository, sizes, card, address)
 
 
-def _card_text(folder: Path) -> str:
-    """Return the model card without its front matter."""
+def _card_parts(folder: Path) -> tuple[str, str]:
+    """Return the front matter and the text of the model card."""
     if not (folder / CARD).is_file():
-        return ""
+        return "", ""
     text = (folder / CARD).read_text(encoding="utf-8")
     if text.startswith("---\n"):  # the front matter, which ends at the next such line
-        return text.partition("\n---\n")[2]
-    return text
+        front, _, rest = text.partition("\n---\n")
+        return front, rest
+    return "", text
 
 
 def _model_index_results(path: Path) -> Iterator[dict[str, Any]]:
@@ -248,7 +264,7 @@ def _fetch(options: ImportOptions) -> tuple[str, ImportSummary]:
         # The files of a repository are called siblings. The hub itself writes .gitattributes.
         names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
         download = partial(api.snapshot_download, repository, revision=sha)
-        is_nmt_model = MANIFEST in names
+        is_nmt_model = {MANIFEST, CONFIG} <= names
         if is_nmt_model:
             check_names(repository, names)
         if is_nmt_model and not is_resized(options):

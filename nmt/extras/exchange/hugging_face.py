@@ -1,4 +1,4 @@
-"""Read models from folders of Hugging Face: MarianMT, M2M-100 and NLLB-200.
+"""Folders of Hugging Face: MarianMT, M2M-100 and NLLB-200; `transformers` writes them.
 
 A MarianMT folder has ``config.json``, weights, two SentencePiece models and ``vocab.json``. Old
 folders contain ``pytorch_model.bin``, a pickle; nmt reads only the weights and runs no code from
@@ -27,9 +27,11 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from nmt.config.data import ANY_LANGUAGE, LANGUAGE_CODE
-from nmt.config.model import DecodingConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.extras.exchange.imported import (
+    ACTIVATIONS,
     EMBEDDINGS,
+    LAYERS,
     FloatArray,
     Imported,
     Vocabulary,
@@ -86,19 +88,13 @@ class _SpecialTokens(TypedDict, total=False):
 
 # Settings of a search that have the same name and meaning in Hugging Face.
 _SEARCH_KEYS = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
-# Names of the embedding matrix of M2M-100, which all sides share. A file has one or more of them.
-_SHARED_VECTORS = (
-    "model.shared.weight",
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-)
-_SENTENCEPIECE = "sentencepiece.bpe.model"
-_FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
-_TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")  # The first is the default.
+SENTENCEPIECE = "sentencepiece.bpe.model"
+FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
+TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")  # The first is the default.
 # Value of ``language_codes`` -> the languages of M2M-100 in the order of their ids.
-_LANGUAGES = read_toml(__file__, "m2m.toml")
+M2M_LANGUAGES = read_toml(__file__, "m2m.toml")
 # A language token of M2M-100, such as __de__, or of NLLB-200, such as deu_Latn.
-_LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
+LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
 
 
 def read_hugging_face(source: Path) -> Imported:
@@ -127,30 +123,15 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
         start_id: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
         if start_id not in range(len(target_tokens)):
             raise ValueError(f"decoder_start_token_id {start_id} is not a token")
-        # Shared matrices may be stored once, under any of their names. Compare them, because the
-        # versions of the library interpret the configuration differently.
-        source_vectors = read_tensor(
-            "model.encoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"
-        )
-        target_vectors = read_tensor(
-            "model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"
-        )
-        output_vectors = read_tensor(
-            "lm_head.weight", "model.decoder.embed_tokens.weight", "model.shared.weight"
-        )
+        # Compare shared matrices, because the versions of the library interpret the configuration
+        # differently.
+        names = LAYERS["hugging_face"]["matrices"].values()
+        matrices = [read_tensor(*matrix_names) for matrix_names in names]
+        source_vectors, target_vectors, output_vectors = matrices
         has_one_vocabulary = source_tokens == target_tokens
         shares_inputs = has_one_vocabulary and np.array_equal(source_vectors, target_vectors)
         ties_output = np.array_equal(output_vectors, target_vectors)
-        config = config_of(
-            "hugging_face",
-            settings,
-            settings.get("activation_function") or "relu",
-            norm_epsilon=1e-5,
-            positions="sinusoidal-concatenated",
-            embeddings=EMBEDDINGS[shares_inputs, ties_output],
-            scale_embeddings=settings.get("scale_embedding", False),
-        )
-        matrices = (source_vectors, target_vectors, output_vectors)
+        config = model_section(settings, EMBEDDINGS[shares_inputs, ties_output])
         bias = read_tensor("final_logits_bias")
         weights = weights_of(config, "hugging_face", read_tensor, matrices, bias)
         decoding = _decoding_of(settings)
@@ -170,6 +151,42 @@ def _read_marian_mt(source: Path, settings: _Json, tokenizer: _Json) -> Imported
     )
 
 
+def model_section(settings: _Json, embeddings: str) -> ModelConfig:
+    """Return the model section of a MarianMT or M2M-100 model.
+
+    Args:
+        settings: Contents of ``config.json``.
+        embeddings: Value of the option ``embeddings``.
+    """
+    model_type = settings["model_type"]
+    layout = LAYERS["hugging_face"]
+    return config_of(
+        "hugging_face",
+        {**layout["defaults"][model_type], **settings},
+        settings.get("activation_function") or "relu",
+        embeddings=embeddings,
+        **layout["fixed"][model_type],
+    )
+
+
+def settings_of(config: ModelConfig, model_type: str) -> dict[str, Any]:
+    """Return the contents of ``config.json``, from which `model_section` restores ``config``.
+
+    Options that the class of ``model_type`` lacks are ignored.
+    """
+    names = LAYERS["hugging_face"]["options"]
+    activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+    return {
+        **{name: getattr(config, our_name) for our_name, name in names.items()},
+        "model_type": model_type,
+        "decoder_ffn_dim": config.decoder_ff,
+        "decoder_attention_heads": config.num_heads,
+        "activation_function": activations.get(config.activation),
+        "share_encoder_decoder_embeddings": config.shares_inputs,
+        "tie_word_embeddings": config.ties_output,
+    }
+
+
 def _code_of(language: str | None) -> str:
     """Return the code of a language in a tokenizer's configuration; empty if it is missing."""
     # A group of languages, such as ROMANCE or deu+eng+fra, has no code of its own.
@@ -180,32 +197,20 @@ def _code_of(language: str | None) -> str:
 
 def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
     """Read an M2M-100 or NLLB-200 folder; ``settings`` and ``tokenizer`` are its JSON files."""
-    tokenizer_class = str(tokenizer.get("tokenizer_class") or _TOKENIZERS[0]).removesuffix("Fast")
-    if tokenizer_class not in _TOKENIZERS:
+    tokenizer_class = str(tokenizer.get("tokenizer_class") or TOKENIZERS[0]).removesuffix("Fast")
+    if tokenizer_class not in TOKENIZERS:
         raise refused(f"tokenizer_class: {tokenizer_class}")
     if tokenizer.get("legacy_behaviour"):
         raise refused("legacy_behaviour: true (the language token at the end of the source)")
     read_tensor = _tensor_reader(source)
     with reading(source):
-        vectors = read_tensor(*_SHARED_VECTORS)
+        vectors = read_tensor(*LAYERS["hugging_face"]["shared_vectors"])
         output_vectors = vectors
         # Without this key, a stored output projection is not used, as in transformers.
         ties_output = bool(settings.get("tie_word_embeddings", True))
         if not ties_output:
             output_vectors = read_tensor("lm_head.weight")
-        config = config_of(
-            "hugging_face",
-            settings,
-            settings.get("activation_function") or "relu",
-            norm_position="pre",
-            positions="sinusoidal-halves",
-            first_position=2,  # fairseq counts from the id of <pad> + 1
-            embeddings=EMBEDDINGS[True, ties_output],
-            scale_embeddings=settings.get("scale_embedding", True),
-            dropout=settings.get("dropout", 0.1),
-            attention_dropout=settings.get("attention_dropout", 0.1),
-            activation_dropout=settings.get("activation_dropout", 0.0),
-        )
+        config = model_section(settings, EMBEDDINGS[True, ties_output])
         vocabulary = _read_m2m_vocabulary(source, tokenizer, len(vectors))
         bias = np.zeros(len(vectors), np.float32)
         matrices = (vectors, vectors, output_vectors)
@@ -243,18 +248,18 @@ def _read_m2m_vocabulary(source: Path, tokenizer: _Json, num_rows: int) -> Vocab
         tokenizer: Contents of ``tokenizer_config.json``.
         num_rows: Number of rows of the embedding matrix.
     """
-    model = read_sentencepiece(source / _SENTENCEPIECE)
+    model = read_sentencepiece(source / SENTENCEPIECE)
     added_tokens = dict[int, str]()  # Id -> token that is not a subword.
     if (source / "vocab.json").is_file():
         tokens = _read_tokens(source / "vocab.json")
-        codes = _LANGUAGES[tokenizer.get("language_codes", "m2m100")].split()
+        codes = M2M_LANGUAGES[tokenizer.get("language_codes", "m2m100")].split()
         listed_tokens = [f"__{code}__" for code in codes]
     else:
         pieces = piece_texts(model)
-        tokens = [*_FAIRSEQ_SPECIAL, *pieces[3:]]
+        tokens = [*FAIRSEQ_SPECIAL, *pieces[3:]]
         added_tokens = _added_tokens(source, tokenizer)
         if pieces[:3] != ["<unk>", "<s>", "</s>"]:  # those that fairseq's own tokens replace
-            raise ValueError(f"{_SENTENCEPIECE} begins with {pieces[:3]}")
+            raise ValueError(f"{SENTENCEPIECE} begins with {pieces[:3]}")
         special = load_json(source / "special_tokens_map.json", _SpecialTokens, optional=True)
         listed_tokens = [_content(token) for token in special.get("additional_special_tokens", [])]
     # If no file gives ids to tokens after the subwords, these are the tokens of a list, in order.
@@ -262,7 +267,7 @@ def _read_m2m_vocabulary(source: Path, tokenizer: _Json, num_rows: int) -> Vocab
         added_tokens = dict(enumerate(listed_tokens, len(tokens)))
     language_tags = {}  # Id of a language token -> its tag in nmt.
     for index, token in added_tokens.items():
-        match = _LANGUAGE.fullmatch(token)
+        match = LANGUAGE.fullmatch(token)
         if match and index < num_rows:
             language_tags[index] = f"<2{match[1] or match[2]}>"
     for index in range(len(tokens), num_rows):
@@ -327,6 +332,24 @@ def _tensor_reader(folder: Path) -> Callable[..., FloatArray]:
         return floats(name, tensor.numpy())
 
     return read_tensor
+
+
+def search_settings(decoding: DecodingConfig, limit: int) -> dict[str, Any]:
+    """Return the search options of ``generation_config.json``; `_decoding_of` reads them.
+
+    Args:
+        decoding: The decoding section.
+        limit: Tokens of the longest translation, with EOS. Not read if it depends on the source.
+    """
+    settings = {key: getattr(decoding, key) for key in _SEARCH_KEYS}
+    settings["num_beams"] = decoding.beam_size
+    settings["early_stopping"] = decoding.patience <= 1
+    settings["renormalize_logits"] = not decoding.keep_special_mass
+    if decoding.max_length_factor:
+        settings["max_new_tokens"] = limit
+    else:
+        settings["max_length"] = limit + 1  # with the start token
+    return settings
 
 
 def _decoding_of(settings: _Json) -> DecodingConfig:

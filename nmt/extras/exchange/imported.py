@@ -38,9 +38,12 @@ EMBEDDINGS: Mapping[tuple[bool, bool], Any] = {
     (True, False): "inputs-shared",
     (True, True): "tied",
 }
+# Output bias of subwords that an imported model lacks: far below the logit of any other subword,
+# and finite in 16 bits.
+MISSING_BIAS = -30.0
 # Original names of activation functions -> ours.
-_ACTIVATIONS: Mapping[str, Any] = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
-# Our names of sizes and layers -> the original names, by system: "marian" or "hugging_face".
+ACTIVATIONS: Mapping[str, Any] = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
+# Our names of options and layers -> the original names, by system: "marian" or "hugging_face".
 LAYERS = read_toml(__file__, "layers.toml")
 HF_CONFIG = "config.json"
 # Files with weights that are read: those of the first pattern, otherwise those of the second.
@@ -54,10 +57,10 @@ _SUPPORTED: Mapping[str, Mapping[str, Sequence[Any]]] = {
             ("normalize_before", "normalize_embedding", "add_bias_logits"), (False, None)
         ),
         "static_position_embeddings": (True, None),
-        "activation_function": tuple(_ACTIVATIONS),
+        "activation_function": tuple(ACTIVATIONS),
     },
     # Transformers ignores ``normalize_before``, and always normalizes before.
-    "m2m_100": {"normalize_before": (True, None), "activation_function": (*_ACTIVATIONS, None)},
+    "m2m_100": {"normalize_before": (True, None), "activation_function": (*ACTIVATIONS, None)},
 }
 
 
@@ -252,9 +255,9 @@ def config_of(
         activation: The original name of the activation function.
         options: Further options of the model section, by our names, with our values.
     """
-    size_names = LAYERS[system]["sizes"]
-    sizes = {our_name: settings[name] for our_name, name in size_names.items()}
-    return ModelConfig(**sizes, activation=_ACTIVATIONS[activation], output_bias=True, **options)
+    names = LAYERS[system]["options"]
+    values = {our_name: settings[name] for our_name, name in names.items()}
+    return ModelConfig(**values, activation=ACTIVATIONS[activation], output_bias=True, **options)
 
 
 def weights_of(
@@ -280,14 +283,28 @@ def weights_of(
         weights["target_vectors"] = target
     if not config.ties_output:
         weights["output_vectors"] = output
+    for our_name, names in original_names(config, system).items():
+        for kind in ("weight", "bias"):
+            arrays = [read_array(f"{name}.{kind}") for name in names]
+            weights[f"{our_name}.{kind}"] = np.concatenate(arrays)  # along the outputs
+    return weights
+
+
+def original_names(config: ModelConfig, system: str) -> dict[str, list[str]]:
+    """Return, by the name of each of our layers, the original names of the layers that it joins.
+
+    Ours has queries, keys and values in one matrix, for example.
+
+    Args:
+        config: Configuration of the model.
+        system: Key of `LAYERS`.
+    """
     layout = LAYERS[system]
-    # Name of our layer -> names of the original layers that it joins: ours has queries, keys and
-    # values in one matrix, for example.
-    original_names = dict[str, list[str]]()
+    all_names = dict[str, list[str]]()
     depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     for side, depth in depths.items():
         if config.norm_position == "pre":  # with a norm after the last layer
-            original_names[f"{side}_norm"] = [layout["norm"].format(side=side)]
+            all_names[f"{side}_norm"] = [layout["norm"].format(side=side)]
         for index in range(depth):
             # Hugging Face counts layers from 0 (index), Marian from 1 (number).
             prefix = layout["layer"].format(side=side, index=index, number=index + 1)
@@ -295,12 +312,8 @@ def weights_of(
                 # Only the decoder has cross-attention.
                 if side == "decoder" or not our_part.startswith("cross"):
                     names = [prefix + name for name in part_names.split()]
-                    original_names[f"{side}.{index}.{our_part}"] = names
-    for our_name, names in original_names.items():
-        for kind in ("weight", "bias"):
-            arrays = [read_array(f"{name}.{kind}") for name in names]
-            weights[f"{our_name}.{kind}"] = np.concatenate(arrays)  # along the outputs
-    return weights
+                    all_names[f"{side}.{index}.{our_part}"] = names
+    return all_names
 
 
 def load_json(path: Path, kind: Any = HuggingFaceConfig, *, optional: bool = False) -> Any:

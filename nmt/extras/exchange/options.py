@@ -25,7 +25,8 @@ class ExportOptions(Options):
 
     Args:
         to: Format: safetensors, a folder for nmt on any device; ctranslate2, a folder for faster
-            translation on CPUs; or argos, a file NAME.argosmodel for LibreTranslate.
+            translation on CPUs; argos, a file NAME.argosmodel for LibreTranslate; or transformers,
+            a folder for the Transformers library (models of the preset marian).
         quantization: Number type of the weights. safetensors has float32; ctranslate2 also has int8
             (smallest, fastest on CPUs), float16 and others. The default of argos is int8.
     """

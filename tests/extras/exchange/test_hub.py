@@ -25,6 +25,7 @@ from nmt.cli.app import app
 from nmt.commands.evaluate import evaluate
 from nmt.commands.options import EvaluateOptions
 from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.extras.exchange.export import export
 from nmt.extras.exchange.hub import (
     PullResult,
     PushResult,
@@ -33,7 +34,13 @@ from nmt.extras.exchange.hub import (
     pull,
     push,
 )
-from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions, parse_name
+from nmt.extras.exchange.options import (
+    ExportOptions,
+    ImportOptions,
+    PullOptions,
+    PushOptions,
+    parse_name,
+)
 from nmt.metrics.result import read_report
 from tests.extras.exchange.m2m_files import write_nllb
 from tests.extras.exchange.marian_files import KINDS, write
@@ -239,6 +246,33 @@ def test_damage_during_the_transfer_is_an_error(hub: Hub, model: Path, back: Pat
         CheckpointError, match=r"neither an nmt model folder nor a Marian, M2M-100 or NLLB"
     ):
         pulled(back)
+
+
+def test_a_pushed_folder_of_transformers_keeps_its_files_and_is_pulled_as_a_model_of_nmt(
+    hub: Hub, shared_data: Path, tmp_path: Path, back: Path
+) -> None:
+    theirs = write(tmp_path / "theirs", shared_data / "marian_models", KINDS["tied, swish"])
+    import_model(ImportOptions(source=theirs, output=tmp_path / "ours"))
+    folder = tmp_path / "export"
+    export(ExportOptions(model=tmp_path / "ours", output=folder, to="transformers"))
+    (folder / "notes.txt").write_text("private", encoding="utf-8")
+    assert pushed(folder, license="cc-by-4.0").address
+    assert hub.files.keys() - {".gitattributes"} == {
+        "README.md", "config.json", "generation_config.json", "manifest.json", "model.safetensors",
+        "source.spm", "target.spm", "tokenizer_config.json", "vocab.json",
+    }  # fmt: skip
+    _, front, text = hub.files["README.md"].decode().split("---\n", 2)
+    fields = yaml.safe_load(front)
+    assert (fields["library_name"], fields["pipeline_tag"]) == ("transformers", "translation")
+    assert (fields["language"], fields["license"]) == (["en", "de"], "cc-by-4.0")
+    assert f'pipeline("translation", "{NAME}")' in text
+    assert pulled(back).name == f"{NAME}@{COMMIT}"
+    weights = (place / "model.safetensors" for place in (back, tmp_path / "ours"))
+    assert len({path.read_bytes() for path in weights}) == 1
+    with (folder / "vocab.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(CheckpointError, match=r"vocab\.json"):
+        pushed(folder)
 
 
 def load_files(hub: Hub, folder: Path) -> None:
