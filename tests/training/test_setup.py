@@ -20,6 +20,7 @@ from nmt.commands.train_setup import describe_start, make_reporters
 from nmt.config.data import NoiseConfig
 from nmt.config.run import RunConfig
 from nmt.data.loader import Batch
+from nmt.metrics.result import hash_references
 from nmt.training import timing
 from nmt.training.budget import Budget, work_at_end
 from nmt.training.checkpoints import History, Progress
@@ -88,6 +89,8 @@ def test_the_start_reports_model_data_and_schedule() -> None:
     assert (event.step, event.kind) == (0, "start")
     values = dict(event.values)
     assert "constant" in values.pop("schedule")
+    text = setup.validator.sets[0].text
+    assert text is not None
     assert values == {
         "device": "cpu",
         "precision": "float32",
@@ -95,11 +98,19 @@ def test_the_start_reports_model_data_and_schedule() -> None:
         "processes": 1,
         "parameters": sum(p.numel() for p in setup.updater.model.parameters()),
         "metric": "bleu",
+        "beam_size": 1,
+        "vocabulary": setup.data.manifest.vocab_hash,
+        "validation": hash_references(text.references),
         "label_smoothing": 0.1,
         "pairs": 300,
         "dropped": {"blank": NUM_EMPTY, "length": NUM_LONG},
         "total_steps": 10,
     }
+    # Scores of another part of the set are not comparable.
+    fewer = make_config(validation={"max_sentences": 5})
+    of_fewer = describe_start(fewer, setup_of(fewer), "", Progress(total_steps=10)).values
+    assert of_fewer["vocabulary"] == values["vocabulary"]
+    assert of_fewer["validation"] != values["validation"]
 
 
 @pytest.mark.parametrize(
