@@ -432,6 +432,9 @@ class EvaluatedSet:
         paired_test = None
         if self.pairs or self.baseline:
             paired_test = self.resampling.paired_test
+            num_systems = len(self.systems)
+            if paired_test and self.baseline and num_systems > 1:
+                paired_test += f", not corrected for {num_systems} comparisons"
         all_sections = (limit_section(self), self.pairs, *sections)
         return Evaluation(
             test=self.test.name,

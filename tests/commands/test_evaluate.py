@@ -117,6 +117,9 @@ def test_systems_are_compared_with_each_other_or_with_a_baseline(files: tuple[Pa
         assert comparison["delta"] == score["value"] - base[score["metric"]]
     trials = scores_of(*with_base, "--significance", "ar", "--resamples", 50)["paired_test"]
     assert trials == "approximate randomization, 50 trials"
+    of_two = ("--hypothesis", third, "--hypothesis", reference, "--reference", reference)
+    stated = scores_of(*of_two, "--baseline", hypothesis)["paired_test"]
+    assert stated == "paired bootstrap, 1,000 resamples, not corrected for 2 comparisons"
     table = invoke(*with_base).stdout
     assert ("hypothesis.en (baseline)" in table, ", p = " in table) == (True, True)
     result = invoke(*flags, "--reference", reference)
