@@ -53,9 +53,14 @@ ANY_LANGUAGE = "mul"  # code of ISO 639 for multiple languages
 # The symbol of a placeholder: the object replacement character of Unicode. The vocabulary of
 # a model that has learned to place it contains it.
 PLACEHOLDER = "\ufffc"
-# The symbols around the target term behind a source term. The source vocabulary of a model that has
-# learned glossaries contains them.
+# The symbols around a target term in a source. The source vocabulary of a model that has learned
+# glossaries contains them.
 ANNOTATION = "\u27e6", "\u27e7"
+
+
+def annotation(term: str) -> str:
+    """Return a target term as the model reads it in place of the source term."""
+    return f"{ANNOTATION[0]} {term}{ANNOTATION[1]}"
 
 
 class Direction(NamedTuple):
@@ -431,11 +436,11 @@ class PlaceholderConfig(Section):
 
 
 class GlossaryConfig(Section):
-    """Terms that the model learns to use: it reads them behind the words of the source.
+    """Terms that the model learns to use: it reads them in place of words of the source.
 
-    In each epoch, other words of the target sentence are shown behind the source words that are
-    aligned to them, between two symbols of the vocabulary. Translating with a glossary shows its
-    terms in the same way. Both languages need spaces between words.
+    In each epoch, other words of the target sentence replace the source words that are aligned to
+    them, between two symbols of the vocabulary. Translating with a glossary shows its terms in the
+    same way. Both languages need spaces between words.
 
     Args:
         share: Share of the pairs in which terms are shown. 0 changes nothing: translating with a

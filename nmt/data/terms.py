@@ -1,9 +1,10 @@
-"""Terms of the training text: aligned words, shown to the model behind the words of the source.
+"""Terms of the training text: target words that the model reads in place of source words.
 
-A model that has seen target terms behind source terms in a share of the pairs learns to use them
-(Dinu et al. 2019, Training Neural Machine Translation to Apply Terminology Constraints). Here the
-terms are words of the target sentence itself, in the forms that occur there, so no list of terms is
-needed. Never imports torch.
+The terms are words of the target sentence in the forms that occur there, so no list of terms is
+needed. A model that has read them in a share of the pairs copies the terms of a glossary (Dinu et
+al. 2019, Training Neural Machine Translation to Apply Terminology Constraints). Of the two forms of
+that paper, this is the second: the term replaces the source word. A model learns to copy it much
+earlier than behind a source word, which it can translate without the term. Never imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from random import Random
 
 import numpy as np
 
-from nmt.config.data import ANNOTATION
+from nmt.config.data import annotation
 from nmt.data.lexicon import Cooccurrences, Lexicon, Pairs, batches, learn_lexicon, sample_step
 from nmt.data.resegment import Sides, uniform
 from nmt.data.store import ParallelStore, Rows, StoreWriter
@@ -83,7 +84,7 @@ def write_links(
 
 @dataclass(frozen=True)
 class TermAnnotator:
-    """Shows target terms in the sources of a random share of the pairs in each epoch.
+    """Writes target terms into the sources of a random share of the pairs in each epoch.
 
     The result of a pair depends only on seed, epoch and row.
     """
@@ -113,16 +114,15 @@ class TermAnnotator:
     ) -> list[int]:
         source_borders = _borders(source, self.tokenizers.source)
         target_borders = _borders(target, self.tokenizers.target)
-        opening, closing = (self.tokenizers.source.symbols[symbol] for symbol in ANNOTATION)
         annotated = list(source)
-        for last_source, first, last in sorted(_terms(links, random), reverse=True):
+        for first_source, last_source, first, last in sorted(_terms(links, random), reverse=True):
             ids = target[target_borders[first] : target_borders[last + 1]]
             text = self.tokenizers.target.decode(ids)
             has_punctuation = not (text[:1] + text[-1:]).isalnum()
             if not has_punctuation:
+                start = source_borders[first_source]
                 end = source_borders[last_source + 1]
-                term = self.tokenizers.source.encode(text)
-                annotated[end:end] = [opening, *term, closing]
+                annotated[start:end] = self.tokenizers.source.encode(annotation(text))
         return annotated
 
 
@@ -134,16 +134,16 @@ def _terms(links: Links, random: Random) -> list[list[int]]:
         random: Draws them.
 
     Returns:
-        For each term: its last source word, and its first and last target word.
+        For each term: its first and last source word, and its first and last target word.
     """
-    terms = [[-9, -9, -9]]  # no neighbour of the first word
+    terms = [[-9, -9, -9, -9]]  # no neighbour of the first word
     for source, target in links:
-        last_source, _, last_target = terms[-1]
+        _, last_source, _, last_target = terms[-1]
         is_longer = source == last_source + 1 and random.random() < _LONGER
         if target == last_target + 1 and (source == last_source or is_longer):
-            terms[-1][0] = source
-            terms[-1][2] = target
+            terms[-1][1] = source
+            terms[-1][3] = target
         elif source != last_source:
-            terms.append([source, target, target])
+            terms.append([source, source, target, target])
     number = random.randint(1, _MOST_TERMS)
     return random.sample(terms[1:], min(number, len(terms) - 1))

@@ -4,7 +4,7 @@ A term is found in its spelling and as a whole word; in languages without spaces
 text. At the beginning of a sentence its first letter may be a capital. Of several terms at a place,
 the longest is found.
 
-A model that has learned annotations (`GlossaryConfig`) reads the target term behind the source
+A model that has learned glossaries (`GlossaryConfig`) reads the target term in place of the source
 term. Any other model reads the source term like a word between tags, and the words of its
 translation between these tags are replaced, unless they are the target term.
 """
@@ -23,7 +23,7 @@ from typing import Self
 
 import regex
 
-from nmt.config.data import ANNOTATION
+from nmt.config.data import annotation
 from nmt.errors import DataError
 from nmt.files.encoding import open_text
 from nmt.files.lines import decoded_lines
@@ -140,25 +140,26 @@ class Glossary:
         Args:
             events: The text and its placeholders.
             language: Language of the sentence.
-            annotates: Whether the model reads the target terms behind the source terms.
+            annotates: Whether the model reads the target terms.
 
         Returns:
             The new events, and the forms of each term.
         """
-        marked = []
-        terms = []
-        opening, closing = ANNOTATION
+        marked = list[Event]()
+        terms = list[Forms]()
         for event in events:
             place = 0
             text = event.text
             for start, end, forms in self.find(text, language):
                 terms.append(forms)
                 term = text[start:end]
+                is_first = not marked and _is_blank(text[:start])
                 if start > place:
                     marked.append(Event("text", text[place:start], text[place:start]))
                 mark = f"\ufff9{'|'.join(forms)}\ufffa"
                 if annotates:
-                    marked.append(Event("text", term, f"{term}{opening} {forms[0]}{closing}"))
+                    form = _capitalized(forms[0]) if is_first else forms[0]
+                    marked.append(Event("text", term, annotation(form)))
                 else:
                     marked.append(Event("open", mark, name=mark))
                     marked.append(Event("text", term, term))

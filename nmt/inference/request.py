@@ -369,6 +369,26 @@ def join_alignments(segments: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
     return tuple(links), tuple(rows)
 
 
+def strong_links(links: Links, attention: Matrix) -> Links:
+    """Return the links with at least half of the highest attention to their source word.
+
+    An article is often aligned to the noun, too, but the noun attends to it more.
+
+    Args:
+        links: Aligned words.
+        attention: Attention of each target word to each source word.
+
+    >>> strong_links(((0, 0), (0, 1)), ((0.3,), (0.7,)))
+    ((0, 1),)
+    """
+    peaks = list(map(max, zip(*attention, strict=True)))
+    return tuple(
+        (source, target)
+        for source, target in links
+        if attention[target][source] >= peaks[source] / 2
+    )
+
+
 def join_results(source: str, gaps: Sequence[str], results: Sequence[Result]) -> Result:
     """Join the results of the sentences of a text.
 

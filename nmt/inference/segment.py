@@ -188,7 +188,7 @@ def segment(
         lower_capitals: Whether sentences in capitals are read in lower case, except in lines with
             constraints.
         glossary: Terms of requests without a glossary.
-        annotates: Whether the model reads the target terms behind the source terms.
+        annotates: Whether the model reads the target terms in place of the source terms.
     """
     sentences = []
     gaps: list[Sequence[str]] = []

@@ -51,6 +51,7 @@ from nmt.inference.request import (
     join_alignments,
     join_results,
     score_tokens,
+    strong_links,
 )
 from nmt.inference.segment import (
     LONGEST_LINE,
@@ -549,6 +550,8 @@ class Translator:
             plain_texts = (sentence.model_text, model_output)
             # Alternatives are similar, so they have the alignment of the best one.
             known = links if alignments else None
+            if known and sentence.terms:
+                known = strong_links(links, attention)
             for index, alternative in enumerate(alternatives):
                 text = sentence.paragraph.render([(alternative.text, known)])
                 text = insert_terms(text, sentence.tags.direction.target)
