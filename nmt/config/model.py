@@ -47,10 +47,13 @@ class ModelConfig(Section):
             each sublayer (``pre``).
         norm: Normalization: LayerNorm (``layer``), LayerNorm that divides by std + epsilon
             (``layer-std``), or RMSNorm (``rms``).
+        norm_gain: Train a gain, a factor for each feature, in each normalization.
         norm_epsilon: Epsilon of the normalization. null: 1e-5, or 1e-6 for ``rms``.
         positions: Position encoding. Sinusoids follow the paper, Hugging Face
             (``-concatenated``) or Marian (``-halves``).
         max_positions: Maximum number of learned positions; other encodings have no limit.
+        position_init: Initial vectors of ``positions: learned``: normal with variance 1 / width, or
+            zeros.
         first_position: Number of the first position, for sinusoids and learned positions.
         max_relative_distance: Maximum distance of ``positions: relative``; longer distances use the
             embedding of the maximum.
@@ -85,9 +88,11 @@ class ModelConfig(Section):
     decoder_ff_dim: _Width | None = None
     norm_position: Literal["post", "pre"] = "post"
     norm: Literal["layer", "layer-std", "rms"] = "layer"
+    norm_gain: bool = True
     norm_epsilon: float | None = Field(default=None, gt=0, lt=1)
     positions: Annotated[str, Registered("position scheme")] = "sinusoidal"
     max_positions: int = Field(default=1024, ge=2, le=1 << 24)
+    position_init: Literal["normal", "zeros"] = "normal"
     first_position: int = Field(default=0, ge=0, le=2)
     max_relative_distance: int = Field(default=16, ge=1, le=4096)
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"

@@ -313,9 +313,9 @@ def align_words(
 ) -> AlignedSegment:
     """Align the words of a segment by attention.
 
-    Each target subword is linked to the source subword with the highest attention. The weight of a
-    word pair is summed over the subwords of the source word, and averaged over the subwords of the
-    target word. A row of weights sums to at most 1, because the source EOS also gets attention.
+    The weight of a word pair is summed over the subwords of the source word, and averaged over the
+    subwords of the target word. Each target word is linked to the source word with the largest
+    weight. A row of weights sums to at most 1, because the source EOS also gets attention.
 
     Args:
         weights: Attention of each target subword to each source subword. (T, S). Rows and columns
@@ -332,7 +332,6 @@ def align_words(
     num_source_words = max(source_words, default=-1) + 1
     num_target_words = max(target_words, default=-1) + 1
     word_weights = [[0.0] * num_source_words for _ in range(num_target_words)]
-    links = set[tuple[int, int]]()
     # The last rows and the last columns: those of tags come before.
     rows = weights[len(weights) - len(target) :]
     for target_word, row in zip(target_words, rows, strict=True):
@@ -340,11 +339,11 @@ def align_words(
         num_subwords = target_words.count(target_word)
         for source_word, weight in zip(source_words, subword_weights, strict=True):
             word_weights[target_word][source_word] += weight / num_subwords
-        if source:
-            strongest = subword_weights.index(max(subword_weights))
-            links.add((source_words[strongest], target_word))
-    by_target = sorted(links, key=lambda link: link[::-1])  # by target word, then source word
-    return AlignedSegment(tuple(by_target), tuple(map(tuple, word_weights)), num_source_words)
+    links = []
+    for target_word, row in enumerate(word_weights):
+        if row:
+            links.append((row.index(max(row)), target_word))
+    return AlignedSegment(tuple(links), tuple(map(tuple, word_weights)), num_source_words)
 
 
 def join_alignments(segments: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:

@@ -51,11 +51,18 @@ def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Line
 
 def make_norm(config: ModelConfig, dim: int) -> nn.Module:
     """Make a LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) of width ``dim``."""
+    norm: nn.Module
     if config.norm == "rms":
-        return RMSNorm(dim, eps=config.norm_epsilon or 1e-6)
-    kind = StdLayerNorm if config.norm == "layer-std" else nn.LayerNorm
-    epsilon = config.norm_epsilon or 1e-5
-    return kind(dim, eps=epsilon, bias=config.has_bias("norm"))
+        norm = RMSNorm(dim, eps=config.norm_epsilon or 1e-6)
+    else:
+        kind = StdLayerNorm if config.norm == "layer-std" else nn.LayerNorm
+        epsilon = config.norm_epsilon or 1e-5
+        norm = kind(dim, eps=epsilon, bias=config.has_bias("norm"))
+    if not config.norm_gain:
+        # Not saved, and not a parameter.
+        del norm.weight
+        norm.register_buffer("weight", torch.ones(dim), persistent=False)
+    return norm
 
 
 class StdLayerNorm(nn.LayerNorm):

@@ -134,11 +134,14 @@ class SinusoidalPositions(AbsolutePositions):
 
 
 class LearnedPositions(AbsolutePositions):
-    """One trained vector for each of ``num_positions`` positions."""
+    """One trained vector for each of ``max_positions`` positions."""
 
-    def __init__(self, num_positions: int, dim: int) -> None:
+    def __init__(self, config: ModelConfig, dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(num_positions, dim) * dim**-0.5)
+        vectors = torch.randn(config.max_positions, dim) * dim**-0.5
+        if config.position_init == "zeros":
+            vectors.zero_()
+        self.weight = nn.Parameter(vectors)
 
     @override
     def table(self, num_positions: int) -> Tensor:
@@ -260,7 +263,7 @@ class Embedding(nn.Module):
 # The entries of registry.toml.
 NO_POSITIONS = PositionScheme()
 SINUSOIDAL = PositionScheme(lambda config, dim: SinusoidalPositions(dim, config.positions))
-LEARNED = PositionScheme(lambda config, dim: LearnedPositions(config.max_positions, dim))
+LEARNED = PositionScheme(LearnedPositions)
 ROTARY = PositionScheme(relative=lambda _config, _dim: RotaryPositions())
 RELATIVE = PositionScheme(
     relative=lambda config, dim: RelativeEmbeddings(config.max_relative_distance, dim)

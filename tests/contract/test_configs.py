@@ -141,6 +141,9 @@ FORMER_VALUES: dict[str, tuple[Any, ...]] = {
         {"source": 8, "target": 9},
         None, None, "sinusoidal-halves", 0.0, "adamw", "constant", 0.015, 0.0, None, 120,
     ),
+    "one-page": (
+        13, None, None, "sinusoidal", 0.0, "adamw", "constant", 0.015, 0.0, None, 120,
+    ),
     "matrix-form": (
         8000, 2048, None, "sinusoidal", 0.2, "adamw", "linear", 0.001, 0.0, None, 1000,
     ),
@@ -194,12 +197,13 @@ def test_big_en_fr_is_the_published_recipe() -> None:
     assert (config.source_language, config.target_language) == ("en", "fr")
 
 
+@pytest.mark.parametrize("name", ["hello", "one-page"])
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
 )
-def test_hello_learns_its_two_sentences_with_any_seed(seed: int, tmp_path: Path) -> None:
+def test_two_sentences_are_learned_with_any_seed(name: str, seed: int, tmp_path: Path) -> None:
     paths = [f"{key}={tmp_path / key}" for key in ("run_dir", "prepared_dir")]
-    config = load_config(ROOT / "configs" / "hello.yaml", [*paths, f"training.seed={seed}"])
+    config = load_config(ROOT / "configs" / f"{name}.yaml", [*paths, f"training.seed={seed}"])
     fit(config)
     translator = nmt.Translator.load(config.run_dir, device="cpu")
     source, target = lines_of("hello.fr"), lines_of("hello.en")

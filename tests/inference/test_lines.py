@@ -229,7 +229,7 @@ def test_a_placeholder_follows_the_translation_of_the_word_before_it(
 def test_placeholders_are_not_read_by_the_model(splitting: Translator) -> None:
     line, plain = "der Hund {x} läuft.", "der Hund läuft."
     (whole,), (expected,) = splitting.translate([line]), splitting.translate([plain])
-    assert whole.text.replace("{x} ", "").replace(" {x}", "") == expected.text
+    assert "".join(whole.text.replace("{x}", "").split()) == expected.text
     assert whole.log_prob == expected.log_prob
     (protected,) = splitting.with_options(protect=("Hund",)).translate(["der Hund läuft."])
     assert protected.text.count("Hund") >= 1

@@ -47,13 +47,27 @@ def test_every_target_word_has_a_source_word(
     row = st.lists(st.floats(0, 1, allow_nan=False), min_size=len(source), max_size=len(source))
     weights = data.draw(st.lists(row, min_size=len(target), max_size=len(target)))
     part = align_words(weights, source, target)
-    assert {t for _, t in part.links} == set(range(len(part.weights)))
-    assert {s for s, _ in part.links} <= set(range(part.source_words))
+    # Each target word has one link: to the darkest cell of its row in a picture of the weights.
+    assert [t for _, t in part.links] == list(range(len(part.weights)))
+    assert all(part.weights[t][s] == max(part.weights[t]) for s, t in part.links)
     assert join_alignments([part]) == (part.links, part.weights)
     assert all(len(row) == part.source_words for row in part.weights)
     twice, _ = join_alignments([part, part])
     assert len(twice) == 2 * len(part.links)
     assert max(t for _, t in twice) < 2 * len(part.weights)
+
+
+def test_a_word_is_aligned_by_all_its_subwords() -> None:
+    """The full stop of "keys." reads "verloren." most; the whole word reads "Schlüssel" most.
+
+    By hand: (0.4 + 0.3 + 0.1) / 2 = 0.4 for "Schlüssel", (0.1 + 0.1 + 0.3 + 0.2) / 2 = 0.35 for
+    "verloren."
+    """
+    source = ["\u2581Schl", "\u00fcssel", "\u2581verlor", "en."]
+    weights = [[0.4, 0.3, 0.1, 0.1], [0.1, 0.0, 0.3, 0.2]]
+    part = align_words(weights, source, ["\u2581keys", "."])
+    assert part.links == ((0, 0),)
+    assert list(part.weights) == [pytest.approx((0.4, 0.35))]
 
 
 def test_word_attention_sums_subword_attention() -> None:

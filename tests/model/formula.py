@@ -34,8 +34,10 @@ class Formula:
             mean = 0 if kind == "rms" else a.sum() / len(a)
             variance = ((a - mean) ** 2).sum() / len(a)
             bottom = variance**0.5 + epsilon if kind == "layer-std" else (variance + epsilon) ** 0.5
-            rows.append((a - mean) / bottom * self.weights[f"{name}.weight"])
+            rows.append((a - mean) / bottom)
         y = torch.stack(rows)
+        if self.config.norm_gain:
+            y = y * self.weights[f"{name}.weight"]
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
     def embed(self, ids: list[int], side: str, table: str) -> Tensor:

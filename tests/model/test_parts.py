@@ -220,7 +220,22 @@ def test_rotation_makes_scores_depend_on_the_distance_and_a_table_has_an_end() -
     assert not torch.allclose(score(3, 1), score(3, 2))
     torch.testing.assert_close(rotate(query, torch.tensor([0])), query)
     with pytest.raises(ValueError, match="9 positions, but the model has 8"):
-        LearnedPositions(8, 4).table(9)
+        LearnedPositions(ModelConfig(max_positions=8), 4).table(9)
+
+
+def test_a_table_of_positions_can_start_at_zeros_without_other_changes() -> None:
+    """Only the table: all other initial weights are those of random positions."""
+    models = []
+    for start in ("normal", "zeros"):
+        torch.manual_seed(1)
+        models.append(small_model(positions="learned", position_init=start))
+    normal, zeros = models
+    for (name, one), other in zip(normal.named_parameters(), zeros.parameters(), strict=True):
+        if "positions" in name:
+            assert one.std() > 0.1
+            assert not other.any()
+        else:
+            assert one.equal(other)
 
 
 def test_rotation_multiplies_complex_numbers_by_powers_of_the_position() -> None:

@@ -37,15 +37,14 @@ def feed_forward(d_model: int, d_ff: int) -> int:
 
 TEXTS = {
     # W_Embedding; W^Q, W^K, W^V, W^O and the feed-forward networks of 3 + 3 layers; W^S and b^S.
-    # The page says nothing of the norms' gains: 2 x 3 and 3 x 3 vectors.
     "Transformer Explained in One Single Page": 8000 * 256
-    + 3 * (12 * 256**2 + 2 * feed_forward(256, 1024)) + 256 * 8000 + 8000 + 15 * 256,
+    + 3 * (12 * 256**2 + 2 * feed_forward(256, 1024)) + 256 * 8000 + 8000,
     "Yet another explanation": 26_201_096,  # printed by the notebook
     # Attention without biases; norms "scale and shift".
     "The Annotated The Annotated Transformer": 37_000 * 512
     + 6 * (12 * 512**2 + 2 * feed_forward(512, 2048)) + 30 * 2 * 512,
     "The Illustrated Transformer": 63_082_496,  # the sum at the end of its arithmetic
-    "Transformer Notes": 37_000 * 512 + 6 * (12 * 512**2 + 2 * feed_forward(512, 2048)) + 30 * 512,
+    "Transformer Notes": 37_000 * 512 + 6 * (12 * 512**2 + 2 * feed_forward(512, 2048)),
 }  # fmt: skip
 
 

@@ -100,7 +100,7 @@ VOCABULARY_MAP = "vmap.txt"
 _CONVERTER = [Path(__file__), Path(__file__).with_name("layers.toml")]
 # Keys of the model section that must have their defaults. ``qk_norm``: in cross-attention,
 # CTranslate2 normalises the queries of all heads together (its ``process_cross_attention``).
-_NOT_EXPRESSED = frozenset({"qk_norm"})
+_NOT_EXPRESSED = frozenset({"norm_gain", "qk_norm"})
 # Decoding options that must have their defaults, because CTranslate2 lacks them or computes them
 # differently: its ``coverage_penalty`` uses one attention head of the last layer, ours the mean of
 # many heads.

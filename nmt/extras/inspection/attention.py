@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from nmt.commands.evaluation_set import load_test_sets
 from nmt.commands.options import EvaluateOptions
 from nmt.errors import DataError
 from nmt.extras.inspection.figure import (
+    Bars,
     Figure,
     Grid,
     Heatmap,
@@ -22,8 +24,10 @@ from nmt.extras.inspection.figure import (
     Steps,
     Table,
     TextFigure,
+    flat,
 )
 from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels
+from nmt.extras.inspection.prediction import usable_log_probs
 from nmt.extras.inspection.sublayers import (
     KINDS,
     Attention,
@@ -33,7 +37,8 @@ from nmt.extras.inspection.sublayers import (
     record,
     without_head,
 )
-from nmt.inference.request import align_words, as_pharaoh, words_of
+from nmt.inference.confidence import read_confidence
+from nmt.inference.request import Result, align_words, as_pharaoh, words_of
 from nmt.inference.stepper import source_of
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer
@@ -52,15 +57,16 @@ _MAX_HEADS = 64  # Heads in one grid.
 _MAX_WEIGHTS = 100_000  # Weights per kind of attention: keeps a page below a few megabytes.
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def attention(inspected: Inspected) -> Iterator[Figure]:
     """Attention.
 
     Each token distributes attention over the tokens that it may read. The weights are the result of
-    a softmax: in a heatmap, the numbers of a row sum to 1. A row of the decoder is labelled with
-    the token that is read and the token that is predicted next. Decoder self-attention is masked: a
-    token cannot read later tokens. The last heatmap is the mean over all heads in the upper half of
-    the decoder, from which `nmt translate` computes word alignments.
+    a softmax: in a heatmap, the numbers of a row sum to 1. All pictures of attention have the same
+    colours: 0 is pale, 1 is strong. A row of the decoder is labelled with the token that is read
+    and the token that is predicted next. Decoder self-attention is masked: a token cannot read
+    later tokens. The last heatmap is the mean over all heads in the upper half of the decoder, from
+    which the word alignment is computed.
     """
     recording = record(inspected.model, inspected.source, inspected.target)
     for kind, title in KINDS.items():
@@ -126,7 +132,7 @@ def _heatmap(inspected: Inspected, kind: Kind, title: str, values: Matrix) -> He
         down = "token that reads"
     elif kind == "decoder":
         columns = inspected.read_labels
-    return Heatmap(title, values, rows, columns, 0.0, across="token read", down=down)
+    return Heatmap(title, values, rows, columns, 0.0, 1.0, across="token read", down=down)
 
 
 def _rows(weights: Tensor, kind: Kind) -> Matrix:
@@ -140,14 +146,16 @@ def _rows(weights: Tensor, kind: Kind) -> Matrix:
     return rows
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def alignment(inspected: Inspected) -> Iterator[Figure]:
-    """Alignment.
+    """Translation.
 
-    Each target token is linked to the source token that gets the most attention when the target
-    token is predicted. The attention is the mean over all heads in the upper half of the decoder.
-    The links between words are the same as in `nmt translate`. The model was not trained to align,
-    so some links are wrong.
+    A word of the translation looks at the words of the source: the weight of a source word is the
+    attention to all its subwords, averaged over the subwords of the target word and over all heads
+    in the upper half of the decoder. A line links each target word to the source word with the
+    largest weight, the strongest cell of its row. `nmt translate` returns the same links. The model
+    was not trained to align, so some links are wrong. The probability of a word is the product of
+    the probabilities of its subwords.
     """
     # BOS and tag, which come before the source sentence.
     num_added = int(inspected.config.model.source_bos) + len(inspected.tag_ids)
@@ -158,30 +166,55 @@ def alignment(inspected: Inspected) -> Iterator[Figure]:
     source_subwords = labels(source_tokenizer, source_ids)
     target_subwords = labels(target_tokenizer, inspected.target_ids)
     aligned = align_words(weights.tolist(), source_subwords, target_subwords)
-    note = "Each pair is source-target. Words are numbered from 0."
-    pharaoh = as_pharaoh(aligned.links)
-    yield TextFigure("Pharaoh format", [pharaoh], note=note)
     source_words = _words(source_tokenizer, source_ids)
     target_words = _words(target_tokenizer, inspected.target_ids)
     # A drawing of links takes a matrix (source, target): 1 for a link, 0 for none.
     word_links = torch.zeros(aligned.source_words, len(target_words))
     for i, j in aligned.links:
         word_links[i, j] = 1
-    title = "Alignment of words"
-    yield Links(title, source_words, target_words, {"link": word_links.tolist()})
-    yield _attention_heatmap("words", aligned.weights, source_words, target_words)
-    strongest = weights.amax(1, keepdim=True)  # of each target subword: (T, 1)
-    subword_links = (weights == strongest).T.float()
-    title = "Alignment of subwords"
-    yield Links(title, source_subwords, target_subwords, {"link": subword_links.tolist()})
-    yield _attention_heatmap("subwords", weights.tolist(), source_subwords, target_subwords)
+    links = {"link": word_links.tolist()}
+    yield Links("Alignment of words", source_words, target_words, links)
+    yield _probabilities(inspected, [*target_words, "EOS"])
+    title = "Attention of words"
+    yield Heatmap(
+        title, aligned.weights, target_words, source_words, 0.0, 1.0, across="source", down="target"
+    )
+    note = "Each pair is source-target. Words are numbered from 0."
+    pharaoh = as_pharaoh(aligned.links)
+    yield TextFigure("Pharaoh format", [pharaoh], note=note)
 
 
-def _attention_heatmap(
-    unit: str, values: Matrix, source: Sequence[str], target: Sequence[str]
-) -> Heatmap:
-    title = f"Attention of {unit}"
-    return Heatmap(title, values, target, source, 0.0, across="source", down="target")
+def _probabilities(inspected: Inspected, words: Sequence[str]) -> Bars:
+    """Return the probability of each target word and of EOS, with the confidence in the note."""
+    gold = [*inspected.target_ids, EOS_ID]
+    hidden = inspected.model(inspected.source, inspected.target)
+    logits = inspected.model.logits(hidden).cpu()
+    all_log_probs = usable_log_probs(logits, torch.tensor(gold))  # (T, V)
+    log_probs = all_log_probs[range(len(gold)), gold]
+    word_indices = words_of(labels(inspected.tokenizers.target, inspected.target_ids))
+    indices = torch.tensor([*word_indices, len(words) - 1])  # EOS is the last word
+    word_log_probs = torch.zeros(len(words)).index_add(0, indices, log_probs)
+    probs = word_log_probs.exp().tolist()
+    note = ""
+    if inspected.choice.target is None:
+        note = _confidence(inspected)
+    return Bars("Probability of words", words, {"probability": probs}, 1.0, note=note)
+
+
+def _confidence(inspected: Inspected) -> str:
+    """Return the confidence of the translation as a sentence; empty if the model has none."""
+    model = read_confidence(inspected.place)
+    if model is None:
+        return ""
+    best = inspected.translation
+    text = inspected.tokenizers.target.decode(best.ids)
+    num_tokens = len(best.ids) + 1
+    source = inspected.choice.source or ""
+    unrated = Result(source, text, 0.0, log_prob=best.log_prob, num_tokens=num_tokens)
+    result = model.rate(unrated)
+    if result.confidence is None:
+        return f"No confidence: the {result.unrated} is unlike that of the validation set."
+    return f"Confidence: {result.confidence:.1f}, the expected chrF (0 to 100)."
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -206,6 +239,13 @@ def heads(inspected: Inspected) -> Iterator[Figure]:
     all_shares = look_shares(inspected.model, pairs)
     all_losses = head_losses(inspected.model, pairs)
     note = f"Loss in nats per target token. Sentence pairs of the set {set_name}: {len(pairs):,}."
+    # One scale: the largest gain or loss of all heads.
+    largest = max(map(abs, flat(list(chain.from_iterable(all_losses.values())))))
+    for kind, title in KINDS.items():
+        names = layer_names(len(all_losses[kind]))
+        head_names = [f"head {number}" for number in inspected.heads]
+        title = f"{title}: loss without a head"
+        yield Heatmap(title, all_losses[kind], names, head_names, -largest, largest, note=note)
     columns = ["head", *_SHARE_NAMES, "main role", "loss without head"]
     for kind, title in KINDS.items():
         rows: Rows = []

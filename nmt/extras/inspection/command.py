@@ -6,6 +6,7 @@ import json
 import logging
 import webbrowser
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from inspect import cleandoc
 from itertools import chain
 from pathlib import Path
@@ -115,7 +116,8 @@ def make_part(name: str, inspected: Inspected) -> Part:
     _check_needs(name, inspected)
     inspected.check()
     view = load_attribute(f"{__package__}.{VIEWS[name].module}:{name}")
-    return _part(name, view.__doc__, view(inspected))
+    part = _part(name, view.__doc__, view(inspected))
+    return replace(part, is_detail=VIEWS[name].is_detail)
 
 
 def _check_needs(name: str, inspected: Inspected) -> None:

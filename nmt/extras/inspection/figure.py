@@ -38,7 +38,7 @@ _SUPERSCRIPTS = str.maketrans(
     "-0123456789", "\u207b\u2070\xb9\xb2\xb3\u2074\u2075\u2076\u2077\u2078\u2079"
 )
 _MAX_ARCS = 300  # Arcs of one drawing.
-_FAINT = 0.1  # Arcs below this share of the strongest arc are left out.
+_FAINT = 0.05  # Arcs below this weight are left out.
 
 
 def flat(values: Matrix) -> list[float]:
@@ -82,6 +82,9 @@ class Heatmap(Figure):
     high: float | None = None
     across: str = ""  # Meaning of the columns, such as ``token read``.
     down: str = ""  # Meaning of the rows.
+    # The palest and the strongest value are the same, such as the angles 0 and 2 pi: the colours
+    # are a cycle of hues.
+    cyclic: bool = False
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -112,14 +115,54 @@ class Links(Figure):
     weights: Mapping[str, Matrix]
 
     @property
-    def bounds(self) -> tuple[float, float]:
-        """The smallest weight that is drawn, and the largest weight."""
+    def least(self) -> float:
+        """The smallest weight that is drawn."""
         weights = list[float]()
         for matrix in self.weights.values():
-            weights += filter(None, flat(matrix))  # a weight of 0 is never drawn
-        drawn = sorted(weights, reverse=True)[:_MAX_ARCS] or [1.0]
-        high = drawn[0]
-        return max(_FAINT * high, drawn[-1]), high
+            weights += flat(matrix)
+        drawn = sorted(weights, reverse=True)[:_MAX_ARCS]
+        return max(_FAINT, drawn[-1])
+
+
+@dataclass(frozen=True)
+class Bars(Figure):
+    """Horizontal bars, one for each label and series. All values are at least 0."""
+
+    labels: Sequence[str]
+    # Name of a series -> a value for each label. Each series has its own colour.
+    values: Mapping[str, Sequence[float]]
+    high: float  # Value of the longest possible bar.
+
+
+@dataclass(frozen=True)
+class Block:
+    """A matrix of a product. Of a large matrix, ``values`` is the upper left corner."""
+
+    label: str  # Such as ``W^Q``.
+    values: Matrix
+    shape: Sequence[int]  # Rows and columns of the whole matrix.
+    sign: str = ""  # Before the matrix, such as a multiplication sign.
+    rows: Sequence[str] = ()  # Labels of the rows.
+
+
+@dataclass(frozen=True)
+class Product(Figure):
+    """Matrices side by side with their numbers, such as X W = Q."""
+
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Words(Figure):
+    """The vectors of all words on their way through the sublayers of a stack.
+
+    Words meet in the boxes of attention. Of the other boxes, each word has its own.
+    """
+
+    words: Sequence[str]
+    # Label of a sublayer -> the first numbers of the vector of each word above it. From bottom to
+    # top; the first is ``embedding``.
+    stages: Mapping[str, Matrix]
 
 
 @dataclass(frozen=True)
@@ -183,7 +226,7 @@ class Diagram(Figure):
 
 @dataclass(frozen=True)
 class Grid(Figure):
-    """Small heatmaps in rows and columns, such as layers x heads."""
+    """Small heatmaps from 0 to 1 in rows and columns, such as layers x heads."""
 
     rows: Sequence[str]
     columns: Sequence[str]
@@ -214,6 +257,7 @@ class Part:
     title: str
     explanation: str  # A few sentences about what the figures show, in the words of the papers.
     figures: Sequence[Figure]
+    is_detail: bool = False  # Whether the page folds it: how a model is built and computes.
 
 
 def kind_of(value: Figure | Step) -> str:
@@ -292,6 +336,15 @@ def figure_lines(figure: Figure) -> list[str]:
             labelled = zip(figure.rows, figure.values, strict=True)
             rows = [[label, *values] for label, values in labelled]
             return _table(["", *figure.columns], rows)
+        case Bars():
+            rows = [list(row) for row in zip(figure.labels, *figure.values.values(), strict=True)]
+            return _table(["", *figure.values], rows)
+        case Product():
+            lines = []
+            for block in figure.blocks:
+                lines.append(f"{block.sign} {visible(block.label)} {block.shape}")
+                lines += map(vector_text, block.values)
+            return lines
         case Tree():
             lines = []
             for path in sorted(figure.paths):  # depth first

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -421,7 +422,8 @@ def positions(inspected: Inspected) -> Iterator[Figure]:
             cos, sin = rotated.chunk(2, dim=1)
             angles = torch.atan2(sin, cos) % math.tau
             note = "Angle in radians by which each pair of features of a query or key is rotated."
-            yield encoding_heatmap(angles, "Rotation angles", note=note)
+            heatmap = encoding_heatmap(angles, "Rotation angles", note=note)
+            yield replace(heatmap, low=0, high=math.tau, cyclic=True)
             yield _similarity(rotated, "One vector, rotated")
     if name in LAYOUTS:
         yield from sinusoid_figures(name, config.model_dim)

@@ -219,13 +219,17 @@ class Inspected:
         """
         text = self.choice.target
         if text is None and self.is_folder:
-            engine = TorchEngine(self.model)
-            output = self.translate(lambda ids, options: engine.search([ids], options)[0])
-            (best, *_) = output.hypotheses
-            return list(best.ids)
+            return list(self.translation.ids)
         if text is None:
             text = self.choice.source or ""
         return self._encode(text, self.tokenizers.target, "target")
+
+    @cached_property
+    def translation(self) -> Hypothesis:
+        """The translation by the model."""
+        engine = TorchEngine(self.model)
+        output = self.translate(lambda ids, options: engine.search([ids], options)[0])
+        return output.hypotheses[0]
 
     def translate(self, search: Search) -> Output:
         """Translate with ``search`` and, if the output is suspicious, search again.
@@ -267,12 +271,15 @@ class Inspected:
         predicted = labels(self.tokenizers.target, ids)
         return step_labels(self.read_labels, predicted)
 
-    @cached_property
+    @property
     def source(self) -> Packed:
-        """``source_ids`` as the model's input: one sentence."""
+        """``source_ids`` as the model's input: one sentence.
+
+        Not cached: masks made in inference mode would be part of it, and `flow` needs gradients.
+        """
         return Packed.from_rows([self.source_ids], self._device)
 
-    @cached_property
+    @property
     def target(self) -> Packed:
         """BOS and ``target_ids`` as the decoder's input: one sentence."""
         return Packed.from_rows([[BOS_ID, *self.target_ids]], self._device)

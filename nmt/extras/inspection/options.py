@@ -32,6 +32,7 @@ class View:
     needs: Need
     summary: str  # One line for ``--help`` and for the end of the page.
     options: list[str]  # Fields of the options that have an effect.
+    is_detail: bool = False  # Whether the page folds it: how a model is built and computes.
 
 
 VIEWS = {name: View(**row) for name, row in read_toml(__file__, "views.toml").items()}

@@ -21,6 +21,7 @@ from unicodedata import east_asian_width
 from markupsafe import Markup, escape
 
 from nmt.extras.inspection.figure import (
+    Bars,
     Figure,
     Links,
     Matrix,
@@ -47,6 +48,7 @@ _WIDTHS = dict.fromkeys(" !'(),.:;I[]fijlrt|", 5.5) | dict.fromkeys(
 )
 _WIDTHS |= dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 10.0)
 _LEVELS = 24  # Shades of one hue.
+_HUES = 12  # Colours of a cycle.
 # In our own words only, which are never text of a user: code spans and superscripts.
 _CODE = re.compile(r"`([^`]+)`")
 _POWER = re.compile(r"(?<=[WK\d])\^(?:\(([^)]+)\)|([OQKVT])\b)")
@@ -113,6 +115,8 @@ def _below(titled: Iterable[tuple[str, Figure]]) -> Any:
         legend = list[str]()  # labels with a colour each
         if isinstance(figure, Links) and len(figure.weights) > 1:
             legend += figure.weights
+        elif isinstance(figure, Bars) and len(figure.values) > 1:
+            legend += figure.values
         drawing = draw(figure)
         drawings.append((title, legend, drawing))
     return module("below.svg.j2", drawings=drawings, longest=longest)
@@ -184,12 +188,15 @@ def _json(texts: Iterable[str]) -> str:
     return json.dumps(visible_texts, ensure_ascii=False)
 
 
-def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
+def shades(
+    values: Matrix, bounds: Point, *, cyclic: bool = False
+) -> Iterator[tuple[str, float, str]]:
     """Yield the CSS class, opacity and SVG path of the cells of each shade.
 
     Args:
         values: The matrix.
         bounds: Values of the palest and the strongest colour, as in `Heatmap.bounds`.
+        cyclic: Use a cycle of hues, in which the two bounds have the same colour.
     """
     low, high = bounds
     palest = max(low, 0.0)  # with two hues, ``low`` is negative, and 0 is the palest
@@ -213,6 +220,8 @@ def shades(values: Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
     for level, path in paths.items():
         if level is None:
             yield "none", 0, path
+        elif cyclic:
+            yield f"hue{round(level * _HUES) % _HUES}", 1, path
         elif level:  # cells of level 0 are not drawn
             hue = "heat"
             if level < 0:
@@ -237,22 +246,34 @@ def _places(tree: Tree) -> list[tuple[float, float, float]]:
     return list(zip(lefts, tops, widths, strict=True))
 
 
-def layout(tree: Tree) -> tuple[list[int], list[float]]:
-    """Return the column and the row of each node, from 0. A parent is centred on its children.
+def layout(tree: Tree) -> tuple[list[int], list[int]]:
+    """Return the column and the row of each node, from 0.
 
-    Each leaf has a row of its own; the row of a parent can be between two rows.
+    The best hypothesis is a straight line in row 0. The other branches are below: each is a
+    straight line in the first row below its parent that is free.
     """
-    children: list[list[int]] = [[] for _ in tree.nodes]
-    for index, node in enumerate(tree.nodes):
-        if node.parent is not None:
-            children[node.parent].append(index)
-    # Depth first, so that the leaves below a node are neighbours.
-    leaves = [path[-1] for path in sorted(tree.paths) if not children[path[-1]]]
-    rows = [0.0] * len(tree.nodes)
-    for index in reversed(range(len(rows))):  # children come after their parent
-        child_rows = [rows[child] for child in children[index]]
-        if child_rows:
-            rows[index] = sum(child_rows) / len(child_rows)
-        else:
-            rows[index] = float(leaves.index(index))
-    return [len(path) - 1 for path in tree.paths], rows
+    nodes = tree.nodes
+    columns = [len(path) - 1 for path in tree.paths]
+    ends = list(columns)  # last column of the line that a node is on
+    # A node with children -> the child on the same line: the best one, or that with the longest
+    # line. Each child is its rank, with the index at the end.
+    next_on_line = dict[int, tuple[bool, int, int]]()
+    for index in reversed(range(len(nodes))):  # children come after their parent
+        parent = nodes[index].parent
+        if parent is not None:
+            rank = (nodes[index].kind == "best", ends[index], -index)
+            next_on_line[parent] = max(rank, next_on_line.get(parent, rank))
+            _, ends[parent], _ = next_on_line[parent]
+    rows = [0] * len(nodes)
+    last_columns = defaultdict[int, int](lambda: -1)  # row -> last column that a line takes
+    for index, node in enumerate(nodes):
+        parent = node.parent
+        if parent is not None:
+            rows[index] = rows[parent]
+            *_, same_line = next_on_line[parent]
+            if index == -same_line:
+                continue
+        while last_columns[rows[index]] >= columns[index]:
+            rows[index] += 1
+        last_columns[rows[index]] = ends[index]
+    return columns, rows

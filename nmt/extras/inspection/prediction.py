@@ -22,9 +22,9 @@ from typing_extensions import override
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection.figure import (
+    Bars,
     Cell,
     Figure,
-    Heatmap,
     Node,
     NodeKind,
     Rows,
@@ -214,10 +214,10 @@ def trace(inspected: Inspected) -> Iterator[Figure]:
         yield TextFigure("Second search", [reason, outcome])
     for index, (options, moments, best) in enumerate(searches):
         prefix = prefixes[index]
-        steps = [_step(moment, tokenizer) for moment in moments]
-        yield Steps(f"{prefix}Decoding step by step", steps)
         nodes = _nodes(moments, best, tokenizer)
         yield Tree(f"{prefix}Beam tree", nodes)
+        steps = [_step(moment, tokenizer) for moment in moments]
+        yield Steps(f"{prefix}Decoding step by step", steps)
         penalty = length_penalty(options)
         rows: Rows = []
         for hypothesis, coverage in _finished(moments):
@@ -287,7 +287,10 @@ def _step(moment: Moment, tokenizer: Tokenizer) -> Step:
     read = labels(tokenizer, distinct_ids)
     title = f"step {len(moment.ids[0]) + 1}: read {', '.join(map(isolated, read))}"
     table = Table("", columns, rows, note=note)
-    return Step(title, [table])
+    (next_ids, probs), *_ = moment.likely
+    softmax = {"probability": probs}
+    bars = Bars("Softmax of the first hypothesis", labels(tokenizer, next_ids), softmax, 1.0)
+    return Step(title, [bars, table])
 
 
 def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[Node]:
@@ -362,7 +365,7 @@ def recompute_words(model: Transformer, source: Packed, max_length: int) -> Iter
         yield words
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def distributions(inspected: Inspected) -> Iterator[Figure]:
     """Target and predicted distributions.
 
@@ -413,7 +416,7 @@ def distributions(inspected: Inspected) -> Iterator[Figure]:
     yield TextFigure("Label smoothing", lines)
 
 
-def _likely(inspected: Inspected, gold: int, probs: Mapping[str, Tensor]) -> Heatmap:
+def _likely(inspected: Inspected, gold: int, probs: Mapping[str, Tensor]) -> Bars:
     """Return the probabilities of the reference token and of the most probable tokens.
 
     Args:
@@ -431,19 +434,15 @@ def _likely(inspected: Inspected, gold: int, probs: Mapping[str, Tensor]) -> Hea
     tokens = list(dict.fromkeys(tokens))
     if vocab_size <= _SMALL_VOCABULARY:
         tokens = list(range(vocab_size))
-    values = []
-    for token in tokens:
-        row = [other_prob]
-        if token == gold:
-            row = [reference_prob]
-        row += [float(model_probs[token]) for model_probs in probs.values()]
-        values.append(row)
+    target = [other_prob] * len(tokens)
+    target[tokens.index(gold)] = reference_prob
+    values = {"target": target}
+    for name, model_probs in probs.items():
+        values[name] = model_probs[tokens].tolist()
     note = ""
     if len(tokens) < vocab_size:
         note = f"Shown: {len(tokens)} of {vocab_size:,} tokens."
-    title = "Probability"
-    columns = ["target", *probs]
-    return Heatmap(title, values, labels(tokenizer, tokens), columns, 0.0, 1.0, note=note)
+    return Bars("Probability", labels(tokenizer, tokens), values, 1.0, note=note)
 
 
 def usable_log_probs(logits: Tensor, gold: Tensor) -> Tensor:

@@ -328,8 +328,11 @@ def _norm(config: ModelConfig) -> Box:
         default_epsilon = 1e-6
     epsilon = number_text(config.norm_epsilon or default_epsilon, "z.0e")
     formula = _NORMS[config.norm].format(epsilon)
-    bias = _bias(config.has_bias("norm") and not is_rms)  # RMSNorm never has a bias
-    return _box("norm", [formula, *bias], "norm")
+    details = [formula]
+    if not config.norm_gain:
+        details.append("no gain")
+    details += _bias(config.has_bias("norm") and not is_rms)  # RMSNorm never has a bias
+    return _box("norm", details, "norm")
 
 
 def _bias(has_bias: bool) -> list[str]:

@@ -9,6 +9,7 @@ Shapes: T tokens with queries, S tokens with keys, H heads, E head width, D mode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,13 +23,17 @@ from nmt.extras.inspection.figure import (
     DOT,
     ROOT,
     TIMES,
+    Bars,
+    Block,
     Figure,
     Heatmap,
+    Product,
     Rows,
     Step,
     Steps,
     Table,
     TextFigure,
+    Words,
     isolated,
     number_text,
     vector_text,
@@ -54,6 +59,7 @@ _RESIDUALS = {
     "cross_attention": "cross_residual",
     "feed_forward": "feed_forward_residual",
 }
+_CORNER = 4  # Rows and columns of a large matrix that are drawn.
 _MATRIX_COLUMNS = ("matrix", "formula", "shape", "of this sentence", "packed")
 _FLOW_COLUMNS = ("sublayer", "stream before", "added", "stream after", "added / before",
                  "gradient of stream", "gradient of weights")  # fmt: skip
@@ -246,15 +252,16 @@ def without_head(attention: Attention, head: int) -> Iterator[None]:
         yield
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def score(inspected: Inspected) -> Iterator[Figure]:
     """The arithmetic of attention.
 
     The score of a query q and a key k is their dot product, divided by the square root of the head
     width. Softmax turns the scores of a query into weights that sum to 1. The output of a head is
     the sum of the values v, multiplied by these weights. The outputs of all heads are concatenated,
-    multiplied by the matrix W^O, and added to the residual stream. For long vectors, only the first
-    numbers are shown.
+    multiplied by the matrix W^O, and added to the residual stream. Some models normalise or rotate
+    queries and keys after the product with W^Q and W^K. For long vectors, only the first numbers
+    are shown; of large matrices, the upper left corner.
     """
     recording = record(inspected.model, inspected.source, inspected.target)
     sublayers = recording.attention("encoder")
@@ -265,8 +272,10 @@ def score(inspected: Inspected) -> Iterator[Figure]:
     sublayer = sublayers[layer - 1]
     all_heads = sublayer.heads()
     labels = inspected.source_labels
+    yield from _projections(sublayer, labels)
     for head in inspected.choice.head or (1,):
         one_head = Heads(*(tensor[head - 1] for tensor in all_heads))  # without the dimension H
+        yield from _products_of_head(one_head, f"Head {head}", labels)
         steps = []
         for position, label in enumerate(labels):
             figures = _query_figures(labels, position, one_head)
@@ -281,6 +290,56 @@ def score(inspected: Inspected) -> Iterator[Figure]:
     title = f"{name}: all heads, W^O, addition and norm"
     yield Steps(title, steps)
     yield matrices(sublayer, "The same with matrices")
+
+
+def _block(label: str, matrix: Tensor, sign: str = "", rows: Sequence[str] = ()) -> Block:
+    """Return the corner of a matrix, with labels of its rows."""
+    corner = matrix[:_CORNER, :_CORNER].tolist()
+    return Block(label, corner, tuple(matrix.shape), sign, rows[:_CORNER])
+
+
+def _projections(sublayer: Sublayer, labels: Sequence[str]) -> Iterator[Product]:
+    """Yield X W^Q = Q, and the same for keys and values. The columns are those of all heads."""
+    module = sublayer.module
+    assert isinstance(module, SelfAttention)
+    sizes = [size * module.head_dim for size in module.sizes]
+    linear = module.query_key_value
+    results = linear(sublayer.inputs).split(sizes, 1)
+    weights = linear.weight.split(sizes)
+    for i, letter in enumerate("QKV"):
+        blocks = [
+            _block("X", sublayer.inputs, rows=labels),
+            _block(f"W^{letter}", weights[i].T, TIMES),
+        ]
+        if "bias" in linear.state_dict():
+            bias = linear.bias.split(sizes)[i]
+            blocks.append(_block("b", bias.unsqueeze(0), "+"))
+        blocks.append(_block(letter, results[i], "="))
+        yield Product(f"{letter} of all heads", blocks)
+
+
+def _products_of_head(head: Heads, name: str, labels: Sequence[str]) -> Iterator[Product]:
+    """Yield the weights of a head as a product, and the weighted sum of the values.
+
+    With relative positions, which add vectors to keys and values, nothing is yielded.
+
+    Args:
+        head: Results of one head, without the dimension H.
+        name: Name of the head.
+        labels: Label of each token.
+    """
+    if not torch.allclose(head.weights @ head.value, head.mixed, atol=1e-4):
+        return
+    queries = _block("Q", head.query, rows=labels)
+    keys = _block("K^T", head.key.T, TIMES)
+    products = _block("Q K^T", head.products, "=")
+    softmax = f"/ {ROOT}{head.query.shape[1]}, softmax ="
+    weights = _block("weights", head.weights, softmax)
+    yield Product(f"{name}: weights", [queries, keys, products, weights])
+    values = _block("V", head.value, TIMES)
+    mixed = _block("Z", head.mixed, "=")
+    weights = _block("weights", head.weights, rows=labels)
+    yield Product(f"{name}: weighted sum of the values", [weights, values, mixed])
 
 
 def _query_figures(labels: Sequence[str], position: int, head: Heads) -> list[Figure]:
@@ -440,7 +499,11 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
     for sublayer in recording.sublayers:
         tensors += [sublayer.stream_above, *sublayer.module.parameters()]
     gradients = iter(torch.autograd.grad(loss, tensors))
+    words = {"encoder": inspected.source_labels, "decoder": inspected.read_labels}
+    for side in get_args(Side):
+        yield _words(recording, side, words[side])
     rows: dict[Side, Rows] = {"encoder": [], "decoder": []}
+    sizes = dict[str, float]()
     for sublayer in recording.sublayers:
         norm_below = _mean_norm(sublayer.stream_below)
         norm_added = _mean_norm(sublayer.output)
@@ -457,10 +520,15 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
         ratio = norm_added / norm_below
         numbers = [norm_below, norm_added, norm_above, ratio, stream_gradient, squares**0.5]
         rows[sublayer.side].append([name, *numbers])
+        sizes[f"{sublayer.side} {name}"] = norm_above
+    norms = {"L2 norm": list(sizes.values())}
+    yield Bars("Size of the stream", list(sizes), norms, max(sizes.values()))
     for side, side_rows in rows.items():
         note = "Rows are in order from the lowest to the highest sublayer."
         title = f"{side.capitalize()}: norms"
         yield Table(title, _FLOW_COLUMNS, side_rows, note=note)
+    # One scale for all kinds of attention.
+    longest = max(len(inspected.source_ids), len(gold))
     for kind, title in KINDS.items():
         weights = recording.weights(kind).detach()  # (layers, H, T, S)
         layer_labels = layer_names(len(weights))
@@ -469,13 +537,25 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
         note = "Mean over tokens, in nats."
         entropies = entropy(weights).tolist()
         name = f"{title}: entropy"
-        yield Heatmap(name, entropies, layer_labels, head_labels, 0.0, note=note)
+        yield Heatmap(name, entropies, layer_labels, head_labels, 0.0, math.log(longest), note=note)
         note = "Mean distance to the tokens that are read, in tokens."
         if kind == "cross":
             note += " Target positions are scaled to the length of the source."
         distances = distance(weights).tolist()
         name = f"{title}: distance"
-        yield Heatmap(name, distances, layer_labels, head_labels, 0.0, note=note)
+        yield Heatmap(name, distances, layer_labels, head_labels, 0.0, longest, note=note)
+
+
+def _words(recording: Recording, side: Side, words: Sequence[str]) -> Words:
+    """Return the way of the words through a stack: their vectors after each sublayer."""
+    sublayers = [sublayer for sublayer in recording.sublayers if sublayer.side == side]
+    vectors = {"embedding": sublayers[0].stream_below}
+    for sublayer in sublayers:
+        label = f"{sublayer.layer}: {sublayer.name.replace('_', '-')}"
+        vectors[label] = sublayer.stream_above
+    stages = {label: stream[:, :_CORNER].tolist() for label, stream in vectors.items()}
+    note = f"The boxes have the first {_CORNER} numbers of each vector."
+    return Words(f"Words through the {side}", words, stages, note=note)
 
 
 def _mean_norm(vectors: Tensor) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from nmt.config.model import ModelConfig
-from nmt.extras.inspection.figure import DOT, ROOT, TIMES, Figure, Table
+from nmt.extras.inspection.figure import DOT, ROOT, TIMES, Figure, Heatmap, Table
 from nmt.extras.inspection.inputs import LAYOUTS, NUM_POSITIONS, encoding_heatmap, sinusoid_figures
 from nmt.extras.inspection.structure import parameter_table
 from nmt.model.attention import mean_weights
@@ -18,6 +18,7 @@ from nmt.model.transformer import build_model
 _VOCAB_SIZE = 37_000
 _WIDTH = 512
 _HEAD_DIM = 64
+_NOTES_WIDTH = 256  # In lecture notes.
 _NUM_SAMPLES = 20_000  # Random pairs of q and k.
 
 
@@ -64,6 +65,11 @@ def worked_examples() -> Iterator[Figure]:
         table = sinusoids(NUM_POSITIONS, _WIDTH, layout)
         title = f"{NUM_POSITIONS} positions of width {_WIDTH}, sines and cosines {order}"
         yield encoding_heatmap(table, title)
+    # As in some lecture notes: a row for each dimension, and a column for each position.
+    table = sinusoids(NUM_POSITIONS, _NOTES_WIDTH, "sinusoidal")
+    title = f"{_NOTES_WIDTH} dimensions as rows, {NUM_POSITIONS} positions as columns"
+    dimensions = list(map(str, range(_NOTES_WIDTH)))
+    yield Heatmap(title, table.T.tolist(), dimensions, dimensions[:NUM_POSITIONS])
 
     with torch.device("meta"):
         model = build_model(ModelConfig(), _VOCAB_SIZE, _VOCAB_SIZE)

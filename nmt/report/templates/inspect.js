@@ -182,9 +182,17 @@ for (const steps of all("div.steps")) {
   steps.classList.add("live");
   show(0);
 }
+// A link into the folded part opens it.
+const reveal = (hash) => {
+  const part = hash ? document.getElementById(hash.slice(1)) : null;
+  const fold = part ? part.closest("details") : null;
+  if (fold) fold.open = true;
+};
+reveal(location.hash);
 all(".hint").forEach((hint) => { hint.hidden = false; });
 // The contents mark the section on the screen.
 const links = all("nav a");
+for (const link of links) link.addEventListener("click", () => reveal(link.hash));
 const seen = new IntersectionObserver((entries) => {
   const top = entries.filter((entry) => entry.isIntersecting)[0];
   if (top) for (const link of links) {

@@ -17,15 +17,19 @@ from torch import Tensor
 
 from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import (
+    TIMES,
+    Bars,
     Grid,
     Heatmap,
     Links,
     Node,
+    Product,
     Step,
     Steps,
     Table,
     TextFigure,
     Tree,
+    Words,
 )
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import InspectOptions
@@ -121,13 +125,55 @@ def test_weights_of_attention_are_those_of_the_formulas(case: Case) -> None:
             close(mean.values, weights.mean(0))
     (upper_half,) = figures_of(part, Heatmap)
     close(upper_half.values, case.plain.mean_cross())
-    # The alignment has neither EOS nor BOS; each subword is linked to its strongest weight.
-    first = case.source.count(BOS_ID)
-    weights = case.plain.mean_cross()[:-1, first:-1]
-    part = case.figures("alignment", target=TARGET)
-    close(figures_of(part, Heatmap)[1].values, weights)
-    links = F.one_hot(weights.argmax(1), weights.shape[1])
-    close(figures_of(part, Links)[1].weights["link"], links.T)
+
+
+def test_the_blocks_of_a_product_have_the_product_that_they_show(case: Case) -> None:
+    """Of X W + b = Q the corner: four words, and the first four columns of the first head."""
+    part = case.figures("score", target=TARGET, layer=1, head=(1,))
+    products = {figure.title: figure.blocks for figure in figures_of(part, Product)}
+    stream = case.plain.streams["encoder.0.self"]
+    head = case.plain.of_heads["encoder.0.self_attention"][0]
+    width = stream.before.shape[1]
+    for letter in "QKV":
+        x, weight, bias, result = products[f"{letter} of all heads"]
+        assert x.shape == (len(case.source), width)
+        assert (weight.label, weight.sign, bias.sign, result.sign) == (
+            f"W^{letter}",
+            TIMES,
+            "+",
+            "=",
+        )
+        assert weight.shape == (width, result.shape[1])
+        assert len(result.values) == min(4, len(case.source))
+        if case.plain.config.positions != "rotary" or letter == "V":
+            expected = head.value if letter == "V" else head.query if letter == "Q" else head.key
+            close(result.values, expected[:4, :4])
+    query, key, product, weights = products["Head 1: weights"]
+    close(query.values, head.query[:4, :4])
+    close(key.values, head.key.T[:4, :4])
+    close(product.values, head.products[:4, :4])
+    close(weights.values, head.weights[:4, :4])
+    *_, mixed = products["Head 1: weighted sum of the values"]
+    close(mixed.values, head.mixed[:4, :4])
+
+
+def test_the_words_and_the_size_of_the_stream_are_those_of_the_formulas(case: Case) -> None:
+    part = case.figures("flow", target=TARGET)
+    drawn = figures_of(part, Words)
+    (bars,) = figures_of(part, Bars)
+    sizes = list(bars.values["L2 norm"])
+    assert bars.high == max(sizes)
+    for side, words in zip(("encoder", "decoder"), drawn, strict=True):
+        streams = [s for name, s in case.plain.streams.items() if name.startswith(side)]
+        embedding, *stages = words.stages.values()
+        close(embedding, streams[0].before[:, :4])
+        for vectors, stream in zip(stages, streams, strict=True):
+            close(vectors, stream.after[:, :4])
+        assert len(words.words) == len(embedding)
+        expected = [stream.after.norm(dim=1).mean() for stream in streams]
+        close(sizes[: len(streams)], torch.stack(expected))
+        del sizes[: len(streams)]
+    assert not sizes
 
 
 def test_the_arithmetic_of_a_head_is_that_of_the_formulas(case: Case) -> None:
@@ -335,15 +381,15 @@ def test_losses_of_each_checkpoint_are_those_of_the_formulas(case: Case) -> None
     (steps,) = figures_of(part, Steps)
     for place, step in enumerate(steps.steps):
         (bars,) = step.figures
-        assert isinstance(bars, Heatmap)
-        drawn = [ids[label] for label in bars.rows]
+        assert isinstance(bars, Bars)
+        drawn = [ids[label] for label in bars.labels]
         likely = {
             gold[place],
             *(x for shares in chosen for x in shares[place].topk(6).indices.tolist()),
         }
         assert set(drawn) == likely
-        columns = [wanted[place], *(shares[place] for shares in chosen)]
-        close(bars.values, torch.stack(columns, dim=1)[drawn])
+        series = [wanted[place], *(shares[place] for shares in chosen)]
+        close(list(bars.values.values()), torch.stack(series)[:, drawn])
     (text,) = figures_of(part, TextFigure)
     figures = [numbers(line)[-1] for line in text.lines]
     expected = [0.9 + 0.1 / size, 0.1 / size, entropy[0].item()]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import Part, part_text
@@ -30,6 +34,12 @@ FIGURES: list[fig.Figure] = [
     fig.Table(ATTACK, [ATTACK, "n"], [[ATTACK, 1050624], [None, 0.5]], total=True, note=ATTACK),
     HEATMAP,
     fig.Links(ATTACK, [ATTACK, "b"], [ATTACK], {ATTACK: [[0.9], [0.1]], "2": [[0.5], [0.0]]}),
+    fig.Bars(ATTACK, [ATTACK, "b"], {ATTACK: [0.5, 1.0], "2": [0.0, 0.25]}, 1.0, note=ATTACK),
+    fig.Product(
+        ATTACK,
+        [fig.Block(ATTACK, [[1.0]], (2, 2), "=", [ATTACK]), fig.Block("W^Q", [[2.0]], (1, 1))],
+    ),
+    fig.Words(ATTACK, [ATTACK], {"embedding": [[1.0, -1.0]], ATTACK: [[0.0, 0.5]]}, note=ATTACK),
     fig.Tree(ATTACK, [fig.Node(ATTACK, ATTACK, None, "best"), fig.Node("b", "", 0, "dropped")]),
     DIAGRAM,
     fig.Grid(ATTACK, [ATTACK], [ATTACK], [[VALUES]]),
@@ -115,10 +125,38 @@ def test_neighbouring_cells_of_one_shade_are_one_shape() -> None:
     assert "M0,0h300v1h-300zM0,1h300v1h-300z" in drawn
 
 
-def test_parents_of_a_tree_are_centred_on_their_children() -> None:
-    parents = {"a": None, "b": 0, "c": 0, "d": 1}
-    nodes = [fig.Node(name, "", parent) for name, parent in parents.items()]
-    assert layout(fig.Tree("", nodes)) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
+def test_the_best_hypothesis_of_a_tree_is_a_straight_line_and_the_others_are_below() -> None:
+    """BOS -> a (best) and b; a -> c (best) and d; b -> e -> f; d ends, so g, after c, fits behind.
+
+    The branch of b takes row 1 up to column 3, so d takes row 2, and so does g after d has ended.
+    """
+    nodes = [
+        fig.Node("BOS", "", None, "best"), fig.Node("b", "", 0), fig.Node("a", "", 0, "best"),
+        fig.Node("d", "", 2, "dropped"), fig.Node("c", "", 2, "best"), fig.Node("e", "", 1),
+        fig.Node("f", "", 5), fig.Node("EOS", "", 4, "best"), fig.Node("g", "", 4, "dropped"),
+    ]  # fmt: skip
+    columns, rows = layout(fig.Tree("", nodes))
+    assert columns == [0, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert rows == [0, 1, 0, 2, 0, 1, 1, 0, 2]
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=30), st.data())
+def test_no_two_nodes_of_a_tree_are_at_one_place(draws: list[int], data: st.DataObject) -> None:
+    nodes = [fig.Node("0", "", None, "best")]
+    for index, draw in enumerate(draws, 1):
+        nodes.append(fig.Node(str(index), "", draw % index))
+    path = [data.draw(st.integers(0, len(draws)))]
+    while (parent := nodes[path[-1]].parent) is not None:
+        path.append(parent)
+    for index in path:
+        nodes[index] = replace(nodes[index], kind="best")
+    columns, rows = layout(fig.Tree("", nodes))
+    assert len({*zip(columns, rows, strict=True)}) == len(nodes)
+    assert {rows[index] for index in path} == {0}
+    for index, node in enumerate(nodes[1:], 1):
+        assert node.parent is not None
+        assert columns[index] == columns[node.parent] + 1
+        assert rows[index] >= rows[node.parent]
 
 
 def test_a_column_of_a_tree_begins_behind_the_longest_label_before() -> None:
@@ -157,21 +195,38 @@ def test_all_steps_are_on_the_page_without_its_script() -> None:
     assert [f"line {n}" in made for n in range(9)] == [True] * 9
 
 
-def test_weak_arcs_are_left_out_and_the_others_have_a_scale_of_their_own() -> None:
-    """Of 0.4, 0.2 and 0.03 the last is below a tenth of the first."""
+def test_weak_arcs_are_left_out_and_the_opacity_of_the_others_is_their_weight() -> None:
+    """Below 0.05 an arc cannot be seen. Of 2,500 arcs only the strongest are drawn."""
     links = fig.Links("", ["a"], ["b", "c", "d"], {"h": [[0.4, 0.2, 0.03]]})
-    assert links.bounds == pytest.approx((0.04, 0.4))
+    assert links.least == 0.05
     arcs = re.findall(r'stroke-opacity="([\d.]+)" data-arc="([^"]+)"', page(links))
-    assert arcs == [("1.00", "0 0 0.4000"), ("0.50", "0 1 0.2000")] * 2  # page() has two parts
-    many = fig.Links("", ["a"] * 50, ["b"] * 50, {"h": [[0.02] * 49 + [0.021]] * 50})
-    assert many.bounds[0] == 0.02
+    assert arcs == [("0.40", "0 0 0.4000"), ("0.20", "0 1 0.2000")] * 2  # page() has two parts
+    many = fig.Links("", ["a"] * 50, ["b"] * 50, {"h": [[0.1] * 49 + [0.2]] * 50})
+    assert many.least == 0.1
+
+
+def test_two_heads_with_other_maxima_have_the_same_colours() -> None:
+    grid = fig.Grid("", ["layer 1"], ["head 1", "head 2"], [[[[0.5, 0.25]], [[1.0, 0.5]]]])
+    assert re.findall(r'fill-opacity="([\d.]+)"', document([grid])) == ["0.5", "0.25", "1.0", "0.5"]
+
+
+def test_a_cycle_has_one_colour_for_both_ends_and_others_between() -> None:
+    """0 and 2 pi, then a quarter, half, and three quarters."""
+    values = [[0.0, math.tau, math.tau / 4, math.pi, 3 * math.tau / 4, None]]
+    angles = fig.Heatmap("", values, ["r"], list("abcdef"), 0, math.tau, cyclic=True)
+    drawn = document([angles])
+    hues = dict.fromkeys(range(5), "")
+    for hue, path in re.findall(r'class="(hue\d+)" d="([^"]+)"', drawn)[:5]:
+        for x, width in re.findall(r"M(\d),0h(\d)", path):
+            hues |= dict.fromkeys(range(int(x), int(x) + int(width)), hue)
+    assert hues == {0: "hue0", 1: "hue0", 2: "hue3", 3: "hue6", 4: "hue9"}
 
 
 def test_the_numbers_of_a_figure_have_one_format_and_masks_are_0_and_1() -> None:
     mask = fig.Heatmap("", [[1.0, 0.0]], ["r"], ["a", "b"], 0, 1)
-    assert re.findall(r'class="mid ink">([^<]*)<', page(mask)) == ["1", "0"] * 2
+    assert re.findall(">([^<]*)</tspan>", page(mask)) == ["1", "0"] * 2
     cells = fig.Heatmap("", [[0.5, 12.25]], ["r"], ["a", "b"])
-    assert re.findall(r'class="mid ink">([^<]*)<', page(cells)) == ["0.50", "12.25"] * 2
+    assert re.findall(">([^<]*)</tspan>", page(cells)) == ["0.50", "12.25"] * 2
     assert 'data-values="0.5000;12.2500"' in page(cells)
     rows: list[list[fig.Cell]] = [["x", 0.5, 1e-9], ["y", 12.25, 0.0]]
     assert fig.cell_texts(rows) == [
@@ -256,5 +311,9 @@ def test_the_figure_of_the_readme_has_the_numbers_of_the_tutorial() -> None:
     expected = [f"{float(number):.2f}" for number in re.findall(r"\d\.\d{4}", table)]
     drawn = (docs / "attention.svg").read_text(encoding="utf-8")
     assert len(expected) == 20
-    assert re.findall(r'class="mid ink">([\d.]+)<', drawn) == expected
+    assert re.findall(r">([\d.]+)</tspan>", drawn) == expected
     assert 'class="end ink token">verloren.<' in drawn
+    # Its lines lead to the largest number of each row: no picture contradicts its neighbour.
+    rows = [expected[start : start + 5] for start in range(0, 20, 5)]
+    largest = [f"{row.index(max(row))} {place}" for place, row in enumerate(rows)]
+    assert re.findall(r'data-arc="(\d \d) 1"', drawn) == sorted(largest)

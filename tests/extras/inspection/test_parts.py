@@ -15,16 +15,28 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nmt.checkpoint.model_folder import CONFIDENCE
 from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError, DeviceError
 from nmt.extras.inspection import attention
 from nmt.extras.inspection.attention import head_losses, look_shares
 from nmt.extras.inspection.command import inspect, make_part
-from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, TextFigure, Tree
+from nmt.extras.inspection.figure import (
+    Bars,
+    Grid,
+    Heatmap,
+    Links,
+    Part,
+    Steps,
+    Table,
+    TextFigure,
+    Tree,
+)
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import VIEWS, InspectOptions
 from nmt.extras.inspection.prediction import losses, smoothed_target
 from nmt.extras.inspection.sublayers import distance, entropy, record, score
+from nmt.inference.confidence import ConfidenceModel, Term
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import load_tokenizers
@@ -55,7 +67,7 @@ def test_alignment_and_attention_are_of_translate(folders: dict[str, Path], shap
     part = part_of(folders[shape], "alignment")
     (pharaoh,) = figures_of(part, TextFigure)
     assert pharaoh.lines[0] == " ".join(f"{a}-{b}" for a, b in result.alignment)
-    words, subwords = figures_of(part, Heatmap)
+    (words,) = figures_of(part, Heatmap)
     assert words.columns == SOURCE.split()
     assert words.rows == result.text.split()
     for row, expected in zip(words.values, result.attention or (), strict=True):
@@ -67,10 +79,53 @@ def test_alignment_and_attention_are_of_translate(folders: dict[str, Path], shap
         if weight
     }
     assert linked == set(result.alignment)
-    # The tokens' own matrix is in the part of attention, with EOS (and BOS, if it is read).
-    mean = figures_of(part_of(folders[shape], "attention"), Heatmap)[-1]
-    start = int(shape == "pre-halves")
-    assert [list(row)[start:-1] for row in mean.values][:-1] == [list(r) for r in subwords.values]
+    # The neighbouring pictures agree: each line leads to the darkest cell of a row.
+    values = np.array(words.values, np.float64)
+    darkest = {(int(column), row) for row, column in enumerate(values.argmax(1))}
+    assert linked == darkest
+
+
+def test_all_pictures_of_attention_have_one_scale(folders: dict[str, Path]) -> None:
+    figures = list(part_of(folders["post"], "attention", target=TARGET).figures)
+    figures += part_of(folders["post"], "alignment").figures
+    for steps in [figure for figure in figures if isinstance(figure, Steps)]:
+        figures += [inner for step in steps.steps for inner in step.figures]
+    maps = [figure for figure in figures if isinstance(figure, Heatmap)]
+    assert len(maps) > 3
+    assert {figure.bounds for figure in maps} == {(0, 1)}
+
+
+def test_the_probabilities_of_words_are_those_of_score(folders: dict[str, Path]) -> None:
+    """The product over all words and EOS is the probability of the sentence."""
+    (bars,) = figures_of(part_of(folders["post"], "alignment", target=TARGET), Bars)
+    assert bars.labels == [*TARGET.split(), "EOS"]
+    (scored,) = Scorer.load(folders["post"]).score([(SOURCE, TARGET)])
+    total = sum(math.log(prob) for prob in bars.values["probability"])
+    assert total == pytest.approx(scored.log_prob, abs=1e-4)
+    end = scored.tokens[-1].log_prob
+    assert bars.values["probability"][-1] == pytest.approx(math.exp(end), rel=1e-4)
+
+
+@pytest.mark.parametrize("low", [-20, -0.1])
+def test_the_confidence_is_that_of_translate(folders: dict[str, Path], low: float) -> None:
+    """Of a sentence that is rated, and of one that is less probable than all fitted ones."""
+    term = Term(weight=10.0, low=-100.0, high=100.0)
+    probable = replace(term, low=low)
+    model = ConfidenceModel(
+        intercept=60.0, log_prob=probable, probability=term, length=term, ratio=term, num_lines=50
+    )
+    path = folders["post"] / CONFIDENCE
+    path.write_text(model.text(), encoding="utf-8")
+    try:
+        (result,) = Translator.load(folders["post"], engine="torch").translate([SOURCE])
+        (bars,) = figures_of(part_of(folders["post"], "alignment"), Bars)
+    finally:
+        path.unlink()
+    if result.confidence is None:
+        assert bars.note.startswith(f"No confidence: the {result.unrated} is unlike")
+    else:
+        assert bars.note.startswith(f"Confidence: {result.confidence:.1f}, ")
+    assert (result.confidence is None) == (low == -0.1)
 
 
 def test_rows_name_the_token_read_and_the_token_predicted(folders: dict[str, Path]) -> None:
@@ -278,7 +333,8 @@ def test_score_shows_the_top_layer_and_the_first_head_unless_others_are_chosen(
         ({"head": (3,)}, "Encoder layer 2 (top), head 3:"),
     ):
         options = InspectOptions(source="Hund", target="dog", **choice)
-        first = next(score(Inspected(folders["post"], options)))
+        figures = score(Inspected(folders["post"], options))
+        first = next(figure for figure in figures if isinstance(figure, Steps))
         assert first.title.startswith(place)
 
 
@@ -313,6 +369,11 @@ def test_heads_reads_the_first_short_test_pairs(folders: dict[str, Path], tmp_pa
         part = make_part("heads", Inspected(folders["post"], InspectOptions(limit=limit)))
         tables = figures_of(part, Table)
         assert [len(table.rows) for table in tables] == [8, 12, 12]
+        # The importance of the heads as colours, with the numbers of the tables and one scale.
+        maps = figures_of(part, Heatmap)
+        assert len({figure.bounds for figure in maps}) == 1
+        for figure, table in zip(maps, tables, strict=True):
+            assert [x for row in figure.values for x in row] == [row[-1] for row in table.rows]
         assert tables[0].note.endswith(count)
         assert all(row[1] is None for row in tables[2].rows)  # there is no previous token
     with pytest.raises(ConfigError, match="test set"):
@@ -351,9 +412,35 @@ def test_bars_and_table_of_a_token_show_the_same_probability(folders: dict[str, 
     (steps,), (table,) = figures_of(part, Steps), figures_of(part, Table)
     for step, row in zip(steps.steps, table.rows, strict=False):
         (bars,) = step.figures
-        assert isinstance(bars, Heatmap)
-        assert bars.values[0][1] == pytest.approx(row[1], rel=1e-5)  # the right token is first
-        assert sum(cells[1] or 0 for cells in bars.values) <= 1 + 1e-5
+        assert isinstance(bars, Bars)
+        assert bars.values["best"][0] == pytest.approx(row[1], rel=1e-5)  # the right token is first
+        assert sum(bars.values["best"]) <= 1 + 1e-5
+
+
+def test_a_trace_shows_the_softmax_of_its_first_hypothesis(folders: dict[str, Path]) -> None:
+    part = part_of(folders["post"], "trace")
+    for step in figures_of(part, Steps)[0].steps:
+        bars, table = step.figures
+        assert isinstance(bars, Bars)
+        assert isinstance(table, Table)
+        shown = zip(bars.labels, bars.values["probability"], strict=True)
+        assert [f"{label} {prob:.4f}" for label, prob in shown] == list(table.rows[0][2:])
+
+
+def test_a_page_opens_with_the_translation_and_folds_how_the_model_is_built(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    output = tmp_path / "page.html"
+    inspect(InspectOptions(model=folders["post"], source=SOURCE, output=output))
+    page = output.read_text(encoding="utf-8")
+    top, folded = page.split("How it is built")
+    assert re.findall(r'<section id="(\w+)"', top) == ["alignment", "attention", "trace"]
+    assert re.findall(r'<section id="(\w+)"', folded)[0] == "vocabulary"
+    links = re.findall(r'<a href="#(\w+)"', page)
+    assert links == re.findall(r'<section id="(\w+)"', page)
+    # A configuration has no sentence to translate: its views are not folded.
+    inspect(InspectOptions(model=CONFIG, output=output))
+    assert "How it is built" not in output.read_text(encoding="utf-8")
 
 
 def test_the_beam_size_is_that_of_the_search(folders: dict[str, Path]) -> None:

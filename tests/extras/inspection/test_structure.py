@@ -126,12 +126,25 @@ def test_sizes_in_the_diagram_are_those_of_the_modules(variant: str) -> None:
         assert details["feed-forward"].startswith(f"{width} to {inner} to {width}")
 
 
+def test_without_gains_the_parameters_are_the_matrices_and_biases_that_a_text_lists() -> None:
+    """Of "Transformer Explained in One Single Page", section Variables, at the width of its file.
+
+    d = 8, d_ff = 32, 13 subwords; two stacks of W^Q, W^K, W^V, W^O (4 d^2; the decoder has two
+    attentions) and of W_1, b_1, W_2, b_2; one embedding matrix; W^S and b^S.
+    """
+    model = build_model(load_config(CONFIGS / "one-page.yaml").model, 13, 13)
+    feed_forward = 8 * 32 + 32 + 32 * 8 + 8
+    stacks = 2 * (4 * 64 + feed_forward) + 2 * (8 * 64 + feed_forward)
+    assert count_parts(model)[-1].count == 13 * 8 + stacks + 8 * 13 + 13
+    assert sum(parameter.numel() for parameter in model.parameters()) == 3_965
+
+
 def test_the_diagrams_of_the_five_texts_differ() -> None:
     """The changes are those of the table in configs/README.md."""
     changes: list[tuple[str, list[str]]] = [
         ("matrix-form", []), ("from-scratch", []), ("base", []),
         ("base", ["model.first_position=1", "model.bias=[feed-forward, norm]"]),
-        ("base", ["model.norm=layer-std", "model.bias=[feed-forward]"]),
+        ("base", ["model.norm=layer-std", "model.norm_gain=false", "model.bias=[feed-forward]"]),
         ("base", ["model.positions=sinusoidal-halves"]),
     ]  # fmt: skip
     drawn = [
@@ -331,6 +344,7 @@ def both(label: str) -> set[tuple[int, str]]:
         ({"decoder_ff_dim": 48}, {(1, "feed-forward")}),
         ({"norm_epsilon": 0.01}, both("norm")),
         ({"norm": "layer-std"}, both("norm")),
+        ({"norm_gain": False}, both("norm")),
         ({"output_bias": True}, {(1, "output projection")}),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",  # sets have no order
