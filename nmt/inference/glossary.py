@@ -121,12 +121,14 @@ class Glossary:
         if writes_spaces(language):
             borders = [match.start() for match in _BORDER.finditer(text)]
         end = 0  # of the last term
+        places = (place for place, character in enumerate(text) if character.isalnum())
+        first = next(places, 0)  # letter or digit
         for index, start in enumerate(borders):
             last = bisect_right(borders, start + self._longest)
             for stop in reversed(borders[index + 1 : last]):
                 term = text[start:stop]
                 forms = self.terms.get(term, ())
-                if not forms and _is_blank(text[:start]):
+                if not forms and start <= first:
                     forms = self.terms.get(term[0].lower() + term[1:], ())
                 if forms and start >= end:
                     yield start, stop, forms
@@ -209,16 +211,17 @@ def insert_terms(text: str, language: str) -> str:
     """
     num_terms = Counter(frozenset(match[1].split("|")) for match in _MARK.finditer(text))
     plain = _MARK.sub(r"\2", text)
+    num_placed = {forms: count_forms(forms, plain, language) for forms in num_terms}
 
     def written(match: re.Match[str]) -> str:
         words = match[2]
         forms = match[1].split("|")
-        is_placed = count_forms(forms, plain, language) >= num_terms[frozenset(forms)]
+        key = frozenset(forms)
+        is_placed = num_placed[key] >= num_terms[key]
         if is_placed or count_forms(forms, words, language):
             return words
-        before = _MARK.sub(r"\2", text[: match.start()])
         form = forms[0]
-        if words[:1].isupper() and _is_blank(before):
+        if words[:1].isupper() and _is_blank(_MARK.sub(r"\2", text[: match.start()])):
             form = _capitalized(form)
         if _is_blank(words):  # the translation has no word for the term
             return f" {form}{words}"

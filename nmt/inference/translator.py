@@ -554,7 +554,8 @@ class Translator:
                 known = strong_links(links, attention)
             for index, alternative in enumerate(alternatives):
                 text = sentence.paragraph.render([(alternative.text, known)])
-                text = insert_terms(text, sentence.tags.direction.target)
+                if sentence.terms:
+                    text = insert_terms(text, sentence.tags.direction.target)
                 alternatives[index] = replace(alternative, text=text)
             texts = (sentence.text, alternatives[0].text)
             links = links_of_words(links, plain_texts, texts)
