@@ -555,7 +555,7 @@ def check_new_folder(folder: Path, source: Path) -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(
                 f"{folder} already exists; nmt does not overwrite it.",
-                fix="Set `output` to a new folder, or delete this folder first.",
+                fix="Set `output` to a new folder.",
             )
         checkpoints = stored.checkpoints_dir(source).resolve()
         if folder.resolve().is_relative_to(checkpoints):

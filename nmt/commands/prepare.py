@@ -738,5 +738,5 @@ def _check_replaceable(folder: Path, *, is_requested: bool) -> None:
     elif folder.exists() and any(folder.iterdir()):
         raise DataError(
             f"{folder} exists, but was not created by `nmt prepare`.",
-            fix="Set prepared_dir to a new folder, or remove this folder.",
+            fix="Set prepared_dir to a new folder.",
         )

@@ -26,6 +26,8 @@ _RELIABLE = (
 # language. They are recommended if they find more than this share of the pairs.
 _UNSURE = ("language", "url", "punctuation", "repetition")
 _FEW = 0.01
+# If they find most pairs, the languages of the configuration are wrong, not the pairs.
+_OF_LANGUAGES = ("script", "swapped", "language")
 
 
 def reason_set(reasons: Iterable[str]) -> int:
@@ -53,6 +55,8 @@ def recommended_reasons(kept: Mapping[int, int], *, has_copies: bool) -> list[st
             is_likely = num_found > _FEW * num_kept
         elif reason == "held_out":
             is_likely = has_copies and num_found > 0
+        if reason in _OF_LANGUAGES:
+            is_likely &= num_found <= num_kept / 2
         if is_likely:
             reasons.append(reason)
     return reasons

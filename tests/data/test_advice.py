@@ -38,6 +38,16 @@ def test_only_exact_copies_of_held_out_sentences_recommend_to_drop_copies() -> N
     assert recommended_reasons(found, has_copies=True) == ["held_out"]
 
 
+def test_languages_that_are_wrong_in_most_pairs_are_no_reason_to_drop_the_pairs() -> None:
+    """The configuration is wrong: its languages, or the order of the files."""
+    half = kept((50, ()), (50, ("swapped", "language", "script")))
+    assert recommended_reasons(half, has_copies=False) == ["script", "swapped", "language"]
+    most = kept((49, ()), (51, ("swapped", "language", "script")))
+    assert recommended_reasons(most, has_copies=False) == []
+    copies = kept((1, ()), (99, ("duplicate",)))
+    assert recommended_reasons(copies, has_copies=False) == ["duplicate"]
+
+
 def test_the_line_keeps_the_settings_of_the_user() -> None:
     settings = {"max_length": 100, "script": {"action": "report", "limit": 0.7}, "url": "off"}
     section = with_drops(FilterConfig.model_validate(settings), ["script", "swapped"])
