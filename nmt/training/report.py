@@ -318,10 +318,17 @@ def _number(line: Line, key: str) -> float:
 
 
 def _best(lines: Lines, metric: str) -> Line | None:
-    """Return the line with the best ``metric`` (or perplexity); None if all lines lack it."""
+    """Return the line with the best ``metric`` (or perplexity); None if all lines lack it.
+
+    Of equal ones, the lowest perplexity is best, as for the checkpoints.
+    """
     scored_lines = [line for line in lines if not math.isnan(_number(line, metric))]
-    choose = min if metric == "perplexity" or lower_is_better(metric) else max
-    return choose(scored_lines, key=lambda line: _number(line, metric), default=None)
+    sign = -1 if metric == "perplexity" or lower_is_better(metric) else 1
+
+    def quality(line: Line) -> tuple[float, float]:
+        return sign * _number(line, metric), -_number(line, "perplexity")
+
+    return max(scored_lines, key=quality, default=None)
 
 
 def _fixed(line: Line, key: str, decimals: int | None = None) -> str:

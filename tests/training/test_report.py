@@ -350,6 +350,13 @@ def test_the_best_validation_is_that_of_the_metric_of_the_run(
     assert f"Bold: best {fact[0].split()[1]}." in texts(root, ".//section/p")[-1]
 
 
+def test_of_equal_scores_the_lowest_perplexity_is_the_best() -> None:
+    events = [validation(100, bleu=5.0), validation(200, bleu=5.0, perplexity=6.5)]
+    events.append(validation(300, bleu=5.0, perplexity=7.5))
+    root = parsed(render_report("run", events))
+    assert facts(root, "state")["Best BLEU"] == "5.00 at step 200"
+
+
 @pytest.mark.parametrize("names", [("BLEU", "chrF"), ("chrF", "BLEU")])
 def test_columns_and_curves_have_the_order_of_the_validations(names: tuple[str, str]) -> None:
     scores = {name.lower(): 30.0 for name in names}
