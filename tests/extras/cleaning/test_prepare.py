@@ -299,6 +299,9 @@ def test_the_page_counts_each_held_out_sentence_once_and_shows_it(tmp_path: Path
     for name, repeats in (("valid", None), ("same", 1)):
         counts = report.overlap[name]
         assert (counts["near_sources_in_train"], counts.get("repeats")) == (2, repeats)
+    text = report.as_text()
+    assert "overlap: valid: the training data contains 3 of 6" in text
+    assert "overlap: same (the same pairs as a set above): the training data" in text
     root = ElementTree.parse(tmp_path / "report" / "report.html").getroot()
     tiles = {dt: " ".join(dd.split()) for dt, dd in tiles_of(root).items()}
     assert tiles["Exact copies in the training data"] == "3 of 6 held-out sentences"
