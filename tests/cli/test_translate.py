@@ -532,3 +532,23 @@ def test_a_long_line_goes_through_whole_where_positions_allow_it(runs: dict[str,
     assert lines_of(whole) != lines_of(cut)
     result = translate(runs["learned"], "--no-split", text=line)
     refused(result, 2, "the model has 40 positions", "Remove --no-split")
+
+
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2", "ensemble"])
+def test_every_engine_writes_the_terms_of_a_glossary(
+    runs: dict[str, Path], tmp_path: Path, engine: str
+) -> None:
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("Hund|Katze\tlittle beast\n", encoding="utf-8")
+    flags = ["--engine", engine]
+    if engine == "ensemble":
+        flags = ["--with", str(runs["plain"])]
+    text = "".join(f"{line}\n" for line in LINES)
+    result = translate(runs["plain"], *FLAGS, *flags, "--glossary", terms, text=text)
+    for line, translation in zip(LINES, lines_of(result), strict=True):
+        has_term = not {"Hund", "Katze"}.isdisjoint(line.split())
+        assert ("ittle beast" in translation) is has_term
+    terms.write_text("Hund\n", encoding="utf-8")
+    failed = translate(runs["plain"], *FLAGS, "--glossary", terms, text=text)
+    assert failed.exit_code == 3
+    assert "terms.tsv:1" in failed.stderr

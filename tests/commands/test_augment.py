@@ -211,6 +211,16 @@ def test_with_references_the_most_similar_translation_of_the_beam_is_used(
         augmented(text, run, "back", references=references)
 
 
+def test_the_terms_of_a_glossary_are_part_of_the_settings(text: Path, run: Path) -> None:
+    Path("terms.tsv").write_text("Hund\tlittle beast\n", encoding="utf-8")
+    pairs = augmented(text, run, "terms", forward=True, glossary=Path("terms.tsv"))
+    for source, target in (pair.split("\t") for pair in pairs):
+        assert ("ittle beast" in target) is ("Hund" in source.split())
+    Path("terms.tsv").write_text("Hund\thound\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="different settings: glossary"):
+        augmented(text, run, "terms", forward=True, glossary=Path("terms.tsv"))
+
+
 def test_several_models_translate_as_an_ensemble(text: Path, runs: dict[str, Path]) -> None:
     folders = runs["plain"], runs["modern"]
     ensemble = Ensemble((folders[1],))
