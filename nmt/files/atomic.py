@@ -223,6 +223,8 @@ def write_errors(
         raise
     except OSError as error:
         problem = f"{shown} cannot be written: {error.strerror or error}."
+        if isinstance(error, IsADirectoryError):
+            fix = "Choose the name of a file."
         raise error_type(problem, fix=fix) from error
 
 

@@ -290,6 +290,12 @@ def test_an_interrupted_removal_leaves_no_partial_folder(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_in_place_of_a_file_needs_the_name_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught, atomic.open_output(tmp_path):
+        pass
+    assert caught.value.fix == "Choose the name of a file."
+
+
 def test_an_os_error_becomes_one_error_of_nmt() -> None:
     with (
         pytest.raises(DataError, match=r"^it cannot be written: No space left"),
