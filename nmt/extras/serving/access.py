@@ -162,7 +162,7 @@ class Gate:
             raise RefusedError(
                 403,
                 f"Host {name[:80]} is not allowed.",
-                "Use the IP address, or start the server with --allow-host NAME.",
+                "Use the IP address, or start the server with NMT_ALLOW_HOST=NAME.",
             )
         origin = request.headers.get("origin", "").lower()
         _, _, origin_host = origin.partition("://")
@@ -171,7 +171,7 @@ class Gate:
             raise RefusedError(
                 403,
                 f"Origin {origin[:80]} is not allowed (CORS).",
-                f"Start the server with --allow-origin {origin[:80]}",
+                f"Start the server with NMT_ALLOW_ORIGIN={origin[:80]}",
             )
 
     def client(self, request: Request, key: str | None) -> str:

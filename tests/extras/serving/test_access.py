@@ -40,7 +40,7 @@ def test_sites(inside: Inside, name: str, values: str, status: int) -> None:
         assert ("access-control-allow-origin" in answer.headers) == allowed
         assert status == 200 or answer.json().keys() == {"error", "fix"}
         if name == "Origin" and status == 403:
-            assert answer.json()["fix"].endswith(f" --allow-origin {value}")
+            assert answer.json()["fix"].endswith(f" NMT_ALLOW_ORIGIN={value}")
 
 
 @pytest.mark.parametrize("origin", ["moz-extension://4f2c-11", "app://.", "null"])
