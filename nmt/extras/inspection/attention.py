@@ -195,16 +195,17 @@ def _probabilities(inspected: Inspected, words: Sequence[str]) -> Bars:
     indices = torch.tensor([*word_indices, len(words) - 1])  # EOS is the last word
     word_log_probs = torch.zeros(len(words)).index_add(0, indices, log_probs)
     probs = word_log_probs.exp().tolist()
-    note = ""
-    if inspected.choice.target is None:
-        note = _confidence(inspected)
-    return Bars("Probability of words", words, {"probability": probs}, 1.0, note=note)
+    series = {"probability": probs}
+    return Bars("Probability of words", words, series, 1.0, note=_confidence(inspected))
 
 
 def _confidence(inspected: Inspected) -> str:
-    """Return the confidence of the translation as a sentence; empty if the model has none."""
+    """Return the confidence of the translation as a sentence; empty if there is none.
+
+    A target of the user has none.
+    """
     model = read_confidence(inspected.place)
-    if model is None:
+    if model is None or inspected.choice.target is not None:
         return ""
     best = inspected.translation
     text = inspected.tokenizers.target.decode(best.ids)

@@ -121,7 +121,7 @@ class Links(Figure):
         for matrix in self.weights.values():
             weights += flat(matrix)
         drawn = sorted(weights, reverse=True)[:_MAX_ARCS]
-        return max(_FAINT, drawn[-1])
+        return max([_FAINT, *drawn[-1:]])
 
 
 @dataclass(frozen=True)

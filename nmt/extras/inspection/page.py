@@ -221,7 +221,7 @@ def shades(
         if level is None:
             yield "none", 0, path
         elif cyclic:
-            yield f"hue{round(level * _HUES) % _HUES}", 1, path
+            yield f"hue{int(level * _HUES + 0.5) % _HUES}", 1, path
         elif level:  # cells of level 0 are not drawn
             hue = "heat"
             if level < 0:

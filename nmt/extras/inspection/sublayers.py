@@ -304,13 +304,11 @@ def _projections(sublayer: Sublayer, labels: Sequence[str]) -> Iterator[Product]
     assert isinstance(module, SelfAttention)
     sizes = [size * module.head_dim for size in module.sizes]
     linear = module.query_key_value
+    inputs = _block("X", sublayer.inputs, rows=labels)
     results = linear(sublayer.inputs).split(sizes, 1)
     weights = linear.weight.split(sizes)
     for i, letter in enumerate("QKV"):
-        blocks = [
-            _block("X", sublayer.inputs, rows=labels),
-            _block(f"W^{letter}", weights[i].T, TIMES),
-        ]
+        blocks = [inputs, _block(f"W^{letter}", weights[i].T, TIMES)]
         if "bias" in linear.state_dict():
             bias = linear.bias.split(sizes)[i]
             blocks.append(_block("b", bias.unsqueeze(0), "+"))
@@ -499,9 +497,8 @@ def flow(inspected: Inspected) -> Iterator[Figure]:
     for sublayer in recording.sublayers:
         tensors += [sublayer.stream_above, *sublayer.module.parameters()]
     gradients = iter(torch.autograd.grad(loss, tensors))
-    words = {"encoder": inspected.source_labels, "decoder": inspected.read_labels}
-    for side in get_args(Side):
-        yield _words(recording, side, words[side])
+    yield _words(recording, "encoder", inspected.source_labels)
+    yield _words(recording, "decoder", inspected.read_labels)
     rows: dict[Side, Rows] = {"encoder": [], "decoder": []}
     sizes = dict[str, float]()
     for sublayer in recording.sublayers:

@@ -203,6 +203,7 @@ def test_weak_arcs_are_left_out_and_the_opacity_of_the_others_is_their_weight() 
     assert arcs == [("0.40", "0 0 0.4000"), ("0.20", "0 1 0.2000")] * 2  # page() has two parts
     many = fig.Links("", ["a"] * 50, ["b"] * 50, {"h": [[0.1] * 49 + [0.2]] * 50})
     assert many.least == 0.1
+    assert fig.Links("", ["a"], [], {"link": [[]]}).least == 0.05  # an empty translation
 
 
 def test_two_heads_with_other_maxima_have_the_same_colours() -> None:
