@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from nmt.checkpoint.model_folder import load_folder_config, load_model
@@ -23,6 +23,7 @@ from nmt.errors import ConfigError
 from nmt.extras.exchange.export import ExportSummary, export
 from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.options import ExportOptions, ImportOptions
+from nmt.files.json_file import Manifest
 from nmt.inference.translator import Translator
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID
@@ -84,6 +85,32 @@ def test_an_import_of_the_export_is_the_same_model(foreign: Path) -> None:
     config, again = (load_folder_config(foreign / name) for name in ("ours", "again"))
     assert again.model_copy(update={"name": config.name}) == config
     assert config.decoding.length_penalty == 0.6
+
+
+def test_a_trimmed_nllb_model_is_the_same_after_its_export(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("All human beings are born free.\n", encoding="utf-8")
+    options: Any = {"keep_language": LANGUAGES[1:3], "keep_vocabulary": (text,)}
+    source = write_nllb(tmp_path / "theirs")
+    import_model(ImportOptions(source=source, output=tmp_path / "ours", **options))
+    exported(tmp_path / "ours", tmp_path / "export")
+    import_model(ImportOptions(source=tmp_path / "export", output=tmp_path / "again"))
+    assert contents(tmp_path / "again") == contents(tmp_path / "ours")
+    settings = json.loads((tmp_path / "export" / "config.json").read_text("utf-8"))
+    assert settings["vocab_size"] < 300
+
+
+def test_an_output_bias_is_refused_for_m2m(tmp_path: Path) -> None:
+    import_model(ImportOptions(source=write_nllb(tmp_path / "theirs"), output=tmp_path / "ours"))
+    path = tmp_path / "ours" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["output_bias"][9] = 0.5  # as after training
+    save_file(tensors, path)
+    manifest = Manifest.read(tmp_path / "ours")
+    Manifest.of(tmp_path / "ours", [*manifest.files], 1).write(tmp_path / "ours")
+    with pytest.raises(ConfigError, match=r"needs model.output_bias false"):
+        exported(tmp_path / "ours", tmp_path / "export")
+    assert not (tmp_path / "export").exists()
 
 
 @pytest.fixture
