@@ -18,6 +18,8 @@ from typing_extensions import override
 from nmt.errors import NmtError
 
 _FIELD = re.compile(r"`([a-z][a-z0-9_]*)`")
+# Characters that change a terminal or the order of text, which a stranger's file may contain.
+_CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _NMT = logging.getLogger("nmt")
 _ROOT = logging.getLogger()
 
@@ -32,6 +34,12 @@ def spelled(text: str, spellings: Mapping[str, str]) -> str:
     return _FIELD.sub(lambda match: spellings.get(match[1], match[0]), text)
 
 
+def _shown(text: str) -> str:
+    """Return a message as the terminal gets it."""
+    text = spelled(text, _HANDLER.spellings)
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
 class _Handler(logging.Handler):
     """Writes to standard error, above progress bars: ``nmt: note``, ``nmt: warning: note``."""
 
@@ -39,7 +47,7 @@ class _Handler(logging.Handler):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        text = spelled(super().format(record), self.spellings)
+        text = _shown(super().format(record))
         if record.levelno != logging.INFO:
             text = f"{record.levelname.lower()}: {text}"
         if record.name.split(".")[0] == "nmt":
@@ -66,7 +74,7 @@ def report(error: NmtError) -> None:
     """Print an error and, with ``--verbose``, the traceback."""
     if _NMT.isEnabledFor(logging.DEBUG):
         traceback.print_exc()
-    typer.echo(f"error: {spelled(str(error), _HANDLER.spellings)}", err=True)
+    typer.echo(f"error: {_shown(str(error))}", err=True)
 
 
 def use_spellings(spellings: Mapping[str, str]) -> None:

@@ -343,12 +343,10 @@ def _blocks_of_all_languages(config: CorpusConfig, options: ReadOptions) -> Iter
     openers = _openers(config, options)
     max_pairs = config.max_pairs or sys.maxsize
     num_read = 0
-    names = list[str]()
     for open_shard in openers:
         if num_read >= max_pairs:
             break
         reader = open_shard()
-        names += reader.names
         shard = reader.names[0] if len(openers) > 1 else None
         num_before = num_read
         while num_read < max_pairs:
@@ -361,10 +359,8 @@ def _blocks_of_all_languages(config: CorpusConfig, options: ReadOptions) -> Iter
             yield Block(reader.parse, columns, num_read + 1, num_before, shard)
             num_read += len(columns[0])
     if not num_read:
-        # A corpus without files is a data set of a hub.
-        origin = " and ".join(names) or f"{config.huggingface} (split {config.split})"
         raise DataError(
-            f"{origin}: no sentence pairs.",
+            f"{origin_of(config)}: no sentence pairs.",
             fix="Pass files with one sentence (or pair) per line, or set a split that has rows.",
         )
 

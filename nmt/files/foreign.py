@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from pickle import UnpicklingError
+from pickletools import genops
 from tokenize import TokenError
-from typing import Any
+from typing import IO, Any
 from zipfile import BadZipFile, ZipFile
 
 import yaml
@@ -27,16 +29,20 @@ from nmt.files.json_file import parse_json, what_is_wrong
 # Suffix -> largest size in bytes; None for weights, which must have the sizes in the configuration.
 LIMITS: dict[str, int | None] = {
     ".json": 1 << 25,
-    ".yml": 1 << 24,
-    ".vocab": 1 << 24,
-    ".spm": 1 << 26,
-    ".model": 1 << 26,
+    ".yml": 1 << 22,
+    ".vocab": 1 << 22,
+    ".spm": 1 << 23,
+    ".model": 1 << 23,
     ".npz": None,
     ".bin": None,
     ".safetensors": None,
 }
 MAX_VALUES = 3_000_000  # of a JSON file: each takes up to 70 bytes of memory
 MAX_RATIO = 4  # Size of the unpacked files, as a multiple of the archive: against zip bombs.
+_MAX_MEMBERS = 10_000  # of an archive
+MAX_HEADER = 1 << 22  # bytes of a .safetensors file that list its tensors
+MAX_OPERATIONS = 300_000  # of a pickle: each takes up to 100 bytes of memory, or a tensor's share
+_NUM_PICKLES = 5  # in a file of torch before 1.6, before its weights
 # What parsers raise for damaged content. Other exceptions are errors of nmt.
 _DAMAGE = (
     ArithmeticError, BadZipFile, DecodeError, EOFError, LookupError, MemoryError, NmtError, OSError,
@@ -89,10 +95,21 @@ def check_folder(folder: Path) -> None:
             continue
         if not path.is_file() or not path.resolve().is_relative_to(root):
             raise damaged(f"{path} is not a regular file of this folder.")
-        limit = LIMITS[path.suffix]
-        size = path.stat().st_size
-        if limit is not None and size > limit:
-            raise damaged(f"{path} has {size:,} bytes; the limit is {limit:,}.")
+        check_file(path, LIMITS[path.suffix])
+
+
+def check_file(path: Path, limit: int | None) -> None:
+    """Check a file before it is opened.
+
+    Raises:
+        OSError: The file is missing.
+        CheckpointError: It is a pipe, a device or a folder; or it has more than ``limit`` bytes.
+    """
+    if path.exists() and not path.is_file():
+        raise damaged(f"{path} is not a regular file.")
+    size = path.stat().st_size
+    if limit is not None and size > limit:
+        raise damaged(f"{path} has {size:,} bytes; the limit is {limit:,}.")
 
 
 def read_json(path: Path, kind: Any) -> Any:
@@ -121,6 +138,28 @@ def validated(document: Any, kind: Any) -> Any:
 
 
 def check_sizes(archive: ZipFile, path: Path) -> None:
-    """Raise a ValueError if the unpacked files would be far larger than the archive."""
-    if sum(entry.file_size for entry in archive.infolist()) > MAX_RATIO * path.stat().st_size:
+    """Raise a ValueError if the unpacked files would be far larger than the archive, or many."""
+    entries = archive.infolist()
+    if len(entries) > _MAX_MEMBERS:
+        raise ValueError(f"it contains {len(entries):,} files")
+    if sum(entry.file_size for entry in entries) > MAX_RATIO * path.stat().st_size:
         raise ValueError("the unpacked contents would be far larger than the file")
+
+
+def check_weights(path: Path) -> None:
+    """Raise a ValueError if a .safetensors file or a file of torch lists far too many tensors."""
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
+        if path.suffix == ".safetensors":
+            if int.from_bytes(file.read(8), "little") > MAX_HEADER:
+                raise ValueError("its header is too large")
+            return
+        streams: list[IO[bytes]] = [file] * _NUM_PICKLES
+        if file.peek(4).startswith(b"PK\3\4"):  # an archive for torch
+            archive = stack.enter_context(ZipFile(file))
+            check_sizes(archive, path)
+            entries = [entry for entry in archive.infolist() if "data.pkl" in entry.filename]
+            streams = [stack.enter_context(archive.open(entry)) for entry in entries]
+        operations = chain.from_iterable(map(genops, streams))
+        if sum(1 for _ in islice(operations, MAX_OPERATIONS)) == MAX_OPERATIONS:
+            raise ValueError("the pickle contains more than weights")

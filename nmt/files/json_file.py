@@ -199,6 +199,8 @@ class SealedManifest:
             OSError: The file cannot be read.
             ValueError: The file is damaged.
         """
+        if not path.is_file():  # a pipe never ends
+            raise FileNotFoundError(path)
         values = read_json(path, max_bytes=max_bytes)
         seal = field(values, _SEAL, kind=str)
         del values[_SEAL]

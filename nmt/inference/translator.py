@@ -500,11 +500,14 @@ class Translator:
             outputs_of_sentences[segment_of_line.sentence].append(output)
         results_of_lines = [list[Result]() for _ in lines.requests]
         failures = dict(lines.failures)
+        blank = self._result(Sentence(0, ""), ())  # the same for all blank lines
         for sentence, outputs_of_sentence in zip(
             lines.sentences, outputs_of_sentences, strict=True
         ):
             if all(output.hypotheses for output in outputs_of_sentence):
-                result = self._result(sentence, outputs_of_sentence)
+                result = blank
+                if sentence.text:
+                    result = self._result(sentence, outputs_of_sentence)
                 results_of_lines[sentence.line].append(result)
             else:
                 problem = "no translation satisfies the prefix, required and forbidden phrases."

@@ -19,6 +19,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from nmt.config.data import TAG_PATTERN, TokenizerConfig, language_symbol, tag_symbol
 from nmt.errors import ConfigError, TokenizerError, VocabularySizeError, did_you_mean
+from nmt.files.foreign import check_file
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID, without_surrogates
 from nmt.text.cleaning import PLAIN_CHARACTERS, clean_source
 
@@ -27,6 +28,7 @@ SOURCE = "source.model"
 TARGET = "target.model"
 _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
+_MAX_MODEL_BYTES = 1 << 25  # for the largest vocabulary that a configuration allows
 TAGS_SHOWN = 8  # Maximum tags in an error message.
 _USUAL_CHARACTERS = 3  # of a subword
 # Junk has more subwords, whose mean size is below this share of the vocabulary's mean; or the share
@@ -120,10 +122,12 @@ class Tokenizer:
         """Read a model file.
 
         Raises:
+            CheckpointError: It is not a regular file, or too large.
             TokenizerError: The file is not a SentencePiece model, or its special ids are not
                 0 to 3.
         """
         try:
+            check_file(path, _MAX_MODEL_BYTES)
             model = path.read_bytes()
         except OSError as error:
             raise TokenizerError(
@@ -134,7 +138,8 @@ class Tokenizer:
             if not model:  # SentencePiece accepts an empty file without an error
                 raise RuntimeError("empty")
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
+            processor.id_to_piece([*range(len(processor))])  # refuses text that is not UTF-8
+        except (RuntimeError, UnicodeError) as error:
             raise TokenizerError(
                 f"{path} is not a valid SentencePiece model.",
                 fix="Restore the file, or prepare the data again. `tokenizer.from` takes a model "

@@ -53,6 +53,13 @@ def test_an_expected_failure_is_a_message_and_its_exit_code(
     assert "Traceback" in CliRunner().invoke(app, ["prepare", DEMO, "--verbose"]).stderr
 
 
+def test_messages_do_not_change_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's file may contain escape sequences: of colours, titles or the order of text."""
+    fail_with(monkeypatch, errors.DataError("\x1b[2Ja\r\u202eb\x9b:\n\té", fix="\x07"))
+    result = CliRunner().invoke(app, ["prepare", DEMO])
+    assert result.stderr == "error: \\x1b[2Ja\\r\\u202eb\\x9b:\n\té\n  fix: \\x07\n"
+
+
 @pytest.mark.parametrize(("words", "problem", "fix"), [
     (["--quiet", "translate", "x"], "No such option: --quiet",
      "Put options after the command: nmt COMMAND [OPTIONS]"),

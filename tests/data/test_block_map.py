@@ -100,12 +100,19 @@ def test_after_a_kill_only_missing_results_are_computed(
     assert files(tmp_path) == whole
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("", "all its lines are blank"),
+        ("\u3000", "dropped all training pairs of numbers: blank 120"),
+    ],
+)
 def test_blank_lines_are_refused_and_leave_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str, problem: str
 ) -> None:
     """There is nothing to continue from: results of blocks without kept pairs are not stored."""
-    write_pairs(tmp_path, [""] * 120, [""] * 120)
-    with pytest.raises(DataError, match="dropped all training pairs of numbers: blank 120"):
+    write_pairs(tmp_path, [line] * 120, [line] * 120)
+    with pytest.raises(DataError, match=problem):
         run(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"train.de", "train.en", "valid.de", "valid.en"}

@@ -261,13 +261,13 @@ def test_two_shards_with_different_counts_are_named(tmp_path: Path) -> None:
 def test_different_line_counts_are_both_named_and_so_are_empty_files(tmp_path: Path) -> None:
     """FAULTS 32 and 33."""
     empty = write(tmp_path, "empty", b"")
-    with pytest.raises(DataError, match=r"empty and .*empty: no sentence pairs"):
+    with pytest.raises(DataError, match="empty is empty, or all its lines are blank"):
         pairs_of(source=empty, target=empty)
     with pytest.raises(DataError, match="empty is empty"):
         pairs_of(tsv=empty)
     with pytest.raises(DataError, match=r"a\.de has 1,002 lines but .*a\.en has 999"):
         pairs_of(**aligned(tmp_path, b"a\n" * 1002, b"b\n" * 999))
-    with pytest.raises(DataError, match=r"a\.de has 0 lines but .*a\.en has 1"):
+    with pytest.raises(DataError, match=r"a\.de is empty"):
         pairs_of(**aligned(tmp_path, b"", b"b"))
 
 

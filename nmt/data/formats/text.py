@@ -23,7 +23,14 @@ from nmt.files.encoding import (
     probable_encoding,
     standard_encoding,
 )
-from nmt.files.lines import STANDARD_INPUT, decode_line, first_bytes, plain_name, split_lines
+from nmt.files.lines import (
+    STANDARD_INPUT,
+    decode_line,
+    first_bytes,
+    plain_name,
+    read_pieces,
+    split_lines,
+)
 from nmt.registry import load_attribute
 
 # Of a line, and of a side. A line of a table or of JSON contains both sides, other fields, and
@@ -62,6 +69,16 @@ class TextFile:
         max_bytes = self.options.max_characters * _BYTES_PER_CHARACTER
         with open_text(self.path, self.encoding) as stream:
             yield from split_lines(stream, self.name, max_bytes=max_bytes)
+
+    def check_text(self) -> None:
+        """Raise a DataError if the file has no text, before each blank line becomes a pair."""
+        with open_text(self.path, self.encoding) as stream:
+            pieces = read_pieces(stream, self.name, START_BYTES)
+            if not any(map(bytes.strip, pieces)):
+                raise DataError(
+                    f"{self.name} is empty, or all its lines are blank.",
+                    fix="Pass a file with one sentence per line.",
+                )
 
     def texts(self, lines: Iterable[bytes | None], first: int) -> Iterator[str | BadPair]:
         """Yield each line as text, or why it cannot be read.
@@ -141,6 +158,8 @@ def open_sides(
         return reader
     paths = filter(None, (*files, languages))
     texts = [TextFile(path, encoding, options) for path in paths]
+    for text in texts[: len(files)]:
+        text.check_text()
     lines = [text.raw_lines() for text in texts]
     return PairReader(
         [text.name for text in texts], lines, partial(_aligned_pairs, texts, len(files))

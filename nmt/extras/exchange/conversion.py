@@ -55,7 +55,7 @@ from nmt.extras.exchange.imported import (
 from nmt.extras.exchange.marian import DECODER, read_marian
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions, is_resized
 from nmt.extras.exchange.vocabulary import IdArray
-from nmt.files.foreign import check_folder, check_sizes, damaged, parsing
+from nmt.files.foreign import check_file, check_folder, check_sizes, damaged, parsing
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import VOCABULARY_SIDES, build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -223,12 +223,14 @@ def _unpacked(source: Path) -> Iterator[Path]:
         yield source
         return
     with tempfile.TemporaryDirectory() as folder:
-        with reading(source), zipfile.ZipFile(source) as archive:
-            check_sizes(archive, source)
-            for entry in archive.infolist():
-                if not entry.is_dir():
-                    entry.filename = Path(entry.filename).name  # never outside the folder
-                    archive.extract(entry, folder)
+        with reading(source):
+            check_file(source, None)
+            with zipfile.ZipFile(source) as archive:
+                check_sizes(archive, source)
+                for entry in archive.infolist():
+                    if not entry.is_dir():
+                        entry.filename = Path(entry.filename).name  # never outside the folder
+                        archive.extract(entry, folder)
         yield Path(folder)
 
 

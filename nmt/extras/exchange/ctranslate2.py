@@ -54,7 +54,7 @@ from nmt.checkpoint.model_folder import (
 from nmt.config.inference import InferenceConfig
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.device import gpu_number, own_cores
-from nmt.errors import CheckpointError, ConfigError, DeviceError, shell_command
+from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.extras.exchange.export import ExportTarget
 from nmt.files.atomic import atomic_folder, file_lock, remove_folder, write_json
 from nmt.files.foreign import damaged, read_json
@@ -545,9 +545,7 @@ class CTranslate2Engine(Engine):
             if config["decoder_start_token"] != self._target_tokens[BOS_ID]:
                 raise ValueError("decoder_start_token is not the third token of the vocabulary")
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
-            problem = f"{folder} cannot be loaded by CTranslate2: {error}."
-            export = shell_command("export", "RUN", to="ctranslate2", output="FOLDER")
-            raise CheckpointError(problem, fix=f"Export the model again: {export}") from error
+            raise damaged(f"{folder} cannot be loaded by CTranslate2: {error}.") from error
         self._has_shortlist = (folder / VOCABULARY_MAP).is_file()
         # Target token -> its id.
         self._target_ids = {token: index for index, token in enumerate(self._target_tokens)}

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from torch import Tensor
 from typing_extensions import TypedDict
@@ -47,7 +48,7 @@ from nmt.extras.exchange.imported import (
     weight_files,
     weights_of,
 )
-from nmt.files.foreign import MAX_RATIO, damaged
+from nmt.files.foreign import MAX_RATIO, check_weights, damaged
 from nmt.installation import read_toml
 
 _Json = Mapping[str, Any]
@@ -93,6 +94,7 @@ FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
 TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")  # The first is the default.
 # Value of ``language_codes`` -> the languages of M2M-100 in the order of their ids.
 M2M_LANGUAGES = read_toml(__file__, "m2m.toml")
+_TENSORS = TypeAdapter(dict[str, Tensor], config={"arbitrary_types_allowed": True})
 # A language token of M2M-100, such as __de__, or of NLLB-200, such as deu_Latn.
 LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
 
@@ -190,9 +192,9 @@ def settings_of(config: ModelConfig, model_type: str) -> dict[str, Any]:
 def _code_of(language: str | None) -> str:
     """Return the code of a language in a tokenizer's configuration; empty if it is missing."""
     # A group of languages, such as ROMANCE or deu+eng+fra, has no code of its own.
-    if language and not re.fullmatch(LANGUAGE_CODE, str(language)):
+    if language and not re.fullmatch(LANGUAGE_CODE, language):
         return ANY_LANGUAGE
-    return str(language or "")
+    return language or ""
 
 
 def _read_m2m(source: Path, settings: _Json, tokenizer: _Json) -> Imported:
@@ -289,7 +291,7 @@ def _added_tokens(source: Path, tokenizer: _Json) -> dict[int, str]:
     tokens = [(token["id"], token) for token in tokenizer_file.get("added_tokens", [])]
     tokens += tokenizer.get("added_tokens_decoder", {}).items()
     tokens += [(index, token) for token, index in ids_by_token.items()]
-    return {int(index): _content(token) for index, token in tokens}
+    return {index: _content(token) for index, token in tokens}
 
 
 def _content(token: Any) -> str:
@@ -311,21 +313,21 @@ def _tensor_reader(folder: Path) -> Callable[..., FloatArray]:
     for name in weight_files(folder, names):
         path = folder / name
         with reading(path):
+            check_weights(path)
             if path.suffix == ".safetensors":
                 stored = load_file(path)
             else:  # files of torch before 1.6 are not archives, and cannot be mapped
                 is_zip = zipfile.is_zipfile(path)
-                stored = torch.load(path, "cpu", weights_only=True, mmap=is_zip)
+                loaded = torch.load(path, "cpu", weights_only=True, mmap=is_zip)
+                stored = _TENSORS.validate_python(loaded)
             # A tensor may be a view of memory many times smaller than itself. One matrix may have
             # several names.
-            num_bytes = sum(tensor.nbytes for tensor in stored.values())
-            if num_bytes > MAX_RATIO * path.stat().st_size:
+            if sum(tensor.nbytes for tensor in stored.values()) > MAX_RATIO * path.stat().st_size:
                 raise ValueError("its tensors would be far larger than the file")
             tensors |= stored
 
     def read_tensor(*names: str) -> FloatArray:
-        stored_names = [name for name in names if name in tensors]
-        name = stored_names[0] if stored_names else names[0]  # the latter raises the KeyError
+        name = next(filter(tensors.__contains__, names), names[0])  # the latter: a KeyError
         tensor = tensors[name]
         if tensor.is_floating_point():
             tensor = tensor.float()  # numpy lacks bfloat16

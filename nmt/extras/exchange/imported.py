@@ -162,7 +162,7 @@ def piece_texts(model: Any) -> list[str]:
 def refused(what: str) -> CheckpointError:
     """Return the error for a model with an unsupported feature, such as "an ensemble"."""
     return CheckpointError(
-        f"The model uses {what}, which nmt does not support.",
+        f"The model uses {' '.join(what.split())}, which nmt does not support.",
         fix="Import a different model, or train a model: `nmt init`.",
     )
 
@@ -338,4 +338,4 @@ def floats(name: str, array: npt.NDArray[Any]) -> FloatArray:
     """
     if array.dtype.kind != "f":
         raise ValueError(f"{name} has numbers of type {array.dtype}")
-    return np.asarray(array, np.float32)
+    return np.atleast_1d(np.asarray(array, np.float32))

@@ -18,7 +18,7 @@ import yaml
 from pydantic import PositiveInt
 from typing_extensions import TypedDict
 
-from nmt.config.document import parse_document
+from nmt.config.document import MAX_BYTES, parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.imported import (
@@ -140,6 +140,8 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 def _yaml(text: str, path: Path, kind: Any = dict[str, Any]) -> Any:
     """Parse and validate YAML ``text``; ``path`` is the file that contains it, for messages."""
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"its options have more than {MAX_BYTES:,} characters")
     document = parse_document(text, name=str(path))
     return validated(document.values, kind)
 
@@ -205,7 +207,7 @@ def _weights_of_marian(
     if not config.ties_output:
         output = read_array("decoder_ff_logit_out_{}.weight")
     zero_bias = np.zeros(len(target), np.float32)
-    bias = arrays.get("decoder_ff_logit_out_b", zero_bias)
+    bias = floats("decoder_ff_logit_out_b", arrays.get("decoder_ff_logit_out_b", zero_bias))
     return weights_of(config, "marian", read_array, (source, target, output), bias)
 
 
@@ -259,7 +261,8 @@ def read_vocabulary(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".vocab":
             lines = text.removesuffix("\n").split("\n")
-            return [line.partition("\t")[0] for line in lines]  # a tab and a score may follow
+            tokens = [line.partition("\t")[0] for line in lines]  # a tab and a score may follow
+            return tokens_by_id(dict(zip(tokens, range(len(tokens)), strict=True)), path)
         # As events: a tree would take much memory, and the one in C crashes if nested deeply.
         scalars = []
         num_mappings = 0

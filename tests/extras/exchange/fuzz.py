@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from nmt.config.loader import load_config
 from nmt.errors import NmtError
@@ -31,12 +32,15 @@ from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.options import ExportOptions, ImportOptions
 from nmt.files.json_file import MANIFEST, Manifest
 from nmt.inference.translator import Translator
+from nmt.text.tokenizer import JOINT, SOURCE, adopt, load_tokenizers
 from tests.extras.exchange.m2m_files import write_m2m, write_nllb
 from tests.extras.exchange.marian_files import KINDS, write
 
+MEMORY_BYTES = 3 << 30  # of data, so that no mutation takes the memory of other programs
 SECONDS_EACH = 60  # a busy machine is ten times as slow
 MARIAN = Path(__file__).parents[4] / "shared" / "data" / "marian_models"
 DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
+LINE = "Hello, 3 x 5!"
 ODD: tuple[Any, ...] = (
     -5, 0, 1, 2**31, 10**9, 10**40, 1e300, -1e-300, float("nan"), float("inf"), "", "a", "\ud800",
     "\0", "../../x", "x" * 60_000, None, True, [], {}, [[]], {"a": {"a": []}}, ["\udfff"], [1, "a"],
@@ -86,6 +90,54 @@ def mutated_bytes(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
+def change_pieces(pieces: Any, draw: random.Random) -> None:
+    """Change some subwords of a SentencePiece model in the same way; or none of them."""
+    action = draw.randrange(8)
+    for _ in range(draw.choice([1, 3, 400])):
+        piece = draw.choice(pieces)
+        other = draw.choice(pieces).piece
+        if action == 0:
+            piece.piece = draw.choice(["", " ", "\0", "\n", "<s>", "<unk>", "\u2581", other])
+        elif action == 1:
+            piece.piece = draw.choice(["<0x41>", ">>deu<<", "<2de>", "a" * 60_000, "é" * 300])
+        elif action == 2:
+            piece.score = draw.choice([float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 0.0])
+        elif action == 3:
+            piece.type = draw.randint(1, 6)
+        elif action == 4:
+            del pieces[draw.randrange(len(pieces))]
+        elif action == 5:
+            pieces.add(piece=other, score=piece.score)
+
+
+def mutated_model(content: bytes, draw: random.Random) -> bytes:
+    """Change subwords and settings of a SentencePiece model, which stays a valid message."""
+    model = ModelProto.FromString(content)
+    change_pieces(model.pieces, draw)
+    trainer = model.trainer_spec
+    normalizer = model.normalizer_spec
+    charsmap = normalizer.precompiled_charsmap
+    action = draw.randrange(12)
+    if action == 0:
+        trainer.model_type = draw.randint(1, 4)
+    elif action == 1:
+        setattr(trainer, f"{draw.choice(['pad', 'unk', 'bos', 'eos'])}_id", draw.choice([-1, 0, 9]))
+    elif action == 2:
+        trainer.byte_fallback = not trainer.byte_fallback
+    elif action == 3:
+        trainer.unk_surface = draw.choice(["", "\n", "x" * 60_000])
+    elif action == 4:
+        broken = b"\xff" * 4, b"\4\0\0\0" + b"\xff" * 8, mutated_bytes(charsmap, draw)
+        normalizer.precompiled_charsmap = draw.choice(broken)
+    elif action == 5:
+        for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
+            setattr(normalizer, name, draw.random() < 0.5)
+    elif action == 6:
+        trainer.treat_whitespace_as_suffix = True
+        model.denormalizer_spec.precompiled_charsmap = b"\xff" * 40
+    return bytes(model.SerializeToString())
+
+
 def mutate(path: Path, draw: random.Random) -> None:
     """Change one file."""
     content = path.read_bytes()
@@ -96,25 +148,55 @@ def mutate(path: Path, draw: random.Random) -> None:
             values = mutated_values(values, draw)
         text = json.dumps(values, ensure_ascii=draw.random() < 0.5)
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    elif path.suffix in (".spm", ".model") and draw.random() < 0.7:
+        path.write_bytes(mutated_model(content, draw))
     else:
         path.write_bytes(mutated_bytes(content, draw))
 
 
-def imported(folder: Path, draw: random.Random) -> None:
-    names = sorted(path for path in folder.iterdir() if path.suffix != ".nbest")
+def imported(folder: Path, draw: random.Random, pattern: str = "*") -> None:
+    names = sorted(path for path in folder.glob(pattern) if path.suffix != ".nbest")
     mutate(draw.choice(names), draw)
     output = folder.parent / "imported"
     languages = "eng-fra" if (folder / "tokenizer.json").exists() else "en-de"
     import_model(ImportOptions(source=folder, output=output, languages=languages))
+    try:
+        Translator.load(output, device="cpu", threads=1).translate([LINE])
+    except NmtError as error:  # what was imported can be used
+        raise AssertionError("imported, but does not translate") from error
+
+
+def tokenized(folder: Path, draw: random.Random) -> None:
+    """Of a SentencePiece model, which is part of a model or named by ``tokenizer.from``."""
+    if draw.random() < 0.5:
+        imported(folder, draw, "*.spm")
+        return
+    path = folder / JOINT
+    mutate(path, draw)
+    adopted = folder / "tokenizer"
+    adopted.mkdir()
+    adopt(path, adopted / JOINT)
+    for tokenizer in load_tokenizers(adopted):
+        tokenizer.decode(tokenizer.encode(LINE))
+        tokenizer.for_translation().pieces()
+
+
+def content_of(folder: Path) -> list[Path]:
+    """The files of a model folder, except for its manifest."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
+    return sorted(files)
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest, as a stranger can, so that it agrees with the files."""
+    names = [path.relative_to(folder).as_posix() for path in content_of(folder)]
+    Manifest.of(folder, names, 0).write(folder)
 
 
 def translated(folder: Path, draw: random.Random) -> None:
-    """Of a model folder of nmt, whose manifest a stranger can write as well."""
-    names = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
-    mutate(draw.choice(sorted(names)), draw)
-    written = [path.relative_to(folder).as_posix() for path in names]
-    Manifest.of(folder, written, 0).write(folder)
-    Translator.load(folder, device="cpu", threads=1).translate(["Hello."])
+    mutate(draw.choice(content_of(folder)), draw)
+    seal(folder)
+    Translator.load(folder, device="cpu", threads=1).translate([LINE])
 
 
 def configured(folder: Path, draw: random.Random) -> None:
@@ -126,6 +208,12 @@ def configured(folder: Path, draw: random.Random) -> None:
 def make_nmt(folder: Path) -> None:
     theirs = write(folder.parent / "theirs", MARIAN, KINDS["tied, swish"])
     import_model(ImportOptions(source=theirs, output=folder))
+
+
+def make_sentencepiece(folder: Path) -> None:
+    make_nmt(folder.parent / "ours")
+    write(folder, MARIAN, KINDS["tied, swish"])
+    shutil.copyfile(folder.parent / "ours" / "tokenizer" / SOURCE, folder / JOINT)
 
 
 def make_ctranslate2(folder: Path) -> None:
@@ -146,6 +234,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[Path, random.Random], 
     "nllb": (write_nllb, imported),
     "nmt": (make_nmt, translated),
     "ctranslate2": (make_ctranslate2, translated),
+    "sentencepiece": (make_sentencepiece, tokenized),
     "configuration": (make_config, configured),
 }
 
@@ -183,6 +272,7 @@ def tried(name: str, count: int, seconds: float) -> dict[str, Any]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGALRM, too_slow)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     for chosen in sys.argv[3:]:
         result = tried(chosen, int(sys.argv[1]), float(sys.argv[2]))
         print(json.dumps(result), flush=True)  # noqa: T201

@@ -15,13 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nmt.errors import CheckpointError, nearest_word
+from nmt.errors import CheckpointError, NmtError, nearest_word
 from nmt.extras.exchange.hub import import_model
 from nmt.extras.exchange.marian import read_vocabulary
 from nmt.extras.exchange.options import ImportOptions
 from nmt.files import foreign
+from nmt.files.json_file import MANIFEST, Manifest
 from nmt.inference.torch_engine import TorchEngine
-from tests.extras.exchange.fuzz import FORMATS
+from nmt.inference.translator import Translator
+from nmt.text.tokenizer import Tokenizer
+from tests.extras.exchange.fuzz import FORMATS, make_ctranslate2, seal
 from tests.extras.exchange.marian_files import KINDS, write
 
 ROOT = Path(__file__).parents[3]
@@ -85,6 +88,28 @@ def test_links_pipes_and_devices_are_not_opened(
     refused(theirs, f"{name} is not a regular file of this folder")
 
 
+@pytest.mark.parametrize("replace", [replace_by_link, os.mkfifo])
+def test_a_pipe_instead_of_a_manifest_a_tokenizer_or_an_archive_is_not_opened(
+    tmp_path: Path, replace: Callable[[Path], None]
+) -> None:
+    """Each reader has to refuse it before it opens it: reading would never end."""
+    replace(tmp_path / MANIFEST)
+    with pytest.raises(CheckpointError, match="json is missing"):
+        Manifest.read(tmp_path)
+    replace(tmp_path / "x.model")
+    with pytest.raises(CheckpointError, match=r"x\.model is not a regular file"):
+        Tokenizer.load(tmp_path / "x.model")
+    replace(tmp_path / "x.zip")
+    refused(tmp_path / "x.zip", "is not a regular file")
+
+
+def test_a_tokenizer_over_the_limit_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "x").open("wb") as file:
+        file.truncate(1 << 32)
+    with pytest.raises(CheckpointError, match="x has 4,294,967,296 bytes; the limit is 33,554,432"):
+        Tokenizer.load(tmp_path / "x")
+
+
 def test_the_links_of_the_cache_of_the_hub_are_read(theirs: Path, tmp_path: Path) -> None:
     """They lead to ``blobs`` beside ``snapshots``."""
     cache = tmp_path / "models--x--y"
@@ -121,6 +146,41 @@ def test_expanded_tensors_take_no_memory(theirs: Path) -> None:
     views = {name: torch.zeros(1).expand(1 << 15, 1 << 15) for name in tensors}
     torch.save(views, theirs / "pytorch_model.bin")
     refused(theirs, "its tensors would be far larger than the file")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"a": 1}, "a: Input should be an instance of Tensor"),
+        ({3: torch.zeros(1)}, "Input should be a valid string"),
+        ([torch.zeros(1)], "Input should be a valid dictionary"),
+        ({"a": [[]] * foreign.MAX_OPERATIONS}, "the pickle contains more than weights"),
+    ],
+)
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_pickles_contain_tensors_by_name_and_nothing_else(
+    theirs: Path, content: Any, words: str, is_archive: bool
+) -> None:
+    """FAULT 76: a pickle of lists takes a hundred times the memory of the file."""
+    (theirs / "model.safetensors").unlink()
+    path = theirs / "pytorch_model.bin"
+    torch.save(content, path, _use_new_zipfile_serialization=is_archive)
+    refused(theirs, words)
+
+
+def test_a_long_list_of_tensors_is_not_read(theirs: Path) -> None:
+    """FAULT 76: a million tensors without numbers."""
+    length = (foreign.MAX_HEADER + 1).to_bytes(8, "little")
+    (theirs / "model.safetensors").write_bytes(length + b" " * foreign.MAX_HEADER)
+    refused(theirs, "its header is too large")
+
+
+def test_a_matrix_that_is_a_single_number_is_refused(theirs: Path) -> None:
+    """FAULT 77."""
+    tensors = load_file(theirs / "model.safetensors")
+    tensors["model.shared.weight"] = torch.tensor(1.0)
+    save_file(tensors, theirs / "model.safetensors")
+    refused(theirs, "source_vectors has 1 rows")
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.complex64])
@@ -170,6 +230,24 @@ def test_an_empty_token_is_refused(theirs: Path) -> None:
     refused(theirs, "a token is empty")
 
 
+@pytest.mark.parametrize("token", ["", "a"])
+def test_the_tokens_of_a_vocabulary_differ_and_have_characters(tmp_path: Path, token: str) -> None:
+    """FAULT 76: millions of blank lines."""
+    path = tmp_path / "x.vocab"
+    path.write_text(f"<unk>\t0\n</s>\t0\n{token}\t0\nb\n{token}\t-1\n")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_vocabulary(path)
+
+
+def test_long_options_are_not_parsed(shared_data: Path, tmp_path: Path) -> None:
+    """FAULT 76."""
+    theirs = shutil.copytree(
+        shared_data / "marian_models" / "opus", tmp_path / "theirs", copy_function=shutil.copyfile
+    )
+    (theirs / "decoder.yml").write_text("a: 1\n" * 210_000)
+    refused(theirs, "its options have more than 1,048,576 characters")
+
+
 @pytest.mark.parametrize("line", ["max-length: -5", "beam-size: x", "normalize: [1]", "models: a"])
 def test_values_that_no_decoder_of_marian_has_are_refused(
     shared_data: Path, tmp_path: Path, line: str
@@ -180,6 +258,41 @@ def test_values_that_no_decoder_of_marian_has_are_refused(
     )
     (theirs / "decoder.yml").write_text(f"{line}\n")
     refused(theirs, "is damaged")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    make_ctranslate2(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("config.yaml", "max_length_offset: 20", "max_length_offset: 1000000000"),
+        ("config.yaml", "max_length_factor: 2.0", "max_length_factor: 1.0e+300"),
+        ("config.json", '"unk_token": "<unk>"', '"unk_token": null'),
+        ("config.json", '"bos_token": "<s>"', '"bos_token": "\\ud800"'),
+        ("config.json", '"decoder_start_token": "<s>"', '"decoder_start_token": "x"'),
+        ("config.json", '"layer_norm_epsilon": ', '"layer_norm_epsilon": -'),
+        ("export.json", '"num_positions": 1024', '"num_positions": 0'),
+        ("export.json", '"num_positions": 1024', '"num_positions": "1e9"'),
+        ("shared_vocabulary.json", '"<unk>",', ""),
+    ],
+)
+def test_values_that_no_export_has_are_refused(
+    exported: Path, tmp_path: Path, name: str, old: str, new: str
+) -> None:
+    """FAULT 77. The manifest agrees with the files, because a stranger can write it, too."""
+    theirs = shutil.copytree(exported, tmp_path / "theirs")
+    text = (theirs / name).read_text("utf-8")
+    assert old in text
+    (theirs / name).write_text(text.replace(old, new, 1), "utf-8")
+    seal(theirs)
+    with pytest.raises(NmtError) as caught:
+        Translator.load(theirs, device="cpu")
+    assert caught.value.exit_code in (2, 4)
 
 
 def test_errors_of_nmt_itself_keep_their_traceback(

@@ -295,6 +295,11 @@ def test_an_archive_with_a_huge_array_is_refused(tmp_path: Path) -> None:
         read_npz(path)
     packed = path.rename(tmp_path / "huge.zip")  # of a whole folder
     refused(packed, "far larger than the file")
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(10_001):
+            archive.writestr(str(number), "")
+    with pytest.raises(CheckpointError, match="it contains 10,001 files"):
+        read_npz(path)
     np.savez(path, a=np.array([Path("x")], dtype=object))
     with pytest.raises(CheckpointError, match="is damaged"):
         read_npz(path)
