@@ -669,7 +669,8 @@ def _check_settings(config: RunConfig, options: PreparationOptions) -> None:
             raise ConfigError(error.problem, fix=fix) from error
     # Both have an entry for each side, unless the vocabulary is learned: then there are no models.
     for path, symbols in zip(config.tokenizer.models or (), config.tag_symbols, strict=False):
-        unknown = [symbol for symbol in symbols if symbol not in Tokenizer.load(path).symbols]
+        known = Tokenizer.load(path).symbols  # before any other function opens the file
+        unknown = [symbol for symbol in symbols if symbol not in known]
         if unknown:
             raise ConfigError(
                 f"tokenizer.from: {path} splits {', '.join(unknown)}.",

@@ -251,13 +251,13 @@ class DecodingConfig(Section):
     diverse_beam_strength: float = Field(default=0.5, ge=0, le=1000)
     sampling: bool = False
     temperature: float = Field(default=1.0, ge=1e-4)
-    top_k: NonNegativeInt = 0
+    top_k: int = Field(default=0, ge=0, le=1 << 20)
     top_p: float = Field(default=1.0, gt=0, le=1)
     epsilon_cutoff: Probability = 0.0
     seed: NonNegativeInt = 1
     return_alternatives: bool = False
     prefix_bias_beta: Probability = 0.0
-    no_repeat_ngram_size: NonNegativeInt = 0
+    no_repeat_ngram_size: int = Field(default=0, ge=0, le=1 << 20)
     repetition_penalty: PositiveFloat = 1.0
     keep_special_mass: bool = False
     shortlist: bool = False

@@ -272,6 +272,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("config.yaml", "max_length_offset: 20", "max_length_offset: 1000000000"),
         ("config.yaml", "max_length_factor: 2.0", "max_length_factor: 1.0e+300"),
+        ("config.yaml", "ngram_size: 0", f"ngram_size: {10**30}"),
         ("config.json", '"unk_token": "<unk>"', '"unk_token": null'),
         ("config.json", '"bos_token": "<s>"', '"bos_token": "\\ud800"'),
         ("config.json", '"decoder_start_token": "<s>"', '"decoder_start_token": "x"'),
