@@ -16,7 +16,7 @@ from nmt.config.inference import inference_section
 from nmt.errors import ConfigError
 from nmt.installation import read_toml
 
-FORMAT = 7
+FORMAT = 8
 FORMAT_KEY = "format"
 # Sections of the configuration of a model folder.
 INFERENCE = "inference"
@@ -111,6 +111,10 @@ def _checkpoint_of_format_6(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "progress": progress}
 
 
+def _checkpoint_of_format_8(state: dict[str, Any]) -> dict[str, Any]:
+    return filled_in(state, {"identity": _VALUES["new_keys"]})
+
+
 def _with_paths(value: Any) -> Any:
     """Return a part of the data section in which each corpus has ``path`` instead of ``tsv``."""
     if isinstance(value, list):
@@ -129,10 +133,12 @@ def _with_paths(value: Any) -> Any:
 # `data.placeholders` and `decoding.protect`, whose defaults suit older models. Format 6 of a
 # checkpoint has plans of the time instead of one number of updates; an older run makes its first
 # plan when it is resumed. Format 7 adds `data.max_characters`, which older models lack.
+# Format 8 adds `model.norm_gain` and `model.position_init` with the values of all older models.
 _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
     (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,
     (Kind.CONFIGURATION, 3): _configuration_of_format_4,
     (Kind.MODEL, 3): _model_of_format_4,
     (Kind.CHECKPOINT, 5): _checkpoint_of_format_6,
+    (Kind.CHECKPOINT, 7): _checkpoint_of_format_8,
 }

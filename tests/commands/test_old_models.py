@@ -112,6 +112,8 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
     sets["placeholders"] = {"share": 0.0, "patterns": []}
     before["decoding"]["protect"] = []
     sets["max_characters"] = len("ich bin müde")  # new key of format 7
+    before["model"] |= {"norm_gain": True, "position_init": "normal"}  # new keys of format 8
+    sets["glossary"] = {"share": 0.0}
     assert after == {"format": FORMAT, **before, "run_dir": str(folder)}
     assert translations(folder, "fr") == FRENCH
 
