@@ -241,6 +241,7 @@ def test_shortlists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path: 
 def test_unsupported_options_are_named() -> None:
     assert not_expressed(run_config({}).model) == []
     assert not_expressed(run_config({"qk_norm": True}).model) == ["model.qk_norm true"]
+    assert not_expressed(run_config({"norm_gain": False}).model) == ["model.norm_gain false"]
     assert not_expressed(run_config({"norm": "layer-std"}).model) == ['model.norm "layer-std"']
     options = DecodingConfig(sampling=True, top_k=5, n_best=7, seed=9, length_penalty=0.5)
     assert not_followed(options) == ["decoding.sampling true", "decoding.top_k 5"]
@@ -252,7 +253,7 @@ def test_unsupported_options_are_named() -> None:
 
 def test_every_new_key_is_either_supported_or_listed_as_unsupported() -> None:
     """Add an unsupported key to `_NOT_EXPRESSED` or `_NOT_FOLLOWED`; then count it here."""
-    assert len(ModelConfig.model_fields) == 30
+    assert len(ModelConfig.model_fields) == 32
     assert len(DecodingConfig.model_fields) == 26
     assert ModelConfig.model_fields.keys() >= ctranslate2._NOT_EXPRESSED
     assert DecodingConfig.model_fields.keys() >= ctranslate2._NOT_FOLLOWED
