@@ -51,8 +51,9 @@ def identity(
     if config.training.schedule.needs_budget:
         budget = bound_values(config, "budget")
     filters = {}
-    if config.batch.bpe_dropout or any(corpus.noise.rates for corpus in config.data.train):
-        # BPE-dropout and noise can make pairs longer than the filters allow.
+    has_noise = any(corpus.noise.rates for corpus in config.data.train)
+    if config.batch.bpe_dropout or has_noise or config.data.glossary.share:
+        # BPE-dropout, noise and terms can make pairs longer than the filters allow.
         filters["max_length"] = config.filters.max_length
     return {
         **bound_values(config, "run"),

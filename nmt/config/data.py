@@ -482,7 +482,7 @@ class DataConfig(Section):
     max_sentences: Free[Count | None] = None
     max_characters: Free[Count | None] = None
     placeholders: BindsData[PlaceholderConfig] = PlaceholderConfig()
-    glossary: BindsData[GlossaryConfig] = GlossaryConfig()
+    glossary: Annotated[GlossaryConfig, Binds("data", "run")] = GlossaryConfig()
 
     @property
     def training(self) -> tuple[CorpusConfig, ...]:

@@ -133,7 +133,8 @@ def _with_paths(value: Any) -> Any:
 # `data.placeholders` and `decoding.protect`, whose defaults suit older models. Format 6 of a
 # checkpoint has plans of the time instead of one number of updates; an older run makes its first
 # plan when it is resumed. Format 7 adds `data.max_characters`, which older models lack.
-# Format 8 adds `model.norm_gain` and `model.position_init` with the values of all older models.
+# Format 8 adds `data.glossary`, `model.norm_gain` and `model.position_init` with the values of all
+# older models.
 _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
     (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,

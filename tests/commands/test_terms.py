@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.checkpoint.run import changed_settings, identity
 from nmt.config.data import ANNOTATION
 from nmt.config.run import RunConfig
 from nmt.data.prepared import LINKS, PreparedData
@@ -127,3 +128,13 @@ def test_without_a_share_nothing_is_aligned(tmp_path: Path) -> None:
     assert not (config.prepared_dir / LINKS).exists()
     symbols = load_tokenizers(config.prepared_dir / "tokenizer").source.symbols
     assert not symbols.keys() & set(ANNOTATION)
+
+
+def test_another_share_is_another_training(tmp_path: Path) -> None:
+    """The stored links are the same."""
+    config = config_with_terms(tmp_path)
+    data = config.data.model_dump(mode="json") | {"glossary": {"share": 0.3}}
+    other = RunConfig.model_validate(config.model_dump(mode="json") | {"data": data})
+    recorded, present = (identity(each, data_hash="", vocab_hash="") for each in (config, other))
+    assert changed_settings(recorded, present) == ["data.glossary.share: was 0.5, is 0.3"]
+    assert recorded["filters"] == {"max_length": config.filters.max_length}
