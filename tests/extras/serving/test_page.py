@@ -356,6 +356,24 @@ def test_terms_are_required_and_forbidden_and_the_command_line_gives_the_same(pa
 
 
 @pytest.mark.long
+def test_terms_of_a_glossary_are_opened_edited_and_kept(page: Page, tmp_path: Path) -> None:
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("dog\tKöter|Kötern\n", encoding="utf-8")
+    page["glossary"].click()
+    page.type("The boy plays with his dog.")
+    page["tsv"].send_keys(str(terms))
+    page.wait(lambda: "Köter" in page.shown())
+    assert page["glossary"].get_property("textContent") == "Glossary (1)"
+    page["terms"].clear()
+    page["terms"].send_keys("boy = Bube")
+    page.wait(lambda: "Bube" in page.shown())
+    assert "Köter" not in page.shown()
+    page.driver.refresh()
+    page.wait(lambda: "Bube" in page.shown())
+    assert page["terms"].get_property("value") == "boy = Bube"
+
+
+@pytest.mark.long
 def test_languages_are_swapped_and_detected(page: Page) -> None:
     german = page.type("The boy plays with his dog.")
     page["swap"].click()
