@@ -377,7 +377,8 @@ def test_the_state_of_a_newer_version_is_refused_and_of_an_older_one_is_read(
     folder = save_checkpoint(tmp_path, 10, model={}, optimizer={}, state={"counters": {"a": 1}})
     assert read_state(folder) == {"counters": {"a": 1}}
     (folder / files.STATE).write_text('{"counters": {"a": 2}}')  # version 0.1 wrote no format
-    assert read_state(folder) == {"counters": {"a": 2}, "progress": {}}
+    state = read_state(folder)
+    assert (state["counters"], state["progress"]) == ({"a": 2}, {})
     (folder / files.STATE).write_text('{"format": 99, "counters": {}}')
     with pytest.raises(CheckpointError, match="format 99") as caught:
         read_state(folder)

@@ -14,9 +14,12 @@ from nmt.commands.augment import augment
 from nmt.commands.score import score
 from nmt.commands.translate import load_translator
 from nmt.inference.engine import Ensemble
+from nmt.inference.glossary import Glossary
 from nmt.inference.mbr import Mbr
 
 MODEL, OTHER = Path("model"), Path("other")
+TERMS = Path("terms.tsv")
+READ = ("read", TERMS)
 TOGETHER = Ensemble((OTHER,), (1.0, 3.0), "geometric")
 
 # Options of `ModelOptions` -> arguments of `load`.
@@ -48,6 +51,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     stand_in = SimpleNamespace(load=load)
     for module in ("translate", "augment"):
         monkeypatch.setattr(f"nmt.commands.{module}.Translator", stand_in)
+    monkeypatch.setattr(Glossary, "read", lambda path: ("read", path))
     return found
 
 
@@ -64,13 +68,14 @@ def test_translate_loads_the_model_with_every_option(arguments: dict[str, Any]) 
     outputs = ("alignments", "attention", "token_scores")
     other: dict[str, Any] = {
         "sample": True, "no_guard": True, "no_split": True, "format": "json",
+        "glossary": TERMS,
     } | dict.fromkeys(outputs, True)  # fmt: skip
     options = TranslateOptions(model=MODEL, **LOADING, **LANGUAGES, **same, **other)
     with pytest.raises(Loaded):
         load_translator(options)
     assert arguments == {
         "folder": MODEL, "mbr": None, "outputs": set(outputs), "guard": False, "split": False,
-        "sampling": True, "constraints": False, **LOADED, **NAMED, **same,
+        "sampling": True, "constraints": False, **LOADED, **NAMED, **same, "glossary": READ,
     }  # fmt: skip
     # Of lines, and not of the model; `set_` and the options of MBR are tested elsewhere.
     of_lines = {"file", "input", "output", "input_format", "min_confidence", "stream"}
@@ -86,7 +91,7 @@ def test_without_options_the_model_decides(arguments: dict[str, Any]) -> None:
         "folder": MODEL, "checkpoint": "best", "device": "auto", "threads": None, "mbr": None,
         "engine": "auto", "dtype": "auto", "ensemble": None, "guard": True, "split": True,
         "outputs": set(), "source_language": None, "target_language": None, "tag": None,
-        "constraints": False, "sentences": "auto",
+        "constraints": False, "sentences": "auto", "glossary": None,
     }  # fmt: skip
     assert arguments == plain
     for engine, constraints in (("auto", True), ("torch", False)):
@@ -127,14 +132,16 @@ def test_augment_loads_the_models_with_every_option(arguments: dict[str, Any]) -
         "seed": 11, "beam_size": 6,
     }  # fmt: skip
     of_text: dict[str, Any] = {"text": Path("text"), "output": Path("folder")}
-    options = AugmentOptions(**of_text, model=(MODEL, OTHER), sample=True, **same, **LANGUAGES)
+    options = AugmentOptions(
+        **of_text, model=(MODEL, OTHER), sample=True, glossary=TERMS, **same, **LANGUAGES
+    )
     with pytest.raises(Loaded):
         augment(options)
     assert arguments == {
         "folder": MODEL, "ensemble": Ensemble((OTHER,)), "sampling": True, "n_best": 1,
-        **same, **NAMED,
+        **same, **NAMED, "glossary": READ,
     }  # fmt: skip
-    tested = {"model", "sample", *of_text, *same, *LANGUAGES}
+    tested = {"model", "sample", "glossary", *of_text, *same, *LANGUAGES}
     elsewhere = {"forward", "references", "shard_lines", "set_", "json", "force"}
     assert fields(AugmentOptions) == tested | elsewhere
 

@@ -395,7 +395,7 @@ def test_filters_that_leave_nothing_are_named(tmp_path: Path) -> None:
     short = config_for(tmp_path, filters={"max_length": 1})
     refused(short, r"dropped all training pairs of numbers: length 120")
     config = config_for(tmp_path)
-    write_pairs(tmp_path, ["", ""], ["one", ""], "valid")
+    write_pairs(tmp_path, ["", "eins"], ["one", ""], "valid")
     refused(config, r"dropped all validation pairs of valid: blank 2")
 
 

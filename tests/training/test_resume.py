@@ -366,6 +366,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "training.r_drop_weight": 1.0,
     },
     "noise": {"data.train.0.noise": {"upper_case": 0.3, "typos": 0.5, "spacing": 0.5}},
+    "glossary": {"data.glossary": {"share": 0.5}},
     "stages": {
         "data.train.0.name": "toy",
         "data.stages": [{"mix": {"toy": 1}, "until": {"toy": 0.5}}, {"mix": {"toy": 1}}],

@@ -226,7 +226,7 @@ def test_a_server_starts_with_the_keys_and_the_engine_of_its_options(
     ((service, gate),) = started
     assert gate.keys == {digest("k" * 24): "anna"}
     loading = {"engine": "ctranslate2", "dtype": "int8", "device": "cpu", "threads": 1}
-    assert service.models["mine"]._loading == loading
+    assert service.models["mine"]._loading == loading | {"glossary": None}
     engine = service.models["mine"].translator.engine
     assert (engine.name, engine.dtype) == ("ctranslate2", "int8")
     assert gate.count("127.0.0.1") == "127.0.0.1"
