@@ -259,7 +259,7 @@ def decode_line(line: bytes, name: str, line_number: int) -> str:
         place = f"{name}, line {line_number:,}, byte {error.start + 1}"
         raise DataError(
             f"{place}: 0x{line[error.start]:02x} is not UTF-8.",
-            fix="Convert the file to UTF-8 (iconv), or set filters.on_bad_utf8: skip.",
+            fix="Convert the file to UTF-8 (iconv).",
         ) from error
 
 

@@ -52,7 +52,9 @@ _PLACEHOLDERS = (
     r"\{\{[^{}]{0,100}\}\}|[$#%]?\{[^{}\s]{0,100}\}",
     # The percent sign of a number, as in 100%, is not a placeholder.
     r"(?<![\d%])%(?:\(\w+\)|\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|z)?[a-zA-Z@](?!\w)",
-    r"(?<!\w)\$[a-zA-Z_]\w*",
+    # A formula, such as $x^2$, has no words of several letters but the names of TeX.
+    r"(?<!\w)\$(?!\s)(?:\\[a-zA-Z]++|[a-zA-Z](?![^\W\d_])|(?!\$)[\W\d_]){1,100}(?<!\s)\$(?!\w)",
+    r"(?<!\w)\$[a-zA-Z_]\w*+(?:\$(?!\w))?",
     rf"</?[a-zA-Z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?>",
     f"(?:[{_EMOJI}][{_EMOJI_PARTS}]*)+",
     # Keys and other data: long, or with three places where letters follow digits.
@@ -406,6 +408,12 @@ class _Layout:
         self._pieces: list[str] = []  # of the target
         # What each target piece begins: ``word``, ``sentence`` (and its first word) or nothing.
         self._begins: list[str] = []
+        plain = " ".join(paragraph.sentences)
+        marks = set[str]()
+        for event in paragraph.events:
+            if event.kind != "text" or event.text == PLACEHOLDER:
+                marks.add(event.raw)
+        self._unread_marks = {mark for mark in marks if mark not in plain}
         first_word = 0
         for source, (text, links) in zip(paragraph.sentences, translations, strict=True):
             num_words = len(source.split())
@@ -438,13 +446,24 @@ class _Layout:
             if 0 <= source < num_words:
                 linked[target].append(first_word + source)
         first_target = len(self._pieces)
-        for index, word in enumerate(targets):
-            self._add_word(word, linked[index], "word" if index else "sentence")
+        begins = "sentence"
+        for index, written in enumerate(targets):
+            # The model may write marks itself, which are inserted later.
+            word = placeholder_pattern().sub(self._without_mark, written)
+            if not word:
+                continue
+            if word != written and begins == "word" and core_of(word) == (0, 0):
+                begins = ""  # what is left is the punctuation of the word before
+            self._add_word(word, linked[index], begins)
+            begins = "word"
         first_source = self._first_pieces[first_word]
         num_source = self._first_pieces[first_word + num_words] - first_source
         num_target = len(self._pieces) - first_target
         sentence = _Sentence(first_source, num_source, first_target, num_target)
         self._sentences += [sentence] * num_source
+
+    def _without_mark(self, match: re.Match[str]) -> str:
+        return "" if match[0] in self._unread_marks else match[0]
 
     def _add_word(self, word: str, sources: Sequence[int], begins: str) -> None:
         """Add a target word that is aligned to the words ``sources`` of the paragraph."""

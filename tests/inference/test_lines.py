@@ -23,6 +23,7 @@ from nmt.inference.direction import Languages
 from nmt.inference.placeholders import (
     Links,
     Paragraph,
+    as_symbol,
     mask_placeholders,
     text_events,
     with_symbols,
@@ -182,6 +183,46 @@ def test_marks_of_prices_percentages_and_of_the_vocabulary_are_not_placeholders(
     assert placeholders_of("Kauf ABC-12 {x}", (r"[A-Z]+-(\d)\d",)) == ["ABC-12", "{x}"]
     with pytest.raises(ValueError, match="not a regular expression"):
         DecodingConfig(protect=("(",))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$x$", "$x^2$", "$a + b = 3$", r"$\alpha_1 \le x$", "$NAME$", "$x_{i,j}$", "$5 - 3$",
+    ],
+)  # fmt: skip
+def test_a_formula_is_one_placeholder(text: str) -> None:
+    assert placeholders_of(f"Sei {text}, und {text}.") == [text, text]
+
+
+def test_prices_and_variables_are_not_formulas() -> None:
+    for text in ("von $5 bis 6$", "$5, $6", "US$5-6$", "$ 5 $", "$5到6$"):
+        assert placeholders_of(text) == []
+    assert placeholders_of("$HOME$USER $A/$B $a, $b") == ["$HOME", "$A", "$B", "$a", "$b"]
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "expected"),
+    [
+        ("The sign <s> begins", "Das Zeichen <s> beginnt", "Das Zeichen <s> beginnt"),
+        ("<s> begins", "<s> beginnt", "<s> beginnt"),
+        ("A dog 😀.", "Ein Hund 😀.", "Ein Hund 😀."),
+        ("A dog 😀", "😀", "😀"),
+        ("{x} and {x} go", "{x} und gehen", "{x} und {x} gehen"),
+        ("{x} goes", "{xy} geht", "{x} {xy} geht"),
+    ],
+)
+def test_a_placeholder_that_the_model_writes_itself_is_not_doubled(
+    source: str, text: str, expected: str
+) -> None:
+    links = [(0, 0), (1, 1), (1, 2)]
+    assert insert(source, text, links) == expected
+
+
+def test_a_copied_emoji_is_not_added_to_the_symbol_of_the_emoji() -> None:
+    events = map(as_symbol, text_events("A dog 😀"))
+    paragraph = Paragraph.read(events, "", None)
+    assert paragraph.render([(f"Ein 😀 Hund {PLACEHOLDER}", None)]) == "Ein Hund 😀"
 
 
 WORDS = ["Ein", "Hund", "läuft.", "{x}", "%s", "😀", "<b>", "</b>", "https://a.de/x", "(", "so)"]
