@@ -521,12 +521,12 @@ def _warn(evaluated_set: EvaluatedSet) -> None:
     """Warn of texts that look wrong, and of scores that are too high."""
     test = evaluated_set.test
     options = evaluated_set.options
-    systems = evaluated_set.systems
+    systems = [*filter(None, [*evaluated_set.systems, evaluated_set.baseline])]
     reference = test.references[0]
     for text in odd_texts(systems, reference, options.tokenize, test.target_language, test.source):
         logger.warning("%s", text)
     expected_language = likely_language(reference)  # None if it is unclear
-    for system in filter(None, [*systems, evaluated_set.baseline]):
+    for system in systems:
         language = likely_language(system.lines)
         if expected_language and language not in (None, expected_language):
             text = "%s looks like %s, but the reference looks like %s: wrong file?"

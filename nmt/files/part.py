@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import IO, Any
 
 from nmt.errors import DataError
 from nmt.files.atomic import file_lock, open_output, sync, write_json
+from nmt.files.json_file import field, read_json
 from nmt.files.lines import is_standard
 
 Chunk = tuple[int, list[Any]]  # number of the first line, lines of the input
@@ -28,18 +28,19 @@ class PartFile:
         settings: Everything that the output depends on, except for the input.
 
     Raises:
-        DataError: The file has content and no record: something else has written it.
+        DataError: The file or its record has content that nmt has not written.
     """
 
     def __init__(self, path: Path, settings: object) -> None:
         self.path = path
         self.record_path = path.with_name(f"{path.name}.json")
-        is_new = not self.record_path.exists()
-        if is_new and path.exists() and path.stat().st_size:
-            raise DataError(
-                f"{path} exists, and nmt has not written it.",
-                fix="Move it, or set another output file: finished lines are kept there.",
-            )
+        is_new = not self._read_record()
+        for existing in (path, self.record_path):
+            if is_new and existing.exists() and existing.stat().st_size:
+                raise DataError(
+                    f"{existing} exists, and nmt has not written it.",
+                    fix="Move it, or set another output file: finished lines are kept there.",
+                )
         self.stream = path.open("a+b")
         self._settings = repr(settings).encode()
         self._start()
@@ -67,11 +68,18 @@ class PartFile:
         record = {"lines": self._num_lines, "bytes": num_bytes, "sha256": self._hash.hexdigest()}
         write_json(self.record_path, record)
 
+    def _read_record(self) -> dict[str, Any]:
+        """Return the record; empty if there is none, or if it is not one of nmt."""
+        with suppress(OSError, ValueError):
+            record = read_json(self.record_path)
+            field(record, "lines", kind=int)
+            field(record, "bytes", kind=int)
+            return field(record, kind=dict)
+        return {}
+
     def remaining(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """Return the chunks whose results are missing: all of them if input or options differ."""
-        record: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            record = json.loads(self.record_path.read_bytes())
+        record = self._read_record()
         read_chunks = list[Chunk]()
         while self._num_lines < record.get("lines", 0) and (chunk := next(chunks, None)):
             read_chunks.append(chunk)

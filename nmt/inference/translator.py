@@ -253,6 +253,7 @@ class Translator:
         first_line: int = 1,
         *,
         glossary: Glossary | None = None,
+        **options: Any,
     ) -> list[Result]:
         """Translate ``lines``. Results are in the same order.
 
@@ -264,8 +265,10 @@ class Translator:
             lines: Texts or requests.
             first_line: Number of the first line, for messages.
             glossary: Terms of requests without a glossary; None for those of the translator.
+            options: Other options of this call, named as in `load`.
 
         Raises:
+            ConfigError: Options are unknown or out of bounds.
             DataError: The constraints of a line cannot be met, or its tag is unknown.
             EngineLacksError: The engine does not support constraints. Pass ``constraints=True`` to
                 `load`.
@@ -274,7 +277,9 @@ class Translator:
                 `Request`.
         """
         if glossary is not None:
-            return self.with_options(glossary=glossary).translate(lines, first_line)
+            options["glossary"] = glossary
+        if options:
+            return self.with_options(**options).translate(lines, first_line)
         results = []
         for line_number, result in enumerate(self.try_translate(lines, first_line), first_line):
             if isinstance(result, DataError):

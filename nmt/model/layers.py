@@ -59,9 +59,7 @@ def make_norm(config: ModelConfig, dim: int) -> nn.Module:
         epsilon = config.norm_epsilon or 1e-5
         norm = kind(dim, eps=epsilon, bias=config.has_bias("norm"))
     if not config.norm_gain:
-        # Not saved, and not a parameter.
-        del norm.weight
-        norm.register_buffer("weight", torch.ones(dim), persistent=False)
+        norm.register_parameter("weight", None)
     return norm
 
 
@@ -79,7 +77,10 @@ class StdLayerNorm(nn.LayerNorm):
         variance = centred.square().mean(-1, keepdim=True)
         # Clamped, because the gradient of the square root is infinite at 0.
         deviation = variance.clamp_min(_LEAST_VARIANCE).sqrt()
-        normed = centred / (deviation + self.eps) * self.weight
+        normed = centred / (deviation + self.eps)
+        weight = cast("Tensor | None", self.weight)
+        if weight is not None:
+            normed = normed * weight
         bias = cast("Tensor | None", self.bias)
         if bias is not None:
             normed = normed + bias
@@ -100,7 +101,9 @@ class RMSNorm(nn.RMSNorm):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (..., D)."""
-        weight = _wide(self.weight)
+        weight = cast("Tensor | None", self.weight)
+        if weight is not None:
+            weight = _wide(weight)
         # In 16 bits the mean of squares overflows (float16) or loses digits (bfloat16).
         normed = F.rms_norm(_wide(x), self.normalized_shape, weight, self.eps)
         return normed.to(x.dtype)

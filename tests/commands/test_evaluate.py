@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
@@ -172,6 +173,14 @@ def test_text_for_another_tokenizer_gets_a_warning(tmp_path: Path, line: str, ad
     if "zh" in advice:
         score = scores_of(path, path, "-l", "en-zh")["systems"][0]["scores"][1]
         assert (round(score["value"]), "tok:zh" in score["signature"]) == (100, True)
+
+
+def test_an_odd_baseline_gets_a_warning(tmp_path: Path) -> None:
+    text = write(tmp_path / "text", ["schön", "für", "Tür"] * 3)
+    decomposed = [unicodedata.normalize("NFD", word) for word in ["schön", "für", "Tür"] * 3]
+    baseline = write(tmp_path / "baseline", decomposed)
+    warned = invoke("--hypothesis", text, "--reference", text, "--baseline", baseline).stderr
+    assert "baseline: 9 of 9 lines differ from their reference in Unicode's" in warned
 
 
 @pytest.mark.parametrize("wrong", ["--hypothesis", "--source", "--reference"])

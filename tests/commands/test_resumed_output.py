@@ -82,7 +82,7 @@ def test_a_part_of_a_chunk_is_dropped(
     assert (tmp_path / "out").read_bytes() == expected
 
 
-@pytest.mark.parametrize("change", ["input", "shorter input", "options", "record"])
+@pytest.mark.parametrize("change", ["input", "shorter input", "options"])
 def test_other_inputs_and_options_start_again(
     change: str, translate: Translate, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,13 +93,11 @@ def test_other_inputs_and_options_start_again(
         lines = ["Hund", *LINES[1:]]
     elif change == "shorter input":
         lines = LINES[:3]
-    elif change == "options":
-        flags = {"beam_size": 1}
     else:
-        (tmp_path / "out.part.json").write_text("{", "utf-8")
+        flags = {"beam_size": 1}
     with caplog.at_level(logging.WARNING):
         assert translate(lines, **flags) == lines
-    assert ("starting again" in caplog.text) == (change != "record")
+    assert "starting again" in caplog.text
     assert len((tmp_path / "out").read_bytes().splitlines()) == len(lines)
 
 
@@ -126,6 +124,21 @@ def test_a_file_of_somebody_else_is_kept(translate: Translate, tmp_path: Path) -
         translate(LINES)
     assert (tmp_path / "out.part").read_text("utf-8") == "mine"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("record", ["{", "{}", "[1]", '{"lines": "4", "bytes": null}'])
+@pytest.mark.parametrize("part", ["mine", None])
+def test_a_record_of_somebody_else_is_kept(
+    record: str, part: str | None, translate: Translate, tmp_path: Path
+) -> None:
+    files = {"out.part.json": record}
+    if part is not None:
+        files["out.part"] = part
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, "utf-8")
+    with pytest.raises(DataError, match="exists, and nmt has not written it"):
+        translate(LINES)
+    assert {name: (tmp_path / name).read_text("utf-8") for name in files} == files
 
 
 def test_a_kill_before_the_first_record_does_not_refuse_the_next_start(

@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from nmt.config.data import Direction
-from nmt.errors import CheckpointError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.inference.direction import Languages
 from nmt.inference.engine import BatchCapacity, Engine, EngineLacksError, Needs
 from nmt.inference.mbr import Mbr
@@ -237,6 +237,17 @@ def test_a_cut_line_is_the_sum_of_its_parts(
     assert whole.num_tokens == first.num_tokens + second.num_tokens
     (shown,) = whole.alternatives
     assert (shown.text, shown.score, shown.log_prob) == (whole.text, whole.score, whole.log_prob)
+
+
+def test_options_of_a_call_count_for_this_call_only(translator: Translator) -> None:
+    lines = sentences(12, seed=5, longest=8)
+    before = translator.translate(lines)
+    narrow = translator.with_options(beam_size=1).translate(lines)
+    assert narrow != before
+    assert translator.translate(lines, beam_size=1) == narrow
+    assert translator.translate(lines) == before
+    with pytest.raises(ConfigError, match="did you mean"):
+        translator.translate(lines, beam_sizes=1)
 
 
 def test_failed_lines_do_not_change_other_lines(translator: Translator) -> None:

@@ -230,3 +230,19 @@ def test_norms_are_worked_out_in_float32_and_returned_in_the_dtype_of_their_inpu
         found = norm(values.bfloat16())
         assert found.dtype == torch.bfloat16
         torch.testing.assert_close(found, norm.float()(values.bfloat16().float()).bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["layer", "layer-std", "rms"])
+def test_a_norm_without_a_gain_trains_in_16_bits_and_has_only_its_bias(kind: str) -> None:
+    """Training casts the parameters, and no other tensors."""
+    config = ModelConfig.model_validate({"norm": kind, "norm_gain": False})
+    norm = make_norm(config, 16)
+    for parameter in norm.parameters():
+        parameter.data = parameter.data.bfloat16()
+    values = torch.randn(5, 16).bfloat16().requires_grad_()
+    normed = norm(values)
+    normed.square().sum().backward()
+    assert normed.dtype == torch.bfloat16
+    torch.testing.assert_close(normed.float().square().mean(1), torch.ones(5), atol=0.02, rtol=0)
+    expected_names = [] if kind == "rms" else ["bias"]
+    assert [name for name, _ in norm.named_parameters()] == expected_names

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from nmt.config.data import LanguageTags
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.errors import CheckpointError
+from nmt.errors import CheckpointError, shell_command
 from nmt.files.foreign import parsing, read_json
 from nmt.installation import read_toml
 from nmt.text.tokenizer import is_tag
@@ -189,6 +189,11 @@ def read_settings(source: Path) -> dict[str, Any]:
     """
     settings = load_json(source / HF_CONFIG)
     model_type = str(settings.get("model_type"))
+    if "model_type" not in settings:
+        raise CheckpointError(
+            f"{source / HF_CONFIG} has no model_type: it is not of a Transformers model.",
+            fix=f"If it is a model of nmt, type: {shell_command('translate', source)}",
+        )
     if model_type == "nllb_moe":
         raise refused("a mixture of experts (model_type: nllb_moe)")
     # Name of a setting -> its supported values. The type itself is checked first.

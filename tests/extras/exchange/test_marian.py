@@ -447,6 +447,11 @@ def test_unsupported_values_of_hugging_face_are_named(
     refused(theirs, message)
 
 
+def test_a_folder_of_ctranslate2_is_refused_with_what_to_do(theirs: Path) -> None:
+    (theirs / "config.json").write_text('{"add_source_eos": true}', encoding="utf-8")
+    refused(theirs, "has no model_type")
+
+
 def test_truncated_weights_are_damaged(theirs: Path) -> None:
     path = theirs / "model.safetensors"
     content = path.read_bytes()

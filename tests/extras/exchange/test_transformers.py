@@ -169,6 +169,7 @@ def test_a_model_of_the_preset_translates_equally_after_an_import(
             {},
             ['needs model.decoder_start "bos".', "`model.preset` marian"],
         ),
+        ({"preset": "marian", "norm_gain": False}, {}, ["needs model.norm_gain true."]),
         ({"preset": "marian"}, {"language_tags": "source"}, ["data.language_tags both"]),
         (
             {"preset": "marian"},
