@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -250,7 +250,7 @@ def test_given_pairs_are_aligned_without_their_tags(
         for ids in sides:
             begins = [tagged.source.piece(index)[0] == "\u2581" for index in ids]
             words.append([sum(begins[: place + 1]) - 1 for place in range(len(ids))])
-        sums = Counter[tuple[int, int]]()  # by source word and target word
+        sums = defaultdict[tuple[int, int], float](float)  # by source word and target word
         for place, whole_row in enumerate(rows):
             for word, weight in zip(words[0], whole_row[len(before) :], strict=True):
                 sums[word, words[1][place]] += weight
