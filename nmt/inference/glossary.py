@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import logging
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -103,8 +102,10 @@ class Glossary:
         return cls(terms)
 
     @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self.terms), default=0)
+    def _lengths(self) -> list[int]:
+        """Different lengths of the terms, the largest first."""
+        lengths = set(map(len, self.terms)) - {0}
+        return sorted(lengths, reverse=True)
 
     def find(self, text: str, language: str) -> Iterator[tuple[int, int, Forms]]:
         r"""Yield start, end and target forms of the terms of a sentence, in order.
@@ -117,20 +118,22 @@ class Glossary:
         >>> list(glossary.find("Red dogs, a red dog.", "en"))
         [(0, 3, ('rot',)), (12, 19, ('Rothund',))]
         """
-        borders: Sequence[int] = range(len(text) + 1)
+        borders: Collection[int] = range(len(text) + 1)
         if writes_spaces(language):
-            borders = [match.start() for match in _BORDER.finditer(text)]
+            borders = dict.fromkeys(match.start() for match in _BORDER.finditer(text))
         end = 0  # of the last term
         places = (place for place, character in enumerate(text) if character.isalnum())
         first = next(places, 0)  # letter or digit
-        for index, start in enumerate(borders):
-            last = bisect_right(borders, start + self._longest)
-            for stop in reversed(borders[index + 1 : last]):
+        for start in borders:
+            for length in self._lengths:
+                stop = start + length
+                if start < end or stop not in borders:
+                    continue
                 term = text[start:stop]
                 forms = self.terms.get(term, ())
                 if not forms and start <= first:
                     forms = self.terms.get(term[0].lower() + term[1:], ())
-                if forms and start >= end:
+                if forms:
                     yield start, stop, forms
                     end = stop
 

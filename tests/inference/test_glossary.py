@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from nmt.config.data import ANNOTATION, Direction, TokenizerConfig
 from nmt.errors import DataError
@@ -83,6 +84,25 @@ def test_terms_are_found(text: str, language: str, terms: list[str]) -> None:
 
 
 WORDS = st.sampled_from(["rot", "rote", "Rose", "a", "b-c", "ä", ",", "(", "  "])
+
+
+class CountedTerms(dict[str, tuple[str, ...]]):
+    """Terms that count how often one is looked up."""
+
+    num_lookups = 0
+
+    @override
+    def get(self, key: str, default: Any = None) -> Any:
+        self.num_lookups += 1
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("language", ["de", "zh"])
+def test_a_very_long_term_does_not_make_the_others_slow(language: str) -> None:
+    terms = CountedTerms({"x" * 3000: ("y",), "Hund": ("dog",)})
+    text = "Hund " * 1000
+    assert len(list(Glossary(terms).find(text, language))) == 1000
+    assert terms.num_lookups <= 3 * len(text)
 
 
 @given(st.lists(st.lists(WORDS, min_size=1, max_size=3), max_size=5), st.lists(WORDS))
