@@ -368,7 +368,7 @@ def text_alarms(
 def is_copy(source: str, translation: str) -> bool:
     """Whether a translation has the words of its source, which is longer than a name.
 
-    >>> is_copy("A man walks.", "a man walks"), is_copy("Berlin!", "Berlin!")
+    >>> is_copy("A man walks his dog.", "a man walks his dog"), is_copy("Berlin!", "Berlin!")
     (True, False)
     """
     words = _WORD.findall(source.casefold())

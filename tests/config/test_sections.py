@@ -613,7 +613,7 @@ def test_what_binds_the_prepared_data_and_a_run() -> None:
     config = RunConfig.model_validate(RUN)
     data, run = bound_values(config, "data"), bound_values(config, "run")
     assert data.keys() == {"source_language", "target_language", "data", "tokenizer", "filters"}
-    keys = {"train", "valid", "language_tags", "replay", "placeholders"}
+    keys = {"train", "valid", "language_tags", "replay", "placeholders", "glossary"}
     assert data["data"].keys() == keys
     assert not {"weight", "noise"} & data["data"]["train"][0].keys()
     assert run.keys() == {

@@ -52,7 +52,7 @@ def test_numbers_are_readable_in_cells_of_every_shade(theme: str) -> None:
     css = (TEMPLATES / "drawing.css.j2").read_text(encoding="utf-8")
     (opacity,) = re.findall(r"\.written\{opacity:([.\d]+)\}", css)
     heatmap = (TEMPLATES / "heatmap.svg.j2").read_text(encoding="utf-8")
-    assert re.search(r"text\(number_text\(value.*\"mid ink\"\)", heatmap)
+    assert re.search(r"written\(row, .*\"ink\"\)", heatmap)
     colors = PALETTES[theme]
     for hue in ("c0", "c1", "line"):
         for level in range(25):

@@ -99,7 +99,7 @@ def test_two_files_have_the_languages_of_their_names(
     assert not places.unused
 
 
-WORDS = "src trg tgt raw tok bpe txt old new ref hyp clean sys out bin dev sp".split()  # noqa: SIM905
+WORDS = "src trg tgt raw tok bpe txt old new ref hyp clean sys out dev sp".split()  # noqa: SIM905
 
 
 @given(st.permutations(WORDS), st.sampled_from([".gz", ""]))

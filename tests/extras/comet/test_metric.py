@@ -135,7 +135,7 @@ def test_comet_chooses_the_best_checkpoint(
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines())
     scores = {line["step"]: line["comet"] for line in lines if line["kind"] == "validation"}
     assert (summary.metric, summary.best_score) == ("comet", max(scores.values()))
-    assert f"(COMET {summary.best_score:.4f})" in summary.as_text()
+    assert f"(validation COMET {summary.best_score:.4f}, " in summary.as_text()
     assert f"COMET {scores[10]:.4f}" in (tmp_path / "run" / "log.txt").read_text("utf-8")
 
 
