@@ -111,9 +111,10 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
     if num_pairs < _FEW_PAIRS:
         return
     if epoch_steps and epoch_steps < _FEW_UPDATES:
+        factor = ceil(10 * _FEW_UPDATES / epoch_steps) / 10
         yield (
             f"an epoch of {num_pairs:,} pairs has only {epoch_steps:,.0f} updates, as batches are "
-            f"large; make batch.max_tokens at least {_FEW_UPDATES / epoch_steps:.1f} times smaller"
+            f"large; make batch.max_tokens at least {factor:g} times smaller"
         )
     if config.tokenizer.kind in ("bpe", "unigram") and not training.keeps_vocabulary:
         yield from _about_vocabulary(config, num_pairs, plan.report)

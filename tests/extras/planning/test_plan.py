@@ -240,10 +240,10 @@ def test_each_vocabulary_is_compared_with_the_usual_for_the_pairs() -> None:
 
 
 def test_few_updates_in_an_epoch_are_a_warning_with_the_factor() -> None:
-    for updates, factor in ((25.0, None), (24.9, "1"), (10.0, "2"), (2.5, "10")):
+    for updates, factor in ((25.0, None), (24.9, "1.1"), (22.0, "1.2"), (10.0, "2.5"), (2.5, "10")):
         plan = Plan(total_steps=None, updates_per_epoch=updates, report=report(2000))
         advice = found(config(), plan)
-        assert re.findall(r"max_tokens at least (\d+) times", advice) == (
+        assert re.findall(r"max_tokens at least ([\d.]+) times", advice) == (
             [factor] if factor else []
         )
     toy = Plan(total_steps=None, updates_per_epoch=2.5, report=report(999))
