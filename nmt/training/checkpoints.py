@@ -461,12 +461,19 @@ class CheckpointWriter:
         if self.saved_step < progress.step:
             self.save(progress)
             self.wait()
+        elif self._updater.processes.rank == 0 and not self._has_average():
+            # A kill may have come between the last save and the record of the best.
+            self._tidy(progress.history)
         if self.saved_step < progress.step:
             problem = f"The disk is full: the last step, {progress.step:,}, could not be saved."
             resumes = f"training resumes at step {self.saved_step:,}"
             raise CheckpointError(
                 problem, fix=f"Free disk space, then run the same command again; {resumes}."
             )
+
+    def _has_average(self) -> bool:
+        """Whether the best weights are the average of checkpoints."""
+        return files.read_best(self._run_dir) == self._run_dir / files.AVERAGE
 
     def _write(
         self,
@@ -487,15 +494,21 @@ class CheckpointWriter:
                 raise
             logger.warning("checkpoint not saved, training continues: %s", error.problem)
             return None
-        try:
-            self._tidy(history)
-        except OSError as error:  # the checkpoint itself is saved; the next save tries this again
-            logger.warning("old checkpoints were not removed: %s", error.strerror)
+        self._tidy(history)
         seconds = time.perf_counter() - begin
         return TrainingEvent(step, f"saved {folder.name} ({seconds:.2f} s)", "saved")
 
     def _tidy(self, history: History) -> None:
-        """Record the best of the existing checkpoints, and remove the expired checkpoints."""
+        """Record the best of the existing checkpoints, and remove the expired checkpoints.
+
+        If that fails, the checkpoints themselves are saved, and the next save tries it again.
+        """
+        try:
+            self._record_best(history)
+        except OSError as error:
+            logger.warning("old checkpoints were not removed: %s", error.strerror)
+
+    def _record_best(self, history: History) -> None:
         training = self._training
         folders = dict(files.list_checkpoints(self._run_dir))  # by step
         scores = History({step: history[step] for step in history if step in folders})

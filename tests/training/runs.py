@@ -42,7 +42,8 @@ class Harm:
     """What happens to a process, and when."""
 
     # ``prepare``, ``update``, ``validation`` or ``save``: at the start of the ``count``-th,
-    # from 1. ``replaced``: when a checkpoint has lost its name, to be removed or replaced.
+    # from 1. ``best``: before it is recorded which checkpoint is best. ``replaced``: when a
+    # checkpoint has lost its name, to be removed or replaced.
     place: str = ""
     count: int = 0
     signals: tuple[int, ...] = ()  # Sent to itself there.
@@ -348,6 +349,14 @@ def arm() -> None:
             count()
         return moved
 
+    if harm.place == "best":
+        write_best = files.write_best
+
+        def written(run_dir: Path, name: str | None) -> None:
+            count()
+            write_best(run_dir, name)
+
+        vars(files)["write_best"] = written
     vars(safetensors.torch)["save_file"] = save_file
     setattr(Path, "rename", renamed)  # noqa: B010 - mypy forbids the plain way
 

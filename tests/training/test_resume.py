@@ -169,6 +169,18 @@ def test_a_signal_while_saving_completes_the_checkpoint_and_a_second_interrupt_d
     assert_equal(run, whole)
 
 
+def test_a_kill_after_the_last_save_does_not_lose_the_best(run: Run, whole: Run) -> None:
+    """FAULT 7: the checkpoint exists, but it is not yet recorded as the best one."""
+    # Saved every 5 steps, and validated every 10: the fifth record is that of step 30.
+    killed = run.train(harm=Harm("best", 5, (signal.SIGKILL,)))
+    assert killed.code == -signal.SIGKILL, killed.stderr
+    assert run.steps()[-1] == whole.steps()[-1]
+    assert (run.folder / "best").read_bytes() != (whole.folder / "best").read_bytes()
+    run.finish("--exact")
+    assert run.steps() == whole.steps()
+    assert_equal(run, whole)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [4, 100])
 def test_kills_at_random_moments_do_not_change_the_result(run: Run, whole: Run, kills: int) -> None:

@@ -109,6 +109,13 @@ def test_only_requested_metrics_are_checked_for_regressions(files: dict[str, Pat
     assert decided == pytest.approx((base["value"], own["value"], own["comparison"]["p_value"]))
 
 
+def test_a_missed_gate_still_prints_the_score_alone(files: dict[str, Path]) -> None:
+    gate = ("--score-only", "chrf", "--fail-under", "chrf=100")
+    missed = invoke(*flags(files), *gate)
+    assert missed.exit_code == 6
+    assert 0 < float(missed.stdout.splitlines()[-1]) < 100
+
+
 def test_a_gate_on_a_part_of_the_test_set_says_so(files: dict[str, Path]) -> None:
     """The first two lines have one wrong word, so chrF is between 50 and 99."""
     junit = files["bad"].with_name("junit.xml")
