@@ -45,6 +45,7 @@ from nmt.data.loader import Batch, Position
 from nmt.data.prepared import PreparedData
 from nmt.device import device as devices
 from nmt.device.distributed import Processes, join, report_one_failure
+from nmt.device.threads import same_threads_after
 from nmt.errors import ConfigError, DivergedError, command_words
 from nmt.files.atomic import run_lock
 from nmt.inference.confidence import calibrate_confidence
@@ -130,6 +131,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         run_lock(config.run_dir) if is_first else nullcontext(),
         StopSignal() as stop,
         devices.deterministic(device, wanted=training.deterministic),
+        same_threads_after(),  # a plan may change it
         RunLog() as log,
     ):
         # Before the first update there is nothing to save, so a signal ends the process at once.

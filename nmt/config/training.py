@@ -235,7 +235,8 @@ class TrainingConfig(Section):
         compile: Compile the layers, which takes a minute. ``auto``: on a GPU, if the run is long
             enough.
         deterministic: Make GPU training bit-exact when it is resumed; some operations are slower.
-        threads: Number of CPU threads. null: chosen by PyTorch.
+        threads: Number of CPU threads. null: those of PyTorch, usually one for each core; with
+            ``max_minutes``, fewer while other programs use the processor.
         label_smoothing: Probability spread evenly over the vocabulary (Szegedy et al. 2016).
         loss: Training loss: ``cross_entropy`` (label-smoothed) or ``r_drop``. ``auto``: ``r_drop``
             if ``r_drop_weight`` is set and ``max_minutes`` is long enough to gain from it.

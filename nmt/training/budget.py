@@ -15,9 +15,11 @@ from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
+import torch
 from pydantic import TypeAdapter
 
 from nmt.config.training import TrainingConfig
+from nmt.device.threads import fastest_threads
 from nmt.errors import CheckpointError
 from nmt.files.atomic import write_errors, write_text
 from nmt.inference.confidence import num_calibrated
@@ -73,12 +75,14 @@ class Budget:
         self._clock = clock
         self._begin = begin - progress.seconds
         self._coming = list[Plan]()  # Recorded plans of later steps.
+        self._most_threads = torch.get_num_threads()
         self._limit = self._updates_of_other_limits()
         self.validate_every = self._training.validate_every
         self._check_every = 1
         # The updates that the next plan measures.
         self._first_update = progress.step
         self._begin_of_updates = 0.0
+        self._last_look = 0.0
 
     @property
     def seconds(self) -> float:
@@ -105,6 +109,8 @@ class Budget:
             if not plans or plans[0].minutes != minutes:
                 plans = [self._measured_plan(minutes)]
             progress.loss = plans[0].loss
+        elif self._chooses_threads:
+            self._warn_of_busy_processor()
         if progress.loss and self._training.loss == "auto":
             setup.updater.objective = LOSSES[progress.loss](self._training)
             logger.info("R-Drop is not used: training.max_minutes is too short for it")
@@ -146,7 +152,8 @@ class Budget:
             if self._coming[0].step == progress.step:
                 self._follow(self._coming.pop(0))
             return None
-        is_due = validation_seconds is not None or progress.step % self._check_every == 0
+        is_check = progress.step % self._check_every == 0 or self._is_late()
+        is_due = validation_seconds is not None or is_check
         if not progress.plans or not is_due:
             return None
         plan = None
@@ -157,8 +164,19 @@ class Budget:
             self._follow(plan)
         return plan
 
+    def _is_late(self) -> bool:
+        """Whether the updates since the last look at the clock took twice the planned time.
+
+        Never with several processes, because all of them have to look at the same update.
+        """
+        if not self.progress.plans or self._processes.size > 1:
+            return False
+        planned = self._check_every * self.progress.plans[-1].update_seconds
+        return self.seconds - self._last_look > 2 * planned
+
     def _plan_of_rest(self, validation_seconds: float | None) -> Plan | None:
         """Make and record a plan for the rest of the budget; None if the old one stays."""
+        self._last_look = self.seconds
         step = self.progress.step
         plan = self.progress.plans[-1]
         if step == self.progress.total_steps:
@@ -176,6 +194,10 @@ class Budget:
                 change = abs(new.total_steps - plan.total_steps) * new.update_seconds
                 if change < tolerance:
                     return None
+            with_threads = self._with_fastest_threads(measured)
+            if with_threads.threads != measured.threads:
+                new = with_threads.rest(step, seconds_left, self._training.validate_every)
+                new = replace(new, total_steps=max(new.total_steps, step + 1))
         try:
             self._record([*self.progress.plans, new])
         except CheckpointError as error:  # the next save decides whether training stops
@@ -188,10 +210,47 @@ class Budget:
         most = min(_MEASURING_SHARE * 60 * minutes, MOST_SECONDS)
         text = "timing updates and validation to plan the %g minutes; this takes at most %.0f s"
         logger.info(text, minutes, most)
+        threads = None
+        if self._chooses_threads:
+            threads = self._fewer(next(iter(fastest_threads(self._most_threads))))
+            torch.set_num_threads(threads or self._most_threads)
         costs = measure_costs(self._setup, most_seconds=most)
         seconds_left = 60 * minutes - self.seconds
         plan = first_plan(self._setup, costs, self.progress.step, seconds_left)
-        return self._processes.share(plan)
+        return self._processes.share(replace(plan, threads=threads))
+
+    @property
+    def _chooses_threads(self) -> bool:
+        """Whether the number of CPU threads follows what other programs leave of the processor."""
+        on_cpu = self._setup.updater.device.type == "cpu"
+        is_free = self._training.threads is None and self._processes.size == 1
+        return on_cpu and is_free and self._most_threads > 1
+
+    def _fewer(self, threads: int) -> int | None:
+        """Return the number as a plan states it: None for all threads."""
+        return threads if threads < self._most_threads else None
+
+    def _with_fastest_threads(self, plan: Plan) -> Plan:
+        """Return the plan with the number of CPU threads that is fastest now."""
+        if not self._chooses_threads:
+            return plan
+        rates = fastest_threads(self._most_threads)
+        threads = next(iter(rates))
+        now = plan.threads or self._most_threads
+        gain = rates[threads] / rates.get(now, rates[threads])
+        return plan.with_threads(self._fewer(threads), gain)
+
+    def _warn_of_busy_processor(self) -> None:
+        """Say if fewer threads were faster. Equal runs stay equal, so that nothing is changed."""
+        rates = fastest_threads(self._most_threads)
+        threads = next(iter(rates))
+        if threads < self._most_threads:
+            gain = rates[threads] / rates[self._most_threads]
+            text = (
+                "other programs use the processor: %d of %d CPU threads compute %.1f times as "
+                "fast; set training.threads to %d, or stop the other programs"
+            )
+            logger.warning(text, threads, self._most_threads, gain, threads)
 
     def _follow(self, *new: Plan) -> None:
         """Let the limits of the run be those of its last plan, which may be new."""
@@ -201,8 +260,11 @@ class Budget:
         if plans:
             self.validate_every = plans[-1].validate_every
             self._check_every = plans[-1].check_every
+            if self._chooses_threads:
+                torch.set_num_threads(plans[-1].threads or self._most_threads)
         self._first_update = self.progress.step
         self._begin_of_updates = self.seconds
+        self._last_look = self.seconds
 
     def _total(self, *plans: Plan) -> int | None:
         """Return the smallest limit: that of a plan, and of updates and epochs."""

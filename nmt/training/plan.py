@@ -32,6 +32,7 @@ class Plan:
     update_seconds: float  # Of an update, with the saves between two validations.
     validation_seconds: float  # Of a validation, with the save after it.
     at_end: float  # Work after the last update, in validations.
+    threads: int | None = None  # Fewer CPU threads, because the processor is busy.
 
     def rest(self, step: int, seconds_left: float, every: int) -> Plan:
         """Return a plan for the rest of the budget, with the same costs.
@@ -70,6 +71,17 @@ class Plan:
             validation_seconds = (self.validation_seconds + validation_seconds) / 2
         return replace(self, update_seconds=update_seconds, validation_seconds=validation_seconds)
 
+    def with_threads(self, threads: int | None, gain: float) -> Plan:
+        """Return the plan for another number of CPU threads, which are ``gain`` times as fast."""
+        update_seconds = self.update_seconds / gain
+        validation_seconds = self.validation_seconds / gain
+        return replace(
+            self,
+            threads=threads,
+            update_seconds=update_seconds,
+            validation_seconds=validation_seconds,
+        )
+
     @property
     def check_every(self) -> int:
         """Updates between two looks at the clock."""
@@ -80,7 +92,11 @@ class Plan:
         if self.share < 1:
             part = f" with 1/{1 / self.share:.0f} of the sentences"
         interval = f"validation every {self.validate_every:,} updates{part}"
-        return f"planned for {self.minutes:g} minutes: {self.total_steps:,} updates, {interval}"
+        threads = ""
+        if self.threads is not None:
+            threads = f", CPU threads: {self.threads}, because other programs use the processor"
+        updates = f"{self.total_steps:,} updates"
+        return f"planned for {self.minutes:g} minutes: {updates}, {interval}{threads}"
 
 
 def place_in_schedule(step: int, plans: Sequence[Plan], limit: int | None = None) -> float:

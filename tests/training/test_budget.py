@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nmt.commands.prepare import prepare_data as prepare
 from nmt.errors import CheckpointError
@@ -127,6 +128,75 @@ def test_a_machine_that_is_slow_for_a_minute_does_not_end_training(factor: int) 
     machine = Machine(lambda now: factor if 200 <= now < 260 else 1.0)
     list(updates(budget_of(toy_setup(), Progress(), machine), machine))
     assert machine.now > 0.8 * 60 * MINUTES
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def slowness_of_threads(now: float) -> float:
+    """From second 100 to 400, other programs run: two threads wait for each other."""
+    with_threads = {1: 2.0, 2: 1.0}
+    if 100 <= now < 400:
+        with_threads = {1: 2.5, 2: 20.0}
+    return with_threads[torch.get_num_threads()]
+
+
+def measure_threads(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+    """Let `fastest_threads` measure the simulated machine."""
+
+    def fastest(most: int) -> dict[int, float]:
+        before = torch.get_num_threads()
+        rates = dict[int, float]()
+        for threads in (most, most // 2):
+            torch.set_num_threads(threads)
+            rates[threads] = 1 / machine.slowness(machine.now)
+        torch.set_num_threads(before)
+        return dict(sorted(rates.items(), key=lambda item: -item[1]))
+
+    monkeypatch.setattr(module, "fastest_threads", fastest)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_busy_processor_gets_fewer_threads_until_it_is_quiet_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(slowness_of_threads)
+    measure_threads(monkeypatch, machine)
+    budget = budget_of(toy_setup(threads=None), Progress(), machine)
+    threads = [torch.get_num_threads() for _ in updates(budget, machine)]
+    plans = read_plans(Path("run"))
+    assert [plans[0].threads, plans[-1].threads] == [None, None]
+    assert 1 in {plan.threads for plan in plans}
+    # 100 + 120 + 200 updates at most; two threads alone would make 15 instead of 120.
+    assert budget.progress.step > 340
+    # Run again, on a quiet machine: the recorded plans have the threads.
+    monkeypatch.setattr(module, "fastest_threads", lambda _most: pytest.fail("measured again"))
+    shutil.copytree("run", "again")
+    machine.now = 1000
+    again = budget_of(toy_setup(threads=None), Progress(), machine, "again")
+    assert [torch.get_num_threads() for _ in updates(again, machine)] == threads
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(
+    "training", [{"threads": 2}, {"threads": None, "max_minutes": None, "max_steps": 5}]
+)
+def test_threads_are_not_changed_if_they_are_set_or_no_minutes_are_planned(
+    training: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine(slowness_of_threads, now=200)
+    measure_threads(monkeypatch, machine)
+    budget = budget_of(toy_setup(**training), Progress(), machine)
+    budget.progress.step += 1
+    budget.next_plan(validation_seconds=1.0)
+    assert torch.get_num_threads() == 2
+    advice = "1 of 2 CPU threads compute 8.0 times as fast; set training.threads to 1"
+    assert (advice in caplog.text) == (training["threads"] is None)
 
 
 def test_a_slow_validation_uses_a_part_of_the_sentences_and_is_made_less_often(
