@@ -159,7 +159,16 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             if checkpoint is not None:
                 trainer.restore(checkpoint)
                 checkpoint = None  # closes its mapped files, which Windows could not delete
-            reason = trainer.run()
+            try:
+                reason = trainer.run()
+            except BaseException as error:
+                failure = str(error) or type(error).__name__
+                step = start.progress.step
+                # Not on the console, where the error is shown anyway.
+                reporter.report(
+                    TrainingEvent(step, failure, "end", {"reason": failure}, logging.DEBUG)
+                )
+                raise
             if reason == "signal":
                 signal_numbers = processes.gather(stop.number)  # None: this process had no signal
                 processes.leave()

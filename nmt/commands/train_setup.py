@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,11 +46,12 @@ from nmt.device.compilation import Compilation, compile_layers, pays
 from nmt.device.device import choose_device, is_out_of_memory, seed_rank
 from nmt.device.distributed import Processes
 from nmt.device.precision import choose_precision
-from nmt.errors import CheckpointError, ConfigError, DeviceError, shell_command
+from nmt.errors import CheckpointError, ConfigError, DeviceError, join_words, shell_command
 from nmt.files.atomic import write_errors
 from nmt.inference.direction import Languages
 from nmt.inference.request import Request
 from nmt.inference.translator import TranslationOptions
+from nmt.installation import CLONE
 from nmt.metrics.metric import label_of, split_argument
 from nmt.metrics.result import hash_references
 from nmt.model.transformer import build_model, count_parameters
@@ -60,6 +67,7 @@ from nmt.training.report import HtmlReport
 from nmt.training.timing import TrainingSetup, fit_batches
 from nmt.training.update import Updater
 from nmt.training.validation import COMMAND, HeldOutText, ValidationSet, Validator, fixed_batches
+from nmt.version import __version__
 
 # Keys of the model section that may differ when weights are loaded from another model.
 _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
@@ -425,6 +433,7 @@ def describe_start(
         **_facts_of_sets(setup.validator),
         "dropped": dict(dropped.most_common()),
         "total_steps": progress.total_steps,
+        **_origin(),
     }
     sizes_text = ", ".join(f"{part} {size:,}" for part, size in sizes.items())
     device_text = f"{updater.precision.name} on {updater.device}, CPU threads: {threads}"
@@ -436,6 +445,22 @@ def describe_start(
     text = f"{progress.describe()}: {model_text}, {device_text}; "
     text += f"{label_of(metric)} selects the best checkpoint"
     return TrainingEvent(progress.step, text, "start", facts)
+
+
+def _origin() -> dict[str, str]:
+    """Return by which command, version of nmt and machine the model is trained, and when."""
+    version = __version__
+    if CLONE is not None and (CLONE / ".git").exists():
+        describe = ["git", "-C", str(CLONE), "describe", "--always", "--dirty"]
+        with suppress(OSError, subprocess.SubprocessError):
+            commit = subprocess.check_output(describe, stderr=subprocess.DEVNULL, text=True)
+            version += f", commit {commit.strip()}"
+    return {
+        "host": socket.gethostname(),
+        "command": join_words([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "version": version,
+        "date": time.strftime("%Y-%m-%d %H:%M:%S%z"),
+    }
 
 
 def _facts_of_sets(validator: Validator) -> dict[str, Any]:
@@ -588,7 +613,7 @@ def make_reporters(
     with write_errors(run_dir, CheckpointError, fix=fix):
         return ReporterList([
             JsonLines(run_dir / "metrics.jsonl", start, last_validation),
-            JsonLines(run_dir / "starts.jsonl", start, last_validation, kinds=("start",)),
+            JsonLines(run_dir / "starts.jsonl", start, last_validation, kinds=("start", "end")),
             log.open(run_dir / "log.txt"),
             Console(start, progress.total_steps, lambda: progress.step),
             HtmlReport(run_dir, config.name),

@@ -407,6 +407,19 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
         lock.release()
 
 
+def is_locked(run_dir: Path) -> bool:
+    """Whether a process trains in a run folder: see `run_lock`."""
+    path = run_dir / _LOCK
+    try:
+        if path.exists():
+            _acquire(path).lock.release()
+    except TimeoutError:
+        return True
+    except OSError:  # such as the run of another user: nothing is known
+        pass
+    return False
+
+
 @contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
     """Lock a run folder, so that only one process trains in it.

@@ -59,6 +59,11 @@ def visible(text: str) -> str:
     return text.translate(str.maketrans(escapes))
 
 
+def _squeezed(script: str) -> Markup:
+    """Return a script without comments at the beginning of lines, and without indentation."""
+    return Markup(re.sub(r"\n\s*(//.*)?", "\n", script))
+
+
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - pages are rare
@@ -80,6 +85,7 @@ def _environment() -> Environment:
     )
     environment.globals["digest"] = digest  # allows a script in a Content-Security-Policy
     environment.filters["zip"] = zip
+    environment.filters["squeezed"] = _squeezed
     environment.filters["count"] = "{:,}".format
     return environment
 
@@ -161,7 +167,7 @@ class Chart:
     # reader can choose a logarithmic axis.
     limits: tuple[float, float] = (0, math.inf)
     log_if_wide: bool = False  # Start with a logarithmic axis if the values vary by a large factor.
-    x_name: str = "step"  # Name of the horizontal axis.
+    x_name: str = "updates"  # Name of the horizontal axis.
     marks: Sequence[float] = ()  # Steps at which training was resumed, drawn as vertical lines.
 
 
@@ -305,7 +311,7 @@ def path_data(places: Iterable[Point]) -> str:
     path = ""
     for is_gap, consecutive_places in groupby(places, key=_is_gap):
         if not is_gap:
-            corners = [f"{x:.5g},{y:.5g}" for x, y in consecutive_places]
+            corners = [f"{round(x, 1):g},{round(y, 1):g}" for x, y in consecutive_places]
             path += "M" + "L".join(corners)  # move to the first, then draw lines
             if len(corners) == 1:
                 path += "h0"  # a line of length 0 is a dot

@@ -150,6 +150,7 @@ class Progress:
             "loss": loss,
             "learning_rate": learning_rate,
             "gradient_norm": gradient_norm,
+            "target_tokens": self.target_tokens,
             "target_tokens_per_second": speed,
             "source_tokens_per_second": (self.source_tokens - source_before) / seconds,
             "padding_waste": 1 - num_tokens / max(self.padded_tokens, 1),

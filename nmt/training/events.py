@@ -38,7 +38,7 @@ class TrainingEvent:
     # ``start``, ``update``, ``validation``, ``saved``, ``plan``, ``end`` or ``note``.
     kind: str = "note"
     # Values of a start, an update or a validation, which `JsonLines` writes; `total_steps` of a
-    # plan; `reason` of an end.
+    # plan; `reason` of an end: ``budget``, ``patience``, ``signal``, or the problem of an error.
     values: Mapping[str, Any] = field(default_factory=dict)
     level: int = logging.INFO  # Level of the log message; ``-q`` still shows warnings.
 

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nmt.files.atomic import write_text
+from nmt.files.atomic import is_locked, write_text
 from nmt.files.json_file import parse_json
 from nmt.metrics.metric import METRICS, REPORTED_METRICS, format_score, label_of, lower_is_better
 from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
@@ -55,7 +55,8 @@ class HtmlReport:
         with suppress(OSError):  # a full disk must not stop training; the old page stays
             config = _read(self._run_dir / "config.yaml")
             pages = sorted(page.name for page in self._run_dir.glob("*.html") if page != path)
-            write_text(path, render_report(self._title, read_events(self._run_dir), config, pages))
+            run = RunRecord.read(self._run_dir)
+            write_text(path, render_report(self._title, run, config, pages))
 
 
 def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
@@ -97,24 +98,64 @@ class RunRecord:
     validations: Lines
     starts: Lines
     tests: Lines  # Scores of test sets.
+    end: Line  # End of the last start; empty if it has not ended, or not in the normal way.
+    is_running: bool
 
     @classmethod
-    def of(cls, events: Iterable[Line]) -> RunRecord:
-        """Sort the lines of a run. Of several lines of the same kind and step, the last counts."""
+    def read(cls, run_dir: Path) -> RunRecord:
+        """Read the files of a run folder."""
+        is_running = is_locked(run_dir)  # first, so that the lines of an ended run are complete
+        return cls.of(read_events(run_dir), is_running=is_running)
+
+    @classmethod
+    def of(cls, events: Iterable[Line], *, is_running: bool = False) -> RunRecord:
+        """Sort the lines of a run. Of several lines of the same kind and step, the last counts.
+
+        Args:
+            events: Parsed lines of ``metrics.jsonl``, ``starts.jsonl`` and ``evaluations.jsonl``.
+            is_running: Whether a process is training.
+        """
         # Lines of each kind, by step; those of evaluations by test set and checkpoint.
         kinds: dict[str, dict[Any, Line]]
-        kinds = {"update": {}, "validation": {}, "start": {}, "evaluation": {}}
+        kinds = {"update": {}, "validation": {}, "start": {}, "evaluation": {}, "end": {}}
         for line in events:
+            if line["kind"] == "start":
+                kinds["end"].clear()  # of an earlier start
             key = line["step"] if "step" in line else (line["test"], line["checkpoint"])
             kinds[line["kind"]][key] = line
-        tests = kinds.pop("evaluation")
-        updates, validations, starts = (_by_step(lines) for lines in kinds.values())
-        return cls(updates, validations, starts, list(tests.values()))
+        return cls(
+            updates=_by_step(kinds["update"]),
+            validations=_by_step(kinds["validation"]),
+            starts=_by_step(kinds["start"]),
+            tests=list(kinds["evaluation"].values()),
+            end=next(iter(kinds["end"].values()), {}),
+            is_running=is_running and not kinds["end"],
+        )
 
     @property
     def last_start(self) -> Line:
         """The last start; empty if there is none."""
         return self.starts[-1] if self.starts else {}
+
+    @property
+    def clock(self) -> str:
+        """Target tokens and minutes at about `NUM_AVERAGES` updates, for the script of the page.
+
+        "step tokens minutes" of each, from 0, separated by semicolons; "nan" after a line without
+        them. Minutes are those of updates and validations.
+        """
+        tokens = 0.0
+        seconds = 0.0
+        moments = ["0 0 0"]
+        lines = [*self.updates, *self.validations]
+        for line in sorted(lines, key=lambda line: line["step"]):  # stable: updates come first
+            seconds += _number(line, "seconds")
+            if line["kind"] == "update":
+                speed = _number(line, "target_tokens_per_second")
+                tokens += line.get("target_tokens", speed * _number(line, "seconds"))
+                moments.append(f"{line['step']} {tokens:.0f} {seconds / 60:.4g}")
+        interval = math.ceil(len(moments) / NUM_AVERAGES)
+        return ";".join([*moments[:-1:interval], moments[-1]])
 
     @property
     def best(self) -> dict[str, Line]:
@@ -161,7 +202,7 @@ def _by_step(lines: Mapping[int, Line]) -> Lines:
 
 
 def render_report(
-    title: str, events: Iterable[Line], config_text: str = "", pages: Sequence[str] = ()
+    title: str, run: RunRecord, config_text: str = "", pages: Sequence[str] = ()
 ) -> str:
     """Return ``report.html`` of a run as text.
 
@@ -169,12 +210,10 @@ def render_report(
 
     Args:
         title: Heading of the page: the name of the run.
-        events: Parsed lines of ``metrics.jsonl``, ``starts.jsonl`` and ``evaluations.jsonl``. Of
-            several lines of the same kind and step, the last one counts.
+        run: The lines of the run.
         config_text: Contents of config.yaml.
         pages: Names of other pages in the folder of the page.
     """
-    run = RunRecord.of(events)
     return render(
         "run.html.j2",
         title=title,
@@ -188,19 +227,16 @@ def render_report(
     )
 
 
-def render_comparison(
-    runs: Mapping[str, Path], settings: Sequence[tuple[str, Sequence[str]]]
-) -> str:
+def render_comparison(runs: Mapping[str, RunRecord], settings: Sequence[Mapping[str, Any]]) -> str:
     """Return a page that compares runs.
 
     Args:
-        runs: Run folders by their labels.
-        settings: Keys of the configuration that differ, with the value of each run.
+        runs: The runs by their labels.
+        settings: Settings of each run by their dotted keys.
     """
-    records = {name: RunRecord.of(read_events(folder)) for name, folder in runs.items()}
 
     def differs(fact: str) -> bool:
-        return len({run.last_start.get(fact) for run in records.values()}) > 1
+        return len({run.last_start.get(fact) for run in runs.values()}) > 1
 
     incomparable = {}  # beginning of a unit -> why the runs cannot be compared by such values
     if differs("vocabulary"):  # what a token is
@@ -217,7 +253,7 @@ def render_comparison(
     return render(
         "runs.html.j2",
         title=f"{len(runs)} training runs",
-        runs=records,
+        runs=runs,
         settings=settings,
         incomparable=incomparable,
         charts=list(map(render_chart, charts)),
@@ -226,15 +262,14 @@ def render_comparison(
     )
 
 
-def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
+def run_charts(runs: Mapping[str, RunRecord]) -> list[Chart]:
     """Return the charts of a run, or charts that compare several runs.
 
     Args:
-        runs: Run folders by their labels. Other folders are ignored.
+        runs: Runs by their labels. Runs without lines are ignored.
     """
     charts = dict[str, list[Chart]]()  # Charts of each run with updates or validations.
-    for name, folder in runs.items():
-        run = RunRecord.of(read_events(folder))
+    for name, run in runs.items():
         if run.updates or run.validations:
             charts[name] = _charts(run)
     if len(charts) < 2:

@@ -24,6 +24,7 @@ from nmt.files.atomic import (
     atomic_file,
     atomic_folder,
     file_lock,
+    is_locked,
     remove_leftovers,
     run_lock,
     write_text,
@@ -316,7 +317,9 @@ def test_a_second_process_gets_an_error_and_a_dead_process_holds_no_lock(tmp_pat
         shown = f"in use by process {holder.pid} on {socket.gethostname()} since "
         assert shown in str(caught.value)
         assert caught.value.exit_code == 4
+        assert is_locked(run)
     end(holder, signal.SIGKILL)
+    assert not is_locked(run)
     assert f"process {holder.pid} " in (run / ".lock").read_text()
     with run_lock(run):
         assert f"process {os.getpid()} " in (run / ".lock").read_text()
@@ -373,10 +376,14 @@ def test_a_folder_that_became_read_only_is_refused(request: pytest.FixtureReques
         with run_lock(run_dir):
             pass
         (run_dir / ".lock").chmod(0o666)
+        other = run_dir / "other"
+        other.mkdir()
+        (other / ".lock").touch(mode=0o600)
         run_dir.chmod(0o555)
         request.getfixturevalue("no_rights")
         with pytest.raises(CheckpointError, match="cannot be written: Permission denied"):
             run_lock(run_dir).__enter__()
+        assert not is_locked(other)  # which cannot be opened
         if os.getuid() == 0:
             os.seteuid(0)
         run_dir.chmod(0o755)

@@ -41,7 +41,7 @@ def test_characters_that_hide_or_reorder_text_are_shown_as_escapes(text: str, sh
 def test_any_text_makes_a_well_formed_page_without_hidden_characters(text: str) -> None:
     validation = {"step": 1, "epoch": 1, "seconds": 1, "bleu": 1.0, "chrf": 1.0, "perplexity": 1.0,
                   "samples": [[text] * 3], "sample_chrf": [1.0]}  # fmt: skip
-    run = RunRecord(updates=[], validations=[validation], starts=[], tests=[])
+    run = RunRecord.of([{"kind": "validation", **validation}])
     page = render(
         "run.html.j2", title=text, run=run, config_text=text, pages=[text], charts=[],
         is_noisy=False, label_of=str, fixed=lambda *_: text,
@@ -133,7 +133,7 @@ def test_thinning_keeps_ends_extremes_gaps_and_order(values: list[float], limit:
     [
         ([], ""),
         ([(1, 2)], "M1,2h0"),  # a dot, for the line ends are round
-        ([(1, 2), (3, NAN), (4, 5), (6, 7.125)], "M1,2h0M4,5L6,7.125"),
+        ([(1, 2), (3, NAN), (4, 5), (6, 7.125)], "M1,2h0M4,5L6,7.1"),
         ([(0, NAN), (1, NAN)], ""),
     ],
 )

@@ -262,6 +262,7 @@ def test_a_report_is_about_the_updates_since_the_last_one() -> None:
         "loss": 30 / 20,
         "learning_rate": 2e-3,
         "gradient_norm": 0.5,
+        "target_tokens": 500,
         "target_tokens_per_second": (500 - 300) / 2,
         "source_tokens_per_second": (700 - 100) / 2,
         "padding_waste": 1 - 1200 / 1600,

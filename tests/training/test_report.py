@@ -23,10 +23,13 @@ from hypothesis import strategies as st
 
 from nmt.checkpoint.files import ValidationScore
 from nmt.data.loader import Position
+from nmt.files.atomic import run_lock
+from nmt.report.page import Chart
 from nmt.training import events as run_events
 from nmt.training.checkpoints import History, Progress
 from nmt.training.events import Console, JsonLines, Reporter, ReporterList, RunLog, TrainingEvent
-from nmt.training.report import HtmlReport, render_report, run_charts
+from nmt.training.report import HtmlReport, RunRecord, run_charts
+from nmt.training.report import render_report as render
 from nmt.training.update import UpdateStats
 from nmt.training.validation import Scores, combine
 from tests.training.small import full_disk, update_event, validation_event
@@ -245,7 +248,7 @@ def test_lines_wait_in_memory_while_the_disk_is_full(tmp_path: Path) -> None:
 SAMPLE = ("<script>alert('x')</script> & \"mehr\"", "שלום עולם", "</dd></html>\x1b\u202e")
 
 
-def update(step: int, **values: float) -> dict[str, Any]:
+def update(step: int, **values: float | None) -> dict[str, Any]:
     line = {"kind": "update", "step": step, "epoch": step // 100, "loss": 3.25}
     line |= {"learning_rate": 5e-4, "gradient_norm": 0.75, "target_tokens_per_second": 4000.0}
     return line | {"padding_waste": 0.02, "seconds": 90.0} | values
@@ -264,6 +267,10 @@ PAGE_EVENTS = [
     update(300, loss=3.5),
     validation(300, bleu=29.0, perplexity=6.5),
 ]
+
+
+def render_report(title: str, lines: list[dict[str, Any]], *texts: str) -> str:
+    return render(title, RunRecord.of(lines), *texts)
 
 
 def parsed(page: str) -> ElementTree.Element:
@@ -409,6 +416,8 @@ def points(figure: ElementTree.Element, kind: str = "linear") -> dict[str, list[
     """What the cross hair shows: step and value of each point, by the name of its curve."""
     (drawn,) = classes(figure, "svg", kind)
     paths = [path for path in drawn.iter("path") if path.get("data-points")]
+    if not paths:  # the points are those of the other axis
+        return points(figure)
     for path in paths:  # the script finds the place of each value in the path
         count = len(re.findall(r"[-.\de]+,[-.\de]+", path.get("d", "")))
         assert count == path.get("data-points", "").count(";") + 1
@@ -444,9 +453,9 @@ def test_axes_end_at_the_limits_of_their_measure_and_at_the_last_step() -> None:
     perfect = [validation(step, bleu=100.0, chrf=100.0) for step in (190, 1900)]
     found = figures(render_report("run", perfect))["Translation quality"]
     (drawn,) = classes(found, "svg", "chart")  # 100 is the highest score: no logarithmic axis
-    labels = texts(drawn, "text")
+    labels = texts(drawn, ".//text")
     assert labels[:5] == ["90", "95", "100", "0", "500"]
-    assert labels[-2:] == ["1,900", "step"]
+    assert labels[-2:] == ["1,900", "updates"]
 
 
 def test_pages_of_several_runs_have_a_curve_for_each_run(tmp_path: Path) -> None:
@@ -456,7 +465,11 @@ def test_pages_of_several_runs_have_a_curve_for_each_run(tmp_path: Path) -> None
         lines = [update(100, loss=3.0 + number), validation(200 + number)] * (number < 2)
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / "metrics.jsonl").write_text(text)
-    charts = {chart.title: chart for chart in run_charts(folders)}
+
+    def charts_of(*names: str) -> list[Chart]:
+        return run_charts({name: RunRecord.read(folders[name]) for name in names})
+
+    charts = {chart.title: chart for chart in charts_of(*folders)}
     assert [*charts] == [
         "Loss, training", "Loss, validation", "Translation quality, BLEU",
         "Translation quality, chrF", "Learning rate", "Speed", "Gradient norm",
@@ -465,12 +478,76 @@ def test_pages_of_several_runs_have_a_curve_for_each_run(tmp_path: Path) -> None
     assert curves == {"a": [(100, 3.0)], "b": [(100, 4.0)]}
     with (folders["b"] / "metrics.jsonl").open("a") as file:  # which only "b" has
         file.write(json.dumps(validation(201, ter=50.0)) + "\n")
-    (ter,) = (chart.curves for chart in run_charts(folders) if chart.title == "TER")
+    (ter,) = (chart.curves for chart in charts_of(*folders) if chart.title == "TER")
     assert [(curve.label, list(curve.points)) for curve in ter] == [("a", []), ("b", [(201, 50.0)])]
     assert charts["Speed"].end == 201
-    assert [chart.title for chart in run_charts({"a": folders["a"]})][:2] == [
+    assert [chart.title for chart in charts_of("a")][:2] == [
         "Loss", "Translation quality"
     ]  # fmt: skip
+
+
+def test_the_clock_sums_tokens_and_minutes_of_updates_and_of_earlier_validations() -> None:
+    """10 tokens/s for 60 s are 600 tokens, unless the line has their number."""
+    lines = [
+        update(100, seconds=60.0, target_tokens_per_second=10.0),
+        validation(100, seconds=30.0),
+        update(200, seconds=60.0, target_tokens=500),
+        update(300, seconds=30.0, target_tokens_per_second=2.0),
+    ]
+    expected = "0 0 0;100 600 1;200 1100 2.5;300 1160 3"
+    assert RunRecord.of(lines).clock == RunRecord.of(lines[::-1]).clock == expected
+    unknown = update(400, seconds=None, target_tokens=40)
+    assert RunRecord.of([*lines, unknown]).clock == f"{expected};400 1200 nan"
+    assert RunRecord.of(lines[1:2]).clock == "0 0 0"
+    moments = RunRecord.of([update(step) for step in range(1, 10_001)]).clock.split(";")
+    assert len(moments) <= 101
+    assert moments[-1] == f"10000 {10_000 * 90 * 4000} 1.5e+04"
+
+
+STARTED = {"kind": "start", "step": 0, "date": "2031-02-03 16:05:09+0000", "host": "h1"}
+RESUMED = STARTED | {"step": 20, "date": "2031-02-04 09:00:00+0000", "host": "h2"}
+
+
+def ended(step: int, reason: str) -> dict[str, Any]:
+    return {"kind": "end", "step": step, "reason": reason}
+
+
+@pytest.mark.parametrize(("lines", "state"), [
+    ([], ""),
+    ([{"kind": "start", "step": 0}], ""),  # of a version that recorded no dates and no ends
+    ([STARTED], "failed or killed: no end is recorded"),
+    ([STARTED, ended(20, "signal")], "stopped by a signal"),
+    ([STARTED, ended(20, "signal"), RESUMED], "failed or killed: no end is recorded"),
+    ([STARTED, ended(20, "budget")], "ended: all planned updates are made"),
+    ([STARTED, ended(20, "patience")], "ended: no better validation (patience)"),
+    ([STARTED, ended(20, "Training <diverged>.")], "failed: Training <diverged>."),
+])  # fmt: skip
+def test_the_page_says_whether_training_goes_on_and_how_it_ended(
+    lines: list[dict[str, Any]], state: str, tmp_path: Path
+) -> None:
+    """A page loads itself again only while a process holds the lock of the run."""
+    (tmp_path / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def page() -> ElementTree.Element:
+        return parsed(render("run", RunRecord.read(tmp_path)))
+
+    root = page()
+    assert not any(element.get("id") == "refresh" for element in root.iter())
+    if lines:
+        assert facts(root, "about").get("State", "") == state
+    with run_lock(tmp_path):
+        root = page()
+        is_running = any(element.get("id") == "refresh" for element in root.iter())
+        has_ended = bool(lines) and lines[-1]["kind"] == "end"
+        assert is_running != has_ended
+        if lines:
+            assert facts(root, "about")["State"] == (state if has_ended else "running")
+
+
+def test_the_page_says_where_and_when_each_start_was() -> None:
+    shown = facts(parsed(render_report("run", [STARTED, RESUMED])), "about")
+    assert shown["Started"] == "2031-02-03 16:05, resumed 2031-02-04 09:00"
+    assert (shown["Host"], shown["nmt"]) == ("h1; h2", "not recorded")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])

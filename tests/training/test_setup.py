@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +33,7 @@ from nmt.training.processes import StopSignal
 from nmt.training.timing import TrainingSetup, measure_costs
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import HeldOutText, Scores, Validator
+from nmt.version import __version__
 from tests.training.test_report import update, validation
 from tests.training.toy import make_config, setup_of, write_corpus
 
@@ -82,13 +86,18 @@ def test_options_of_training_reach_what_they_are_for() -> None:
     assert not plain.updater.model.recompute
 
 
-def test_the_start_reports_model_data_and_schedule() -> None:
+def test_the_start_reports_model_data_schedule_and_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/nmt", "train", "mine.yaml"])
     config = make_config()
     setup = setup_of(config)
     event = describe_start(config, setup, "", Progress(total_steps=10))
     assert (event.step, event.kind) == (0, "start")
     values = dict(event.values)
     assert "constant" in values.pop("schedule")
+    assert values.pop("host") == socket.gethostname()
+    assert values.pop("version").startswith(__version__)
+    assert values.pop("command") == "nmt train mine.yaml"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[-+]\d{4}", values.pop("date"))
     text = setup.validator.sets[0].text
     assert text is not None
     assert values == {

@@ -191,6 +191,9 @@ def test_repeated_nan_losses_end_training_with_checkpoint_and_lines_named(
     assert "the last batch was data.train.0 lines " in caught.value.problem
     assert "peak_lr" in caught.value.fix
     assert all(tensor.isfinite().all() for tensor in last_weights(Path("run")).values())
+    *_, end = map(json.loads, Path("run/starts.jsonl").read_text().splitlines())
+    assert (end["kind"], end["reason"]) == ("end", str(caught.value))
+    assert end["reason"] in Path("run/log.txt").read_text()
 
 
 def test_a_model_may_be_worse_than_guessing_while_it_warms_up(

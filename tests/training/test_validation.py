@@ -132,7 +132,8 @@ def test_each_set_has_the_scores_that_it_has_alone_and_they_choose_by_mean_or_mi
             values = [two["sets"][name][key] for name in names[:2]]
             worst = max(values) if key == "loss" else min(values)
             assert (two[key], minimum[key]) == (pytest.approx(sum(values) / 2), worst)
-    start = json.loads(Path("two/starts.jsonl").read_text())
+    start, end = map(json.loads, Path("two/starts.jsonl").read_text().splitlines())
+    assert (end["kind"], end["reason"]) == ("end", "budget")
     assert start["combination"] == "mean"
     assert start["sets"]["old"] == {"direction": "de-en", "pairs": 10, "is_choosing": False}
 

@@ -19,7 +19,7 @@ from nmt.inference.request import Links
 from nmt.metrics.metric import MetricOptions, MetricScorer, label_of
 from nmt.metrics.result import Evaluation, EvaluationReport, paired_tests, score_rows
 from nmt.report.page import Chart, Curve, render, render_chart, round_ticks
-from nmt.training.report import run_charts
+from nmt.training.report import RunRecord, run_charts
 
 _SHOWN = 10  # Number of sentences in each list.
 
@@ -36,7 +36,7 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
     changes = []
     if any(evaluation.baseline for evaluation in evaluations):
         changes = change_rows(evaluations)
-    charts = run_charts({model.name: model.folder for model in models})
+    charts = run_charts({model.name: RunRecord.read(model.folder) for model in models})
     titles = ("Loss", "Translation quality")  # other charts, such as speed, say nothing here
     curves = [chart for chart in charts if chart.title.startswith(titles)]
     return render(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +15,12 @@ from nmt.commands.loading import check_output
 from nmt.commands.options import File, Files, TextResult
 from nmt.config.flag import Flag, Options
 from nmt.errors import CheckpointError
-from nmt.files.atomic import open_output
-from nmt.training.report import HtmlReport, render_comparison
+from nmt.files.atomic import is_locked, open_output
+from nmt.training.report import HtmlReport, RunRecord, render_comparison
 
-_DIFFER_ALWAYS = ("name", "run_dir")  # Keys that say nothing about how runs differ.
+_SECONDS = 10  # Between two pages, with `follow`.
+
+logger = logging.getLogger(__name__)
 
 
 class ReportOptions(Options):
@@ -25,10 +29,12 @@ class ReportOptions(Options):
     Args:
         runs: Run folders created by `nmt train`. Several runs are compared on one page.
         output: Output page. For one run, the default is the page in the run folder.
+        follow: Write the page every 10 seconds until the runs have ended.
     """
 
     runs: Annotated[Files, Flag(argument=True, metavar="RUN")]
     output: Annotated[File, Flag(short="o", metavar="FILE", shown="runs.html")] = None
+    follow: bool = False
 
 
 def report(options: ReportOptions) -> TextResult:
@@ -37,49 +43,56 @@ def report(options: ReportOptions) -> TextResult:
     Raises:
         CheckpointError: A folder is not a run folder.
     """
-    path = options.output
-    settings = []  # of each run: dotted key -> value as text
-    for run in options.runs:
+    runs = tuple(dict.fromkeys(options.runs))
+    configs = []
+    for run in runs:
         if not (run / "metrics.jsonl").is_file():
             fix = "Pass the folder that `nmt train` printed, for example runs/demo."
             raise CheckpointError(f"{run} is not a run folder: metrics.jsonl is missing.", fix=fix)
-        config = (run / "config.yaml").read_text("utf-8")
-        settings.append(dict(_flat(yaml.safe_load(config))))
-    if path is None and len(options.runs) == 1:
-        (run,) = options.runs
-        path = run / "report.html"
-        HtmlReport(run, settings[0]["name"]).close()
+        configs.append(yaml.safe_load((run / "config.yaml").read_text("utf-8")))
+    path = options.output
+    write: Callable[[], None]
+    if path is None and len(runs) == 1:
+        path = runs[0] / "report.html"
+        write = HtmlReport(runs[0], configs[0]["name"]).close
     else:
         path = path or Path("runs.html")
-        check_output(path, *options.runs)
-        folders = {str(run): run for run in options.runs}  # name on the page -> folder
-        page = render_comparison(folders, [*_differing(settings)])
-        with open_output(path) as file:
-            file.write(page.encode("utf-8", "replace"))
+        check_output(path, *runs)
+        write = partial(_compare, path, runs, configs)
+    while options.follow and any(map(is_locked, runs)):
+        write()
+        logger.info("wrote %s", path)
+        time.sleep(_SECONDS)
+    write()
     return TextResult(str(path), {"path": str(path)})
 
 
-def _differing(settings: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each key whose value differs between runs, with the value of each run."""
-    for key in dict.fromkeys(chain.from_iterable(settings)):
-        values = [run_settings.get(key, "\N{EN DASH}") for run_settings in settings]
-        if len({*values}) > 1 and key not in _DIFFER_ALWAYS:
-            yield key, values
+def _compare(path: Path, runs: Sequence[Path], configs: Sequence[Any]) -> None:
+    """Write the page that compares runs."""
+    names = [run.resolve().name for run in runs]
+    if len({*names}) < len(names):
+        names = list(map(str, runs))
+    records = dict(zip(names, map(RunRecord.read, runs), strict=True))
+    settings = []
+    for config in configs:
+        flat = dict(_flat(config))
+        settings.append(flat)
+    page = render_comparison(records, settings)
+    with open_output(path) as file:
+        file.write(page.encode("utf-8", "replace"))
 
 
-def _flat(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def _flat(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every value of a configuration with its dotted key.
 
     Args:
-        node: A mapping, a list (whose keys are the indices), or a single value.
+        node: A mapping, a list of mappings (whose keys are the indices), or a value.
         key: Dotted key of the node; empty for the whole configuration.
     """
-    if isinstance(node, list):
+    if isinstance(node, list) and any(isinstance(item, dict) for item in node):
         node = dict(enumerate(node))
-    if node is None:
-        node = "null"  # as in YAML
     if not isinstance(node, dict):
-        yield key, str(node)
+        yield key, node
         return
     prefix = f"{key}." if key else ""
     for name, child in node.items():

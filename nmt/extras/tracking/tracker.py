@@ -32,7 +32,7 @@ _PROJECT = "nmt"
 # Kind of event -> group of its values in the tracker. Other events are not recorded.
 _GROUPS = {"update": "train", "validation": "validation"}
 # Numbers of an event that are not recorded.
-_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")
+_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second", "target_tokens")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Tracker:
 
     def report(self, event: TrainingEvent) -> None:
         """Open the run at the start; then record updates and validations."""
-        if event.kind == "end" and event.values["reason"] != "signal":
+        if event.kind == "end" and event.values["reason"] in ("budget", "patience"):
             self._is_finished = True
         last_step = self._record.get(event.kind, -1)
         # A resumed training repeats steps after its checkpoint that were recorded before.

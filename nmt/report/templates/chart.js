@@ -8,41 +8,27 @@ const element = (name, attributes) => {
 };
 const plots = Array.from(document.querySelectorAll("svg[data-axis]"), (svg) => {
   const [left, right, start, end] = svg.dataset.axis.split(" ").map(Number);
-  const figure = svg.closest("figure");
   const cross = element("g", {});
   let curves = null;
-  const read = (path) => {
-    const places = path.getAttribute("d").match(/[-.\de]+,[-.\de]+/g);
-    const points = path.dataset.points.split(";").map((text, index) => {
-      const [step, value] = text.split(" ");
-      const [x, y] = places[index].split(",");
-      return { step: Number(step), value, x, y };
-    });
-    const group = path.parentNode;
-    return { name: path.dataset.name, color: group.getAttribute("class"), group, points };
-  };
-  const near = (step) => {
-    if (!curves) curves = Array.from(svg.querySelectorAll("[data-points]"), read);
-    const away = (point) => Math.abs(point.step - step);
-    const nearest = (one, other) => (away(one) > away(other) ? other : one);
-    const shown = curves.filter((curve) => curve.group.style.display !== "none");
-    return shown.map((curve) => ({ ...curve, point: curve.points.reduce(nearest) }));
-  };
-  return {
-    svg, figure, x: svg.dataset.x, start, end,
-    // The step at a position of the pointer.
+  const plot = {
+    svg, figure: svg.closest("figure"), x: svg.dataset.x, left, right, start, end,
+    slack: 0, // Points this near to the cross hair have its number.
+    // The place of a step of a curve on the axis, which run.js replaces.
+    place: (step) => step,
+    // The number at a position of the pointer.
     at: (pixel) => {
       const box = svg.getBoundingClientRect();
       const x = ((pixel - box.left) / box.width) * svg.viewBox.baseVal.width;
-      return start + ((end - start) * (x - left)) / (right - left);
+      return start + ((plot.end - start) * (x - left)) / (right - left);
     },
-    steps: () => near(start).flatMap((curve) => curve.points.map((point) => point.step)),
+    stops: () => near(start).flatMap((curve) => curve.points.map((point) => point.at)),
+    reread: () => { curves = null; },
     hide: () => cross.remove(),
-    // Draws the cross hair at the point nearest to a step, and returns the values there.
-    show: (step) => {
-      const found = near(step);
+    // Draws the cross hair at the point nearest to a number, and returns the values there.
+    show: (wanted) => {
+      const found = near(wanted);
       if (found.length === 0) return null;
-      const away = (each) => Math.abs(each.point.step - step);
+      const away = (each) => Math.abs(each.point.at - wanted);
       const { point } = found.reduce((one, other) => (away(one) > away(other) ? other : one));
       const bottom = svg.viewBox.baseVal.height - 40;
       cross.replaceChildren(element("path", { class: "cross", d: `M${point.x},10V${bottom}` }));
@@ -52,9 +38,31 @@ const plots = Array.from(document.querySelectorAll("svg[data-axis]"), (svg) => {
         cross.append(dot);
       }
       svg.append(cross);
-      return { step: point.step, x: point.x, found };
+      return { at: point.at, x: point.x, found };
     },
   };
+  const read = (path) => {
+    const group = path.parentNode;
+    // Both vertical axes of a chart show the same points; only the first has their values.
+    const listed = path.dataset.points ? path : plot.figure.querySelector(`[data-curve="${group.dataset.curve}"] [data-points]`);
+    const texts = listed.dataset.points.split(";");
+    const places = path.getAttribute("d").match(/[-.\de]+,[-.\de]+/g) ?? [];
+    const points = places.map((place, index) => {
+      const [step, value] = texts[index].split(" ");
+      const [x, y] = place.split(",");
+      return { at: plot.place(Number(step), group.dataset.curve), value, x, y };
+    });
+    return { name: path.dataset.name, color: group.getAttribute("class"), group, points };
+  };
+  const near = (wanted) => {
+    if (!curves) curves = Array.from(svg.querySelectorAll("[data-name]"), read);
+    const away = (point) => Math.abs(point.at - wanted);
+    const nearest = (one, other) => (away(one) > away(other) ? other : one);
+    const shown = curves.filter(({ group, points }) =>
+      points.length ? getComputedStyle(group).display !== "none" : false);
+    return shown.map((curve) => ({ ...curve, point: curve.points.reduce(nearest) }));
+  };
+  return plot;
 });
 const tip = document.createElement("div");
 tip.className = "tip";
@@ -66,17 +74,18 @@ const hideAll = () => {
 const showAt = (plot, wanted) => {
   const shown = plot.show(wanted);
   if (!shown) return wanted;
-  const { step, x, found } = shown;
-  for (const other of plots) if (other !== plot) if (other.x === plot.x) other.show(step);
+  const { at, x, found } = shown;
+  const named = (number) => `${plot.x} ${number.toLocaleString("en")}`;
+  for (const other of plots) if (other !== plot) if (other.x === plot.x) other.show(at);
   const head = document.createElement("p");
-  head.textContent = `${plot.x} ${step.toLocaleString("en")}`;
+  head.textContent = named(at);
   tip.replaceChildren(head);
   for (const { name, color, point } of found) {
     const row = document.createElement("p");
     const value = document.createElement("b");
-    const swatch = element("svg", { class: `swatch ${color}`, viewBox: "0 0 22 12" });
-    swatch.append(element("path", { d: "M1,6H21" }));
-    const late = point.step === step ? "" : ` (${plot.x} ${point.step.toLocaleString("en")})`;
+    const swatch = document.createElement("i");
+    swatch.className = `swatch ${color}`;
+    const late = Math.abs(point.at - at) > plot.slack ? ` (${named(point.at)})` : "";
     value.textContent = point.value;
     row.append(swatch, name + late, value);
     tip.append(row);
@@ -87,7 +96,7 @@ const showAt = (plot, wanted) => {
   const fits = frame.width > place + 14 + tip.offsetWidth;
   tip.style.left = `${Math.max(0, fits ? place + 14 : place - 14 - tip.offsetWidth)}px`;
   tip.style.top = `${box.top - frame.top + 8}px`;
-  return step;
+  return at;
 };
 for (const plot of plots) {
   const { svg } = plot;
@@ -100,9 +109,9 @@ for (const plot of plots) {
   svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hideAll(); });
   svg.addEventListener("blur", hideAll);
   svg.addEventListener("keydown", (event) => {
-    const steps = [...new Set(plot.steps())].sort((one, other) => one - other);
-    const index = steps.indexOf(now);
-    const last = steps.length - 1;
+    const stops = [...new Set(plot.stops())].sort((one, other) => one - other);
+    const index = stops.indexOf(now);
+    const last = stops.length - 1;
     const to = {
       ArrowLeft: index > 0 ? index - 1 : 0, Home: 0, End: last,
       ArrowRight: index > -1 ? Math.min(index + 1, last) : last,
@@ -110,24 +119,6 @@ for (const plot of plots) {
     if (event.key === "Escape") hideAll();
     if (to === undefined) return;
     event.preventDefault();
-    now = showAt(plot, steps[to]);
-  });
-}
-// An entry of the legend hides and shows its curve.
-for (const key of document.querySelectorAll("figure .key")) {
-  const entries = Array.from(key.children);
-  if (entries.length > 1) entries.forEach((entry, index) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.setAttribute("aria-pressed", "true");
-    button.append(...entry.childNodes);
-    entry.append(button);
-    button.addEventListener("click", () => {
-      const isOn = button.getAttribute("aria-pressed") === "false";
-      button.setAttribute("aria-pressed", String(isOn));
-      const groups = key.closest("figure").querySelectorAll(`[data-curve="${index}"]`);
-      for (const group of groups) group.style.display = isOn ? "" : "none";
-      hideAll();
-    });
+    now = showAt(plot, stops[to]);
   });
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,6 +12,7 @@ import pytest
 
 from nmt.errors import CheckpointError
 from nmt.extras.analysis.runs import ReportOptions, report
+from nmt.files.atomic import run_lock
 from tests.browser import REQUESTS, WIDER, ask
 
 
@@ -28,25 +30,100 @@ def write_run(folder: Path, dropout: float, bleu: float) -> Path:
     return folder
 
 
-def rows(page: Path) -> list[list[str]]:
+def table(page: Path) -> dict[str, list[str]]:
+    """Cells of the rows of all tables by their heads; columns are runs."""
     root = ElementTree.fromstring(page.read_text(encoding="utf-8"))
-    found = (x for x in root.iter() if x.tag.endswith("}tr"))
-    return [["".join(cell.itertext()).strip() for cell in row] for row in found]
+    rows = (x for x in root.iter() if x.tag.endswith("}tr"))
+    cells = [["".join(cell.itertext()).strip() for cell in row] for row in rows]
+    return {head: values for head, *values in cells}
 
 
 def test_several_runs_are_compared_by_results_settings_and_curves(tmp_path: Path) -> None:
     runs = write_run(tmp_path / "a", 0.1, 20.5), write_run(tmp_path / "b", 0.3, 18.25)
     made = report(ReportOptions(runs=runs))
     assert made.text == "runs.html"
-    found = rows(Path("runs.html"))
-    assert [row[:4] for row in found[1:3]] == [
-        [str(run), "100", "1 h 7 min", "1,500"]
-        for run in runs  # 4,020 seconds
-    ]
-    assert found[1][4:] == ["BLEU 20.50 at step 100 (best BLEU)", "flores (best): BLEU 9.50"]
-    assert found[3:] == [["key", *map(str, runs)], ["model.dropout", "0.1", "0.3"]]
+    best = ["BLEU 20.50 at step 100 (best BLEU)", "BLEU 18.25 at step 100 (best BLEU)"]
+    unknown = ["not recorded"] * 2
+    assert table(Path("runs.html")) == {
+        "": ["a", "b"],
+        "updates": ["100"] * 2,
+        "time": ["1 h 7 min"] * 2,  # 4,020 seconds
+        "target tokens per second": ["1,500"] * 2,
+        "best validation": best,
+        "test set flores": ["BLEU 9.50 (best)"] * 2,
+        **dict.fromkeys(("state", "started", "host", "device", "version", "command"), unknown),
+        "model": [],
+        "dropout": ["0.1", "0.3"],
+    }
     text = Path("runs.html").read_text()
-    assert text.count(f'data-name="{runs[1]}"') >= 5
+    assert text.count('data-name="b"') >= 5
+    assert text.index("<h2>Learning curves</h2>") < text.index("<h2>Results</h2>")
+
+
+def test_runs_with_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+    runs = write_run(tmp_path / "x" / "a", 0.1, 20.5), write_run(tmp_path / "y" / "a", 0.1, 18.25)
+    report(ReportOptions(runs=(*runs, runs[0])))  # a run is shown once
+    assert table(Path("runs.html"))[""] == [str(run) for run in runs]
+    assert "The configurations are the same." in Path("runs.html").read_text()
+
+
+def test_settings_are_grouped_without_folders_and_without_what_is_not_set(tmp_path: Path) -> None:
+    runs = write_run(tmp_path / "a", 0.1, 20.5), write_run(tmp_path / "b", 0.1, 18.25)
+    values = [
+        {"bias": True, "betas": [0.9, 0.98], "limit": None, "source": "/x/a.de", "same": None},
+        {"bias": False, "betas": [0.9, 0.99], "limit": 3, "source": "y/a.de", "same": None},
+    ]
+    for run, section in zip(runs, values, strict=True):
+        config: dict[str, Any] = {"name": run.name, "run_dir": str(run)}
+        config |= {"source_language": run.name}
+        config |= {"training": section, "data": {"train": [{"max_pairs": 5, "tag": run.name}]}}
+        (run / "config.yaml").write_text(json.dumps(config))
+    report(ReportOptions(runs=runs))
+    rows = table(Path("runs.html"))
+    first = [*rows].index("command") + 1
+    assert dict([*rows.items()][first:]) == {
+        "languages": [],
+        "source_language": ["a", "b"],
+        "training": [],
+        "bias": ["yes", "no"],
+        "betas": ["0.9, 0.98", "0.9, 0.99"],
+        "limit": ["", "3"],
+        "data": [],
+        "train.0.tag": ["a", "b"],
+    }
+    root = ElementTree.fromstring(Path("runs.html").read_text())
+    same = ["".join(x.itertext()) for x in root.iter() if x.tag.endswith("}pre")]
+    assert same == ["source: a.de\n", "train.0.max_pairs: 5\n"]
+
+
+def test_follow_writes_the_page_until_all_runs_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = write_run(tmp_path / "a", 0.1, 20.5), write_run(tmp_path / "b", 0.3, 18.25)
+    start = {"kind": "start", "step": 0, "date": "2031-02-03 16:05:09+0000"}
+    starts = runs[1] / "starts.jsonl"
+    starts.write_text(json.dumps(start) + "\n")
+    lock = ExitStack()
+    lock.enter_context(run_lock(runs[1]))
+    states = []
+
+    def sleep(_: float) -> None:
+        """The run ends while the command waits for the third time."""
+        states.append(table(Path("runs.html"))["state"][1])
+        if len(states) == 2:
+            with starts.open("a") as file:
+                file.write(json.dumps({"kind": "end", "step": 100, "reason": "patience"}) + "\n")
+        if len(states) == 3:
+            lock.close()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    report(ReportOptions(runs=runs, follow=True))
+    ended = "ended: no better validation (patience)"
+    assert states == ["running", "running", ended]
+    assert table(Path("runs.html"))["state"] == ["not recorded", ended]
+    assert 'id="refresh"' not in Path("runs.html").read_text()
 
 
 @pytest.mark.parametrize(("facts", "speed", "validation", "titles"), [
@@ -81,14 +158,14 @@ def test_what_cannot_be_compared_is_named(
             with (run / f"{name}.jsonl").open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in added)
     report(ReportOptions(runs=runs))
-    head, row, *_ = rows(Path("runs.html"))
-    assert head[3].partition("not comparable: ")[2] == speed
-    assert head[4] == "best validation" + validation
+    shown = table(Path("runs.html"))
+    remark = f"not comparable: {speed}" if speed else ""
+    assert f"target tokens per second{remark}" in shown
     best = "chrF 50.00, BLEU 30.00, perplexity 5.50 at step 200 (best BLEU, beam size 1)"
-    assert row[4] == best
-    scored = "(best, beam size 5): chrF 40.00, BLEU 9.50"
-    own = f"own {scored} not comparable: different test sets"
-    assert row[5] == f"flores (best): BLEU 9.50{own}same {scored}"
+    assert shown[f"best validation{validation}"][0] == best
+    scored = "chrF 40.00, BLEU 9.50 (best, beam size 5)"
+    assert shown["test set ownnot comparable: different test sets"][0] == scored
+    assert shown["test set same"][0] == scored
     root = ElementTree.fromstring(Path("runs.html").read_text(encoding="utf-8"))
     captions = ["".join(x.itertext()) for x in root.iter() if x.tag.endswith("}figcaption")]
     assert "chrF" in captions[0]
@@ -113,7 +190,7 @@ def test_one_run_has_its_own_page_with_links_to_other_pages_in_its_folder(tmp_pa
 def test_the_page_of_one_run_can_be_written_elsewhere(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", 0.1, 20.5)
     assert report(ReportOptions(runs=(run,), output=Path("page.html"))).text == "page.html"
-    assert str(run) in Path("page.html").read_text()
+    assert table(Path("page.html"))[""] == ["a"]
     assert not (run / "report.html").exists()
 
 
@@ -136,12 +213,59 @@ def test_a_browser_shows_the_values_at_the_cross_hair(
     })()"""
     hide = """(() => {
       const figure = document.querySelector("figure:has(.linear)");
-      figure.querySelectorAll(".key button")[1].click();
+      document.querySelector("#run1").click();
       const shown = ["1", "0"].map((n) => figure.querySelector(`.linear [data-curve="${n}"]`));
       return shown.map((x) => getComputedStyle(x).display.replace("inline", "block")).join(" ");
     })()"""
     found, logged = ask(
         browser, Path("runs.html").read_text(), tmp_path, width, press, WIDER, REQUESTS, hide
     )
-    assert found == f"step 100{runs[0]}20.5{runs[1]}18.25 0 0 none block"
+    assert found == "updates 100a20.5b18.25 0 0 none block"
+    assert "CONSOLE" not in logged
+
+
+def test_a_browser_draws_the_curves_by_tokens_and_minutes_and_hides_a_run_in_all_charts(
+    browser: str, tmp_path: Path
+) -> None:
+    """Run b is twice as fast in updates of half as many tokens. The axis goes from 52 to 506.
+
+    Run a has 1,500 tokens/s x 4,000 s = 6 million tokens in 66.7 minutes, run b 1,500 x 2,000.
+    """
+    runs = write_run(tmp_path / "a", 0.1, 20.5), write_run(tmp_path / "b", 0.3, 18.25)
+    lines = (runs[1] / "metrics.jsonl").read_text().replace("4000.0", "2000.0")
+    (runs[1] / "metrics.jsonl").write_text(lines)
+    with (tmp_path / "a" / "metrics.jsonl").open("a") as file:  # without tokens and minutes
+        file.write(json.dumps({"kind": "validation", "step": 150, "bleu": 22.5, "seconds": 1}))
+    report(ReportOptions(runs=runs))
+
+    def chart(title: str, code: str) -> str:
+        found = f"""Array.from(document.querySelectorAll("svg.linear"))
+          .find((x) => x.getAttribute("aria-label").startsWith("{title}"))"""
+        return f"((svg) => {code})({found})"
+
+    def choose(axis: int) -> str:
+        return f'(document.querySelector("#axis{axis}").click(), "|")'
+
+    places = """Array.from(svg.querySelectorAll("[data-name]"), (x) => x.getAttribute("d"))
+      .map((d) => d.match(/[\\d.]+(?=,)/g).map((x) => Math.round(x)).join("+")).join(" ")"""
+    axis = 'Array.from(svg.querySelectorAll(".x text"), (x) => x.textContent).join(" ")'
+    hidden = """(document.querySelector("#run0").click(), Array.from(document.querySelectorAll(
+      '[data-curve="0"], .key > :first-child')).filter((x) => x.getClientRects().length).length)"""
+    asked = []
+    for number in range(3):
+        asked.append(choose(number))
+        asked += [chart("Loss, training", code) for code in (places, axis)]
+        asked.append(chart("Translation quality, BLEU", places))
+    found, logged = ask(
+        browser, Path("runs.html").read_text(), tmp_path, 1280, *asked, choose(0),
+        chart("Translation quality, BLEU", places), hidden,
+    )  # fmt: skip
+    by_updates = "355+506 355"
+    assert [part.strip() for part in found.split("|")] == [
+        "",
+        f"355 355 0 50 100 150 updates {by_updates}",
+        "506 279 0 1M 2M 3M 4M 5M 6M target tokens 506 279",
+        "506 279 0 20 40 66.7 minutes 506 279",
+        f"{by_updates} 0",
+    ]
     assert "CONSOLE" not in logged

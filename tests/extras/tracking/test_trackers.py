@@ -100,6 +100,13 @@ def give(name: str, config: RunConfig, *events: TrainingEvent, closes: bool = Tr
         tracker.close()
 
 
+def test_a_run_that_failed_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, config = faked("mlflow", monkeypatch), make_config("runs/mine")
+    config.run_dir.mkdir(parents=True)
+    give("mlflow", config, START, TrainingEvent(3, "", "end", {"reason": "Training diverged."}))
+    assert library.ends == ["FAILED"]
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_a_tracker_gets_name_configuration_scalars_and_state_once(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
