@@ -24,6 +24,7 @@ from nmt.errors import DataError
 from nmt.text.identification import (
     LanguageProfiles,
     likeliest_label,
+    look_ahead,
     similar_labels,
 )
 from nmt.text.languages import foreign_share, script_of
@@ -210,6 +211,7 @@ class CorpusCheck:
         if not self._first_pairs:
             return
         sides = list(zip(*self._first_pairs, strict=True))  # all sources, then all targets
+        look_ahead(chain.from_iterable(sides))
         source, target = self._languages
         seem_swapped = []  # of each language that can be identified
         for side, code in enumerate(self._languages):

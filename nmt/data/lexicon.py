@@ -33,6 +33,7 @@ _ITERATIONS = 4
 _MOST_COMMON = 200  # Frequent target tokens of a shortlist.
 _MOST_CANDIDATES = 30  # Translations of each source token in a shortlist.
 _COOCCURRENCES_AT_ONCE = 1 << 20
+IN_CACHE = 1 << 17  # Co-occurrences whose arrays fit into the cache of a core.
 _MERGED_AT_ONCE = 1 << 21
 _PAIRS_AT_ONCE = 1 << 16
 _MOST_COOCCURRENCES = 1 << 26  # More data takes longer, with little effect on the lexicon.
@@ -81,23 +82,6 @@ class Cooccurrences:
         return np.bincount(self.token_indices[side], values, num_tokens).astype(np.float64)
 
 
-def cells_of(keys: Rows) -> Rows:
-    """Return the table cells of word pairs.
-
-    If all keys are smaller than the table, each of them is its own cell. A large vocabulary has
-    more word pairs than cells; then a hash selects the cell.
-
-    Args:
-        keys: Source id * W + target id, any shape.
-    """
-    if keys.size and int(keys.max()) < _CELLS:
-        return keys
-    hashes = keys.astype(np.uint64) * _HASH  # wraps around at 2**64
-    # The highest bits of the product are the best mixed ones, so they are the index of the cell.
-    index_bits = _CELLS.bit_length() - 1
-    return (hashes >> np.uint64(64 - index_bits)).astype(np.int64)
-
-
 @dataclass(frozen=True)
 class _Table:
     """Expected counts of links between source and target words."""
@@ -134,19 +118,37 @@ class Lexicon:
     table: _Table | None = None
     previous_table: _Table | None = None  # The table of the iteration before ``table``.
 
+    def cells_of(self, keys: Rows) -> Rows:
+        """Return the table cells of word pairs.
+
+        If there are not more word pairs than cells, each of them is its own cell. A large
+        vocabulary has more; then a hash selects the cell.
+
+        Args:
+            keys: Source id * W + target id, any shape.
+        """
+        if math.prod(self.sizes) <= _CELLS:
+            return keys
+        hashes = keys.astype(np.uint64) * _HASH  # wraps around at 2**64
+        # The highest bits of the product are the best mixed ones, so they are the index of the
+        # cell.
+        index_bits = _CELLS.bit_length() - 1
+        hashes >>= np.uint64(64 - index_bits)
+        return hashes.view(np.int64)
+
     def links(self, pairs: Pairs) -> _Links:
         """Return the expected counts of a batch (E-step)."""
-        joint = Cooccurrences(self.lines, pairs, self.sizes[1])
-        link_probs = self.posterior(joint, self.table)
-        source_totals = self._totals(joint, 0, link_probs)
-        target_totals = self._totals(joint, 1, link_probs)
-        return _Links(joint.keys, link_probs, (source_totals, target_totals))
-
-    def _totals(self, joint: Cooccurrences, side: int, link_probs: Probabilities) -> Values:
-        """Sum link probabilities over all tokens of each word of one side. (V,) or (W,)."""
-        token_totals = joint.sums(side, link_probs)
-        word_totals = np.bincount(joint.sides[side].ids, token_totals, self.sizes[side])
-        return word_totals.astype(np.float64)
+        keys = []
+        probs = []
+        totals = np.zeros(self.sizes[0]), np.zeros(self.sizes[1])
+        for part in batches(self.lines, pairs, IN_CACHE):
+            joint = Cooccurrences(self.lines, part, self.sizes[1])
+            link_probs = self.posterior(joint, self.table)
+            keys.append(joint.keys)
+            probs.append(link_probs)
+            for side, flat in enumerate(joint.sides):
+                np.add.at(totals[side], flat.ids, joint.sums(side, link_probs))
+        return _Links(np.concatenate(keys), np.concatenate(probs), totals)
 
     def posterior(self, joint: Cooccurrences, table: _Table | None) -> Probabilities:
         """Return the probability of a link at each co-occurrence.
@@ -167,7 +169,7 @@ class Lexicon:
         link_probs = np.ones(len(joint.keys), np.float32)
         counts = link_probs  # without a table, all counts are 1
         if table is not None:
-            counts = table.cells[cells_of(joint.keys)]
+            counts = table.cells[self.cells_of(joint.keys)]
         for side, flat in enumerate(joint.sides):  # the side that generates
             generated = 1 - side
             # Count / total of the word is its translation probability. Each of the l tokens of a
@@ -186,12 +188,12 @@ class Lexicon:
         return link_probs
 
 
-def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
-    """Cut pairs into batches of about `_COOCCURRENCES_AT_ONCE` co-occurrences."""
+def batches(lines: Lines, pairs: Pairs, at_once: int | None = None) -> Iterator[Pairs]:
+    """Cut pairs into batches of about ``at_once`` co-occurrences; None for a million."""
     costs = lines.source.lengths[pairs.sources].astype(np.int64)
     # The constant limits the number of pairs in a batch, even if all of them are blank.
     costs = costs * lines.target.lengths[pairs.targets] + 8
-    batch_indices = np.cumsum(costs) // _COOCCURRENCES_AT_ONCE
+    batch_indices = np.cumsum(costs) // (at_once or _COOCCURRENCES_AT_ONCE)
     # Item i of the difference compares pair i + 1, where a batch may start, with pair i.
     starts = np.flatnonzero(np.diff(batch_indices)) + 1
     sources = np.split(pairs.sources, starts)
@@ -255,7 +257,7 @@ def learn_lexicon(
             # numpy 2.4 is twenty times slower. A view has the dtype of this process.
             keys = links.keys.view(np.int64)
             probs = links.probs.view(np.float32)
-            np.add.at(cells, cells_of(keys), probs)
+            np.add.at(cells, lexicon.cells_of(keys), probs)
             for total, batch_total in zip(totals, links.totals, strict=True):
                 total += batch_total  # in place, for the source words and for the target words
         table = _Table(cells, totals)
@@ -339,7 +341,8 @@ def write_shortlist(
 
 def summed(keys: IntArray, values: npt.NDArray[np.floating]) -> tuple[IntArray, Values]:
     """Return the distinct keys in rising order, and the sum of the values of each key."""
-    distinct, indices = np.unique(keys, return_inverse=True)  # keys == distinct[indices]
+    # keys == distinct[indices]. With ``return_index``, numpy merges runs of sorted keys quickly.
+    distinct, _, indices = np.unique(keys, return_index=True, return_inverse=True)
     return distinct, np.bincount(indices, values).astype(np.float64)
 
 
@@ -366,7 +369,7 @@ def _likeliest(
     order = np.lexsort((-counts, sources.astype(smallest_dtype)))
     # Keys are in rising order, so the keys of a source are neighbours. ``order`` sorts by source
     # first, so it only moves keys within their source, which starts at the same index as before.
-    starts = np.searchsorted(sources, sources)
+    starts = np.searchsorted(sources, np.arange(sources.max(initial=0) + 1))[sources]
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order)) - starts
     is_frequent = ranks < max_links

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import compress, starmap
+from itertools import chain, compress, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from nmt.data.workers import BlockResult, StoredResults, Workers, has_changed, m
 from nmt.errors import DataError
 from nmt.files.json_file import sha256_of_json
 from nmt.text.flat import FlatIds, Ids
+from nmt.text.identification import look_ahead
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
@@ -118,6 +119,8 @@ class TextPass(_FilterPass):
             DataError: A line cannot be read.
         """
         problems = dict[int, list[PairProblem]]()  # by index of the pair in the block
+        if "language" in self.filters.actions:
+            look_ahead(chain.from_iterable(map(_texts, block.pairs)))
         for index, pair in enumerate(block.pairs):
             if isinstance(pair, BadPair):
                 pair_problems = [PairProblem(pair.reason, pair.excerpt)]

@@ -123,6 +123,20 @@ SENTENCES = st.lists(
 )  # fmt: skip
 
 
+@given(pairs=SENTENCES)
+def test_the_size_of_the_parts_that_fit_into_the_cache_changes_no_bit(pairs: Text) -> None:
+    rows = np.arange(len(pairs))
+    tables = []
+    for in_cache in (1, 40, 1 << 17):
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            patch.setattr(lexicon, "IN_CACHE", in_cache)
+            learned = learn_lexicon(store(Path(folder), pairs), (6, 7), Pairs(rows, rows))
+            assert learned.table is not None
+            arrays = learned.table.cells, *learned.table.totals
+            tables.append([array.tobytes() for array in arrays])
+    assert tables[0] == tables[1] == tables[2]
+
+
 @given(pairs=SENTENCES, most=st.integers(2, 4), at_once=st.sampled_from([1 << 23, 20]))
 def test_translations_equal_a_slow_reference(pairs: Text, most: int, at_once: int) -> None:
     """Where counts are equal up to rounding, any order will do. Between merges four times ``most``

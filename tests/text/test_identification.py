@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.text import identification
 from nmt.text.identification import (
     LanguageProfiles,
     are_identifiable,
@@ -16,6 +18,7 @@ from nmt.text.identification import (
     label_of,
     language_shares,
     likeliest_label,
+    look_ahead,
     other_label,
     similar_codes,
     similar_labels,
@@ -116,3 +119,44 @@ def test_shares_of_any_text_are_probabilities(text: str) -> None:
     shares = language_shares(text, ["de", "en", "shn", "tlh"])
     assert all(-1e-4 <= share <= 1 + 1e-4 for share in shares.values())
     assert shares["tlh"] == 0  # neither a label nor a script
+
+
+SENTENCES = [
+    GERMAN, FRENCH, "Dobar dan, kako ste danas?", "Добар дан, како сте данас?", "今日は犬が走る。",
+    "الكلب يجري في الشارع", "HUNDE BELLEN LAUT", "Bu it juda tez yuguradi.", "a", " ", "12:30",
+]  # fmt: skip
+SOME_TEXT = st.text(max_size=30) | st.sampled_from(SENTENCES)
+
+
+@given(st.lists(st.lists(SOME_TEXT, max_size=3).map(" ".join), max_size=8))
+def test_texts_that_are_identified_together_get_the_labels_of_py3langid(texts: list[str]) -> None:
+    likeliest_label.cache_clear()
+    look_ahead(texts)
+    for text in texts:
+        assert likeliest_label(text) == identifier().classify(text)[0]
+
+
+def test_real_text_of_128_languages_gets_the_labels_of_py3langid(shared_data: Path) -> None:
+    lines = []
+    for path in sorted((shared_data / "ntrex_sample").glob("*.txt")):
+        lines += path.read_text(encoding="utf-8").splitlines()[::8]
+    likeliest_label.cache_clear()
+    look_ahead(lines)
+    assert [likeliest_label(line) for line in lines] == [
+        identifier().classify(line)[0] for line in lines
+    ]
+
+
+def test_only_long_and_unclear_texts_are_left_to_py3langid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    likeliest_label.cache_clear()
+    look_ahead([GERMAN, FRENCH, 30 * FRENCH, "a"])
+    monkeypatch.setattr(identification, "identifier", None)
+    assert [likeliest_label(text) for text in (GERMAN, FRENCH)] == ["de", "fr"]
+    for text in (30 * FRENCH, "a", "Not looked at."):
+        with pytest.raises(TypeError):
+            likeliest_label(text)
+    look_ahead([])
+    with pytest.raises(TypeError):  # the labels of earlier blocks take no memory
+        likeliest_label(f"{GERMAN} ")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.lexicon import Cooccurrences, Lexicon, Pairs, batches, cells_of
+from nmt.data.lexicon import IN_CACHE, Cooccurrences, Lexicon, Pairs, batches
 from nmt.data.store import IntArray, Lines, Mask, Rows
 from nmt.data.workers import HERE, Workers
 from nmt.text.flat import FlatIds, Ids
@@ -68,7 +68,7 @@ class PairScorer:
             The sum over the tokens of both sides, in nats. (P,). Ignore the values of blank lines.
         """
         lexicon = self.lexicon
-        pair_batches = batches(lexicon.lines, pairs)
+        pair_batches = batches(lexicon.lines, pairs, IN_CACHE)
         masked_batches = ((batch, self._was_learned(batch)) for batch in pair_batches)
         score = partial(_score_batch, lexicon)
         scores = self.workers.map(score, masked_batches)
@@ -90,11 +90,11 @@ class PairScorer:
         source = _Bags.of(lines.source.ids(sources))
         target = _Bags.of(lines.target.ids(targets))
         _, num_targets = lexicon.sizes
-        # `cells_of` takes source id * number of target words + target id.
+        # `Lexicon.cells_of` takes source id * number of target words + target id.
         first_keys = source.words.astype(np.int64) * num_targets
         keys = first_keys[:, None] + target.words
         assert lexicon.table is not None
-        cells = cells_of(keys)
+        cells = lexicon.cells_of(keys)
         links = lexicon.table.cells[cells]  # (source words, target words)
         target_scores = self._translation_scores(0, source, target, links)
         source_scores = self._translation_scores(1, target, source, links.T)
@@ -166,15 +166,17 @@ def _score_batch(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
     source_indices, target_indices = joint.token_indices
     # Count that each co-occurrence has added to the table: the probability of a link that the last
     # iteration computed from the previous table; 0 in pairs that the lexicon has not learned from.
-    added_links = lexicon.posterior(joint, lexicon.previous_table)
-    pair_indices = source.sentences[source_indices]
-    added_links *= was_learned[pair_indices]
+    added_links = np.zeros(len(joint.keys), np.float32)
+    if was_learned.any():
+        added_links = lexicon.posterior(joint, lexicon.previous_table)
+        pair_indices = source.sentences[source_indices]
+        added_links *= was_learned[pair_indices]
     source_counts = _counts_in_line(source)
     target_counts = _counts_in_line(target)
     counts_in_line = source_counts, target_counts
     # If a line repeats a word, several co-occurrences have added the same count to one cell.
     num_equal = source_counts[source_indices] * target_counts[target_indices]
-    cells = cells_of(joint.keys)
+    cells = lexicon.cells_of(joint.keys)
     links = table.cells[cells] - added_links * num_equal
     links = np.maximum(links, 0)
     scores = np.zeros(len(was_learned))

@@ -107,8 +107,10 @@ def _is_within(left: Sequence[str], right: Sequence[str], max_distance: int) -> 
 
 def words_of(text: str) -> list[str]:
     """Split normalized text into words; scripts without spaces are split into characters."""
-    spaced = _UNSPACED.sub(lambda match: " ".join(match[0]), normalized(text))
-    return spaced.split()
+    plain = normalized(text)
+    if not plain.isascii():
+        plain = _UNSPACED.sub(lambda match: " ".join(match[0]), plain)
+    return plain.split()
 
 
 def _passages(lines: Sequence[str]) -> list[_Passage]:

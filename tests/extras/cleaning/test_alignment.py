@@ -14,6 +14,7 @@ import pytest
 
 from nmt.data.lexicon import Pairs, learn_lexicon
 from nmt.data.store import ParallelStore, StoreWriter
+from nmt.extras.cleaning import evidence
 from nmt.extras.cleaning.alignment import MOST_TOKENS, Alignment, CutLines, align_corpora
 from nmt.extras.cleaning.evidence import PairScorer, usual_scores
 from nmt.extras.cleaning.ranges import (
@@ -70,6 +71,18 @@ def looked_at(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) 
         found = align_corpora(Text(source, target), (VOCAB, VOCAB), spans, Path(folder))
         scores, z_scores = ({"c": each["c"][:]} for each in (found.scores, found.z_scores))
         return replace(found, scores=scores, z_scores=z_scores)
+
+
+def test_the_scores_of_a_pair_do_not_depend_on_the_pairs_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if the lexicon has learned from none of them, which saves work."""
+    scorer = learned(Text(*language(60)), np.arange(0, 60, 2))
+    rows = np.arange(60)
+    pairs = Pairs(np.concatenate((rows, rows)), np.concatenate((rows, rows[::-1])))
+    together = scorer.score(pairs)
+    monkeypatch.setattr(evidence, "IN_CACHE", 1)
+    assert scorer.score(pairs).tobytes() == together.tobytes()
 
 
 def assert_near(found: Sequence[Range], *expected: Range) -> None:
