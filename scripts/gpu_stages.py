@@ -1503,7 +1503,7 @@ def _train(
     folder = str(report.folder / "runs" / run)
     output, _ = nmt("evaluate", folder, *evaluation, "--device", report.device.type)
     seconds = perf_counter() - begin
-    system = json.loads(output)["systems"][0]
+    system = json.loads(output)["test_sets"][0]["systems"][0]
     return seconds, float(system["scores"][0]["value"])
 
 

@@ -14,8 +14,13 @@ REQUESTS = 'performance.getEntriesByType("resource").length'
 """Other files that it asked for."""
 
 
-def ask(browser: str, page: str, folder: Path, width: int, *expressions: str) -> tuple[str, str]:
-    """Return the values of expressions in a page, with spaces between, and what was logged."""
+def ask(
+    browser: str, page: str, folder: Path, width: int, *expressions: str, wait: int = 0
+) -> tuple[str, str]:
+    """Return the values of expressions in a page, with spaces between, and what was logged.
+
+    The page may change its title during the milliseconds that the browser waits.
+    """
     probe = f"document.title = [{', '.join(expressions)}].join(' ');"
     digest = base64.b64encode(hashlib.sha256(probe.encode()).digest()).decode()
     allowed = f"script-src 'sha256-{digest}'"
@@ -28,6 +33,8 @@ def ask(browser: str, page: str, folder: Path, width: int, *expressions: str) ->
     path.write_text(made.replace("</body>", f"<script>{probe}</script></body>"), encoding="utf-8")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
                "--enable-logging=stderr", f"--window-size={width},900", path.as_uri()]  # fmt: skip
+    if wait:
+        command.insert(1, f"--virtual-time-budget={wait}")
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     title = re.search(r"<title>(.*?)</title>", result.stdout)
     return (title[1] if title else "", result.stderr)

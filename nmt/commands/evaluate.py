@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config
 from nmt.commands import evaluation_set
-from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_systems
+from nmt.commands.evaluation_set import (
+    ConfiguredSets,
+    EvaluationSet,
+    file_of,
+    is_pattern,
+    paths_of,
+    read_systems,
+)
 from nmt.commands.loading import check_output, loading_arguments, mbr
 from nmt.commands.options import EvaluateOptions, TextResult
 from nmt.config.flag import as_overrides
@@ -68,7 +75,10 @@ ANALYSES = Registry[Analysis]("analysis")
 # Content of a `report` file by its extension.
 ReportWriter = Callable[[EvaluationReport, Sequence["EvaluatedModel"]], str]
 REPORTS = Registry[ReportWriter]("report format")
-REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
+REPORTS.register(
+    ".json",
+    lambda report, _: json.dumps(report.as_dict(with_texts=True), ensure_ascii=False) + "\n",
+)
 
 
 def evaluate(
@@ -127,10 +137,10 @@ def evaluate(
     configured = models_and_baseline[0].configured if models_and_baseline else None
     tests = evaluation_set.load_test_sets(options, configured)
     sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
-    inputs = [options.contrastive, options.baseline, options.glossary, *options.hypothesis]
-    inputs += [Path(label.partition("=")[2]) for label in options.slice_]  # NAME=FILE
+    inputs = [options.contrastive, options.glossary]
     for test in tests:
         inputs += test.files
+        inputs += (file_of(path, test.name) for path in paths_of(options))
     for model in models_and_baseline:
         inputs += model.files
     # The test sets are those of the first model, or have the languages that the user says.
@@ -158,6 +168,7 @@ def evaluate(
         sections=(score_contrastive(models),) if score_contrastive else (),
         sentence_level=options.sentence_level,
         score_only=tuple(requested_metrics(options.score_only)),
+        alpha=options.alpha,
     )
     for path, write in writers.items():
         failures += _save(path, write(report, models))
@@ -359,12 +370,15 @@ class EvaluatedSet:
         # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
         significance = options.significance or ("ar" if options.fail_if_worse else "bs")
         num_trials = options.resamples or DEFAULT_TRIALS  # not used if `resamples` is 0
-        self.resampling = Resampling(num_resamples, options.seed, significance, num_trials)
+        self.resampling = Resampling(
+            num_resamples, options.seed, significance, num_trials, options.alpha
+        )
         self.pairs: ReportSection | None = None  # differences of all pairs of systems
-        # Whether files of translations and labels belong to this test set.
-        has_files = is_only or not full_set.is_named
-        hypotheses = options.hypothesis if has_files else ()
-        labels = options.slice_ if has_files else ()
+        hypotheses = options.hypothesis
+        labels = options.slice_
+        if not is_only and full_set.is_named:  # files belong to another test set, except patterns
+            hypotheses = tuple(filter(is_pattern, hypotheses))
+            labels = tuple(filter(is_pattern, labels))
         self.systems = read_systems(hypotheses, full_set, options.limit)
         self.labels = evaluation_set.read_labels(labels, full_set, options.limit)
         # The baseline is a report, a model, which translates later, or a file of translations.

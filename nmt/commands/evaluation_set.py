@@ -59,6 +59,7 @@ from nmt.text.tokenizer import load_tokenizers
 logger = logging.getLogger(__name__)
 
 _UNBOUNDED_CHARACTERS = 1 << 30
+TEST = "{test}"  # Stands for the name of a test set in the name of a file.
 _KEEPS_ALL = "Use `report` FILE.json; it contains all translations."
 
 
@@ -149,7 +150,7 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
         separated = ",".join([*options.metric, *metrics])
         fix = f"Separate metrics by commas: `metric` {separated}"
         raise ConfigError(f"{metrics[0]} is a metric, not a file.", fix=fix)
-    if not (more_paths or first.is_file()):
+    if not (more_paths or first.is_file() or is_pattern(first)):
         return options  # a model that is missing, which is reported when it is loaded
     # In the commands that the errors propose, the last file is the reference.
     texts = paths
@@ -291,7 +292,9 @@ def load_test_sets(
         DataError: A file is missing, damaged, empty or not parallel.
     """
     direction = _direction(options, configured)
-    has_files = bool(options.reference or options.source)
+    has_patterns = any(map(is_pattern, options.reference))
+    # Files without a pattern are one test set.
+    has_files = bool(options.reference or options.source) and not has_patterns
     names = options.test
     if not (names or has_files):
         problem = "No test set to score against."
@@ -301,41 +304,118 @@ def load_test_sets(
             names = tuple(configured.tests)
             problem = "The model's configuration has no test set to score against."
         fix = "Pass `reference` FILE and, with a model, `source` FILE; or `test` and `languages`."
+        if has_patterns:
+            fix = "Add `test` NAME for each test set; the names take the place of {test}."
         if not names:
             raise ConfigError(problem, fix=fix)
-    if len(names) + has_files > 1:  # the files are one test set
-        baseline = options.baseline
-        if baseline is not None and (baseline.is_dir() or baseline.suffix == ".json"):
-            baseline = None  # a model or a report, which can have all test sets
-        # With `reference`, hypotheses and labels belong to the test set of the files.
-        are_ambiguous = (options.hypothesis or options.slice_) and not options.reference
-        if baseline or are_ambiguous or not options.models:
-            raise ConfigError(
-                "Files of translations or labels cannot be combined with several test sets.",
-                fix="Choose one test set with `test` NAME or `reference` FILE.",
-            )
-        if options.save_hypotheses:
-            raise ConfigError(
-                "`save_hypotheses` cannot be combined with several test sets.", fix=_KEEPS_ALL
-            )
-    sets = [_named_set(name, options.languages, direction, configured) for name in names]
-    if options.reference:
-        is_imported = direction == (ANY_LANGUAGE, ANY_LANGUAGE)  # without languages
-        if configured and (direction is None or is_imported):
-            listed = ", ".join(map(str, configured.directions))
-            fix = f"Add `languages` with one of these pairs: {listed}."
-            if is_imported:
-                fix = "Add `languages` PAIR, for example `languages` en-de."
-            raise ConfigError("The language pair is unknown: the model has several.", fix=fix)
-        set_of_files = _read_files(options.source, options.reference, direction)
-        # Each text has a file, except for a missing source, which is last.
-        texts = [*set_of_files.references, set_of_files.source or ()]
-        for path, lines in zip(set_of_files.files, texts, strict=False):
-            check_plain(lines, _display_name(path))
-        sets.append(replace(set_of_files, is_named=False))
-    elif options.source:
+    if options.source and not options.reference:
         raise ConfigError("`source` needs `reference`.", fix="Add `reference` FILE.")
+    if len(names) + has_files > 1:
+        _check_several(options, has_files)
+    _check_patterns(options, names)
+    if has_patterns:
+        return [_set_of_files(options, configured, direction, name) for name in names]
+    sets = [_named_set(name, options.languages, direction, configured) for name in names]
+    if has_files:
+        sets.append(_set_of_files(options, configured, direction))
     return sets
+
+
+def _check_several(options: EvaluateOptions, has_files: bool) -> None:
+    """Refuse files and options that belong to a single test set.
+
+    Args:
+        options: Options of an evaluation on several test sets.
+        has_files: Whether files are one of the test sets. Then files of translations and labels
+            belong to it, and models translate the others.
+    """
+    texts: list[Path | str] = [*options.hypothesis, *options.slice_]
+    if has_files and options.models:
+        texts = []
+    # A model or a report can have all test sets.
+    baseline = options.baseline
+    if baseline and not (baseline.is_dir() or baseline.suffix == ".json"):
+        texts.append(baseline)
+    plain = [text for text in texts if not is_pattern(text)]
+    if plain:
+        raise ConfigError(
+            f"{plain[0]}: a file of translations or labels cannot be combined with several test "
+            "sets.",
+            fix="Write {test} in place of the name of the test set, as in `hypothesis` "
+            "system.{test}.en, or choose one test set with `test` NAME.",
+        )
+    if options.save_hypotheses:
+        raise ConfigError(
+            "`save_hypotheses` cannot be combined with several test sets.", fix=_KEEPS_ALL
+        )
+
+
+def _check_patterns(options: EvaluateOptions, names: Sequence[str]) -> None:
+    """Check that each pattern has a file for each of the named test sets."""
+    missing = list[str]()
+    for path in filter(is_pattern, paths_of(options)):
+        files = [file_of(path, name) for name in names]
+        missing += (str(file) for file in files if not file.exists())
+    if missing:
+        raise DataError(
+            f"Files do not exist: {', '.join(missing)}.",
+            fix="A path with {test} needs a file for each test set. Add the files, or choose test "
+            "sets with `test` NAME.",
+        )
+
+
+def paths_of(options: EvaluateOptions) -> list[Path]:
+    """Return the paths of texts and labels, as the user has typed them."""
+    paths = [*options.hypothesis, *options.reference]
+    paths += filter(None, [options.source, options.baseline])
+    paths += (Path(label.partition("=")[2]) for label in options.slice_)  # NAME=FILE
+    return paths
+
+
+def is_pattern(path: Path | str) -> bool:
+    """Whether the path contains the place of the name of a test set."""
+    return TEST in str(path)
+
+
+def file_of(path: Path, test: str) -> Path:
+    """Return the file of a test set; only a pattern has one for each test set."""
+    return Path(str(path).replace(TEST, test))
+
+
+def _set_of_files(
+    options: EvaluateOptions,
+    configured: ConfiguredSets | None,
+    direction: Direction | None,
+    name: str | None = None,
+) -> EvaluationSet:
+    """Read the test set that the user has passed as files.
+
+    Args:
+        options: Paths of the files.
+        configured: The sets of the evaluated model, if any.
+        direction: Languages of the files, if they are known.
+        name: Name that the paths are patterns for; None if the paths are one test set.
+
+    Raises:
+        ConfigError: The model has several language pairs, and ``direction`` is None.
+        DataError: A file is missing, damaged, empty or not parallel.
+    """
+    is_imported = direction == (ANY_LANGUAGE, ANY_LANGUAGE)  # without languages
+    if configured and (direction is None or is_imported):
+        listed = ", ".join(map(str, configured.directions))
+        fix = f"Add `languages` with one of these pairs: {listed}."
+        if is_imported:
+            fix = "Add `languages` PAIR, for example `languages` en-de."
+        raise ConfigError("The language pair is unknown: the model has several.", fix=fix)
+    test_name = name or TEST  # then a path stays as it is
+    source = options.source and file_of(options.source, test_name)
+    references = [file_of(path, test_name) for path in options.reference]
+    test = _read_files(source, references, direction)
+    # Each text has a file, except for a missing source, which is last.
+    texts = [*test.references, test.source or ()]
+    for path, lines in zip(test.files, texts, strict=False):
+        check_plain(lines, _display_name(path))
+    return replace(test, name=name or test.name, is_named=bool(name))
 
 
 def _direction(options: EvaluateOptions, configured: ConfiguredSets | None) -> Direction | None:
@@ -516,19 +596,21 @@ def _display_name(path: Path) -> str:
 def read_systems(paths: Sequence[Path], test: EvaluationSet, limit: int | None) -> list[System]:
     """Read translations of a complete test set, or of its first ``limit`` sentences.
 
-    A system is named after its file; with the folder if two files have the same name.
+    A system is named after its file; with the folder if two files have the same name, or for a
+    pattern, which is the same system on all test sets.
 
     Raises:
         DataError: The number of lines does not match the test set, the text is segmented or
             escaped, or a JSON line has no translation.
     """
     names = [Path(_display_name(path)).name for path in paths]
-    if len(set(names)) < len(names):
+    if len(set(names)) < len(names) or any(map(is_pattern, paths)):
         names = [str(path) for path in paths]
     systems = []
     for name, path in zip(names, paths, strict=True):
-        lines = _translations(_read_aligned(path, test, limit), name)
-        check_plain(lines, _display_name(path))
+        file = file_of(path, test.name)
+        lines = _translations(_read_aligned(file, test, limit), _display_name(file))
+        check_plain(lines, _display_name(file))
         systems.append(System(name, lines))
     return systems
 
@@ -574,7 +656,8 @@ def read_labels(
                 f"`slice` {option}: write NAME=FILE.",
                 fix="Write, for example, `slice` domain=labels.txt.",
             )
-        labels[name] = _read_aligned(Path(path), test, limit)
+        file = file_of(Path(path), test.name)
+        labels[name] = _read_aligned(file, test, limit)
     return labels
 
 

@@ -568,10 +568,12 @@ class TestOptions(Options):
 
     Args:
         models: Run or model folders; or two files: translations, then the reference.
-        hypothesis: Translations to score; - is standard input. Repeatable.
+        hypothesis: Translations to score; - is standard input. {test} in the path of this and other
+            texts stands for the name of each test set. Repeatable.
         source: Source text for the model to translate.
         reference: Reference translations. Repeatable, for several references per sentence.
-        test: Test set: a name in the model's configuration or in sacreBLEU. Repeatable.
+        test: Test set: a name in the model's configuration or in sacreBLEU, or any name if
+            `reference` contains {test}. Repeatable.
         languages: Language pair, for example en-de. It selects the tokenizer of BLEU.
         limit: Score only the first N sentences. The scores are not added to the page of the run.
         list_: Print the names that `test` accepts, then exit.
@@ -660,9 +662,10 @@ class OutputOptions(Options):
     """Output of `nmt evaluate`: reports and translations.
 
     Args:
-        report: Report file; its extension sets the format: .json (usable as `baseline`), .md (for a
-            pull request), .xml (JUnit, for CI) or .html. Repeatable.
-        sentence_level: Print one JSON object per sentence in place of the summary.
+        report: Report file; its extension sets the format: .json (with all translations, usable as
+            `baseline`), .md (for a pull request), .xml (JUnit, for CI) or .html. Repeatable.
+        sentence_level: Print one JSON object per sentence, with its texts, in place of the summary.
+            With `json`, add them to the summary.
         score_only: Print only this score, a line for each test set and system. Repeatable.
         save_hypotheses: Output file for the translations of the model.
     """

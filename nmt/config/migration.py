@@ -16,7 +16,7 @@ from nmt.config.inference import inference_section
 from nmt.errors import ConfigError
 from nmt.installation import read_toml
 
-FORMAT = 8
+FORMAT = 9
 FORMAT_KEY = "format"
 # Sections of the configuration of a model folder.
 INFERENCE = "inference"
@@ -115,6 +115,11 @@ def _checkpoint_of_format_8(state: dict[str, Any]) -> dict[str, Any]:
     return filled_in(state, {"identity": _VALUES["new_keys"]})
 
 
+def _report_of_format_9(report: dict[str, Any]) -> dict[str, Any]:
+    # The report of a single test set was the record of this test set.
+    return {"test_sets": report.get("evaluations", [report])}
+
+
 def _with_paths(value: Any) -> Any:
     """Return a part of the data section in which each corpus has ``path`` instead of ``tsv``."""
     if isinstance(value, list):
@@ -134,7 +139,7 @@ def _with_paths(value: Any) -> Any:
 # checkpoint has plans of the time instead of one number of updates; an older run makes its first
 # plan when it is resumed. Format 7 adds `data.max_characters`, which older models lack.
 # Format 8 adds `data.glossary`, `model.norm_gain` and `model.position_init` with the values of all
-# older models.
+# older models. Format 9 of a report has a list of test sets, also of a single one.
 _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
     (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,
@@ -142,4 +147,5 @@ _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = 
     (Kind.MODEL, 3): _model_of_format_4,
     (Kind.CHECKPOINT, 5): _checkpoint_of_format_6,
     (Kind.CHECKPOINT, 7): _checkpoint_of_format_8,
+    (Kind.REPORT, 8): _report_of_format_9,
 }

@@ -37,14 +37,15 @@ class SystemRecord:
     # One score for each metric, in the requested order. Empty before the system is scored.
     scores: tuple[Score, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+    def as_dict(self, with_texts: bool) -> dict[str, Any]:
+        """Return plain values for JSON, with the translations only if requested."""
         values: dict[str, Any] = {"name": self.name}
         values["scores"] = [score.as_dict() for score in self.scores]
         values |= self.settings
         if self.num_in_training is not None:
             values["in_training_data"] = self.num_in_training
-        values["hypotheses"] = list(self.lines)
+        if with_texts:
+            values["hypotheses"] = list(self.lines)
         return values
 
 
@@ -89,16 +90,16 @@ class EvaluationRecord:
     paired_test: str | None = None  # Description of the significance test; None without p-values.
     sections: Sequence[ReportSection] = ()  # Results of analyses.
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, with_texts: bool) -> dict[str, Any]:
         """Return plain values for JSON. Empty values are left out."""
         values = {
-            "systems": [system.as_dict() for system in self.systems],
+            "systems": [system.as_dict(with_texts) for system in self.systems],
             "test": self.test,
             "num_sentences": self.num_sentences,
             "num_references": self.num_references,
             "num_available": self.num_available,
             "references_sha256": self.references_sha256,
-            "baseline": self.baseline and self.baseline.as_dict(),
+            "baseline": self.baseline and self.baseline.as_dict(with_texts),
             "paired_test": self.paired_test,
             **section_values(self.sections),
         }
@@ -138,7 +139,7 @@ class Evaluation:
             named[system.name] = system
         return named
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, with_texts: bool) -> dict[str, Any]:
         """Return plain values for JSON. Empty values are left out."""
         record = EvaluationRecord(
             systems=self.systems,
@@ -151,7 +152,7 @@ class Evaluation:
             paired_test=self.paired_test,
             sections=self.sections,
         )
-        return record.as_dict()
+        return record.as_dict(with_texts)
 
     def sentences(self) -> Iterator[dict[str, Any]]:
         """Yield a JSON object for every sentence of every system: texts, scores and alarms."""
@@ -183,6 +184,7 @@ class EvaluationReport:
     failures: tuple[NmtError, ...] = ()  # Errors in computing or saving a part of the result.
     sentence_level: bool = False  # Whether `as_text` returns a line of JSON for each sentence.
     score_only: Sequence[str] = ()  # Metrics, if `as_text` returns only their scores.
+    alpha: float = 0.05  # Significance level: smaller p-values are significant.
 
     @property
     def failure(self) -> NmtError | None:
@@ -198,20 +200,18 @@ class EvaluationReport:
         fix = "Improve the system, lower `fail_under`, or remove `fail_if_worse`."
         return GateError(f"A quality gate was not met.\n  {listed}", fix=fix)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON.
+    def as_dict(self, with_texts: bool = False) -> dict[str, Any]:
+        """Return plain values for JSON, of the same shape for one and for several test sets.
 
-        Several test sets are a list under ``evaluations``; ``mean`` has the means of their scores.
+        Args:
+            with_texts: Whether to add the translations, which a baseline needs.
         """
-        values = dict[str, Any]()
-        evaluations = self.evaluations
-        if len(evaluations) == 1:
-            values |= evaluations[0].as_dict()
-        else:
-            values["evaluations"] = [evaluation.as_dict() for evaluation in evaluations]
-            values["mean"] = mean_scores(evaluations)
-        values |= section_values(self.sections)
-        values[FORMAT_KEY] = FORMAT
+        values: dict[str, Any] = {
+            FORMAT_KEY: FORMAT,
+            "test_sets": [evaluation.as_dict(with_texts) for evaluation in self.evaluations],
+            "mean": mean_scores(self.evaluations),
+            **section_values(self.sections),
+        }
         if self.sentence_level:
             values["sentences"] = list(self._sentences())
         return values
@@ -307,8 +307,7 @@ def read_report(path: Path) -> Sequence[EvaluationRecord]:
     document = field(read_json(path), kind=dict)
     report = migrate(document, str(path), kind=Kind.REPORT)
     records = TypeAdapter(tuple[EvaluationRecord, ...])
-    # The report of a single test set is itself the record.
-    return records.validate_python(report.get("evaluations", [report]))
+    return records.validate_python(report.get("test_sets"))
 
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
@@ -342,40 +341,32 @@ def mean_scores(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float]
 
 
 def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """Return a table: a row for each system, a column for each metric of each test set.
+    """Return a table: a row for each system, a column for each metric.
 
-    After the columns of several test sets come those of their mean. A system that has not
-    translated a test set has ``-`` in its columns.
+    Several test sets have a column each and one for their mean, with a row for each metric of each
+    system. A system that has not translated a test set has ``-`` in its column.
     """
-    head = ["system"]
-    rows = dict[str, list[str]]()  # Name of the system -> cells of its row.
-    for evaluation in evaluations:
-        for name in evaluation.named_systems():
-            rows[name] = [name]
-    has_mean = len(evaluations) > 1
-    metrics = list[str]()  # After the loop: those of the last test set.
-    for evaluation in evaluations:
-        systems = evaluation.named_systems()
-        metrics = [score.metric for score in evaluation.systems[0].scores]
-        prefix = f"{evaluation.test} " if has_mean else ""
-        head += [prefix + label_of(metric) for metric in metrics]
-        for name, row in rows.items():
-            if name in systems:
-                scores = systems[name].scores
-                row += map(show_score, scores)
-            else:
-                row += ["-"] * len(metrics)
-    if has_mean:
-        means = mean_scores(evaluations)
-        head += [f"mean {label_of(metric)}" for metric in metrics]
-        for name, row in rows.items():
-            mean = means.get(name, {})
-            for metric in metrics:
-                cell = "-"
-                if metric in mean:
-                    cell = format_score(metric, mean[metric])
-                row.append(cell)
-    return [head, *rows.values()]
+    if len(evaluations) == 1:
+        (evaluation,) = evaluations
+        head = ["system", *(label_of(score.metric) for score in evaluation.systems[0].scores)]
+        systems = evaluation.named_systems().items()
+        return [head, *([name, *map(show_score, system.scores)] for name, system in systems)]
+    num_tests = len(evaluations)
+    rows = dict[tuple[str, str], list[str]]()  # Metric and system -> cells of the scores.
+    for index, evaluation in enumerate(evaluations):
+        for name, system in evaluation.named_systems().items():
+            for score in system.scores:
+                row = rows.setdefault((score.metric, name), ["-"] * (num_tests + 1))
+                row[index] = show_score(score)
+    for name, mean in mean_scores(evaluations).items():
+        for metric, value in mean.items():
+            rows[metric, name][-1] = format_score(metric, value)
+    table = [["metric", "system", *(evaluation.test for evaluation in evaluations), "mean"]]
+    for shown_metric in dict.fromkeys(metric for metric, _ in rows):
+        for (metric, name), row in rows.items():
+            if metric == shown_metric:
+                table.append([label_of(metric), name, *row])
+    return table
 
 
 def show_score(score: Score) -> str:

@@ -11,6 +11,7 @@ Source: paired bootstrap as in Koehn (2004), approximate randomization as in Rie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
@@ -37,7 +38,6 @@ _CHUNK_DRAWS = 1 << 22  # Draws held in memory at once.
 # numpy draws this many booleans at once. A chunk must be a multiple of it, so that the chunks
 # together get the same draws as one large call.
 _BITS_AT_ONCE = 32
-_ALPHA = 0.05  # Level at which differences of many pairs are marked.
 _SLACK = 1e-9  # Tolerance for equal scores: the order of a sum changes its last digits.
 
 
@@ -49,6 +49,7 @@ class Resampling:
     seed: int = DEFAULT_SEED
     significance: Significance = "bs"  # The significance test.
     trials: int = DEFAULT_TRIALS  # Trials of approximate randomization.
+    alpha: float = 0.05  # Significance level: smaller p-values are significant.
 
     @property
     def num_draws(self) -> int:
@@ -162,18 +163,20 @@ def _compare_pairs(
     num_pairs = len(rows) - 1
     if num_pairs == 1:
         return ReportSection("pairs", "Differences", rows, values)
+    alpha = resampling.alpha
     num_metrics = len(scorers)
     for column in range(num_metrics):
         values_of_metric = values[column::num_metrics]
         corrected = holm([value["p_value"] for value in values_of_metric])
         for row, value, p_value in zip(rows[1:], values_of_metric, corrected, strict=True):
             value["holm_p_value"] = p_value
-            if p_value < _ALPHA:
+            if p_value < alpha:
                 row[column + 1] += " *"
     meaning = f"{num_pairs} pairs are compared, so some p-values are small by chance. "
-    meaning += f"*: below {_ALPHA} after Holm's correction for {num_pairs} tests."
-    fewest = 20 * num_pairs  # p-values are not below 1 / resamples
-    if resampling.num_draws < fewest:
+    meaning += f"*: below {alpha:g} after Holm's correction for {num_pairs} tests."
+    # The smallest p-value is 1 / (draws + 1).
+    if alpha and resampling.num_draws < num_pairs / alpha:
+        fewest = math.ceil(num_pairs / alpha)
         meaning += f" This needs {fewest:,} resamples or more."
     return ReportSection("pairs", "Differences", rows, values, meaning)
 

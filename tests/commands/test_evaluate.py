@@ -11,7 +11,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,11 +43,18 @@ def invoke(*arguments: object, text: str = "") -> Result:
     return CliRunner().invoke(app, ["evaluate", *map(str, arguments)], input=text)
 
 
-def scores_of(*arguments: object, text: str = "") -> dict[str, Any]:
+def report_of(*arguments: object, text: str = "") -> dict[str, Any]:
     result = invoke(*arguments, "--json", text=text)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.count("\n") == 1
     return json.loads(result.stdout)
+
+
+def scores_of(*arguments: object, text: str = "") -> dict[str, Any]:
+    """The report, with the keys of its only test set."""
+    report = report_of(*arguments, text=text)
+    (test_set,) = report["test_sets"]
+    return report | test_set
 
 
 def refused(*arguments: object, code: int = 2) -> str:
@@ -292,16 +299,19 @@ def test_json_lines_of_translate_are_scored_by_their_translations(
         assert CliRunner().invoke(app, words).exit_code == 0
     plain = scores_of("plain", "plain")["systems"][0]
     result = invoke("json", "plain", "--json")
-    (found,) = json.loads(result.stdout)["systems"]
+    (found,) = json.loads(result.stdout)["test_sets"][0]["systems"]
     assert found["scores"] == plain["scores"]
-    assert found["hypotheses"] == Path("plain").read_text("utf-8").split("\n")[:-1]
+    sentences = scores_of("json", "plain", "--sentence-level")["sentences"]
+    lines = Path("plain").read_text("utf-8").split("\n")[:-1]
+    assert [each["hypothesis"] for each in sentences] == lines
     assert "json: the translations are read from JSON lines" in result.stderr
     with Path("json").open("a") as stream:
         stream.write('{"source": "w4", "error": "too long"}\n')
     write(Path("four"), "abcd")
     assert "json, line 4: the JSON has no translation" in refused("json", "four", code=3)
     write(Path("other"), ['{"text": "w1"}', "w2", "{w3", "4"])
-    assert scores_of("other", "other")["systems"][0]["hypotheses"][0] == '{"text": "w1"}'
+    sentences = scores_of("other", "other", "--sentence-level")["sentences"]
+    assert sentences[0]["hypothesis"] == '{"text": "w1"}'
 
 
 def test_files_of_one_name_are_named_with_their_folders(files: tuple[Path, Path]) -> None:
@@ -451,15 +461,15 @@ def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None
 def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     lines = invoke(model, "--resamples", 0, "--metric", "chrf").stdout.splitlines()
     assert lines[:2] == ["one: 10 sentences, 1 reference", "two: 10 sentences, 1 reference"]
-    assert lines[3].split() == ["system", "one", "chrF", "two", "chrF", "mean", "chrF"]
-    assert lines[4].split() == [str(model), "100.00", "100.00", "100.00"]
+    assert lines[3].split() == ["metric", "system", "one", "two", "mean"]
+    assert lines[4].split() == ["chrF", str(model), "100.00", "100.00", "100.00"]
     table = write(model.parent / "table.tsv", [f"{line}\t{line.upper()}" for line in SENTENCES[:3]])
     text = (model / "config.yaml").read_text()
     source, target = model.parent / "test.lower", model.parent / "test.upper"
     four = f"{{source: {source}, target: {target}, max_pairs: 4}}"
     more = text.replace("  test:\n", f"  test:\n    3: {{tsv: {table}}}\n    4: {four}\n")
     (model / "config.yaml").write_text(more)
-    found = scores_of(model)["evaluations"]
+    found = report_of(model)["test_sets"]
     sizes = [(each["test"], each["num_sentences"]) for each in found]
     assert sizes == [("3", 3), ("4", 4), ("one", 10), ("two", 10)]
     listed = invoke(model, "--list").stdout.splitlines()
@@ -532,7 +542,7 @@ def test_a_set_has_its_tag_unless_the_command_has_one(
         return self
 
     monkeypatch.setattr(UpperCaser, "with_options", with_options)
-    scores_of(model, "--metric", "chrf", *flags)
+    report_of(model, "--metric", "chrf", *flags)
     assert asked == tags
 
 
@@ -551,9 +561,9 @@ def test_each_test_set_is_translated_in_its_direction(
         return self
 
     monkeypatch.setattr(UpperCaser, "with_options", with_options)
-    found = scores_of(model, "--metric", "chrf")
+    found = report_of(model, "--metric", "chrf")
     assert asked == [("en", "de"), ("de", "en")]
-    scores = [x["systems"][0]["scores"][0]["value"] for x in found["evaluations"]]
+    scores = [x["systems"][0]["scores"][0]["value"] for x in found["test_sets"]]
     assert found["mean"] == {str(model): {"chrf": pytest.approx(sum(scores) / 2)}}
     flags = ("--source", files[0], "--reference", files[1])
     assert "`languages`" not in refused(model, *flags)
@@ -561,7 +571,7 @@ def test_each_test_set_is_translated_in_its_direction(
     scores_of(model, *flags, "-l", "de-en")
     assert asked[-1] == ("de", "en")
     pytest.importorskip("nmt.extras.analysis")
-    shares = [x["languages"] for x in found["evaluations"]]
+    shares = [x["languages"] for x in found["test_sets"]]
     assert [x[0]["languages"] for x in shares] == ["en-de", "de-en"]
     assert "wrong language" in invoke(model, "--metric", "chrf").stdout
     assert "wrong language" not in invoke(*files).stdout
@@ -602,18 +612,79 @@ def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Pat
         model, "-t", "one", "-t", "valid", "--source", reference, "--reference", reference,
         "--hypothesis", hypothesis, "--metric", "chrf", "--resamples", 0,
     )  # fmt: skip
-    found = scores_of(*flags)["evaluations"]
+    found = report_of(*flags)["test_sets"]
     assert [each["test"] for each in found] == ["one", "valid", "reference.en"]
     assert [len(each["systems"]) for each in found] == [1, 1, 2]
     (score,) = found[2]["systems"][1]["scores"]
     lines = invoke(*flags).stdout.splitlines()
-    names = ("one", "valid", "reference.en", "mean")
-    assert lines[4].split() == ["system", *chain(*((name, "chrF") for name in names))]
-    assert lines[6].split() == ["hypothesis.en", "-", "-", f"{score['value']:.2f}", "-"]
+    assert lines[4].split() == ["metric", "system", "one", "valid", "reference.en", "mean"]
+    assert lines[6].split() == ["chrF", "hypothesis.en", "-", "-", f"{score['value']:.2f}", "-"]
     for flag in ("--baseline", "--hypothesis"):
         several = (model, "-t", "one", "-t", "two", flag, hypothesis)
         assert "several test sets" in refused(*several)
     assert "--save-hypotheses cannot" in refused(model, "--save-hypotheses", model / "x")
+
+
+@pytest.fixture
+def patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Flags of two systems on the test sets ``news`` and ``talks``; ``bad`` is wrong in news."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("bad", "good"):
+        Path(name).mkdir()
+    for test, lines in {"news": SENTENCES, "talks": SENTENCES[:3]}.items():
+        write(Path(f"{test}.en"), lines)
+        write(Path(f"good/{test}.en"), lines)
+        write(Path(f"bad/{test}.en"), ["x", *lines[1:]] if test == "news" else lines)
+    flags = [f"--hypothesis={name}/{{test}}.en" for name in ("bad", "good")]
+    return [*flags, "--reference={test}.en", "--metric=chrf", "--resamples=0"]
+
+
+TWO = ("-t", "news", "-t", "talks")
+
+
+def test_files_of_several_systems_are_scored_on_several_test_sets(patterns: list[str]) -> None:
+    """A name of a test set takes the place of {test} in every path."""
+    report = report_of(*patterns, *TWO)
+    assert [each["test"] for each in report["test_sets"]] == ["news", "talks"]
+    alone = scores_of("bad/news.en", "news.en", "--metric", "chrf", "--resamples", 0)
+    (score,) = alone["systems"][0]["scores"]
+    means = {"bad/{test}.en": (score["value"] + 100) / 2, "good/{test}.en": 100}
+    assert report["mean"] == {name: {"chrf": pytest.approx(mean)} for name, mean in means.items()}
+    table = invoke(*patterns, *TWO).stdout.splitlines()[3:6]
+    first, second = (f"{value:.2f}" for value in (score["value"], means["bad/{test}.en"]))
+    assert [line.split() for line in table] == [
+        ["metric", "system", "news", "talks", "mean"],
+        ["chrF", "bad/{test}.en", first, "100.00", second],
+        ["chrF", "good/{test}.en", "100.00", "100.00", "100.00"],
+    ]  # fmt: skip
+    assert scores_of(*patterns, "-t", "talks")["test"] == "talks"
+    of_baseline = report_of(*patterns[1:], *TWO, "--baseline=bad/{test}.en")["test_sets"]
+    deltas = [each["systems"][0]["scores"][0]["comparison"]["delta"] for each in of_baseline]
+    assert deltas == pytest.approx([100 - score["value"], 0])
+    by_position = report_of("bad/{test}.en", "{test}.en", *patterns[-2:], *TWO)
+    assert by_position["test_sets"][0]["systems"] == report["test_sets"][0]["systems"][:1]
+
+
+def test_a_model_and_files_are_scored_on_the_test_sets_of_its_configuration(model: Path) -> None:
+    for test in ("one", "two"):
+        write(model.parent / f"{test}.out", [line.upper() for line in SENTENCES])
+    report = report_of(model, "--hypothesis", model.parent / "{test}.out", "--resamples", 0)
+    assert list(report["mean"]) == [str(model), str(model.parent / "{test}.out")]
+
+
+def test_files_for_several_test_sets_that_do_not_fit_are_refused_with_the_way_out(
+    patterns: list[str],
+) -> None:
+    Path("good/talks.en").unlink()
+    said = refused(*patterns, *TWO, "-t", "more", code=3)
+    assert "do not exist: bad/more.en, good/talks.en, good/more.en, more.en" in said
+    assert "choose test sets with --test NAME" in said
+    said = refused(*patterns[1:], "--hypothesis=bad/news.en", *TWO)
+    assert "bad/news.en: a file of translations" in said
+    assert "as in --hypothesis system.{test}.en" in said
+    assert "Add --test NAME for each test set" in refused(*patterns)
+    write(Path("good/talks.en"), SENTENCES)
+    assert "good/talks.en has 10 lines but talks has 3" in refused(*patterns, *TWO, code=3)
 
 
 def test_lines_of_the_training_data_and_alarms_are_counted(
@@ -951,7 +1022,7 @@ def test_a_full_disk_costs_the_saved_translations_but_no_score(model: Path) -> N
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert result.exit_code == 3
         assert f"{place} cannot be written" in result.stderr
-        assert json.loads(result.stdout)["systems"] == before["systems"]
+        assert json.loads(result.stdout)["test_sets"] == before["test_sets"]
     assert sorted(path.name for path in model.iterdir()) == ["config.yaml", "old.txt"]
     assert old.read_text("utf-8") == "old\n"
 

@@ -19,6 +19,7 @@ from nmt.checkpoint.run import has_data_settings
 from nmt.commands.config import load_config
 from nmt.config.migration import FORMAT
 from nmt.inference.request import Request
+from nmt.metrics.result import EvaluationReport
 from tests.conftest import MISSING
 
 GERMAN = ("danke", "ich bin müde", "ein Hund")
@@ -81,9 +82,8 @@ def test_an_exported_model_translates_as_it_did(old: Path) -> None:
 
 def test_test_sets_in_the_record_of_the_training_are_evaluated(old: Path) -> None:
     report = nmt.evaluate(nmt.EvaluateOptions(models=(old / "two-languages",), resamples=0))
-    hypotheses = {
-        each["test"]: each["systems"][0]["hypotheses"] for each in report.as_dict()["evaluations"]
-    }
+    assert isinstance(report, EvaluationReport)
+    hypotheses = {each.test: [*each.systems[0].lines] for each in report.evaluations}
     assert hypotheses == {"english": [*ENGLISH], "french": [*FRENCH]}
 
 

@@ -265,3 +265,13 @@ def test_overrides_of_a_model_change_what_is_read_and_nothing_else() -> None:
         changed, record = load_inference(path, overrides, read=("data", "source_language"))
         assert changed.directions == (("nl", "en"), ("nl", "fr"))
         assert record["data"]["test"]["own"]["source"] == "b.de"
+
+
+def test_a_report_has_a_list_of_test_sets_also_of_a_single_one() -> None:
+    """Until format 8, it was the results of a single test set, or had a list `evaluations`."""
+    one, two = {"test": "a"}, {"test": "b"}
+    several = {"evaluations": [one, two], "mean": {}, "format": 8}
+    assert migrate(several, "x", kind=Kind.REPORT) == {"test_sets": [one, two]}
+    assert migrate(one, "x", kind=Kind.REPORT) == {"test_sets": [one]}
+    present = {"test_sets": [one], "mean": {}}
+    assert migrate({**present, "format": FORMAT}, "x", kind=Kind.REPORT) == present

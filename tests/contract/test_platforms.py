@@ -89,7 +89,7 @@ def test_every_step_works_without_posix_and_with_an_old_code_page(windows: Windo
     text = "Zwei Männer gehen.\r\n\r\nDie Tür.\r\n"
     assert windows("translate", "runs/small", text=text).count("\n") == 3
     scores = json.loads(windows("evaluate", "runs/small", "--json", "--quiet"))
-    assert scores["systems"]
+    assert scores["test_sets"]
     written = [path for path in windows.folder.rglob("*") if path.is_file()]
     texts = {".json", ".jsonl", ".yaml", ".html", ".txt"}
     with_cr = {x.name for x in written if x.suffix in texts and b"\r" in x.read_bytes()}

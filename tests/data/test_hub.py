@@ -330,7 +330,9 @@ def test_a_copied_folder_of_sacrebleu_is_a_test_set(tmp_path: Path) -> None:
         timeout=LIMIT,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["systems"][0]["scores"][0]["value"] == pytest.approx(100)
+    assert json.loads(result.stdout)["test_sets"][0]["systems"][0]["scores"][0][
+        "value"
+    ] == pytest.approx(100)
 
 
 def data_set(folder: Path, subsets: dict[str, list[str]]) -> Path:

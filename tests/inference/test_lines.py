@@ -416,7 +416,7 @@ def test_a_model_keeps_as_many_sentences_as_its_training_lines_had(tmp_path: Pat
         assert ("lines split into sentences: 1; " in shown.stderr) == count
         scored = ["--source", str(text), "--reference", str(text), "--resamples", "0", "--json"]
         report = json.loads(CliRunner().invoke(app, ["evaluate", *flags, *scored]).stdout)
-        assert report["systems"][0].get("split_lines", 0) == count
+        assert report["test_sets"][0]["systems"][0].get("split_lines", 0) == count
     unknown: Any = "never"
     with pytest.raises(ConfigError, match="not a known value of `sentences`"):
         Translator.load(tmp_path / "run-2", sentences=unknown)

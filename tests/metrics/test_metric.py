@@ -60,11 +60,11 @@ def test_a_registered_metric_is_scored_resampled_and_compared(tmp_path: Path) ->
         (tmp_path / flag).write_text(lines.replace(" ", "\n") + "\n")
         flags += [f"--{flag}", str(tmp_path / flag)]
     result, folded = (CliRunner().invoke(app, [*flags, *more]) for more in ((), ("--lowercase",)))
-    (score,) = json.loads(result.stdout)["systems"][0]["scores"]
+    (score,) = json.loads(result.stdout)["test_sets"][0]["systems"][0]["scores"]
     assert (score["value"], score["signature"]) == (75, "exact|version:1")
     assert score["comparison"]["delta"] == 50
     assert score["confidence"]["low"] <= 75 <= score["confidence"]["high"]
-    assert json.loads(folded.stdout)["systems"][0]["scores"][0]["value"] == 100
+    assert json.loads(folded.stdout)["test_sets"][0]["systems"][0]["scores"][0]["value"] == 100
 
 
 def test_a_registered_metric_chooses_the_best_checkpoint() -> None:

@@ -321,6 +321,16 @@ def test_without_a_baseline_all_pairs_of_systems_are_compared() -> None:
     assert few is not None
     assert "needs 60 resamples" in few.meaning  # 3 / 60 is not below 0.05
     assert not any("*" in cell for row in few.rows for cell in row)
+    # 3 / 201 is below 0.05, but not below 0.01.
+    strict = Resampling(200, alpha=0.01)
+    marked = score_systems(systems, scorers, baseline=None, resampling=strict)[2]
+    assert marked is not None
+    assert "*: below 0.01 after" in marked.meaning
+    assert "needs 300 resamples" in marked.meaning
+    assert not any("*" in cell for row in marked.rows for cell in row)
+    never = score_systems(systems, scorers, baseline=None, resampling=Resampling(59, alpha=0))[2]
+    assert never is not None
+    assert not any("*" in cell for row in never.rows for cell in row)
     two = score_systems(systems[:2], scorers, baseline=None, resampling=Resampling(59))[2]
     assert two is not None
     assert (two.meaning, "holm_p_value" in two.values[0]) == ("", False)  # a single test

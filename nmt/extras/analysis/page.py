@@ -1,13 +1,17 @@
-"""The HTML report of an evaluation: scores, analyses, charts, and the worst and best sentences."""
+"""The HTML report of an evaluation: the verdict, scores, analyses, charts, and all sentences."""
 
 from __future__ import annotations
 
+import base64
+import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import chain
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from nmt.commands.evaluate import EvaluatedModel
@@ -16,12 +20,21 @@ from nmt.extras.analysis.reports import change_rows
 from nmt.extras.analysis.robustness import load_scorer
 from nmt.inference.direction import LanguageOptions
 from nmt.inference.request import Links
-from nmt.metrics.metric import MetricOptions, MetricScorer, label_of
-from nmt.metrics.result import Evaluation, EvaluationReport, paired_tests, score_rows
-from nmt.report.page import Chart, Curve, render, render_chart, round_ticks
+from nmt.metrics.metric import MetricOptions, MetricScorer, as_quality, format_score, label_of
+from nmt.metrics.result import (
+    Evaluation,
+    EvaluationReport,
+    System,
+    paired_tests,
+    score_rows,
+    show_p_value,
+    show_score,
+)
+from nmt.report.page import Chart, Curve, render, render_chart, round_ticks, visible
 from nmt.training.report import RunRecord, run_charts
 
-_SHOWN = 10  # Number of sentences in each list.
+_SHOWN = 10  # Number of sentences that are shown without a script.
+_BINS = 30  # Approximate number of bars of a histogram.
 
 
 def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> Markup:
@@ -33,9 +46,6 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
             aligns words.
     """
     evaluations = report.evaluations
-    changes = []
-    if any(evaluation.baseline for evaluation in evaluations):
-        changes = change_rows(evaluations)
     charts = run_charts({model.name: RunRecord.read(model.folder) for model in models})
     titles = ("Loss", "Translation quality")  # other charts, such as speed, say nothing here
     curves = [chart for chart in charts if chart.title.startswith(titles)]
@@ -45,9 +55,14 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
         date=time.strftime("%Y-%m-%d %H:%M"),
         report=report,
         label_of=label_of,
+        as_quality=as_quality,
+        format_score=format_score,
+        show_score=show_score,
+        show_p_value=show_p_value,
+        score_rows=score_rows,
+        round_ticks=round_ticks,
         gates=gates_of(*evaluations),
-        changes=changes,
-        summary=score_rows(evaluations) if len(evaluations) > 1 else [],
+        changes=change_rows(report),
         tests=[_test(evaluation, models) for evaluation in evaluations],
         curves=list(map(render_chart, curves)),
     )
@@ -55,22 +70,15 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
 
 def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
     """Return the values of the template for one test set."""
-    signatures = {}  # metric -> signature
-    for system in evaluation.systems:
-        for score in system.scores:
-            signatures[score.metric] = score.signature
     charts = list[Markup]()
     for section in evaluation.sections:
         if section.key == "confidence":
             charts += map(_calibration, section.values)
     return {
         "data": evaluation,
-        "scores": score_rows([evaluation]),
-        "signatures": signatures,
         "tests": paired_tests([evaluation]),
-        "tables": [section for section in evaluation.sections if section.rows],
         "charts": charts,
-        "lists": list(_lists(evaluation, models)),
+        **_sentences(evaluation, models),
     }
 
 
@@ -99,39 +107,44 @@ def _calibration(values: Mapping[str, Any]) -> Markup:
     return render_chart(chart)
 
 
-def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
-    """Yield the worst and best sentences of a system, and the most different of two systems.
+def _sentences(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
+    """Return the sentences of a system and of one to compare with, which may be the baseline.
 
-    The system is the first of the evaluation; the second system may be the baseline.
+    Returns:
+        ``compared``: the one or two systems; ``worst``: sentences of the first system with
+        the lowest chrF; ``packed``: all sentences, for the script of the page; ``histogram``.
     """
-    systems = list(evaluation.systems[:2])
-    if evaluation.baseline and len(systems) == 1:
-        systems.append(evaluation.baseline)
-    source = evaluation.source
-    references = list(zip(*evaluation.references, strict=True))  # of each line
-    name = systems[0].name
-    lines = systems[0].lines
+    compared = list(evaluation.systems[:2])
+    if evaluation.baseline and len(compared) == 1:
+        compared.append(evaluation.baseline)
+    # Texts as the page shows them.
+    source = list(map(visible, evaluation.source or ()))
+    streams = [list(map(visible, stream)) for stream in evaluation.references]
+    references = list(zip(*streams, strict=True))  # of each line
     scorer = MetricScorer("chrf", evaluation.references, MetricOptions())
-    statistics = [scorer.statistics(system.lines) for system in systems]
-    scores = list(map(scorer.sentence_scores, statistics))  # of each system: a score for each line
+    systems = []  # texts and scores of each system
+    for system in compared:
+        statistics = scorer.statistics(system.lines)
+        scores = scorer.sentence_scores(statistics)
+        values: dict[str, Any] = {
+            "name": visible(system.name),
+            "lines": list(map(visible, system.lines)),
+            "scores": np.round(scores, 1).tolist(),
+            "notes": _notes(system),
+        }
+        systems.append(values)
+    first = systems[0]
+    lines = first["lines"]
     # Indices of the lines, from the lowest to the highest score of the first system.
-    ascending = sorted(range(len(lines)), key=scores[0].__getitem__)
+    ascending = sorted(range(len(lines)), key=first["scores"].__getitem__)
     worst = [row for row in ascending if lines[row] not in references[row]]
     worst = worst[:_SHOWN]
-    descending = ascending[::-1]
-    rows_by_title = {f"Worst of {name}": worst, f"Best of {name}": descending[:_SHOWN]}
-    if len(systems) > 1:
-        second = systems[1]
-        different = [row for row in ascending if lines[row] != second.lines[row]]
-        first_scores, second_scores = scores
-        # The largest difference comes first.
-        different.sort(key=lambda row: -abs(first_scores[row] - second_scores[row]))
-        rows_by_title[f"Most different: {name} and {second.name}"] = different[:_SHOWN]
     links = {}  # index of a line -> word alignment; only for the worst sentences
-    if models and source:
-        pairs = [(source[row], lines[row]) for row in worst]
-        languages = LanguageOptions(*evaluation.languages, models[0].tag)
-        model_scorer = load_scorer(models[0])
+    if models and evaluation.source:
+        pairs = [(evaluation.source[row], compared[0].lines[row]) for row in worst]
+        model = models[0]
+        languages = LanguageOptions(*evaluation.languages, model.tag)
+        model_scorer = load_scorer(model)
         aligned = model_scorer.align(pairs, languages)
         links = dict(zip(worst, aligned, strict=True))
 
@@ -142,21 +155,54 @@ def _lists(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator
         if source:
             texts.insert(0, ("source", [(source[row], "")]))
             glosses = gloss(source[row], lines[row], links.get(row, ()))
-        for system, system_scores in zip(systems, scores, strict=True):
-            label = f"{system.name}, chrF {system_scores[row]:.1f}"
-            if system.results:
-                result = system.results[row]
-                if result.confidence is not None:
-                    label += f", confidence {result.confidence:.0f}"
-                if result.alarms:
-                    label += f", suspicious: {', '.join(result.alarms)}"
-            line = system.lines[row]
-            differences = word_differences(line, references[row])
+        for system in systems:
+            label = f"{system['name']}, chrF {system['scores'][row]:.1f}{system['notes'][row]}"
+            differences = word_differences(system["lines"][row], references[row])
             texts.append((label, differences))
         return {"line": row + 1, "parts": texts, "gloss": glosses}
 
-    for title, rows in rows_by_title.items():
-        yield {"name": title, "sentences": [sentence(row) for row in rows]}
+    bins = None
+    if len(systems) > 1:
+        bins = histogram(first["scores"], systems[1]["scores"])
+    return {
+        "compared": compared,
+        "worst": list(map(sentence, worst)),
+        "packed": packed({"source": source, "references": streams, "systems": systems}),
+        "histogram": bins,
+    }
+
+
+def _notes(system: System) -> list[str]:
+    """Return what is known of each line of a system besides its score."""
+    notes = [""] * len(system.lines)
+    for row, result in enumerate(system.results):
+        if result.confidence is not None:
+            notes[row] += f", confidence {result.confidence:.0f}"
+        if result.alarms:
+            notes[row] += f", suspicious: {', '.join(result.alarms)}"
+    return notes
+
+
+def packed(values: Any) -> str:
+    """Return values as compressed JSON in Base64, which a script of the page unpacks."""
+    text = json.dumps(values, ensure_ascii=False)
+    data = text.encode()
+    compressed = zlib.compress(data)
+    return base64.b64encode(compressed).decode()
+
+
+def histogram(first: Sequence[float], second: Sequence[float]) -> tuple[list[float], list[int]]:
+    """Count the sentences whose scores differ, by their difference.
+
+    Returns:
+        The edges of the bins, of which one is 0; and the number of sentences in each bin.
+    """
+    differences = np.subtract(first, second)
+    unequal = differences[differences != 0]
+    values = [0, *unequal]
+    edges = round_ticks(min(values), max(values), _BINS)
+    counts, _ = np.histogram(unequal, edges)
+    return edges, counts.tolist()
 
 
 def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:

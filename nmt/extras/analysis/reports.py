@@ -14,7 +14,6 @@ from nmt.extras.analysis.gates import gates_of
 from nmt.files.json_file import what_is_wrong
 from nmt.metrics.metric import MetricScorer, Score, as_quality, format_score, label_of
 from nmt.metrics.result import (
-    Evaluation,
     EvaluationReport,
     System,
     SystemRecord,
@@ -29,7 +28,6 @@ from nmt.metrics.result import (
 from nmt.report.page import render
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
-_USUAL_ALPHA = 0.05
 _VERSION = re.compile(r"\|version:[^|]*")
 _AGAIN = "Create the report again with `report` FILE.json on this test set."
 
@@ -37,9 +35,6 @@ _AGAIN = "Create the report again with `report` FILE.json on this test set."
 def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:
     """Format a report as Markdown for a pull request, with collapsed tables of analyses."""
     evaluations = report.evaluations
-    rows = score_rows(evaluations)
-    if any(evaluation.baseline for evaluation in evaluations):
-        rows = change_rows(evaluations)
     legend = paired_tests(evaluations)
     # All systems of an evaluation have the same metrics and signatures.
     for score in chain.from_iterable(evaluation.systems[0].scores for evaluation in evaluations):
@@ -48,24 +43,20 @@ def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()
         "evaluation.md.j2",
         report=report,
         gates=gates_of(*evaluations),
-        rows=rows,
+        rows=change_rows(report) or score_rows(evaluations),
         legend=dict.fromkeys(legend),  # each line once
         escaped=lambda text: _MARKDOWN.sub(r"\\\1", str(text).replace("\n", " ")),
     )
 
 
-def change_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """Return a table of the changes against the baseline, with their intervals.
-
-    The significance level is that of the first gate with a level, or the usual level.
-    """
-    alphas = [gate.alpha for gate in gates_of(*evaluations) if gate.alpha is not None]
-    alphas.append(_USUAL_ALPHA)
-    alpha = alphas[0]
+def change_rows(report: EvaluationReport) -> list[list[str]]:
+    """Return a table of the changes against the baseline, with their intervals; or no rows."""
+    if not any(evaluation.baseline for evaluation in report.evaluations):
+        return []
     rows = [["system", "metric", "before", "now", "change", "95% interval", "significant?"]]
-    for evaluation, prefix in prefixed(evaluations):
+    for evaluation, prefix in prefixed(report.evaluations):
         for system in evaluation.systems:
-            rows += (_change(prefix + system.name, score, alpha) for score in system.scores)
+            rows += (_change(prefix + system.name, score, report.alpha) for score in system.scores)
     return rows
 
 

@@ -14,7 +14,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +72,11 @@ def slice_section(scored: EvaluatedSet) -> ReportSection:
     for name, labels in scored.labels.items():
         names = list(dict.fromkeys(labels))
         common.append(Group(name, labels, names))
-    groups = {system.name: common for system in scored.systems}
+    systems = list(scored.systems)
+    if scored.baseline:
+        name = f"{scored.baseline.name} (baseline)"
+        systems.append(replace(scored.baseline, name=name))
+    groups = {system.name: common for system in systems}
     if scored.options.slices:
         source = scored.test.source
         references = scored.test.references
@@ -86,15 +90,15 @@ def slice_section(scored: EvaluatedSet) -> ReportSection:
                 stores = [prepared.train for prepared in training[0]]
                 counts = count_in_training(stores, tokenizer, source)
             common += groups_of_source(source, counts)
-        # The systems after the models are files of translations: they have no training data.
-        training += [[]] * (len(scored.systems) - len(training))
-        for system, datasets in zip(scored.systems, training, strict=True):
+        # Training data are those of the models, not of files of translations and of the baseline.
+        training += [[]] * (len(systems) - len(training))
+        for system, datasets in zip(systems, training, strict=True):
             system_groups = list(common)
             if datasets and source is not None:
                 system_groups.insert(0, leakage_group(datasets, source))
             system_groups += groups_of_system(system, source, references)
             groups[system.name] = system_groups
-    return score_slices(scored.systems, scored.scorers, scored.resampling, groups)
+    return score_slices(systems, scored.scorers, scored.resampling, groups)
 
 
 def trivial_section(scored: EvaluatedSet) -> ReportSection | None:

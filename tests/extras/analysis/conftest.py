@@ -15,7 +15,8 @@ LINES = [f"sentence {WORDS[n % 10]} of {WORDS[n // 10]} in this set" for n in ra
 
 
 def found(*arguments: object) -> dict[str, Any]:
-    return json.loads(invoke(*arguments, "--json").stdout)
+    (test_set,) = json.loads(invoke(*arguments, "--json").stdout)["test_sets"]
+    return test_set
 
 
 @pytest.fixture

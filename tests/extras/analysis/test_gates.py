@@ -56,7 +56,7 @@ def test_a_missed_gate_prints_the_scores_and_exits_with_6(files: dict[str, Path]
     under = ("--metric", "chrf", "--fail-under")
     result = invoke(*flags(files), *under, "bleu=99.5,chrf=50", "--json")
     assert result.exit_code == 6
-    values = json.loads(result.stdout)
+    (values,) = json.loads(result.stdout)["test_sets"]
     assert [(x["metric"], x["met"]) for x in values["gates"]] == [("bleu", False), ("chrf", True)]
     value = values["systems"][0]["scores"][1]["value"]
     assert f"bad.en: BLEU is {value:.2f}, {99.5 - value:.2g} below 99.5" in result.stderr
@@ -93,7 +93,7 @@ def test_identical_systems_and_few_different_lines_raise_no_alarm(
             gate = ("--significance", kind, "--fail-if-worse", "--json")
             result = invoke(*flags(files, "few"), *gate)
             assert result.exit_code == 0
-            for each in json.loads(result.stdout)["systems"][0]["scores"]:
+            for each in json.loads(result.stdout)["test_sets"][0]["systems"][0]["scores"]:
                 assert each["comparison"]["p_value"] >= least
 
 

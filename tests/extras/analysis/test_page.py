@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
+import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,7 +120,7 @@ def test_the_page_has_curves_bars_and_alignments() -> None:
     assert ("\u05d4\u05db\u05dc\u05d1" + "the") in texts("ruby")
     assert ("\u05de\u05d4\u05e8" + "\u2013") in texts("ruby")  # nothing was made of it
     assert "75.0%" in texts("td")
-    assert ["other chrF" in text for text in texts("th")].count(True) == 1
+    assert texts("th").count("other") == 1  # the column of the table of all test sets
 
 
 def test_the_page_shows_scores_slices_and_sentences_as_text(tmp_path: Path) -> None:
@@ -136,14 +138,11 @@ def test_the_page_shows_scores_slices_and_sentences_as_text(tmp_path: Path) -> N
     assert (text.count("<script"), text.count("\u202e")) == (1, 0)
     shown = "".join(root.itertext())
     assert all(each in shown for each in ("\\u202e", "12 (few)"))
-    titles = [x.text for x in root.iter() if x.tag.endswith("summary")]
-    assert titles == ["Worst of bad.en", "Best of bad.en", "Most different: bad.en and good.en"]
-    lists = [x for x in root.iter() if x.tag.endswith("details")]
-    assert next(x.text for x in lists[0].iter() if x.tag.endswith("dd")) == "8"
-    assert len([x for x in lists[0].iter() if x.tag.endswith("}dl")]) == 1  # others are perfect
-    marked = [x.text for x in lists[0].iter() if x.tag.endswith("mark")]
-    assert marked[1] == "wrong \\u202e altogether"
-    assert {x.get("dir") for x in lists[0].iter() if x.tag.endswith("dd")} == {"auto", None}
+    assert sentences_in(page) == ["8"]  # others are perfect
+    (sentence,) = (x for x in root.iter() if x.get("class") == "sample")
+    marked = [x.text for x in sentence.iter() if x.tag.endswith("mark")]
+    assert marked == ["wrong \\u202e altogether"]
+    assert {x.get("dir") for x in sentence.iter() if x.tag.endswith("dd")} == {"auto", None}
 
 
 def shown(path: Path, tag: str, name: str = "") -> list[str]:
@@ -162,7 +161,7 @@ def test_the_page_opens_with_the_verdict_and_the_interval_of_the_change(
     (verdict,) = shown(page, "div", "verdict bad")
     assert verdict.startswith("Failed: 2 of 3 gates missed" + "missed bad.en: BLEU is ")
     assert "met bad.en: chrF is" in verdict
-    scores = json.loads(data.read_text("utf-8"))["systems"][0]["scores"]
+    scores = json.loads(data.read_text("utf-8"))["test_sets"][0]["systems"][0]["scores"]
     cells = shown(page, "td")
     for score, label in zip(scores, ("BLEU", "chrF"), strict=True):
         change = score["comparison"]
@@ -205,28 +204,147 @@ def test_the_calibration_chart_uses_its_area() -> None:
     assert max(map(max, known)) - min(map(min, known)) > 0.6 * (end - start)
 
 
-def test_sentences_are_listed_by_their_scores_and_by_the_difference_of_two_systems(
-    tmp_path: Path,
-) -> None:
-    """The first words of line n are wrong: n - 1 of them."""
-    words = [f"word{n}" for n in range(14)]
-    reference = [" ".join(words)] * 14
-    wrong = [" ".join(["zzz"] * n + words[n:]) for n in range(14)]
-    page = tmp_path / "out.html"
-    systems = write(tmp_path / "bad.en", wrong), write(tmp_path / "good.en", reference)
-    options: dict[str, Any] = {"reference": (write(tmp_path / "ref.en", reference),)}
-    evaluate(EvaluateOptions(hypothesis=systems, report=(page,), resamples=0, **options))
+def sentences_in(page: Path) -> list[str]:
+    """Return the numbers of the lines that a page shows without a script."""
     root = ElementTree.parse(page).getroot()
-    lists = [x for x in root.iter() if x.tag.endswith("details")]
-    found = []
-    for each in lists:
-        sentences = [x for x in each.iter() if x.tag.endswith("}dl")]
-        found.append(
-            [next(x.text for x in own.iter() if x.tag.endswith("dd")) for own in sentences]
-        )
-    worst = [str(line) for line in range(14, 4, -1)]
-    best = [str(line) for line in range(1, 11)]
-    assert found == [worst, best, worst]
+    shown = [x for x in root.iter() if x.tag.endswith("}dl") and x.get("class") == "sample"]
+    return [next(x.text or "" for x in each.iter() if x.tag.endswith("dd")) for each in shown]
+
+
+def steps(folder: Path) -> dict[str, Any]:
+    """Two systems of 30 lines; the first n words of line n + 1 are wrong in the first system."""
+    words = [f"word{n}" for n in range(30)]
+    wrong = [" ".join(["zzz"] * n + words[n:]) for n in range(30)]
+    reference = [" ".join(words)] * 30
+    systems = write(folder / "bad.en", wrong), write(folder / "good.en", reference)
+    return {"hypothesis": systems, "reference": (write(folder / "ref.en", reference),)}
+
+
+def test_the_worst_sentences_are_shown_without_a_script(tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    evaluate(EvaluateOptions(**steps(tmp_path), report=(page,), resamples=0))
+    assert sentences_in(page) == [str(line) for line in range(30, 20, -1)]
+
+
+SHOWN = '[...document.querySelectorAll(".sample dd:first-of-type")].map(x => x.textContent.trim())'
+ASKED = """(() => {
+  const [form, more] = [document.forms[0], document.querySelector(".all")];
+  const set = (name, value) => {
+    form.elements[name].value = value;
+    for (const kind of ["input", "change"]) form.elements[name].dispatchEvent(new Event(kind));
+  };
+  const seen = [];
+  const see = () => seen.push(SHOWN.join(",") + (more.hidden ? "." : "+"));
+  const steps = [
+    see, () => set("order", "line 0"), see, () => set("order", "high 0"), see,
+    () => set("order", "apart 0"), see, () => set("order", "ahead 1"), see, () => more.click(),
+    see, () => set("query", "ZZZ word3 "), see, () => set("query", "nothing"), see,
+    () => { document.title = seen.join(" "); },
+  ];
+  steps.forEach((step, index) => setTimeout(step, 300 + 150 * index));
+  return "";
+})()""".replace("SHOWN", SHOWN)
+
+
+def test_a_script_sorts_and_searches_all_sentences(browser: str, tmp_path: Path) -> None:
+    """Line 4 is the only one with `zzz word3`. All differ but the first: good.en is ahead."""
+    page = tmp_path / "out.html"
+    evaluate(EvaluateOptions(**steps(tmp_path), report=(page,), resamples=0))
+    found, logged = ask(browser, page.read_text("utf-8"), tmp_path, 800, ASKED, wait=4000)
+    up = [str(line) for line in range(1, 31)]
+    down = up[::-1]
+    shown = [down[:10], up[:20], up[:20], down[:20], down[:20]]
+    expected = [",".join(lines) + "+" for lines in shown]
+    assert found.split(" ") == [*expected, f"{','.join(down)}.", "4.", "."]
+    assert "CONSOLE" not in logged
+
+
+def test_packed_sentences_are_complete_and_visible() -> None:
+    """With one decimal; hidden characters are escaped, as in the rest of the page."""
+    reference = ["a \u202e dog", "the cat"]
+    result = Result("ein Hund", "a", -1.0, alarms=("short",), confidence=20.4)
+    systems = System("one", ["a", "the cat"], results=[result, replace(result, alarms=())])
+    each = Evaluation(test="set", references=[reference], source=["x", "y"], systems=(systems,))
+    data = base64.b64decode(pages._sentences(each, ())["packed"])
+    score = round(CHRF().sentence_score("a", reference[:1]).score, 1)
+    assert json.loads(zlib.decompress(data)) == {
+        "source": ["x", "y"],
+        "references": [["a \\u202e dog", "the cat"]],
+        "systems": [{
+            "name": "one", "lines": ["a", "the cat"], "scores": [score, 100.0],
+            "notes": [", confidence 20, suspicious: short", ", confidence 20"],
+        }],
+    }  # fmt: skip
+
+
+SCORES = st.lists(st.tuples(*[st.floats(0, 100)] * 2), min_size=1, max_size=20)
+
+
+@given(SCORES)
+def test_a_histogram_counts_each_difference_on_its_side_of_zero(
+    scores: list[tuple[float, float]],
+) -> None:
+    first, second = zip(*scores, strict=True)
+    edges, counts = pages.histogram(first, second)
+    assert len(edges) == len(counts) + 1
+    zero = edges.index(0)
+    assert sum(counts[:zero]) == sum(one < two for one, two in scores)
+    assert sum(counts[zero:]) == sum(one > two for one, two in scores)
+
+
+def test_slices_are_drawn_where_their_scores_are(files: dict[str, Path], tmp_path: Path) -> None:
+    """Each system has its own shape; the marks are on the axis that the ticks name."""
+    page, data = tmp_path / "a.html", tmp_path / "a.json"
+    labels = write(tmp_path / "labels", ["odd" if n % 2 else "even" for n in range(60)])
+    more = ("--hypothesis", files["same"], "--slice", f"half={labels}", "--metric", "chrf")
+    reports = ("--report", page, "--report", data)
+    assert invoke(*flags(files)[:-2], *more, *reports).exit_code == 0
+    root = ElementTree.parse(page).getroot()
+    (table,) = (x for x in root.iter() if x.get("class") == "dots")
+    ticks = [x for x in table.iter() if x.tag.endswith("text")]
+    low, high = (float(tick.text or "") for tick in (ticks[0], ticks[-1]))
+    assert [ticks[index].get("x") for index in (0, -1)] == ["0%", "100%"]
+    (test_set,) = json.loads(data.read_text("utf-8"))["test_sets"]
+    scores = [system["scores"][0] for each in test_set["slices"] for system in each["systems"]]
+    marks = [x for x in table.iter() if x.tag.endswith("}g")]
+    assert len(marks) == len(scores) == 4
+    assert [list(mark)[-1].get("href") for mark in marks] == ["#shape0", "#shape1"] * 2
+    for mark, score in zip(marks, scores, strict=True):
+        line, shape = mark
+        interval = score["confidence"]
+        places = [line.get("x1"), shape.get("x"), line.get("x2")]
+        values = [interval["low"], score["value"], interval["high"]]
+        for place, value in zip(places, values, strict=True):
+            drawn = low + float((place or "").rstrip("%")) / 100 * (high - low)
+            assert drawn == pytest.approx(value, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ((), "same.en is better than bad.en"),
+        (("--alpha", 0), "No significant difference between same.en and bad.en"),
+        (("--resamples", 0), "BLEU"),
+    ],
+)
+def test_the_verdict_names_the_better_of_two_systems(
+    files: dict[str, Path], more: tuple[object, ...], expected: str
+) -> None:
+    page = files["bad"].with_name("a.html")
+    two = (*flags(files)[:-2], "--hypothesis", files["same"])
+    assert invoke(*two, *more, "--report", page).exit_code == 0
+    (verdict,) = shown(page, "div", "verdict")
+    assert verdict.startswith(expected)
+
+
+def test_the_verdict_judges_a_system_by_its_baseline(files: dict[str, Path]) -> None:
+    page = files["bad"].with_name("a.html")
+    assert invoke(*flags(files), "--report", page).exit_code == 0
+    (verdict,) = shown(page, "div", "verdict bad")
+    assert verdict.startswith("bad.en is worse than same.en")
+    assert invoke(*flags(files, "same", files["bad"]), "--report", page).exit_code == 0
+    (verdict,) = shown(page, "div", "verdict good")
+    assert verdict.startswith("same.en is better than bad.en")
 
 
 def test_all_references_are_shown_and_the_most_similar_one_is_compared() -> None:
@@ -234,13 +352,12 @@ def test_all_references_are_shown_and_the_most_similar_one_is_compared() -> None
     references = [["a dog", "a cat sits", "x"], ["the hound", "the cat sits there", "a bird"]]
     system = System("one", ["the hound", "the cat sits here", "a bird flies"])
     each = Evaluation(test="set", references=references, source=None, systems=(system,))
-    worst, best = pages._lists(each, ())
-    shown = [sentence["line"] for sentence in worst["sentences"]]
-    assert sorted(shown) == [2, 3]
-    assert best["sentences"][0]["parts"][:2] == [
-        ("reference", [("a dog", "")]), ("reference", [("the hound", "")]),
+    worst = pages._sentences(each, ())["worst"]
+    assert sorted(sentence["line"] for sentence in worst) == [2, 3]
+    (second,) = [sentence for sentence in worst if sentence["line"] == 2]
+    assert second["parts"][:2] == [
+        ("reference", [("a cat sits", "")]), ("reference", [("the cat sits there", "")]),
     ]  # fmt: skip
-    (second,) = [each for each in worst["sentences"] if each["line"] == 2]
     assert second["parts"][2][1] == [
         ("the cat sits", ""), ("there", "missing"), ("here", "different"),
     ]  # fmt: skip
@@ -259,23 +376,16 @@ def test_the_head_of_a_sentence_has_all_that_is_known_of_it() -> None:
         test="set", references=[reference], source=["ein Hund", "eine Katze"], systems=systems
     )
 
-    def heads(each: Evaluation) -> dict[str, list[str]]:
-        """Return the labels of the first sentence of each list."""
-        lists = {found["name"]: found["sentences"][0]["parts"] for found in pages._lists(each, ())}
-        return {name: [label for label, _ in parts] for name, parts in lists.items()}
+    def heads(each: Evaluation) -> list[str]:
+        """Return the labels of the worst sentence."""
+        sentence, *_ = pages._sentences(each, ())["worst"]
+        return [label for label, _ in sentence["parts"]]
 
     one = "one, chrF {:.1f}, confidence 20, suspicious: short, repetition"
     one = one.format(CHRF().sentence_score("a", ["a dog"]).score)
     given = ["source", "reference"]
-    of_two = heads(replace(each, systems=(*systems, third), baseline=third))
-    assert of_two == {
-        "Worst of one": [*given, one, "two, chrF 100.0"],
-        "Best of one": [*given, "one, chrF 100.0", "two, chrF 100.0"],
-        "Most different: one and two": [*given, one, "two, chrF 100.0"],
-    }
-    of_baseline = heads(replace(each, systems=systems[:1], baseline=third))
-    assert of_baseline["Most different: one and three"] == [*given, one, "three, chrF 100.0"]
-    assert heads(replace(each, source=None, systems=systems[:1])) == {
-        "Worst of one": ["reference", one],
-        "Best of one": ["reference", "one, chrF 100.0"],
-    }
+    of_two = replace(each, systems=(*systems, third), baseline=third)
+    assert heads(of_two) == [*given, one, "two, chrF 100.0"]
+    of_baseline = replace(each, systems=systems[:1], baseline=third)
+    assert heads(of_baseline) == [*given, one, "three, chrF 100.0"]
+    assert heads(replace(each, source=None, systems=systems[:1])) == ["reference", one]

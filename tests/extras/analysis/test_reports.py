@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from nmt.config.migration import FORMAT
 from tests.commands.test_evaluate import invoke, write
 from tests.extras.analysis.conftest import LINES, flags, found
 
@@ -24,7 +25,8 @@ def test_every_output_describes_the_significance_test(files: dict[str, Path]) ->
         result = invoke(*flags(files, "same"), *more, *reports)
         for text in (result.stdout, *(path.read_text("utf-8") for path in paths[:2])):
             assert re.findall("p: ([a-z ]+, [0-9,]+ [a-z]+)", text) == expected
-        paired = json.loads(paths[2].read_text("utf-8")).get("paired_test")
+        (test_set,) = json.loads(paths[2].read_text("utf-8"))["test_sets"]
+        paired = test_set.get("paired_test")
         assert paired == (expected[0] if expected else None)
 
 
@@ -44,6 +46,8 @@ def test_markdown_shows_changes_and_their_significance(files: dict[str, Path]) -
     assert "| +0.00 | +0.00 to +0.00 | no significant difference (p = 1.000) |" in text
     assert invoke(*flags(files), "--report", path, "--fail-if-worse", "--alpha", 0).exit_code == 0
     assert r"| no significant difference (p \< 0.001) |" in path.read_text("utf-8")
+    assert invoke(*flags(files), "--report", path, "--alpha", 0).exit_code == 0  # without a gate
+    assert r"| no significant difference (p = 0.001) |" in path.read_text("utf-8")
 
 
 def test_junit_has_a_case_for_each_gate_and_a_failure_if_missed(files: dict[str, Path]) -> None:
@@ -85,20 +89,25 @@ def test_a_report_is_a_baseline_as_its_translations_are(files: dict[str, Path]) 
     path.write_text(path.read_text("utf-8").replace("version:2", "version:1"), "utf-8")
     assert invoke(*flags(files, "bad", path)).exit_code == 0
     # Of a report of several test sets, the one with these references counts.
-    own = json.loads(path.read_text("utf-8"))
+    (own,) = json.loads(path.read_text("utf-8"))["test_sets"]
     other = own | {"test": "other", "references_sha256": "0", "systems": [{"name": "other"}]}
-    path.write_text(json.dumps({"evaluations": [other, own]}), "utf-8")
-    again = found(*flags(files, "bad", path))["systems"][0]["scores"]
-    assert [score["comparison"]["delta"] for score in again] == [
-        score["comparison"]["delta"] for score in from_file
-    ]
+    # Older versions wrote several test sets under another key, and a single one without a list.
+    for document in ({"test_sets": [other, own], "format": FORMAT}, {"evaluations": [own]}, own):
+        path.write_text(json.dumps(document), "utf-8")
+        again = found(*flags(files, "bad", path))["systems"][0]["scores"]
+        assert [score["comparison"]["delta"] for score in again] == [
+            score["comparison"]["delta"] for score in from_file
+        ]
     path.write_text(invoke(*flags(files), "--json").stdout, "utf-8")
-    assert invoke(*flags(files, "same", path), "--fail-if-worse").exit_code == 0
+    refused = invoke(*flags(files, "same", path))
+    assert refused.exit_code == 2
+    assert "does not contain the translations" in refused.stderr
+    assert "--report FILE.json" in refused.stderr
 
 
 def change(path: Path, **changes: Any) -> None:
     values = json.loads(path.read_text("utf-8"))
-    values["systems"][0] |= changes
+    values["test_sets"][0]["systems"][0] |= changes
     path.write_text(json.dumps(values), "utf-8")
 
 
@@ -122,7 +131,7 @@ def test_a_report_of_something_else_is_refused(files: dict[str, Path], tmp_path:
     ):
         change(report(files), **changes)
         assert message in said(*flags(files, "bad", path))
-    for text in ("", "[]", "{}", '{"evaluations": 3}', '{"systems": "x"}'):
+    for text in ("", "[]", "{}", '{"test_sets": 3, "format": 9}', '{"systems": "x"}'):
         path.write_text(text, "utf-8")
         said(*flags(files, "bad", path))
     two = report(files, "--hypothesis", files["bad"])
@@ -132,6 +141,8 @@ def test_a_report_of_something_else_is_refused(files: dict[str, Path], tmp_path:
 def test_slices_by_labels_of_the_user_are_counted_and_scored(files: dict[str, Path]) -> None:
     labels = write(files["bad"].with_name("labels"), ["short" if n % 3 else "" for n in range(60)])
     slices = found(*flags(files), "--slice", f"kind={labels}", "--slices")["slices"]
+    names = {tuple(system["name"] for system in each["systems"]) for each in slices}
+    assert names == {("bad.en", "same.en (baseline)")}
     mine = {each["name"]: each["systems"][0] for each in slices if each["group"] == "kind"}
     assert [(name, x["num_sentences"]) for name, x in mine.items()] == [("", 20), ("short", 40)]
     assert [x["is_small"] for x in mine.values()] == [True, False]
@@ -165,7 +176,7 @@ def test_an_external_metric_gets_tests_and_gates(files: dict[str, Path]) -> None
     result = invoke(*flags(files), "--external", command, "--fail-if-worse", "--json")
     assert result.exit_code == 6
     assert "bad.en: external is -0.50, -0.50 against same.en" in result.stderr
-    score = json.loads(result.stdout)["systems"][0]["scores"][-1]
+    score = json.loads(result.stdout)["test_sets"][0]["systems"][0]["scores"][-1]
     assert (score["metric"], score["value"]) == ("external", -0.5)
     assert score["signature"] == f"mean of: {command}"
     assert score["confidence"]["low"] < -0.5 < score["confidence"]["high"]
@@ -190,5 +201,5 @@ def test_a_failing_external_metric_is_reported_and_others_remain(files: dict[str
         result = invoke(*flags(files), "--external", command, "--json")
         assert (result.exit_code, message in result.stderr) == (3, True), result.stderr
         assert command in result.stderr
-        scores = json.loads(result.stdout)["systems"][0]["scores"]
+        scores = json.loads(result.stdout)["test_sets"][0]["systems"][0]["scores"]
         assert [score["metric"] for score in scores] == ["bleu", "chrf"]

@@ -204,6 +204,7 @@ def test_every_output_shows_the_confidence() -> None:
     report = EvaluationReport(evaluations=(each,))
     assert "model       40         1.000    1.000     7.00 chrF" in report.as_text()
     assert "| model | 40 | 1.000 | 1.000 | 7.00 chrF |" in as_markdown(report)
-    (found,) = json.loads(json.dumps(report.as_dict()))["confidence"]
+    (test_set,) = json.loads(json.dumps(report.as_dict()))["test_sets"]
+    (found,) = test_set["confidence"]
     assert found["calibration_error"] == pytest.approx(7)
     assert next(iter(each.sentences()))["confidence"] == own.results[0].confidence

@@ -147,7 +147,8 @@ def test_all_training_data_of_a_model_are_searched_for_words_and_leaks(
         [System("s", source)], scorers, baseline=None, resampling=resampling
     )
     scored: Any = SimpleNamespace(
-        labels={"mine": ["a"] * 4}, systems=systems, options=SimpleNamespace(slices=True),
+        labels={"mine": ["a"] * 4}, systems=systems, baseline=None,
+        options=SimpleNamespace(slices=True),
         scorers=scorers, resampling=resampling,
         test=SimpleNamespace(source=source, references=[source]),
         models=[SimpleNamespace(folder=tmp_path)],

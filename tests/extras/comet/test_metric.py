@@ -49,7 +49,7 @@ def test_comet_is_scored_compared_sliced_and_gated(
     comet = [*flags, "--metric", f"comet:{model}", "--device", "cpu"]
     result = invoke(*comet, "--fail-under", "comet=2,chrf=1", "--fail-if-worse", "--json")
     assert result.exit_code == 6
-    score, chrf = json.loads(result.stdout)["systems"][0]["scores"]
+    score, chrf = json.loads(result.stdout)["test_sets"][0]["systems"][0]["scores"]
     # Each sentence alone: its score depends neither on its batch nor on the order of batches.
     alone = [CometModel(str(model), "cpu").scores([x])[0] for x in samples(SOURCE, BAD, LINES)]
     assert score["value"] == pytest.approx(np.mean(alone))

@@ -41,7 +41,7 @@ from nmt.extras.exchange.options import (
     PushOptions,
     parse_name,
 )
-from nmt.metrics.result import read_report
+from nmt.metrics.result import EvaluationReport, read_report
 from tests.extras.exchange.m2m_files import write_nllb
 from tests.extras.exchange.marian_files import KINDS, write
 from tests.process import LIMIT
@@ -369,8 +369,10 @@ def test_scores_are_published_under_the_name_of_their_test_set(model: Path, tmp_
     reference.write_text("a dog runs\na cat sleeps in the sun\n", encoding="utf-8")
     files: dict[str, Any] = {"hypothesis": (reference,), "reference": (reference,)}
     evaluation = evaluate(EvaluateOptions(**files, report=(report,), resamples=0))
-    document = evaluation.as_dict()
-    assert json.loads(report.read_text("utf-8")) == document
+    assert isinstance(evaluation, EvaluationReport)
+    whole = evaluation.as_dict(with_texts=True)
+    assert json.loads(report.read_text("utf-8")) == whole
+    (document,) = whole["test_sets"]
     card = pushed(model, scores=(report,), dry_run=True).card
     (result,) = yaml.safe_load(card.split("---\n")[1])["model-index"][0]["results"]
     assert result["dataset"] == {"name": document["test"], "type": document["test"]}
@@ -380,7 +382,7 @@ def test_scores_are_published_under_the_name_of_their_test_set(model: Path, tmp_
     assert published == scores
     (record,) = read_report(report)
     assert record.systems[0].lines == document["systems"][0]["hypotheses"]
-    assert record.as_dict() == {name: x for name, x in document.items() if name != "format"}
+    assert record.as_dict(with_texts=True) == document
 
 
 @pytest.mark.usefixtures("hub")
