@@ -37,7 +37,7 @@ from nmt.inference import request
 from nmt.inference.distributed import errors_only, joined_processes, translated
 from nmt.inference.guard import GuardCounts
 from nmt.inference.request import ERROR, Request, RequestError, Result, as_pharaoh, parse_request
-from nmt.inference.translator import Translator
+from nmt.inference.translator import TranslationOptions, Translator
 from nmt.text.preprocessing import find_preprocessing
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def translate(options: TranslateOptions) -> None:
             chunks = _read(reader, options, processes.size, translator)
             if part is not None:
                 chunks = part.remaining(chunks)
-            writer = _Writer(stream, options, translator.options.decoding.n_best)
+            writer = _Writer(stream, options, translator.options)
 
             def is_ready() -> bool:
                 # In streaming mode, do not read ahead.
@@ -230,15 +230,19 @@ def _parse(line: str, number: int, noted_fields: set[str]) -> Request | RequestE
 class _Writer:
     """Writes the output, and counts lines, warnings and errors."""
 
-    def __init__(self, stream: IO[bytes], options: TranslateOptions, n_best: int) -> None:
+    def __init__(
+        self, stream: IO[bytes], options: TranslateOptions, translation: TranslationOptions
+    ) -> None:
         self.num_lines = 0  # written so far
         self._stream = stream
         self._options = options
-        self._n_best = n_best
+        self._n_best = translation.decoding.n_best
+        self._glossary = translation.glossary
         self._counts = GuardCounts()
         self._begin = time.perf_counter()
         self._num_failures = 0
         self._num_split = 0
+        self._num_with_terms = 0
         self._first_failure: DataError | None = None
 
     def write(
@@ -283,6 +287,7 @@ class _Writer:
         self._stream.flush()
         self.num_lines += len(lines)
         self._num_split += sum(bool(result.parts) for result in translated_lines.values())
+        self._num_with_terms += sum(bool(result.num_terms) for result in translated_lines.values())
         self._counts.add(translated_lines)
 
     def _output_lines(self, number: int, others: Mapping[str, Any], result: Result) -> list[str]:
@@ -313,7 +318,7 @@ class _Writer:
         return [f"{index} ||| {item.text} ||| {item.score:.4f}" for item in translations]
 
     def close(self) -> None:
-        """Log the counts of split lines and of the guard.
+        """Log the counts of split lines, of lines with terms, and of the guard.
 
         Raises:
             DataError: JSON output contains errors.
@@ -321,6 +326,10 @@ class _Writer:
         if self._num_split:
             text = "lines split into sentences: %s; `sentences` keep translates lines whole"
             logger.info(text, f"{self._num_split:,}")
+        if self._glossary is not None:
+            num_terms = f"{len(self._glossary.terms):,}"
+            text = "glossary: %s terms, found in %s of %s lines"
+            logger.info(text, num_terms, f"{self._num_with_terms:,}", f"{self.num_lines:,}")
         message = self._counts.message(time.perf_counter() - self._begin)
         if message:
             logger.info(message)

@@ -1,8 +1,9 @@
 """Glossaries: terms of the source language, and how they are translated.
 
 A term is found in its spelling and as a whole word; in languages without spaces, as a part of the
-text. At the beginning of a sentence its first letter may be a capital. Of several terms at a place,
-the longest is found.
+text. Its words may be separated by any white space, and its accents may be composed or not. At the
+beginning of a sentence its first letter may be a capital. Of several terms at a place, the longest
+is found.
 
 A model that has learned glossaries (`GlossaryConfig`) reads the target term in place of the source
 term. Any other model reads the source term like a word between tags, and the words of its
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ from nmt.errors import DataError
 from nmt.files.encoding import open_text
 from nmt.files.lines import decoded_lines
 from nmt.inference.placeholders import Event
+from nmt.text.cleaning import clean_source
 from nmt.text.languages import writes_spaces
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,9 @@ _FIX = (
     "Separate several forms by |, and write each source form in one line only."
 )
 _BORDER = regex.compile(r"(?<!\w)|(?!\w)")
+# White space between two words, with its first character as a group; or a letter with its accents.
+_UNIT = regex.compile(r"(\s)\s*|\X")
+_QUOTED = re.compile(r'\A"((?:[^"]|"")*)"\Z')  # how spreadsheets write text with commas
 # The characters of Unicode for annotations, which `clean_source` removes from every source. Groups:
 # the forms of a target term, and the words of the translation in its place.
 _MARK = re.compile("\ufff9([^\ufffa]*)\ufffa([^\ufff9\ufffb]*)\ufffb")
@@ -61,7 +66,8 @@ class Glossary:
     def parse(cls, lines: Iterable[str], name: str = "") -> Self:
         r"""Read lines of a source term, a target term and an optional note, separated by tabs.
 
-        If both terms have the same number of forms, each source form has its own first target form.
+        A term may be in the quotes that spreadsheets write. If both terms have the same number of
+        forms, each source form has its own first target form.
 
         Args:
             lines: The lines. Blank lines are ignored.
@@ -81,7 +87,9 @@ class Glossary:
                 continue
             place = f"{name or 'glossary'}:{number}"
             columns = line.strip("\r\n").split("\t")
-            sides = [_forms_of(column) for column in columns[:2]]
+            cells = [_QUOTED.sub(r"\1", column).replace('""', '"') for column in columns[:2]]
+            cells[0] = clean_source(cells[0])  # as the sentences are
+            sides = list(map(_forms_of, cells))
             if len(columns) not in (2, 3) or "" in sides[0] + sides[1]:
                 problems.append(f"{place}: expected SOURCE<TAB>TARGET<TAB>NOTE, found {line!r}")
                 continue
@@ -118,12 +126,13 @@ class Glossary:
         >>> list(glossary.find("Red dogs, a red dog.", "en"))
         [(0, 3, ('rot',)), (12, 19, ('Rothund',))]
         """
+        text, places = _as_term(text)
         borders: Collection[int] = range(len(text) + 1)
         if writes_spaces(language):
             borders = dict.fromkeys(match.start() for match in _BORDER.finditer(text))
         end = 0  # of the last term
-        places = (place for place, character in enumerate(text) if character.isalnum())
-        first = next(places, 0)  # letter or digit
+        letters = (place for place, character in enumerate(text) if character.isalnum())
+        first = next(letters, 0)  # letter or digit
         for start in borders:
             for length in self._lengths:
                 stop = start + length
@@ -134,7 +143,7 @@ class Glossary:
                 if not forms and start <= first:
                     forms = self.terms.get(term[0].lower() + term[1:], ())
                 if forms:
-                    yield start, stop, forms
+                    yield places[start], places[stop], forms
                     end = stop
 
     def mark(
@@ -180,6 +189,18 @@ def _forms_of(column: str) -> Forms:
     return tuple(" ".join(form.split()) for form in column.split("|"))
 
 
+def _as_term(text: str) -> tuple[str, Sequence[int]]:
+    """Return a text as source terms are, and the place of each of its characters in the text."""
+    written = ""
+    places = list[int]()
+    for match in _UNIT.finditer(text):
+        unit = clean_source(match[1] or match[0])
+        start = match.start()
+        written += unit
+        places += range(start, start + len(unit))
+    return written, [*places, len(text)]
+
+
 def _is_blank(text: str) -> bool:
     """Whether a text has no letter or digit."""
     return not any(map(str.isalnum, text))
@@ -212,7 +233,8 @@ def insert_terms(text: str, language: str) -> str:
         text: The translation, with the marks of `Glossary.mark`.
         language: Its language.
     """
-    num_terms = Counter(frozenset(match[1].split("|")) for match in _MARK.finditer(text))
+    marks = [match[1] for match in _MARK.finditer(text)]
+    num_terms = Counter(frozenset(mark.split("|")) for mark in marks)
     plain = _MARK.sub(r"\2", text)
     num_placed = {forms: count_forms(forms, plain, language) for forms in num_terms}
 
@@ -224,7 +246,8 @@ def insert_terms(text: str, language: str) -> str:
         if is_placed or count_forms(forms, words, language):
             return words
         form = forms[0]
-        if words[:1].isupper() and _is_blank(_MARK.sub(r"\2", text[: match.start()])):
+        before = _MARK.sub(r"\2", text[: match.start()])
+        if words[:1].isupper() and _is_blank(before):
             form = _capitalized(form)
         if _is_blank(words):  # the translation has no word for the term
             return f" {form}{words}"

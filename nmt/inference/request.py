@@ -137,6 +137,7 @@ class Result:
     # requested.
     tokens: TokenScores | None = None
     num_tokens: int = 0  # Number of tokens in ``log_prob``, EOS included.
+    num_terms: int = 0  # Number of terms of a glossary in the source.
     # Expected sentence chrF, 0 to 100. None for a blank line, for a translation unlike those of the
     # validation set, and without `confidence.json`.
     confidence: float | None = None
@@ -181,10 +182,10 @@ def _rounded(row: Sequence[float]) -> list[float]:
 
 
 RESULT_FIELDS = {attribute.name for attribute in fields(Result)} | {"translation"}
-RESULT_FIELDS -= {"text", "num_tokens", "retry_seconds"}
+RESULT_FIELDS -= {"text", "num_tokens", "num_terms", "retry_seconds"}
 """Names of all possible fields of `Result.as_dict`."""
 ERROR = "error"  # JSON field of a line that could not be translated.
-_TEXTS = ("prefix", "tag", "from", "to")  # Request fields with an optional string.
+_TEXTS = ("prefix", "tag", "from", "to", "glossary")  # Request fields with an optional string.
 _PHRASES = ("required", "forbidden")  # Request fields with an optional list of strings.
 # Fields that are not copied from a request to its result, because nmt reads or writes them.
 _RESERVED = {"low_confidence", ERROR, *_TEXTS, *_PHRASES, *RESULT_FIELDS}
@@ -253,6 +254,12 @@ def parse_request(line: str, line_number: int) -> Request:
         if not is_list or not all(isinstance(string, str) for string in strings):
             raise refused(f"needs a list of strings in {name}")
         phrases[name] = tuple(map(without_surrogates, strings))
+    glossary = None
+    if "glossary" in values:
+        try:
+            glossary = Glossary.parse(texts["glossary"].splitlines())
+        except DataError as error:
+            raise refused(f"has a bad glossary: {error.problem}") from error
     return Request(
         # Replace line breaks, so that one request stays one line of output.
         text=re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n")),
@@ -260,6 +267,7 @@ def parse_request(line: str, line_number: int) -> Request:
         tag=texts["tag"] or None,
         source_language=texts["from"] or None,
         target_language=texts["to"] or None,
+        glossary=glossary,
         others=others,
         required=phrases["required"],
         forbidden=phrases["forbidden"],
@@ -429,6 +437,7 @@ def join_results(source: str, gaps: Sequence[str], results: Sequence[Result]) ->
         log_prob=log_prob,
         tokens=tuple(chain.from_iterable(tokens)) if tokens else None,
         num_tokens=sum(result.num_tokens for result in results),
+        num_terms=sum(result.num_terms for result in results),
         confidence=confidence,
         unrated=reasons[0] if reasons else None,
         parts=tuple(results),

@@ -596,6 +596,7 @@ class Translator:
             log_prob=best_translation.log_prob,
             tokens=tokens,
             num_tokens=sum(len(hypothesis.ids) + 1 for hypothesis in best),  # 1 for EOS
+            num_terms=len(sentence.terms),
             retry_seconds=sum(output.retry_seconds for output in outputs),
         )
         if self.options.confidence is not None:

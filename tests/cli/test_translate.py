@@ -548,7 +548,26 @@ def test_every_engine_writes_the_terms_of_a_glossary(
     for line, translation in zip(LINES, lines_of(result), strict=True):
         has_term = not {"Hund", "Katze"}.isdisjoint(line.split())
         assert ("ittle beast" in translation) is has_term
+    num_lines = sum(not {"Hund", "Katze"}.isdisjoint(line.split()) for line in LINES)
+    assert f"glossary: 2 terms, found in {num_lines} of {len(LINES)} lines" in result.stderr
     terms.write_text("Hund\n", encoding="utf-8")
     failed = translate(runs["plain"], *FLAGS, "--glossary", terms, text=text)
     assert failed.exit_code == 3
     assert "terms.tsv:1" in failed.stderr
+
+
+def test_a_line_has_a_glossary_of_its_own(runs: dict[str, Path], tmp_path: Path) -> None:
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("Hund\tlittle beast\n", encoding="utf-8")
+    inputs = [{"source": "der Hund"}, {"source": "der Hund", "glossary": "Hund\tbig beast"},
+              {"source": "der Hund", "glossary": ""}]  # fmt: skip
+    text = "".join(f"{json.dumps(values)}\n" for values in inputs)
+    formats = ["--input-format", "json", "--format", "json"]
+    result = translate(runs["plain"], *FLAGS, *formats, "--glossary", terms, text=text)
+    outputs = [json.loads(line) for line in lines_of(result)]
+    has_term = [
+        [word in output["translation"] for word in ("little beast", "big beast")]
+        for output in outputs
+    ]
+    assert has_term == [[True, False], [False, True], [False, False]]
+    assert not any("glossary" in output for output in outputs)

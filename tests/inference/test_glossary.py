@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,39 @@ def test_terms_are_found(text: str, language: str, terms: list[str]) -> None:
     assert [text[start:end] for start, end, _ in glossary.find(text, language)] == terms
 
 
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("Zwei rote  Rosen, rote\u00a0Rosen", ["rote  Rosen", "rote\u00a0Rosen"]),
+        ("  Rote\tRosen ", ["Rote\tRosen"]),
+        ("Ku\u0308he und K\u00fche.", ["Ku\u0308he", "K\u00fche"]),
+        ("Eine Ku\u0308he2 Ku\u0308he", ["Ku\u0308he"]),
+        ("ro\u00adte Ro\u200bsen!", ["ro\u00adte Ro\u200bsen"]),
+        ("Raum \uff11\uff12", ["Raum \uff11\uff12"]),  # full-width digits
+        ("\U0001f468\u200d\U0001f469 K\u00fche", ["K\u00fche"]),
+    ],
+)
+def test_terms_are_found_however_their_spaces_and_accents_are_written(
+    text: str, terms: list[str]
+) -> None:
+    names = ["rote Rosen", "Ku\u0308he", "Raum \uff11\uff12"]
+    glossary = Glossary.parse(f"{name}\tx" for name in names)
+    assert [text[start:end] for start, end, _ in glossary.find(text, "de")] == terms
+    plain = unicodedata.normalize("NFD", text)
+    found = [plain[start:end] for start, end, _ in glossary.find(plain, "de")]
+    assert found == [unicodedata.normalize("NFD", term) for term in terms]
+
+
+def test_the_quotes_of_a_spreadsheet_are_no_part_of_a_term() -> None:
+    lines = ['"a, b|c"\t"x, y"', '"say ""yes"""\tsag "ja"', '"open\tclosed"']
+    assert Glossary.parse(lines).terms == {
+        "a, b": ("x, y",),
+        "c": ("x, y",),
+        'say "yes"': ('sag "ja"',),
+        '"open': ('closed"',),
+    }
+
+
 WORDS = st.sampled_from(["rot", "rote", "Rose", "a", "b-c", "ä", ",", "(", "  "])
 
 
@@ -115,7 +149,7 @@ def test_terms_do_not_overlap_and_are_in_the_glossary(
     for start, stop, _ in Glossary.parse(f"{name}\tx" for name in names).find(text, "de"):
         assert end <= start < stop
         end = stop
-        name = text[start:stop]
+        name = " ".join(text[start:stop].split())
         assert name in names or name[0].lower() + name[1:] in names
 
 

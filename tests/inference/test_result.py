@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from nmt.errors import DataError
 from nmt.inference.engine import Engine, EngineLacksError
+from nmt.inference.glossary import Glossary
 from nmt.inference.mbr import Mbr
 from nmt.inference.request import (
     RESULT_FIELDS,
@@ -184,7 +185,7 @@ def test_optional_outputs_are_returned_and_change_nothing_else(translator: Trans
         assert all(source < len(line.split()) for source, _ in result.alignment)
 
 
-TEXTS = {"prefix", "tag", "from", "to"}
+TEXTS = {"prefix", "tag", "from", "to", "glossary"}
 PHRASES = {"required", "forbidden"}
 RESERVED = {"low_confidence", "error", *TEXTS, *PHRASES, *RESULT_FIELDS}
 VALUES = st.recursive(
@@ -209,6 +210,9 @@ def test_unknown_fields_pass_through(others: dict[str, Any], source: str) -> Non
     [
         ('{"source": "Ein Hund.", "prefix": "A", "required": ["dog"], "forbidden": ["cat", "x"]}',
          Request("Ein Hund.", "A", ("dog",), ("cat", "x"))),
+        ('{"source": "a", "glossary": "a\\tb\\nc\\td"}',
+         Request("a", glossary=Glossary({"a": ("b",), "c": ("d",)}))),
+        ('{"source": "a", "glossary": ""}', Request("a", glossary=Glossary({}))),
         ("", Request("")),
         ("  ", Request("")),
         ('{"source": "a\\r\\nb\\n"}', Request("a b")),  # a line break does not make two lines
@@ -238,6 +242,8 @@ def test_lines_are_read(line: str, request_: Request) -> None:
         ('{"text": "a"}', "Line 7 needs a string in source"),
         ('{"source": 3}', "Line 7 needs a string in source"),
         ('{"source": "a", "prefix": ["b"]}', "Line 7 needs a string in prefix"),
+        ('{"source": "a", "glossary": 1}', "Line 7 needs a string in glossary"),
+        ('{"source": "a", "glossary": "b"}', "Line 7 has a bad glossary: glossary:1: expected"),
         ('{"source": "a", "required": "b"}', "Line 7 needs a list of strings in required"),
         ('{"source": "a", "forbidden": [1]}', "Line 7 needs a list of strings in forbidden"),
     ],
@@ -257,7 +263,7 @@ def test_a_result_is_written_with_its_own_values() -> None:
         "ein Hund", "a dog", -0.25, (Alternative("a dog", -0.25, -1.0), Alternative("a", -2.5, -5)),
         alarms=("short",), retried=("loop", "long"), alignment=((0, 0), (1, 1)),
         attention=((0.123456, 0.5), (0.0, 1.0)), log_prob=-1.0, tokens=(TokenScore("x", -1.0),),
-        num_tokens=4, confidence=61.5, retry_seconds=9.0,
+        num_tokens=4, num_terms=1, confidence=61.5, retry_seconds=9.0,
     )  # fmt: skip
     assert result.as_dict() == {
         "source": "ein Hund",

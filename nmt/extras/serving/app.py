@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -147,7 +148,10 @@ async def page(service: Served) -> Response:
     """Return the web page. Its security policy blocks all other scripts and styles."""
     if service.options.no_page:
         raise HTTPException(404)
-    return HTMLResponse(_PAGE, headers={"Content-Security-Policy": _POLICY})
+    title = html.escape(service.options.title_)
+    return HTMLResponse(
+        _PAGE.replace("{{title}}", title), headers={"Content-Security-Policy": _POLICY}
+    )
 
 
 _PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")

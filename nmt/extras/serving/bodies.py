@@ -34,7 +34,7 @@ _WORD = re.compile(r"\S+")
 # Names of types in pydantic's path of an error, beside the names of fields.
 _TRIED_TYPE = re.compile(r"function-|list\[|(?:str|Text)\Z")
 _END = "</s>"
-_SENTENCE_FIELDS = ("score", "log_prob", "alternatives", "alarms", "confidence")
+_SENTENCE_FIELDS = ("score", "log_prob", "alternatives", "alarms", "confidence", "unrated")
 _ADVICE = "See /openapi.json for all paths and fields."
 _NAMES_OF_TEXT = {"q", "text", "texts"}  # in several APIs
 _MAX_PROBLEMS = 5  # in one error
@@ -154,6 +154,9 @@ class TranslateBody(GlossaryChoice):
     options: Decoding = Decoding()
     want: list[Literal["alternatives", "tokens", "alignment", "attention", "confidence"]] = []
     split: bool = Field(default=True, description="Split lines into sentences.")
+    by_sentence: bool = Field(
+        default=False, description="Answer each sentence as a text of its own, in order."
+    )
 
     @property
     def items(self) -> list[Text]:
@@ -236,7 +239,12 @@ FIELDS = sorted(set().union(*(body.model_fields for body in _BODIES)))
 
 
 def answer_of(
-    source: str, split: SplitText, results: Sequence[Result], joiner: str, *, with_attention: bool
+    source: str,
+    split: SplitText,
+    gaps: Sequence[str],
+    results: Sequence[Result],
+    *,
+    with_attention: bool,
 ) -> Answer:
     """Combine the results of all sentences of a text into its answer; see `join_results`.
 
@@ -246,12 +254,11 @@ def answer_of(
     Args:
         source: The text of the request.
         split: Its sentences, and the white space around them.
+        gaps: The white space around their translations; see `SplitText.gaps_for`.
         results: The result of each sentence.
-        joiner: Separator between two sentences of a line in the target language.
         with_attention: Whether the answer has the attention. Without it, the attention of the
             results only shows whether the words match.
     """
-    gaps = split.gaps_for(joiner)
     joined = join_results(source, gaps, results)
     source_end = 0  # of the sentences so far, in characters
     target_end = 0
@@ -276,7 +283,9 @@ def answer_of(
             "source": [source_start, source_end],
             "target": [target_start, target_end],
         }
-        sentences.append(spans | {name: values[name] for name in _SENTENCE_FIELDS})
+        sentences.append(
+            spans | {name: values[name] for name in _SENTENCE_FIELDS if name in values}
+        )
     answer = joined.as_dict() | {"sentences": sentences}
     answer.pop("parts", None)  # the same as ``sentences``
     if answer.keys() & {"alignment", "tokens", "attention"}:

@@ -169,12 +169,14 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
     Args:
         models: Run or model folders to serve. NAME=FOLDER sets the name that clients use; the
             default is the language pair.
+        title_: Title and heading of the web page.
         no_page: Serve only the API, without the web page.
         no_metrics: Do not serve Prometheus metrics at /metrics.
         check: Load every model, translate once with each, print a report and exit.
     """
 
     models: Annotated[Texts, Flag(argument=True, metavar="MODEL")]
+    title_: str = "nmt: translate"
     no_page: bool = False
     no_metrics: bool = False
     check: bool = False

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Annotated
+from itertools import chain, islice
+from typing import Annotated, NamedTuple
 
 from cachetools import LRUCache
 from fastapi import Depends
@@ -41,6 +41,7 @@ _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "a
 _DETECTED_CHARACTERS = 2000  # Start of a text from which its language is detected.
 _FEWEST_LETTERS = 20  # A text of at most so many letters is always translated.
 _MAX_SHOWN_PAIRS = 20  # pairs of languages in an error
+_MAX_PORTION = 16  # sentences that are translated at once if each is answered by itself
 # Longest text with attention: a matrix has source words times target words.
 _ATTENDED_CHARACTERS = 2000
 # Upper limits of the buckets of two histograms.
@@ -50,6 +51,47 @@ _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _BYTES_OF_CHARACTER = 2
 # A sentence with the model, the options and the outputs that its translation depends on.
 _Sentence = tuple[TranslationTask, Request]
+
+
+class _Part(NamedTuple):
+    """What one answer is for: a text of a request, or a sentence of it."""
+
+    text: str
+    id: str | None
+    route: Route
+    split: SplitText
+    gaps: Sequence[str]  # White space around the translations, one more than there are sentences.
+    sentences: Sequence[_Sentence]
+
+    def by_sentence(self) -> Iterator[_Part]:
+        """Yield each sentence with the white space before it, and the white space at the end."""
+        for index, source_gap in enumerate(self.split.gaps):
+            here = slice(index, index + 1)
+            texts = self.split.sentences[here]  # one sentence; none at the end
+            text = source_gap + "".join(texts)
+            ends = ("",) * len(texts)
+            split = SplitText((source_gap, *ends), texts)
+            gaps = (self.gaps[index], *ends)
+            if text or not index:
+                yield _Part(text, self.id, self.route, split, gaps, self.sentences[here])
+
+    def answer(self, outcomes: Sequence[Result | BaseException], *, with_attention: bool) -> Answer:
+        """Return the answer: the translation, or the first error."""
+        answer: Answer = {}
+        if self.id is not None:
+            answer["id"] = self.id
+        if self.route.probability is not None:
+            answer["route"] = self.route.fields
+        results = [result for result in outcomes if isinstance(result, Result)]
+        errors = [error for error in outcomes if isinstance(error, BaseException)]
+        if not errors:
+            return answer | answer_of(
+                self.text, self.split, self.gaps, results, with_attention=with_attention
+            )
+        error = errors[0]
+        if not isinstance(error, NmtError):
+            error = NmtError("The engine failed on this text.", fix="Please report this bug.")
+        return answer | {"source": self.text, "error": error.problem, "fix": error.fix}
 
 
 class Metrics:
@@ -250,10 +292,12 @@ class Service:
         client: str,
         glossary: Glossary | None,
     ) -> AsyncGenerator[Answer]:
-        """Yield the answers of `translate`. Sentences of all texts are queued at once."""
+        """Yield the answers of `translate`.
+
+        Sentences of all texts are queued at once, unless each is answered by itself.
+        """
         with_attention = "attention" in body.want
-        split_items = []  # each text with its route and its sentences
-        sentences = []
+        parts = list[_Part]()
         for item, route in zip(body.items, routes, strict=True):
             defaults = route.model.translator.options
             max_sentences = defaults.max_sentences if body.split else None
@@ -263,36 +307,27 @@ class Service:
                 split = split_line(
                     item.text, route.source, max_sentences, protect, defaults.max_characters
                 )
-            split_items.append((item, route, split))
+            sentences = list[_Sentence]()
             for index, sentence in enumerate(split.sentences):
                 request = item.request(sentence, route.languages, is_first=index == 0)
                 task = tasks[route.model.name, request.is_constrained]
                 sentences.append((task, replace(request, glossary=glossary)))
-        with self._submit(sentences, client) as futures:
-            remaining_futures = iter(futures)
-            for item, route, split in split_items:
-                text_futures = islice(remaining_futures, len(split.sentences))
-                outcomes = await asyncio.gather(*text_futures, return_exceptions=True)
-                answer: Answer = {}
-                if item.id is not None:
-                    answer["id"] = item.id
-                if route.probability is not None:
-                    answer["route"] = route.fields
-                results = [result for result in outcomes if isinstance(result, Result)]
-                errors = [error for error in outcomes if isinstance(error, BaseException)]
-                if not errors:
-                    joiner = joiner_for(route.target)
-                    answer |= answer_of(
-                        item.text, split, results, joiner, with_attention=with_attention
-                    )
-                else:
-                    problem = "The engine failed on this text."
-                    fix = "Please report this bug."
-                    if isinstance(errors[0], NmtError):
-                        problem = errors[0].problem
-                        fix = errors[0].fix
-                    answer |= {"source": item.text, "error": problem, "fix": fix}
-                yield answer
+            gaps = split.gaps_for(joiner_for(route.target))
+            part = _Part(item.text, item.id, route, split, gaps, sentences)
+            parts += part.by_sentence() if body.by_sentence else [part]
+        # Answers by sentence: the first one soon, and then more and more at once.
+        size = 1 if body.by_sentence else len(parts)
+        while parts:
+            portion = parts[:size]
+            parts = parts[size:]
+            size = min(2 * size, _MAX_PORTION)
+            sentences = list(chain.from_iterable(part.sentences for part in portion))
+            with self._submit(sentences, client) as futures:
+                remaining_futures = iter(futures)
+                for part in portion:
+                    part_futures = islice(remaining_futures, len(part.sentences))
+                    outcomes = await asyncio.gather(*part_futures, return_exceptions=True)
+                    yield part.answer(outcomes, with_attention=with_attention)
 
     @contextmanager
     def _submit(

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.errors import ConfigError
+from nmt.extras.serving.batching import Batcher
 from nmt.extras.serving.bodies import answer_of
 from nmt.extras.serving.models import ServedModel, detect
 from nmt.extras.serving.options import ServeOptions, serve
@@ -138,14 +139,60 @@ def test_attention_of_a_long_text_is_refused(inside: Inside) -> None:
     assert "2,000" in answer.json()["error"]
 
 
+def test_sentences_are_streamed_as_parts_of_their_text(server: Server, inside: Inside) -> None:
+    """Together they are the answer for the whole text, white space included."""
+    text = "Der Hund schl\u00e4ft. Die Katze l\u00e4uft.  Das Haus!\n\nDie Katze\n"
+    body = {"texts": [{"id": "a", "text": text}, "\n", "das Haus"], "by_sentence": True}
+    answer = server.post("/v1/translate", body, Accept="application/x-ndjson")
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert [line["index"] for line in lines] == list(range(7))
+    assert [line["source"] for line in lines] == [
+        "Der Hund schl\u00e4ft.", " Die Katze l\u00e4uft.", "  Das Haus!", "\n\nDie Katze",
+        "\n", "\n", "das Haus",
+    ]  # fmt: skip
+    whole, *_ = server.translate(text)
+    parts = [line for line in lines if line.get("id") == "a"]
+    for side in ("source", "translation"):
+        assert "".join(part[side] for part in parts) == whole[side]
+    for part, sentence in zip(parts[:4], whole["sentences"], strict=True):
+        (own,) = part["sentences"]
+        start, end = own["target"]
+        first, last = sentence["target"]
+        assert part["translation"][start:end] == whole["translation"][first:last]
+    detected = (
+        inside().post("/v1/translate", json={**body, "source": "auto", "target": "en"}).json()
+    )
+    assert [each["route"]["source"] for each in detected["translations"]] == ["de"] * 7
+
+
+def test_a_sentence_that_is_streamed_first_does_not_wait_for_the_others(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The portions that are queued have 1, 2, 4, 8, 16 and again 16 sentences."""
+    client = inside()
+    sizes = []
+    submit = Batcher.submit
+
+    def counted(batcher: Batcher, client: str, requests: Any) -> Any:
+        sizes.append(len(requests))
+        return submit(batcher, client, requests)
+
+    monkeypatch.setattr(Batcher, "submit", counted)
+    text = "\n".join(["das Haus"] * 50)
+    body = {"texts": [text], "by_sentence": True, "model": "de-en"}
+    answer = client.post("/v1/translate", json=body)
+    assert len(answer.json()["translations"]) == 50
+    assert sizes == [1, 2, 4, 8, 16, 16, 3]
+
+
 def test_confidence_of_several_sentences_is_weighted_by_length() -> None:
     """By hand: 9 characters at 80 and 1 at 20 are (9 * 80 + 1 * 20) / 10 = 74."""
     split = SplitText(("", " ", ""), ("a" * 9, "b"))
     results = [Result("a" * 9, "A", -1.0, confidence=80.0), Result("b", "B", -1.0, confidence=20.0)]
-    answer = answer_of("a" * 9 + " b", split, results, joiner=" ", with_attention=False)
+    answer = answer_of("a" * 9 + " b", split, split.gaps_for(" "), results, with_attention=False)
     assert answer["confidence"] == 74.0
     results[1] = replace(results[1], confidence=None)
-    answer = answer_of("a" * 9 + " b", split, results, joiner=" ", with_attention=False)
+    answer = answer_of("a" * 9 + " b", split, split.gaps_for(" "), results, with_attention=False)
     assert answer["confidence"] is None  # a mean of the rest would vouch for the second sentence
 
 
@@ -165,7 +212,9 @@ def test_an_answer_of_two_sentences_has_the_values_of_both() -> None:
         attention=((0.3, 0.7), (0.6, 0.4), (0.5, 0.5)), alarms=("loop",), retried=("long",),
         tokens=tuple(TokenScore(*each) for each in others),
     )  # fmt: skip
-    answer = answer_of("a b. c d\n", split, [first, second], " ", with_attention=True)
+    answer = answer_of(
+        "a b. c d\n", split, split.gaps_for(" "), [first, second], with_attention=True
+    )
     assert answer["translation"] == "A B. D C X\n"
     assert (answer["score"], answer["log_prob"]) == (-1.0, -4.875)
     assert (answer["alarms"], answer["retried"]) == (["short", "loop"], ["long"])
@@ -183,10 +232,13 @@ def test_an_answer_of_two_sentences_has_the_values_of_both() -> None:
     ]  # fmt: skip
     probabilities = [math.exp(each) for each in (-1, -0.75, -0.125, -2, 0)]
     assert [each["probability"] for each in target] == pytest.approx(probabilities, abs=5e-5)
+    assert "unrated" not in answer["sentences"][0]
     spans = [(each["source"], each["target"], each["score"]) for each in answer["sentences"]]
     assert spans == [([0, 4], [0, 4], -0.5), ([5, 8], [5, 10], -1.5)]
     assert [each["alarms"] for each in answer["sentences"]] == [["short"], ["loop"]]
-    plain = answer_of("a b. c d\n", split, [first, second], "", with_attention=False)
+    plain = answer_of(
+        "a b. c d\n", split, split.gaps_for(""), [first, second], with_attention=False
+    )
     assert plain["translation"] == "A B.D C X\n"  # in a language without spaces
     assert "attention" not in plain
 
@@ -242,6 +294,15 @@ def test_openapi_has_every_path_and_the_page_loads_nothing_from_the_network(serv
     page = server.get("/")
     assert "default-src 'none'; script-src 'sha256-" in page.headers["content-security-policy"]
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page.text)
+
+
+def test_the_title_of_the_page_is_text(inside: Inside) -> None:
+    default = inside().get("/").text
+    assert "<title>nmt: translate</title>" in default
+    page = inside(title="A & <b>B").get("/").text
+    assert "<title>A &amp; &lt;b&gt;B</title>" in page
+    assert "<h1>A &amp; &lt;b&gt;B</h1>" in page
+    assert "{{" not in page
 
 
 def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:

@@ -18,7 +18,7 @@ PALETTES = palettes(CSS)
 def test_every_colour_of_text_is_readable_on_the_page_and_on_its_cards(theme: str) -> None:
     colors = PALETTES[theme]
     for under in ("page", "card"):
-        for name in ("ink", "soft", "blue", "warm"):
+        for name in ("ink", "soft", "blue", "warm", "good", "bad"):
             assert contrast(colors[name], colors[under]) >= ENOUGH, (name, under)
     shades = [int(share) for share in re.findall(r"var\(--warm\) (\d+)%,transparent", CSS)]
     for share in shades:  # doubtful words

@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,16 +33,48 @@ TEXT = "The boy plays with his dog.\n\n\U0001f600 I don't know where Tom lives. 
 FAKE_ANSWERS = """
 const real = window.fetch;
 window.fetch = async (path, options) => {
-  const answer = await real(path, options), body = await answer.json();
+  const answer = await real(path, options), text = await answer.text();
+  const type = answer.headers.get("Content-Type"), isStream = type.includes("ndjson");
+  const lines = text.split("\\n").filter(Boolean).map((line) => JSON.parse(line));
+  const body = isStream ? {translations: lines} : JSON.parse(text);
   await (%s)(body, options);
-  return new Response(JSON.stringify(body), {status: body.status ?? answer.status});
+  const sent = isStream && !body.status
+    ? body.translations.map((line) => `${JSON.stringify(line)}\\n`).join("") : JSON.stringify(body);
+  const headers = {"Content-Type": body.status ? "application/json" : type};
+  return new Response(sent, {status: body.status ?? answer.status, headers});
 };
 """
-"""Replaces answers of the server by a function of the answer and the request."""
+"""Replaces answers of the server by a function of the answer and the request. The lines of a stream
+are the ``translations`` of an answer."""
+HELD_STREAM = """
+const real = window.fetch, bytes = new TextEncoder();
+window.fetch = async (path, options) => {
+  const answer = await real(path, options), lines = (await answer.text()).trimEnd().split("\\n");
+  const body = new ReadableStream({start(stream) {
+    window.release = () => {
+      const line = bytes.encode(`${lines.shift()}\\n`), half = line.length / 2;
+      stream.enqueue(line.slice(0, half));
+      stream.enqueue(line.slice(half));
+      if (!lines.length) stream.close();
+    };
+  }});
+  return new Response(body, {headers: {"Content-Type": "application/x-ndjson"}});
+};
+"""
+"""The lines of an answer come, in halves, when the test calls ``release``."""
+NO_ANSWER = "window.fetch = () => new Promise(() => {})"
+CALIBRATED = "for (const model of served.models) model.confidence = true; showRoute();"
+PASTE_TERMS = """
+const [input, text] = arguments, clipboardData = new DataTransfer();
+clipboardData.setData("text/plain", text);
+const event = new ClipboardEvent("paste", {clipboardData, bubbles: true, cancelable: true});
+if (input.dispatchEvent(event)) input.value = text;
+"""
+"""Pastes text into an input, as a browser does unless the page handles it."""
 FAST_EDITS = """
 const [last, done] = arguments, source = document.getElementById("source");
 const target = document.getElementById("target"), texts = [];
-new MutationObserver(() => texts.push(target.textContent)).observe(target, {childList: true});
+new MutationObserver(() => texts.push(translation())).observe(target, {childList: true});
 (async () => {
   for (let count = 0; count < 50; count += 1) {
     source.value = count < 49 ? `I have ${count} dogs.` : last;
@@ -98,7 +131,7 @@ class Page:
 
     def shown(self) -> str:
         """Wait for the translation of the latest text; return it."""
-        self.wait(lambda: not self.all("#target.stale"))
+        self.wait(lambda: self.all("#target[aria-busy=false]"))
         return str(self.script("return shown ? translation() : ''"))
 
     def type(self, text: str) -> str:
@@ -116,6 +149,16 @@ class Page:
         """Wait for at least `least` alternatives; return their first words."""
         self.wait(lambda: len(self.all("#menu b")) >= least)
         return self.texts("#menu b")
+
+    def terms(self) -> list[list[str]]:
+        """Return the cells of the rows of the glossary."""
+        return list(self.script("return termRows().map(cellsOf)"))
+
+    def write_term(self, row: int, source: str, target: str) -> None:
+        cells = self.all(f"#terms tbody tr:nth-child({row}) input")
+        for cell, text in zip(cells, (source, target), strict=True):
+            cell.clear()
+            cell.send_keys(text)
 
     def press(self, *keys: str) -> None:
         ActionChains(self.driver).send_keys(*keys).perform()
@@ -179,7 +222,7 @@ def page(driver: Chrome, server: Server) -> Iterator[Page]:
     page.pick("from", "en")
     page.pick("to", "de")
     yield page
-    page.script("sessionStorage.clear()")
+    page.script("sessionStorage.clear(); localStorage.clear()")
     asked = page.script("return performance.getEntriesByType('resource').map((each) => each.name)")
     assert {url.split("/v1/")[0] for url in asked} == {f"http://127.0.0.1:{server.port}"}
     assert page.problems() == []
@@ -364,13 +407,36 @@ def test_terms_of_a_glossary_are_opened_edited_and_kept(page: Page, tmp_path: Pa
     page["tsv"].send_keys(str(terms))
     page.wait(lambda: "Köter" in page.shown())
     assert page["glossary"].get_property("textContent") == "Glossary (1)"
-    page["terms"].clear()
-    page["terms"].send_keys("boy = Bube")
+    page.write_term(1, "boy", "Bube")
     page.wait(lambda: "Bube" in page.shown())
     assert "Köter" not in page.shown()
     page.driver.refresh()
     page.wait(lambda: "Bube" in page.shown())
-    assert page["terms"].get_property("value") == "boy = Bube"
+    assert page.terms() == [["boy", "Bube"], ["", ""]]
+
+
+def test_rows_of_a_spreadsheet_are_pasted_into_the_glossary_and_removed(page: Page) -> None:
+    page["glossary"].click()
+    page.script(PASTE_TERMS, page.all("#terms input")[0], "no tab")
+    page.write_term(1, "dog", "Hund")
+    page["addterm"].click()
+    pasted = '"a, b"\tx\r\n"say ""yes"""\t"sag\nja"\tnote\n\nwine glass = Weinglas|Weingläser\n'
+    page.script(PASTE_TERMS, page.all("#terms tr:nth-child(2) input")[0], pasted)
+    rows = [["a, b", "x"], ['say "yes"', "sag ja"], ["wine glass", "Weinglas|Weingläser"]]
+    assert page.terms()[:4] == [["dog", "Hund"], *rows]
+    assert page["glossary"].get_property("textContent") == "Glossary (4)"
+    lines = ["dog\tHund", *map("\t".join, rows)]
+    assert str(page.script("return glossary().glossary")).strip().split("\n") == lines
+    page.all("#terms tr:nth-child(2) button")[0].send_keys(Keys.ENTER)
+    assert page.terms()[:3] == [["dog", "Hund"], *rows[1:]]
+    assert page.script("return document.activeElement.value") == 'say "yes"'
+    page.driver.refresh()
+    page.wait(lambda: page["status"].text == "Ready.")
+    assert page.terms() == [["dog", "Hund"], *rows[1:], ["", ""]]
+    page["glossary"].click()
+    page["noterms"].click()
+    assert page.terms() == [["", ""]]
+    assert page.script("return glossary()") == {}
 
 
 @pytest.mark.long
@@ -386,22 +452,145 @@ def test_languages_are_swapped_and_detected(page: Page) -> None:
     assert page.wait(lambda: page["status"].text.startswith("German detected."))
 
 
+@pytest.mark.parametrize(
+    ("route", "sentence"),
+    [
+        ({"source": "fr", "unchanged": True}, "seems to be French, so it was not translated."),
+        ({"source": "en", "unchanged": True}, "in English already, so it was not translated."),
+        ({"source": "de", "detected": 3.0}, "not recognised. It was translated as German, perhaps"),
+    ],
+)
+def test_a_text_in_none_of_the_languages_is_said_to_be_so(
+    page: Page, route: dict[str, Any], sentence: str
+) -> None:
+    fields = json.dumps({"model": "de-en", "target": "en", "detected": 99.0, **route})
+    page.pick("from", "auto")
+    page.pick("to", "en")
+    page.fake_answers(f"""({{translations: [found]}}) => {{
+      found.route = {fields};
+      if (found.route.unchanged) found.sentences = [];
+    }}""")
+    page.type("Un chien.")
+    page.wait(lambda: sentence in page["status"].text)
+    status = page["status"].text
+    assert "detected" not in status
+    assert ("not translated" in page.texts(".badge")) is ("unchanged" in route)
+    assert ("from German." in status) is (route["source"] != "en")
+
+
+def test_the_languages_are_listed_by_name(page: Page) -> None:
+    assert page["offer"].text.startswith("English → German, German → English · nmt ")
+    assert page.texts("#languages li") == ["English → German", "German → English"]
+
+
+def test_sentences_appear_as_they_are_ready_and_are_copied_when_all_are_there(page: Page) -> None:
+    page.script(HELD_STREAM)
+    page["source"].send_keys("A dog. A boy.\n\nA cat.")
+    page.wait(lambda: page.script("return window.release !== undefined"))
+    first, second, _, last = (
+        page.expected("A dog. A boy.\n\nA cat.").replace(". ", ".\n").split("\n")
+    )
+    for number, expected in ((1, first), (2, f"{first} {second}")):
+        page.script("release()")
+        count = f"return shown?.sentences.length === {number}"
+        page.wait(partial(page.script, count))
+        assert page.script("return translation()") == expected
+        assert str(page["target"].get_property("textContent")).startswith(expected)
+        assert not page["copy"].is_enabled()
+        assert "so far" in page["about"].text
+    page.script("release()")
+    assert page.shown() == f"{first} {second}\n\n{last}"
+    assert page["copy"].is_enabled()
+    assert page.script("return spoken.textContent") == page.shown()
+
+
+def test_the_translation_of_an_earlier_text_cannot_be_copied_or_swapped_in(page: Page) -> None:
+    page.type("A dog.")
+    assert page["copy"].is_enabled()
+    page.script(NO_ANSWER)
+    page.paste("A dog sleeps.")
+    assert not page["copy"].is_enabled()
+    assert "text before your change" in page["about"].text
+    assert page["target"].value_of_css_property("user-select") == "none"
+    page["swap"].click()
+    assert page["source"].get_property("value") == "A dog sleeps."
+
+
+CHOICES = """
+const texts = ["A man in thecovered snow.", "A man in the covered snow.", "A man in the snow.",
+               "A man in the snow, a", "A man in the", "A woman in the snow."];
+return continuations("A man in the", texts.map((translation) => ({translation})))
+  .map(({head, tail, text}) => [head, menuItem(head, tail).textContent, text]);
+"""
+
+
+def test_alternatives_follow_the_words_before_them_with_a_space(page: Page) -> None:
+    """A subword that continues the last word makes another word of it."""
+    assert page.script(CHOICES) == [
+        ["covered", "covered snow.", "A man in the covered"],
+        ["snow.", "snow.", "A man in the snow."],
+        ["snow,", "snow, a", "A man in the snow,"],
+    ]
+
+
 @pytest.mark.long
 def test_warnings_and_confidence_are_shown_at_their_sentence(page: Page) -> None:
-    page.fake_answers("""(body) => Object.assign(body.translations[0].sentences[1],
+    page.script(CALIBRATED)
+    page.fake_answers("""(body) => Object.assign(body.translations[1].sentences[0],
                          {alarms: ["loop"], confidence: 31.4})""")
     page.type("A dog. A cat. A boy.")
-    assert page.texts("#target > :nth-child(2) .badge") == ["⚠ loop", "31"]
-    assert len(page.all(".badge")) == 2
+    assert page.texts("#target > :nth-child(2) .badge") == ["⚠ loop", "✗ 31"]
+    assert page.texts(".badge") == ["not rated", "⚠ loop", "✗ 31", "not rated"]
     assert "again and again" in page["notes"].text
 
 
 @pytest.mark.long
 def test_a_good_confidence_is_not_shown_beside_a_warning(page: Page) -> None:
-    page.fake_answers("""(body) => body.translations[0].sentences.forEach((each, index) =>
+    page.script(CALIBRATED)
+    page.fake_answers("""(body) => body.translations.forEach(({sentences: [each]}, index) =>
                          Object.assign(each, {alarms: index ? [] : ["loop"], confidence: 92}))""")
     page.type("A dog. A cat.")
-    assert page.texts(".badge") == ["⚠ loop", "92"]
+    assert page.texts(".badge") == ["⚠ loop", "✓ 92"]
+
+
+def test_each_sentence_has_one_of_three_ratings_or_the_reason_why_not(page: Page) -> None:
+    page.script(CALIBRATED)
+    page.fake_answers("""({translations}) => [{confidence: 92.4}, {confidence: 59.9},
+      {confidence: 12}, {confidence: null, unrated: "length"}, {confidence: null}].forEach(
+      (rating, index) => Object.assign(translations[index].sentences[0], {alarms: []}, rating))""")
+    page.type("A dog. A cat. A boy. A man. 12345.")
+    badges = page.all(".badge")
+    classes = [badge.get_attribute("class") for badge in badges]
+    assert classes == [f"badge {kind}" for kind in ("good", "look", "bad", "none", "none")]
+    assert [badge.text for badge in badges] == ["✓ 92", "? 60", "✗ 12", "not rated", "not rated"]
+    colors = [badge.value_of_css_property("color") for badge in badges]
+    assert len(set(colors)) == 4
+    counts = "Sentences: 1 good, 1 to look at, 1 probably wrong, 2 not rated."
+    assert page["status"].text.endswith(counts)
+    assert page["status"].get_attribute("class") == "bad"
+    words = ("Probably good", "Look at this", "Probably wrong", "longer than any", "no words")
+    for badge, word in zip(badges, words, strict=True):
+        ActionChains(page.driver).move_to_element(badge).perform()
+        assert word in page["tip"].text
+        assert word in str(badge.get_property("ariaLabel"))
+    page.press(Keys.ESCAPE)
+    assert not page["tip"].is_displayed()
+    page.all("#target .word")[0].send_keys(Keys.END)  # by keyboard
+    assert "no words" in page["tip"].text
+    num_words = len(page.all("#target > :last-child .word"))
+    page.press(*[Keys.ARROW_LEFT] * (num_words + 1))  # to the badge before these words
+    assert "longer than any" in page["tip"].text
+    page["sure"].click()
+    assert [badge.text for badge in page.all(".badge") if badge.is_displayed()] == ["✗ 12"]
+
+
+def test_without_calibration_nothing_looks_rated(page: Page) -> None:
+    page.type("A dog. A cat.")
+    assert page.texts(".badge") == ["not rated"]
+    page.all(".badge")[0].click()
+    assert "cannot rate its translations" in page["tip"].text
+    assert page["status"].get_attribute("class") == "none"
+    assert page["status"].text.endswith("Sentences: 2 not rated.")
 
 
 @pytest.mark.long
@@ -456,7 +645,7 @@ def test_the_page_finds_a_server_that_comes_back(page: Page, served: dict[str, P
     page["source"].send_keys(" A cat.")
     page.wait(lambda: "does not answer" in page["status"].text)
     assert page.all("#target.stale")
-    assert page.texts("#target") == [first]
+    assert page.script("return translation()") == first
     back = Server({"en-de": served["en-de"]}, port=page.server.port)
     try:
         assert page.shown() == str(back.translate("A dog. A cat.", model="en-de")[0]["translation"])
