@@ -13,11 +13,13 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from nmt.files import progress
+from tests.process import started
 
 
 class Frames:
@@ -29,6 +31,21 @@ class Frames:
     def counts(self, description: str) -> list[str]:
         """The ``n/total`` of each frame of a bar, repeated ones once."""
         return list(dict.fromkeys(re.findall(rf"{description}:[^\r]*?(\d+/\d+)", self.text)))
+
+
+def printed(folder: Path, columns: int, *words: str) -> list[str]:
+    """Run a command on a terminal of its own; return the lines that it prints."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "nmt", *words]
+    text = b""
+    with started(command, cwd=folder, stdin=slave, stdout=slave, stderr=slave):
+        os.close(slave)
+        with suppress(OSError):  # closed on the other side
+            while data := os.read(master, 1 << 16):
+                text += data
+    os.close(master)
+    return text.decode().replace("\r", "").split("\n")
 
 
 @contextmanager

@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # finding a model must not import torch
 
 
 CONFIG = "config.yaml"
+_HF_CONFIG = "config.json"
 TOKENIZER = "tokenizer"
 CARD = "README.md"
 SHORTLIST = "shortlist.safetensors"
@@ -158,6 +159,11 @@ def _no_model(folder: Path) -> NmtError:
         origin = "a run folder of `nmt train` or a model folder of `nmt import`"
         fix = f"Use nmt translate RUN FILE, where RUN is {origin}."
         return ConfigError(problem, fix=fix)
+    hugging_face = folder / _HF_CONFIG
+    if hugging_face.is_file() and b"model_type" in hugging_face.read_bytes():
+        command = shell_command("import", folder, output=f"models/{folder.name}")
+        problem = f"{folder} is a model of Hugging Face Transformers, not of nmt."
+        return CheckpointError(problem, fix=f"Convert it: {command}")
     if folder.is_dir():
         fix = _PASS_A_RUN
         models = _models_in(folder)

@@ -34,6 +34,7 @@ from nmt.cli.messages import configure_logging, remove_logging, report, use_spel
 from nmt.config.flag import OF_THE_MODEL, option_name
 from nmt.device import is_first
 from nmt.errors import ConfigError, NmtError, nearest_word
+from nmt.files.terminal import columns_of, fitted
 from nmt.registry import load_attribute
 from nmt.version import __version__
 
@@ -221,6 +222,10 @@ class Command(TyperCommand):
                 spread_words.append(option)
             spread_words.append(word)
         return spread_words
+
+    @override
+    def get_help(self, ctx: Any) -> str:
+        return fitted(super().get_help(ctx), columns_of(sys.stdout))  # also the examples
 
     @override
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

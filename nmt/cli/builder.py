@@ -10,6 +10,7 @@ the commands of the extra.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
@@ -23,6 +24,7 @@ import typer
 from nmt.cli.messages import configure_logging, spelled
 from nmt.config.flag import Flag, file_name, meanings_of, option_name, without_none
 from nmt.device import is_first
+from nmt.files.terminal import columns_of, fitted
 from nmt.installation import read_toml
 from nmt.registry import load_attribute
 
@@ -147,8 +149,10 @@ def run_command(entry: Entry, options_class: type, values: dict[str, Any]) -> No
     if is_first():  # under torchrun, only the first process prints
         if values.get("json"):
             text = dumps(result.as_dict(), ensure_ascii=False)
-        else:
+        elif getattr(result, "is_document", False):
             text = result.as_text()
+        else:
+            text = fitted(result.as_text(), columns_of(sys.stdout))
         if text:
             typer.echo(text)
     failure = getattr(result, "failure", None)

@@ -44,16 +44,16 @@ def show_help(options: HelpOptions) -> TextResult:
     """
     topic = " ".join(options.topic)
     if topic in DOCUMENTS:
-        return TextResult(_rendered(DOCUMENTS[topic]))
+        return TextResult(_rendered(DOCUMENTS[topic]), is_document=True)
     if topic in COMMANDS or topic in PARENTS:
-        return TextResult(_help_of(*options.topic))
+        return TextResult(_help_of(*options.topic), is_document=True)
     if topic:
         raise ConfigError.unknown("command or document", topic, [*COMMANDS, *PARENTS, *DOCUMENTS])
     lines = [_help_of(), "", "Documents:"]
     for name, path in DOCUMENTS.items():
         title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
         lines.append(f"  nmt help {name:<14}  {title}")
-    return TextResult("\n".join(lines))
+    return TextResult("\n".join(lines), is_document=True)
 
 
 def _help_of(*words: str) -> str:

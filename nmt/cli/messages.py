@@ -16,6 +16,7 @@ import typer
 from typing_extensions import override
 
 from nmt.errors import NmtError
+from nmt.files.terminal import columns_of, fitted
 
 _FIELD = re.compile(r"`([a-z][a-z0-9_]*)`")
 # Characters that change a terminal or the order of text, which a stranger's file may contain.
@@ -57,7 +58,7 @@ class _Handler(logging.Handler):
     @override
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record)
+            line = fitted(self.format(record), columns_of(sys.stderr))
             tqdm = sys.modules.get("tqdm")
             if tqdm:  # a progress bar may be visible
                 tqdm.tqdm.write(line, file=sys.stderr)
@@ -74,7 +75,8 @@ def report(error: NmtError) -> None:
     """Print an error and, with ``--verbose``, the traceback."""
     if _NMT.isEnabledFor(logging.DEBUG):
         traceback.print_exc()
-    typer.echo(f"error: {_shown(str(error))}", err=True)
+    text = f"error: {_shown(str(error))}"
+    typer.echo(fitted(text, columns_of(sys.stderr)), err=True)
 
 
 def use_spellings(spellings: Mapping[str, str]) -> None:

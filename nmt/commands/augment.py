@@ -20,11 +20,12 @@ from nmt.checkpoint.model_folder import ModelFiles, find_model, recorded_problem
 from nmt.commands.loading import decoding_changes, read_glossary, warn_of_language
 from nmt.commands.options import AugmentOptions, CommandResult, user_values
 from nmt.data.corpus import Block
-from nmt.data.workers import BlockResult, StoredResults, map_blocks
+from nmt.data.workers import BlockResult, StoredResults
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
 from nmt.files.json_file import read_json, sha256_of_file, sha256_of_json
 from nmt.files.lines import decoded_lines, open_binary
+from nmt.files.progress import progress_bar
 from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
 
@@ -131,16 +132,22 @@ def augment(options: AugmentOptions) -> AugmentReport:
             (output / _SHARDS).mkdir(exist_ok=True)
             # After a kill, only the missing shards are translated.
             files = [text, references] if references else [text]
+            total = text_record["lines"]
+            begun = counts["read"]
+            bar = progress_bar("translating", unit="lines", total=total, initial=begun)
+            translator = translator.with_options(progress=bar.update)
             translate_shard = _ShardTranslation(translator, options.forward)
             stored_shards = StoredResults(translate_shard, output / _SHARDS, key)
-            shards = _read_shards(files, options.shard_lines, counts["read"])
-            with open_output(output / CORPUS) as corpus:
+            shards = _read_shards(files, options.shard_lines, begun)
+            with bar, open_output(output / CORPUS) as corpus:
                 if num_written:  # a killed run may have added more pairs than it has reported
                     with open_binary(output / CORPUS) as old_corpus:
                         corpus.writelines(islice(old_corpus, num_written))
-                for _, result in map_blocks(f"translating {text}", shards, stored_shards):
+                for shard in shards:
+                    result = stored_shards(shard)
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
+                    bar.update(counts["read"] - bar.n)  # a stored shard, or lines without text
             # From here on `counts` has only the numbers of dropped lines, by reason.
             num_read = counts.pop("read", 0)
             report = AugmentReport(

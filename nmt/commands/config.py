@@ -23,11 +23,12 @@ from nmt.data.checks import swapped_sets
 from nmt.data.corpus import check_files, measure_text
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.metrics.metric import default_metrics
-from nmt.registry import Registry
+from nmt.registry import Registry, load_attribute
 
 logger = logging.getLogger(__name__)
 
 
+_CHECK_FROZEN = "nmt.training.optimizer:check_frozen"  # imports torch
 _measure_text = partial(measure_text, enough=ENOUGH_CHARACTERS)
 
 
@@ -119,15 +120,15 @@ def advice(config: RunConfig) -> list[str]:
 def schema(_: Options) -> TextResult:
     """Return the JSON schema of configuration files, for editors."""
     document = RunConfig.model_json_schema()
-    return TextResult(json.dumps(document, indent=2, ensure_ascii=False))
+    return TextResult(json.dumps(document, indent=2, ensure_ascii=False), is_document=True)
 
 
 def keys(options: KeysOptions) -> TextResult:
     """Return keys with default, allowed values and meaning."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     if options.format == "text" or (options.format is None and is_terminal):
-        return TextResult(_explain_keys(options.section))
-    return TextResult(describe_keys(options.section))
+        return TextResult(_explain_keys(options.section), is_document=True)
+    return TextResult(describe_keys(options.section), is_document=True)
 
 
 def _explain_keys(section: str) -> str:
@@ -154,7 +155,8 @@ def _explain_keys(section: str) -> str:
 
 def show(options: ShowOptions) -> TextResult:
     """Return a configuration with all defaults and presets filled in."""
-    return TextResult(dump_config(load_config(options.config, options.set_)))
+    text = dump_config(load_config(options.config, options.set_))
+    return TextResult(text, is_document=True)
 
 
 def check(options: CheckOptions) -> TextResult:
@@ -170,6 +172,8 @@ def check(options: CheckOptions) -> TextResult:
             config = load_config(path, options.set_, explain=choices.append)
             codes = config.language_codes.items()
             check_languages({f"{path}: {key}": code for key, code in codes})
+            if config.training.freeze:
+                load_attribute(_CHECK_FROZEN)(config.model, config.training.freeze)
         except (ConfigError, DataError) as error:
             errors.append(error)
             continue

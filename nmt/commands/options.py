@@ -727,7 +727,8 @@ class CheckOptions(Options):
 class CommandResult(Protocol):
     """Result of a command; the command line prints it as text or JSON.
 
-    A result can also have ``failure``, an `NmtError` that is raised after printing.
+    A result can also have ``failure``, an `NmtError` that is raised after printing; and
+    ``is_document``: True for text with its own line breaks, which stay as they are on a terminal.
     """
 
     def as_text(self) -> str:
@@ -750,6 +751,7 @@ class TextResult:
     text: str
     values: Mapping[str, Any] = field(default_factory=dict)  # the same content, for JSON
     failure: NmtError | None = None
+    is_document: bool = False  # see `CommandResult`
 
     def as_text(self) -> str:
         """Return the text without the last line break."""

@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -49,7 +49,7 @@ from nmt.checkpoint.model_folder import (
 from nmt.checkpoint.run import differing, has_data_settings, recorded_settings, trained_on
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions, TextResult
-from nmt.config.data import ANNOTATION, PLACEHOLDER, CorpusConfig, Direction
+from nmt.config.data import ANNOTATION, PLACEHOLDER, CorpusConfig, Direction, FilterConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
 from nmt.data import advice, prepare_report, prepared
@@ -60,6 +60,7 @@ from nmt.data.corpus import (
     check_files,
     check_plain_text,
     check_sources,
+    corpus_files,
     is_piped,
     layout_notes,
 )
@@ -68,7 +69,13 @@ from nmt.data.filters import FilterChain
 from nmt.data.formats.pair import SentencePair
 from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
-from nmt.data.prepare_report import PrepareReport, ProblemLog, current_report, find_prepared
+from nmt.data.prepare_report import (
+    KEPT,
+    PrepareReport,
+    ProblemLog,
+    current_report,
+    find_prepared,
+)
 from nmt.data.prepared import LINKS, TOKENIZER, TRAIN, PreparedManifest, Recipe
 from nmt.data.reading import (
     CorpusReader,
@@ -245,15 +252,7 @@ def prepare_data(
     _check_settings(config, options)
 
     if options.report_only:
-        with (
-            tempfile.TemporaryDirectory(prefix="nmt-prepare-") as name,
-            open_workers(options.workers, options.scheduler) as workers,
-        ):
-            scratch = Path(name)
-            reading = CorpusReader(recipe.spooled(piped, scratch), scratch, workers)
-            report = _read_corpora(reading, options.score_with)
-            report = replace(report, folder=str(folder), written=False)
-            return report.written_to(options.report_dir, lists=scratch)
+        return _only_report(recipe, options, piped)
 
     fix = "Set prepared_dir to a folder you can write to, with free space on its disk."
     with atomic.write_errors(folder, DataError, fix=fix):
@@ -432,7 +431,8 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     has_copies = any(counts_of_sets[name]["sources_in_train"] for name in configured)
     reasons = advice.recommended_reasons(kept_sets, has_copies=has_copies)
     num_kept = advice.num_without(kept_sets, reasons)
-    if reasons and num_kept:
+    is_possible = all(advice.num_without(sets, reasons) for sets in log.kept_sets.values())
+    if reasons and is_possible:
         section = advice.with_drops(config.filters, reasons)
         report = replace(report, recommended=section, kept_with_recommended=num_kept)
     notes = []
@@ -443,6 +443,7 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
         report,
         overlap=counts_of_sets,
         unchecked=unchecked,
+        sources=_sources(corpora_and_sets),
         lengths=prepare_report.sample_lengths(train),
         sides=prepare_report.report_sides(train, train_directions, tokenizers),
         joint=config.tokenizer.joint,
@@ -460,6 +461,49 @@ def _read_corpora(reading: CorpusReader, score_with: Sequence[Path]) -> PrepareR
     valid_sides = prepare_report.report_sides(valid, valid_directions, tokenizers)
     warnings = [*report.warnings, *prepare_report.coverage_warnings(valid_sides)]
     return replace(report, warnings=warnings, seconds=time.perf_counter() - begin)
+
+
+def _only_report(
+    recipe: Recipe, options: PreparationOptions, piped: IO[bytes] | None
+) -> PrepareReport:
+    """Return the report of `prepare_data` without a prepared folder.
+
+    If it recommends filters, the corpora are read again with these, to count the pairs that would
+    be kept: with fewer pairs, other subwords are learned, so other pairs are too long.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="nmt-prepare-") as name,
+        open_workers(options.workers, options.scheduler) as workers,
+    ):
+        scratch = Path(name)
+        recipe = recipe.spooled(piped, scratch)
+        report = _read_corpora(CorpusReader(recipe, scratch, workers), options.score_with)
+        # Models take hours to score again, and test sets that are missing cannot be compared.
+        if report.recommended and not options.score_with and not report.unchecked:
+            filters = FilterConfig.model_validate(report.recommended)
+            config = recipe.config.model_copy(update={"filters": filters})
+            again = scratch / "again"
+            again.mkdir()
+            counts = _read_corpora(
+                CorpusReader(replace(recipe, config=config), again, workers), ()
+            ).counts
+            num_kept = sum(counts[name][KEPT] for name in recipe.corpora)
+            report = replace(report, kept_with_recommended=num_kept, is_counted=True)
+        report = replace(report, folder=str(recipe.config.prepared_dir), written=False)
+        return report.written_to(options.report_dir, lists=scratch)
+
+
+def _sources(corpora: Mapping[str, CorpusConfig]) -> dict[str, dict[str, str]]:
+    """Return the files of each corpus, with the date of their last change."""
+    sources = {}
+    for name, corpus in corpora.items():
+        dates = {}
+        for path in corpus_files(corpus):
+            with suppress(OSError):  # it is in an archive
+                changed = time.gmtime(path.stat().st_mtime)
+                dates[str(path)] = time.strftime("%Y-%m-%d", changed)
+        sources[name] = dates
+    return sources
 
 
 def _distinct(texts: Iterable[Iterable[str]]) -> list[str]:

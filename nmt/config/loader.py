@@ -345,6 +345,9 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
         return DecodingConfig.model_validate({**values, **changes})
     except ValidationError as error:
         problems = "\n  ".join(text for _, text in find_problems(error, ("decoding",)))
+        # Unknown names are those of options in Python, not of keys.
+        problems = problems.replace("unknown key decoding.", "unknown option ")
+        problems = problems.replace("did you mean decoding.", "did you mean ")
         raise ConfigError(
             f"{problems}.".replace("?.", "?"),
             fix="Correct the options. `nmt config keys decoding` describes every key.",

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
-    NonNegativeInt,
     PositiveFloat,
     model_validator,
 )
@@ -254,7 +253,7 @@ class DecodingConfig(Section):
     top_k: int = Field(default=0, ge=0, le=1 << 20)
     top_p: float = Field(default=1.0, gt=0, le=1)
     epsilon_cutoff: Probability = 0.0
-    seed: NonNegativeInt = 1
+    seed: int = Field(default=1, ge=0, lt=2**31)
     return_alternatives: bool = False
     prefix_bias_beta: Probability = 0.0
     no_repeat_ngram_size: int = Field(default=0, ge=0, le=1 << 20)

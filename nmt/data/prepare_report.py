@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,6 +48,8 @@ _SIDES = ("source", "target")
 # one character in fifty of a text with short subwords is unseen. Usual text has less than 0.5%.
 _MOST_FALLBACK = 0.05
 _SHARES = np.array([0.5, 0.99, 0.999])  # Of the sentences, for quantiles of lengths.
+# Fields that equal preparations can have in different forms.
+_IN_TIMES = ("seconds", "stages", "sources")
 _FEWEST_KEPT = 0.5  # A corpus that keeps a smaller share of its pairs has a problem.
 
 
@@ -348,9 +349,14 @@ class PrepareReport:
     # By training corpus: reported (but kept) pairs by reason.
     findings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     with_findings: Mapping[str, int] = field(default_factory=dict)  # these pairs by corpus
+    # By corpus and held-out set: its files, each with the date of its last change.
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # The filters section with the recommended drops, and the number of pairs that it would keep.
     recommended: Mapping[str, Any] = field(default_factory=dict)
     kept_with_recommended: int = 0
+    # Whether this number was counted by a second reading with these filters. Else it is estimated,
+    # because without the dropped pairs, another vocabulary is learned: lengths in subwords change.
+    is_counted: bool = False
     # By reason that is not off: ``count`` of training pairs, ``action``, and ``examples`` (corpus,
     # line, source, target, value, file).
     reasons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -401,7 +407,7 @@ class PrepareReport:
         """Write ``report.json``, its times beside it, and ``report.html`` into ``folder``."""
         values = self.as_dict()
         del values["folder"]  # equal preparations give equal files
-        write_json(folder / TIMES, {name: values.pop(name) for name in ("seconds", "stages")})
+        write_json(folder / TIMES, {name: values.pop(name) for name in _IN_TIMES})
         write_json(folder / REPORT, values)
         write_bytes(folder / PAGE, self.as_page().encode())
 
@@ -453,15 +459,14 @@ class PrepareReport:
 
     @property
     def recommendation(self) -> str:
-        """A line for the configuration that drops what is usually dropped; empty without any."""
+        """Lines of YAML that drop what is usually dropped; empty without any."""
         if not self.recommended:
             return ""
-        section = yaml.safe_dump(
-            dict(self.recommended), default_flow_style=True, sort_keys=False, width=math.inf
-        )
+        section = yaml.safe_dump({"filters": dict(self.recommended)}, sort_keys=False)
         num_read = sum(self.counts[name][READ] for name in self.findings)
-        kept = f"recommended: keeps {self.kept_with_recommended:,} of {num_read:,} pairs"
-        return f"filters: {section.strip()}  # {kept}"
+        about = "" if self.is_counted else "about "
+        kept = f"would keep {about}{self.kept_with_recommended:,} of {num_read:,} pairs"
+        return f"# {kept}\n{section.strip()}"
 
     def as_text(self) -> str:
         """Return the report as text."""

@@ -1,4 +1,7 @@
-"""Progress bars on standard error, drawn only on a terminal and never in quiet mode."""
+"""Progress of long work on standard error: a bar on a terminal, elsewhere a line a minute.
+
+Nothing in quiet mode.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,26 @@ from typing import Any
 from tqdm import tqdm
 
 from nmt.files.lines import count_lines, is_standard
+from nmt.files.terminal import USUAL_COLUMNS, columns_of
 
 logger = logging.getLogger(__name__)
 
-_LOG_SECONDS = 30  # time between two lines of a bar that is logged
+_LOG_SECONDS = 60  # minimum time between two lines of the log
 _LEAST_SECONDS = 0.1  # minimum time between two drawings
 _FOLLOW_SECONDS = 0.5  # time between two updates of `follow`
+_ROWS = 24  # of a terminal that does not know its size
+_MOST_CHARACTERS = 30  # of a description in front of a bar
+_LOG_FORMATS = {  # by whether the end is known
+    True: "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left{postfix}",
+    False: "{desc}: {n_fmt}{unit}, {rate_noinv_fmt}, {elapsed}{postfix}",
+}
 
 
 class _LogStream:
     """Logs the lines that a bar draws."""
 
     def write(self, text: str) -> None:
-        if line := text.strip():
+        if line := " ".join(text.split()):
             logger.info(line)
 
     def flush(self) -> None: ...
@@ -38,47 +48,41 @@ def progress_bar(
     *,
     unit: str | None = None,
     shown: bool = True,
-    logged: bool = False,
+    bar_format: str | None = None,
     **options: Any,
 ) -> tqdm[Any]:
     """Return a progress bar, to be used as a context. ``bar.update(n)`` advances it.
 
-    The bar is disabled if standard error is not a terminal, or if `nmt` logs warnings only. The
-    command line prints its messages with ``tqdm.write``, so that they do not break the bar.
+    If standard error is not a terminal, the bar logs a line a minute: count, rate and time left. It
+    is disabled if `nmt` logs warnings only. The command line prints its messages with
+    ``tqdm.write``, so that they do not break the bar.
 
     Args:
         description: Text in front of the bar.
-        unit: Unit of the counter. Without a unit, the bar shows only the elapsed time.
+        unit: Unit of the counter. Without a unit, only the elapsed time is shown.
         shown: False disables the bar, for example while a user types.
-        logged: Log the progress where no bar is drawn. Needs ``unit`` and ``total``.
+        bar_format: Format of the bar on a terminal; see `tqdm.tqdm`.
         options: Passed to `tqdm.tqdm`, such as ``total``, ``initial`` and ``leave``.
     """
-    size: dict[str, Any] = {"dynamic_ncols": True}
-    with suppress(OSError):  # a replaced stderr may have no file descriptor
-        # Some consoles and containers report a width of 0.
-        if _is_watched() and get_terminal_size(sys.stderr.fileno()).columns == 0:
-            size = {"ncols": 80, "nrows": 24}
-    bar_format = None  # the default format of tqdm
+    if columns_of(sys.stderr) is None:
+        bar_format = _LOG_FORMATS[options.get("total") is not None]
+        options |= {"file": _LogStream(), "mininterval": _LOG_SECONDS, "delay": _LOG_SECONDS}
+        options["position"] = 0  # lines have no place on a screen
+    else:
+        options |= {"file": sys.stderr, "mininterval": _LEAST_SECONDS, "dynamic_ncols": True}
+        with suppress(OSError):  # a replaced stderr may have no file descriptor
+            if get_terminal_size(sys.stderr.fileno()).columns == 0:  # it does not know its width
+                options |= {"ncols": USUAL_COLUMNS, "nrows": _ROWS, "dynamic_ncols": False}
+        if len(description) > _MOST_CHARACTERS:  # a path
+            description = f"{description[:10]}…{description[11 - _MOST_CHARACTERS :]}"
     if not unit:
         bar_format = "{desc}: {elapsed}"
-    file: Any = sys.stderr
-    seconds: float = _LEAST_SECONDS
-    is_drawn = _is_watched()
-    if logged and not is_drawn and logger.isEnabledFor(logging.INFO):
-        file = _LogStream()
-        seconds = _LOG_SECONDS
-        bar_format = "{desc}: {n_fmt} of {total_fmt}{unit}, {remaining} left"
-        options["delay"] = _LOG_SECONDS
-        is_drawn = True
     bar: tqdm[Any] = tqdm(
         desc=description,
         unit=f" {unit}",
         bar_format=bar_format,
-        disable=not (shown and is_drawn),
-        file=file,
-        mininterval=seconds,
-        miniters=1,
-        **size,
+        disable=not (shown and _is_wanted()),
+        miniters=0,
         **options,
     )
     if not unit:
@@ -94,23 +98,23 @@ def follow(bar: tqdm[Any], counter: Callable[[], int]) -> None:
             time.sleep(_FOLLOW_SECONDS)
             with bar.get_lock():  # type: ignore[no-untyped-call]
                 bar.update(counter() - bar.n)
-                bar.refresh()
 
     Thread(target=update_until_closed, daemon=True).start()
 
 
-def _is_watched() -> bool:
-    """Whether standard error is a terminal and `nmt` logs more than warnings."""
-    is_quiet = not logging.getLogger("nmt").isEnabledFor(logging.INFO)
-    return not is_quiet and sys.stderr is not None and sys.stderr.isatty()
+def _is_wanted() -> bool:
+    """Whether `nmt` logs more than warnings."""
+    return sys.stderr is not None and logger.isEnabledFor(logging.INFO)
 
 
 def file_bar(description: str, path: Path | None, *, unit: str) -> tqdm[Any]:
-    """Return a bar that counts the lines of a file; disabled for standard input."""
+    """Return a bar that counts the lines of a file or of standard input."""
     if path is None or is_standard(path):
-        return progress_bar(description, unit=unit, shown=False)
-    total = None  # the bar shows no end
+        # A bar would disturb a user who types the input, or reads the output.
+        has_reader = columns_of(sys.stdin) or columns_of(sys.stdout)
+        return progress_bar(description, unit=unit, shown=not has_reader)
+    total = None  # the end is not known
     # Counting the lines of a gigabyte takes about a second, so larger files are not counted.
-    if _is_watched() and path.is_file() and path.stat().st_size <= 1 << 30:
+    if _is_wanted() and path.is_file() and path.stat().st_size <= 1 << 30:
         total = count_lines(path)
     return progress_bar(description, unit=unit, total=total)

@@ -194,7 +194,7 @@ def calibrate_confidence(
     rows = np.linspace(0, len(pairs) - 1, num_lines, dtype=np.int64)
     lines, *chosen_references = zip(*[pairs[row] for row in rows], strict=True)
     text = "fitting confidence"
-    with progress_bar(text, unit="lines", total=num_lines, leave=False, logged=True) as bar:
+    with progress_bar(text, unit="lines", total=num_lines, leave=False) as bar:
         results = translate(lines, bar.update)
     scorer = MetricScorer("chrf", chosen_references, MetricOptions())
     statistics = scorer.statistics([result.text for result in results])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -18,7 +19,10 @@ from rich.cells import cell_len, set_cell_size
 from nmt.config.migration import FORMAT, FORMAT_KEY, Kind, migrate
 from nmt.errors import GateError, NmtError
 from nmt.files.json_file import field, read_json
+from nmt.files.terminal import columns_of
 from nmt.metrics.metric import Floats, References, Score, format_score, label_of
+
+_GAP = "  "  # Between two columns of a table.
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,11 @@ class EvaluationReport:
     sentence_level: bool = False  # Whether `as_text` returns a line of JSON for each sentence.
     score_only: Sequence[str] = ()  # Metrics, if `as_text` returns only their scores.
     alpha: float = 0.05  # Significance level: smaller p-values are significant.
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the text is JSON, whose lines are not broken on a terminal."""
+        return self.sentence_level
 
     @property
     def failure(self) -> NmtError | None:
@@ -412,14 +421,22 @@ def hash_references(references: Iterable[Sequence[str]]) -> str:
 def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Format rows as aligned columns with two spaces between, without trailing spaces.
 
-    Wide characters count as two. Nothing is cut or wrapped, whatever the width of the terminal, so
-    that the output can be searched and compared.
+    Wide characters count as two. If a terminal is too narrow, the columns become several tables,
+    one below the other, each with the first column. No number is cut or left out.
     """
-    columns = zip_longest(*rows, fillvalue="")
-    widths = [max(map(cell_len, column)) for column in columns]
-    lines = []
-    for row in rows:
-        cells = map(set_cell_size, row, widths)
-        line = "  ".join(cells)
-        lines.append(line.rstrip())
-    return "\n".join(lines)
+    columns = list[list[str]]()
+    for column in zip_longest(*rows, fillvalue=""):
+        width = max(map(cell_len, column))
+        columns.append([set_cell_size(cell, width) for cell in column])
+    room = columns_of(sys.stdout) or sys.maxsize
+    tables = [columns[:1]]
+    for padded in columns[1:]:
+        width = sum(cell_len(cells[0]) + len(_GAP) for cells in (*tables[-1], padded))
+        if width > room and len(tables[-1]) > 1:
+            tables.append([columns[0]])
+        tables[-1].append(padded)
+    blocks = list[str]()
+    for table in tables:
+        lines = [_GAP.join(cells).rstrip() for cells in zip(*table, strict=True)]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)

@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,9 +25,13 @@ from typing_extensions import override
 from nmt.files.atomic import write_bytes
 from nmt.files.json_file import parse_json
 from nmt.files.progress import follow, progress_bar
+from nmt.files.terminal import USUAL_COLUMNS, columns_of
 from nmt.metrics.metric import REPORTED_METRICS, label_of
 
 logger = logging.getLogger(__name__)
+
+# The speed is shown in tokens, not in updates, so that the bar fits a usual terminal.
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 @dataclass(frozen=True)
@@ -204,9 +209,7 @@ class RunLog(logging.Handler):
 
 
 class Console:
-    """Shows a progress bar on a terminal, and logs events.
-
-    On a terminal, the bar replaces the log messages of updates and saves.
+    """Shows the progress of training, and logs events other than updates and saves.
 
     Args:
         start: Updates made before training resumed.
@@ -219,7 +222,9 @@ class Console:
         self._score = ""
         self._update: Mapping[str, Any] = {}  # values of the last update
         self._step = step
-        self._bar = progress_bar("training", unit="updates", total=total, initial=start)
+        self._bar = progress_bar(
+            "training", unit="updates", total=total, initial=start, bar_format=_BAR
+        )
         follow(self._bar, step)
 
     def report(self, event: TrainingEvent) -> None:
@@ -233,7 +238,7 @@ class Console:
                 self._show()
         if event.kind == "plan":
             self._bar.total = values["total_steps"]
-        # The bar is off if the output is no terminal.
+        # The bar is off in quiet mode, and in a program that does not log notes.
         if self._bar.disable or event.kind not in ("update", "saved"):
             logger.log(event.level, event.text)
         elif event.kind == "update":
@@ -244,8 +249,11 @@ class Console:
     def _show(self) -> None:
         """Write loss, score and speed beside the bar, once there is an update."""
         if self._update:
-            speed = f"{self._update['target_tokens_per_second']:,.0f} tok/s"
-            self._bar.set_postfix_str(f"loss {self._update['loss']:.3f}{self._score}, {speed}")
+            text = f"loss {self._update['loss']:.3f}{self._score}"
+            columns = columns_of(sys.stderr) or USUAL_COLUMNS
+            if columns >= USUAL_COLUMNS:  # else there is no room for the speed
+                text += f", {self._update['target_tokens_per_second']:,.0f} tok/s"
+            self._bar.set_postfix_str(text, refresh=False)
 
     def close(self) -> None:
         """Complete and close the bar."""

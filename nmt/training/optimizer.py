@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from typing_extensions import override
 
+from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.model.transformer import Transformer, fused_rows
+from nmt.model.transformer import Transformer, build_model, fused_rows
 from nmt.registry import Registry
+from nmt.text import NUM_SPECIAL
 
 _NUM_SUMS = 2  # elements of `FlatParameters.sums`
 # Prefix of the trained weights in `ModelOptimizer.state`, if they differ from the weights to use.
@@ -73,6 +75,12 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
             "training.freeze leaves no parameter to train.",
             fix="Remove one or more parts from training.freeze.",
         )
+
+
+def check_frozen(config: ModelConfig, parts: Sequence[str]) -> None:
+    """Raise the errors of `freeze` for a model of a configuration, without its weights."""
+    with torch.device("meta"):
+        freeze(build_model(config, NUM_SPECIAL, NUM_SPECIAL), parts)
 
 
 class FlatParameters:

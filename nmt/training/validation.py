@@ -423,9 +423,7 @@ class Validator:
     def _progress(self, what: str, unit: str, total: int) -> Any:
         shown = self.updater.processes.rank == 0
         text = f"validating: {what}"
-        return progress_bar(
-            text, unit=unit, total=total, leave=False, shown=shown, logged=self.end_loops
-        )
+        return progress_bar(text, unit=unit, total=total, leave=False, shown=shown)
 
     def _sum_losses(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
         """Return summed cross-entropy, summed training loss and number of tokens of ``batches``."""

@@ -576,7 +576,7 @@ def test_a_change_to_sampling_leaves_out_only_the_options_of_beam_search() -> No
     with pytest.raises(ConfigError) as caught:
         change_options(options, {"sampling": True, "top_p": 2.0, "temprature": 0.5})
     assert "top_p is 2.0" in caught.value.problem
-    assert "temprature; did you mean decoding.temperature?" in caught.value.problem
+    assert "unknown option temprature; did you mean temperature?" in caught.value.problem
     assert "?." not in caught.value.problem
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def test_the_line_keeps_the_settings_of_the_user() -> None:
 
 
 @pytest.mark.parametrize("report_only", [True, False])
-def test_the_last_line_of_the_report_is_yaml_that_keeps_as_many_pairs_as_it_says(
+def test_the_report_ends_with_yaml_that_keeps_as_many_pairs_as_it_says(
     tmp_path: Path, *, report_only: bool
 ) -> None:
     """Some pairs have two of the problems, and the length of some is known only later."""
@@ -74,17 +75,48 @@ def test_the_last_line_of_the_report_is_yaml_that_keeps_as_many_pairs_as_it_says
     write_pairs(tmp_path, source, target)
     settings: dict[str, Any] = {"ratio": "report", "max_length": 200, "language": "off"}
     report = prepare(config_for(tmp_path, filters=settings), report_only=report_only)
-    line = report.as_text().splitlines()[-1]
-    advised = yaml.safe_load(line)["filters"]
+    block = report.as_text()[report.as_text().index("# would keep") :]
+    advised = yaml.safe_load(block)["filters"]
     assert advised == {
         "max_length": 200, "language": "off", "ratio": "drop", "copy_of_source": "drop",
         "duplicate": "drop", "held_out": "drop", "markup": "drop",
     }  # fmt: skip
     again = prepare(config_for(tmp_path, filters=advised), report_only=report_only)
     num_kept = again.counts["numbers"]["kept"]
-    assert line.endswith(f"# recommended: keeps {num_kept} of 409 pairs")
+    about = "" if report_only else "about "
+    assert block.startswith(f"# would keep {about}{num_kept} of 409 pairs\n")
     assert again.recommendation == ""
     assert again.with_findings["numbers"] < report.with_findings["numbers"] < 409
+
+
+def test_the_number_of_kept_pairs_is_counted_with_the_subwords_that_are_then_learned(
+    tmp_path: Path,
+) -> None:
+    """Copies fill the vocabulary. Without them, fewer of the good pairs are too long."""
+    source, target = corpus(300)
+    random = Random(1)
+    copies = [" ".join("".join(random.choices("qwxyz", k=6)) for _ in range(4)) for _ in range(200)]
+    write_pairs(tmp_path, source + copies, target + copies)
+    settings: dict[str, Any] = {"language": "off", "max_length": 20}
+    estimated = prepare(config_for(tmp_path, filters=settings))
+    counted = prepare(config_for(tmp_path, filters=settings), report_only=True)
+    advised = yaml.safe_load(counted.recommendation)["filters"]
+    again = prepare(config_for(tmp_path, filters=advised), force=True)
+    assert again.counts["numbers"]["kept"] == counted.kept_with_recommended
+    assert counted.kept_with_recommended > estimated.kept_with_recommended
+    assert "# would keep about " in estimated.recommendation
+
+
+def test_filters_that_leave_nothing_of_a_corpus_are_not_recommended(tmp_path: Path) -> None:
+    source, target = corpus(200)
+    write_pairs(tmp_path, source, target)
+    write_pairs(tmp_path, source[:50], source[:50], "copies")
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    data["train"].append(
+        {"name": "copies", "source": f"{tmp_path}/copies.de", "target": f"{tmp_path}/copies.en"}
+    )
+    config = config_for(tmp_path, data=data, filters={"language": "off"})
+    assert prepare(config, report_only=True).recommendation == ""
 
 
 def test_clean_text_gets_no_recommendation(tmp_path: Path) -> None:

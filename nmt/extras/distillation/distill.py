@@ -332,8 +332,9 @@ def _student(
     if options.test:
         data["test"] = {"test": _corpus(options.test)}
     if not data.get("valid"):
-        origin = options.translations or options.teachers[0]
-        problem = f"{origin} has no validation set for {direction}."
+        problem = f"The student has no validation set for {direction}."
+        if teachers:
+            problem = f"{options.teachers[0]} has no validation set for {direction}."
         raise ConfigError(problem, fix="Pass two files: `valid` SOURCE TARGET.")
     distilled = {"name": "distilled", "tsv": f"{BESIDE}{_CORPUS}/{CORPUS}"}
     # The first corpus has the key `_DISTILLED`.

@@ -56,8 +56,7 @@ _MEANINGS = {
     "sinusoidal": "Sines and cosines with many wavelengths: PE(p) is the vector of p. PE "
     "has two useful properties. A single matrix M maps every position to the position 3 tokens "
     "later. The similarity of two positions depends only on their distance.",
-    "learned": "A table: training adjusts one vector for each position, up to model.max_positions. "
-    "Before training, vectors are random, so neighbouring positions are not similar.",
+    "learned": "A table: training adjusts one vector for each position, up to model.max_positions.",
     "rotary": "Attention rotates each pair of features of queries and keys by an angle that is "
     "proportional to the position. So the product of query and key depends on the distance.",
     "relative": "Attention adds trained vectors to keys and values, one for each distance between "
@@ -400,7 +399,9 @@ def positions(inspected: Inspected) -> Iterator[Figure]:
             if inspected.has_weights:
                 encoding = getattr(inspected.model, f"{side}_embedding").positions or encoding
             elif is_learned:
-                note = "Not trained yet: the values are random."
+                note = "Not trained yet: random vectors, so neighbouring positions are not similar."
+                if config.position_init == "zeros":
+                    note = "Not trained yet: model.position_init starts with zeros."
             table = encoding.table(end).detach()
             table = table[first:end]
             title = "Position vectors"

@@ -47,6 +47,7 @@ from nmt.extras.planning.options import InitOptions
 from nmt.files.atomic import atomic_folder, write_errors
 from nmt.files.encoding import START_BYTES
 from nmt.files.lines import first_bytes
+from nmt.files.progress import progress_bar
 from nmt.installation import read_toml
 from nmt.report.page import render
 from nmt.text.languages import name_of
@@ -213,10 +214,12 @@ def init(options: InitOptions) -> Start:
     check_languages(dict(zip(("source", "target"), codes, strict=True)))
     folder = options.output or Path("-".join(codes))
     _check_output(folder)
+    hint = ""
     if found.unused:
         unused = [f"{path} {reason}" for path, reason in found.unused.items()]
         shown = "; ".join(unused[:_SHOWN_FILES])
         logger.info("files that are not used: %d, for example: %s", len(unused), shown)
+        hint = f" Not used: {shown}"
     parts = dict(found.parts)
     for part in _HELD_OUT:
         if getattr(options, part):
@@ -253,7 +256,7 @@ def init(options: InitOptions) -> Start:
         size = min(_MOST_HELD_OUT, account.num_usable // _HELD_OUT_SHARE)
         candidates = list[Texts]()
         if size or len(given) < len(_HELD_OUT):
-            candidates = _candidates(sample, codes, size, place)
+            candidates = _candidates(sample, codes, size, place, hint)
         copies = count_copies(whole, [*candidates, *known])
         drawn = draw(candidates, copies, 2 * size, options.seed, known)
         half = len(drawn) // 2
@@ -460,11 +463,16 @@ def _files(folder: Path, part: str, codes: Languages) -> list[Path]:
 def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> int:
     """Write pairs into two aligned files; return their number."""
     num_pairs = 0
-    with paths[0].open("wb") as source_file, paths[1].open("wb") as target_file:
+    with (
+        paths[0].open("wb") as source_file,
+        paths[1].open("wb") as target_file,
+        progress_bar(f"writing {paths[0].name}", unit="pairs", leave=False) as bar,
+    ):
         for source, target in pairs:
             source_file.write(f"{source}\n".encode())
             target_file.write(f"{target}\n".encode())
             num_pairs += 1
+            bar.update()
     return num_pairs
 
 
@@ -512,7 +520,9 @@ def _warn(options: InitOptions, codes: Languages, sets: Mapping[str, Sequence[Te
             logger.warning("if the sides are swapped, delete %s and run: %s", folder, again)
 
 
-def _candidates(sample: BlockSample, codes: Languages, size: int, folder: Path) -> list[Texts]:
+def _candidates(
+    sample: BlockSample, codes: Languages, size: int, folder: Path, hint: str
+) -> list[Texts]:
     """Return the pairs of a sample that are good enough to be held out.
 
     Raises:
@@ -520,7 +530,7 @@ def _candidates(sample: BlockSample, codes: Languages, size: int, folder: Path) 
     """
     pairs = sample.pairs()
     if not size:
-        fix = f"Pass at least {_HELD_OUT_SHARE} pairs. A good model needs tens of thousands."
+        fix = f"Pass at least {_HELD_OUT_SHARE} pairs. A good model needs tens of thousands.{hint}"
         raise DataError(f"Too few pairs with text on both sides: {len(pairs)}.", fix=fix)
     with TemporaryDirectory(dir=folder) as scratch:
         reasons = reasons_against(pairs, codes, Path(scratch))

@@ -196,7 +196,7 @@ def test_what_given_translations_need_is_asked_for_before_anything_is_written(
         with pytest.raises(ConfigError, match=r"languages of train\.de and train\.en") as caught:
             learned(**{missing: None}, config=None)
         assert caught.value.fix == "Pass both codes, such as `from` en `to` de."
-    with pytest.raises(ConfigError, match=r"train\.en has no validation set for de-en"):
+    with pytest.raises(ConfigError, match="The student has no validation set for de-en"):
         learned(valid=None, config=None)
     with pytest.raises(DataError, match=r"none\.en does not exist"):
         learned(translations="none.en", config=None)
