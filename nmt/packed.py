@@ -119,7 +119,7 @@ class Packed:
         return tokens - starts
 
     def _cells(self) -> Tensor:
-        return self.sentences * self.max_length + self.positions
+        return torch.add(self.positions, self.sentences, alpha=self.max_length)
 
     def mask(self) -> Tensor:
         """True where the padded batch has a token. (B, S), bool."""

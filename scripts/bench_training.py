@@ -55,7 +55,7 @@ KINDS = {
     "attention": ("bmm", "baddbmm", "_softmax", "addcmul_"),
     "copies and conversions": ("copy_", "cat", "fill_", "zero_"),
     "selections of rows": ("index_select", "embedding_dense_backward", "index_fill_"),
-    "dropout": ("random_", "ge"),
+    "dropout": ("random_", "ge", "addcmul"),
     "norms": ("native_layer_norm", "native_layer_norm_backward"),
     "optimizer": ("_fused_adamw_", "linalg_vector_norm"),
     "softmax of the loss": ("exp_", "div_", "sub_", "amax", "gather", "scatter_add_"),

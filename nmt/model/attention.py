@@ -162,12 +162,19 @@ def _padding_rows(packed: Packed, num_heads: int) -> Tensor:
     return is_padding.flatten().nonzero().squeeze(1)
 
 
-def _key_mask(packed: Packed, num_heads: int) -> Tensor:
-    """Return 0 for real keys and minus infinity for padding. (B * heads, 1, S), float32."""
+def _key_mask(packed: Packed, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """Return 0 for real keys and minus infinity for padding. (B * heads, 1, S)."""
     is_token = packed.mask()
-    mask = torch.zeros(is_token.shape, device=is_token.device)
+    mask = torch.zeros(is_token.shape, dtype=dtype, device=is_token.device)
     mask.masked_fill_(~is_token, -torch.inf)
     return mask.repeat_interleave(num_heads, dim=0).unsqueeze(1)
+
+
+def _later_mask(packed: Packed, group_size: int, dtype: torch.dtype) -> Tensor:
+    """Return 0 for a token and earlier tokens, else minus infinity. (heads of a group * S, S)."""
+    width = packed.max_length
+    mask = torch.full((width, width), -torch.inf, dtype=dtype)
+    return mask.triu_(1).repeat(group_size, 1)
 
 
 class _BmmAttention(torch.autograd.Function):
@@ -241,9 +248,9 @@ class _BmmAttention(torch.autograd.Function):
         # is not public. torch.autograd.grad on softmax would run recomputed layers once more.
         scores_grad.mul_(weights)
         scores_grad.addcmul_(weights, scores_grad.sum(-1, keepdim=True), value=-1)
-        scores_grad.mul_(dim**-0.5)
-        torch.bmm(scores_grad.mT, query, out=key_grad.view_as(key))
-        torch.bmm(scores_grad, key, out=query_grad.view_as(query))
+        products = {"beta": 0, "alpha": dim**-0.5}  # with `beta` 0, old values are ignored
+        key_grad.view_as(key).baddbmm_(scores_grad.mT, query, **products)
+        query_grad.view_as(query).baddbmm_(scores_grad, key, **products)
         # The last two results belong to `segments` and `dropout`, which have no gradient.
         if queries is keys:  # self-attention
             heads = (num_heads, num_groups, num_groups)
@@ -258,13 +265,10 @@ def _score_mask(query: Tensor, segments: Segments, num_groups: int) -> Tensor | 
     """Return a mask to add to scores (B * G, H / G * T, S), or None if no score is masked."""
     keys = segments.keys
     if segments.is_causal:
-        width = keys.max_length
-        later_mask = query.new_full((width, width), -torch.inf)
-        later_mask.triu_(1)  # 0 for the token itself and earlier tokens
-        group_size = query.shape[1] // width
-        return later_mask if group_size == 1 else later_mask.repeat(group_size, 1)
+        group_size = query.shape[1] // keys.max_length
+        return keys.derived(_later_mask, group_size, query.dtype)
     if keys.has_padding:
-        return keys.derived(_key_mask, num_groups).to(query.dtype)
+        return keys.derived(_key_mask, num_groups, query.dtype)
     return None
 
 
@@ -387,14 +391,18 @@ def _padded_rows(packed: Packed, rows_per_token: int, num_heads: int) -> Tensor:
         rows_per_token: How many rows later the heads of the next token begin.
         num_heads: Number of heads. They are adjacent rows.
     """
+    tokens = packed.derived(_cell_tokens)
+    heads = torch.arange(num_heads, device=tokens.device)
+    rows = torch.add(heads.unsqueeze(1), tokens, alpha=rows_per_token)  # (B, heads, S)
+    return rows.flatten()
+
+
+def _cell_tokens(packed: Packed) -> Tensor:
+    """Return the index of the token in each cell; padding has token 0. (B, 1, S), int64."""
     order = torch.arange(packed.num_tokens, device=packed.ids.device)
-    # Index of the token in each cell; padding has token 0.
     tokens = order.new_zeros(packed.num_cells)
     tokens.index_copy_(0, packed.cells, order)
-    tokens = tokens.view(len(packed), 1, -1)  # (B, 1, S)
-    head = torch.arange(num_heads, device=order.device)
-    rows = tokens * rows_per_token + head.view(1, num_heads, 1)
-    return rows.flatten()
+    return tokens.view(len(packed), 1, -1)
 
 
 def _packed_rows(packed: Packed, *part_heads: int) -> Tensor:
@@ -404,14 +412,16 @@ def _packed_rows(packed: Packed, *part_heads: int) -> Tensor:
     shape (B, h, S).
     """
     columns = []
-    first_row = 0  # of the part
+    start = 0  # first row of the part
+    width = packed.max_length
     sentences = packed.sentences.unsqueeze(1)
     positions = packed.positions.unsqueeze(1)
     for num_heads in part_heads:
-        head = torch.arange(num_heads, device=sentences.device)
-        first_cell = (sentences * num_heads + head) * packed.max_length  # (N, heads)
-        columns.append(first_row + first_cell + positions)
-        first_row += packed.num_cells * num_heads
+        sentence_rows = num_heads * width
+        # First row of each head of the first sentence. (heads,)
+        heads = torch.arange(start, start + sentence_rows, width, device=positions.device)
+        columns.append(torch.add(positions + heads, sentences, alpha=sentence_rows))
+        start += len(packed) * sentence_rows
     return torch.cat(columns, dim=1).flatten()
 
 

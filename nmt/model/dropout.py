@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_ZERO = torch.zeros(())
+
 
 def dropped_share(probability: float) -> float:
     """Round a dropout probability to the nearest multiple of 1/256, from 1/256 to 255/256.
@@ -27,7 +29,12 @@ def dropped_share(probability: float) -> float:
 
 
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
-    """Draw a mask of kept elements on the CPU: bool, or 0 and 1 if ``dtype`` has 16 bits."""
+    """Draw a mask on the CPU: 1 for kept elements, 0 for others.
+
+    Returns:
+        A tensor of ``dtype`` if this has 16 bits, otherwise uint8, which needs less memory. Not
+        bool, because torch compares to bool and converts bool several times slower.
+    """
     size = shape.numel()
     # One number for eight elements, because drawing is most of the cost of dropout on a CPU.
     num_words = (size + 7) // 8
@@ -35,38 +42,45 @@ def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tens
     words.random_(-(2**63), None)  # all 64-bit numbers are equally likely
     draws = words.view(torch.uint8)[:size]
     num_dropped = round(dropped_share(probability) * 256)  # of the 256 values of a byte
-    keep = draws.view(shape).ge(num_dropped)
     if dtype.itemsize != 2:
-        return keep
-    # Built from integer bits: torch converts bool to a 16-bit float thirty times slower. `one` has
-    # the bits of 1.0, and 0 has the bits of 0.0.
-    one = torch.ones((), dtype=dtype).view(torch.int16)
-    return keep.to(torch.int16).mul_(int(one)).view(dtype)
+        dtype = torch.uint8
+    mask = torch.empty(shape, dtype=dtype)
+    return torch.ge(draws.view(shape), num_dropped, out=mask)
 
 
 class _ByteDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, probability: float) -> Tensor:
+    def forward(ctx: Any, values: Tensor, residual: Tensor, probability: float) -> Tensor:
         keep = keep_mask(values.shape, probability, values.dtype)
         ctx.save_for_backward(keep)
         ctx.scale = 1 / (1 - dropped_share(probability))
-        return torch.mul(values, keep).mul_(ctx.scale)
+        return torch.addcmul(residual, values, keep, value=ctx.scale)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         (keep,) = ctx.saved_tensors
-        return torch.mul(gradient, keep).mul_(ctx.scale), None
+        values_grad = torch.addcmul(_ZERO, gradient, keep, value=ctx.scale)
+        return values_grad, gradient, None
 
 
-def dropout(values: Tensor, probability: float, training: bool) -> Tensor:
+def dropout(
+    values: Tensor, probability: float, training: bool, residual: Tensor | None = None
+) -> Tensor:
     """Zero each element with ``probability`` and scale the rest, if ``training``.
 
     Random numbers come from torch's default generator of the device. Compiled layers use torch's
     dropout, which is fused into neighbouring kernels.
+
+    Args:
+        values: Any shape.
+        probability: Probability of zeroing an element.
+        training: Whether to do it.
+        residual: Added to the result. Same shape; None for nothing.
     """
-    if not training or probability == 0:
-        return values
-    if values.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _ByteDropout.apply(values, probability)  # type: ignore[no-untyped-call]
-    return F.dropout(values, probability)
+    if training and probability:
+        if values.device.type == "cpu" and not torch.compiler.is_compiling():
+            residual = _ZERO if residual is None else residual
+            return _ByteDropout.apply(values, residual, probability)  # type: ignore[no-untyped-call]
+        values = F.dropout(values, probability)
+    return values if residual is None else residual + values

@@ -270,8 +270,10 @@ class SelfAttention(_Attention):
                 order = torch.arange(row_width(sentences), device=values.device)
                 vectors = relative.vectors(order, order)
             # Keys are stored after rotation, because their positions never change.
-            query = relative.rotate(query, positions)
-            key = relative.rotate(key, positions)
+            # Together, because each call computes the angles.
+            heads = torch.cat((query, key), dim=1)
+            heads = relative.rotate(heads, positions)
+            query, key = heads.split(self.sizes[:2], dim=1)
         if cache is not None:
             # Of all tokens so far: (R, G, t + 1, E).
             all_keys, all_values, mask = cache.extend(key, value)
@@ -366,7 +368,8 @@ class Residual(nn.Module):
         # Pre-norm keeps an identity path from input to output, so deep models train without
         # warm-up (Xiong et al. 2020). Post-norm is the original (Vaswani et al. 2017).
         inputs = self.norm(values) if self._is_pre_norm else values
-        values = values + dropout(sublayer(inputs), self._dropout, self.training)
+        outputs = sublayer(inputs)
+        values = dropout(outputs, self._dropout, self.training, residual=values)
         return values if self._is_pre_norm else self.norm(values)
 
 

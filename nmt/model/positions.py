@@ -165,11 +165,12 @@ class RotaryPositions(RelativePositions):
         angles = (positions.unsqueeze(1) * rates).unsqueeze(1)  # (N, 1, E / 2)
         cos = angles.cos().to(heads.dtype)
         sin = angles.sin().to(heads.dtype)
-        # A pair is a complex number, and rotation multiplies it by cos + i sin.
-        real, imaginary = heads.chunk(2, dim=-1)
-        rotated_real = real * cos - imaginary * sin
-        rotated_imaginary = imaginary * cos + real * sin
-        return torch.cat((rotated_real, rotated_imaginary), dim=-1)
+        # A pair is a complex number, and rotation multiplies it by cos + i sin. `roll` exchanges
+        # real and imaginary parts.
+        cos = torch.cat((cos, cos), dim=-1)
+        sin = torch.cat((-sin, sin), dim=-1)
+        exchanged = heads.roll(num_pairs, -1)
+        return torch.addcmul(heads * cos, exchanged, sin)
 
 
 class RelativeEmbeddings(RelativePositions):
@@ -245,8 +246,6 @@ class Embedding(nn.Module):
         device_type = values.device.type
         if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
             values = values.float()  # frozen embeddings may have 16 bits
-        if self._scale != 1:
-            values = values * self._scale
         if self._zero_start:
             values = values.masked_fill((positions == 0).unsqueeze(1), 0)
         if self.training and config.word_dropout:
@@ -256,7 +255,10 @@ class Embedding(nn.Module):
         if table is not None:
             if config.first_position:
                 positions = positions + config.first_position
-            values = values + table.index_select(0, positions).to(values.dtype)
+            rows = table.index_select(0, positions).to(values.dtype)
+            values = torch.add(rows, values, alpha=self._scale)
+        elif self._scale != 1:
+            values = values * self._scale
         return dropout(values, config.dropout, self.training)
 
 

@@ -1,8 +1,8 @@
 """Flat buffers for parameters and gradients, the optimizer interface, AdamW and EMA.
 
-All parameters are views of one buffer, and all gradients are views of a second buffer. Clearing,
-summing over processes, clipping and the update then take a few calls, whatever the number of
-layers. If training is in bfloat16, a float32 master copy is updated.
+All parameters are views of one buffer, and all gradients are collected in a second buffer. Summing
+over processes, clipping and the update then take a few calls, whatever the number of layers. If
+training is in bfloat16, a float32 master copy is updated.
 
 In two cases the trained weights are not the weights to validate and save: schedule-free AdamW, and
 an exponential moving average (EMA), which works with any optimizer. `ModelOptimizer` hides the
@@ -139,18 +139,8 @@ class FlatParameters:
         self._working = self._master if dtype == torch.float32 else self._master.to(dtype)
         for name, view in _cut(self._working, by_name).items():
             by_name[name].data = view
-        # The view of `gradient` that belongs to each trained parameter.
-        self._gradients = dict[nn.Parameter, Tensor]()
-        # Those of them that still hold an old gradient after `clear`. Always empty in float32.
-        self._unwritten = dict[nn.Parameter, Tensor]()
-        for name, view in self.views(self.gradient).items():
-            parameter = self._trained[name]
-            self._gradients[parameter] = view
-            if dtype == torch.float32:
-                parameter.grad = view
-            else:
-                parameter.register_post_accumulate_grad_hook(self._take)
-        self.clear()
+        self._is_direct = False  # whether backward passes write into `gradient`
+        self._is_clear = True  # whether `gradient` is to be overwritten
 
     @property
     def matrix_size(self) -> int:
@@ -163,31 +153,42 @@ class FlatParameters:
         assert first_names == matrices, "the matrices must come first in the flat buffers"
         return sum(self._trained[name].numel() for name in matrices)
 
-    def _take(self, parameter: nn.Parameter) -> None:
-        """Move a gradient of the working dtype into the float32 buffer.
+    def write_directly(self) -> None:
+        """Make backward passes write each gradient into `gradient` as soon as it is complete.
 
-        The first gradient after `clear` overwrites the buffer, which saves a pass of zeroing.
+        That starts an operation for each parameter. Only possible with float32 parameters.
         """
-        assert parameter.grad is not None
-        if self._unwritten.pop(parameter, None) is not None:
-            self._gradients[parameter].copy_(parameter.grad)
-        else:
-            self._gradients[parameter].add_(parameter.grad)
-        parameter.grad = None
+        self._is_direct = True
+        self.shared.zero_()
+        for name, view in self.views(self.gradient).items():
+            self._trained[name].grad = view
 
     def accumulate(self) -> None:
-        """Complete `gradient` after a backward pass: parameters without a gradient get zeros."""
-        for view in self._unwritten.values():
-            view.zero_()
-        self._unwritten.clear()
+        """Add the gradients of a backward pass to `gradient`, in one call for all parameters."""
+        if self._is_direct:
+            return
+        gradients = list[Tensor]()
+        for parameter in self._trained.values():
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+            gradients.append(gradient.flatten())
+            parameter.grad = None
+        if self._is_clear:
+            torch.cat(gradients, out=self.gradient)
+            self._is_clear = False
+        else:
+            self.gradient.add_(torch.cat(gradients))
 
     def clear(self) -> None:
-        """Set `gradient` and `sums` to zero."""
-        if self._working is self._master:
+        """Make `gradient` begin anew at the next backward pass, and set `sums` to zero."""
+        if self._is_direct:
             self.shared.zero_()
-        else:
-            self._unwritten = dict(self._gradients)
-            self.sums.zero_()
+            return
+        for parameter in self._trained.values():
+            parameter.grad = None  # set only if a backward pass has failed
+        self._is_clear = True
+        self.sums.zero_()
 
     def sync_from_master(self) -> None:
         """Copy `weights` to the parameters of the model. Call it after changing `weights`."""
@@ -336,29 +337,33 @@ class AdamW(Optimizer):
         mean = self._add_state("exp_avg", torch.zeros_like(self._weights))
         square = self._add_state("exp_avg_sq", torch.zeros_like(self._weights))
         buffers = (self._weights, self._gradient, mean, square)
-        # The matrices come first in the buffers.
-        num_decayed = max(parameters.matrix_size - self._part_start, 0)
+        num_decayed = 0
+        if config.weight_decay:  # the matrices come first in the buffers
+            num_decayed = max(parameters.matrix_size - self._part_start, 0)
         decayed = [buffer[:num_decayed] for buffer in buffers]
         not_decayed = [buffer[num_decayed:] for buffer in buffers]
         groups = [(decayed, config.weight_decay), (not_decayed, 0.0)]
-        # Parts of the four buffers, and their weight decay. Empty groups are left out.
+        # Parts of the four buffers, and their weight decay: one group if nothing decays. Empty
+        # groups are left out.
         self._groups = [(group, decay) for group, decay in groups if len(group[0])]
 
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
         beta1, beta2 = self._config.betas
-        old_step_count = self.step_count.clone()
-        for (weights, gradient, mean, square), weight_decay in self._groups:
-            # Both groups must see the same count, but `adamw` increments it in every call, unless
-            # the update is skipped.
-            self.step_count.copy_(old_step_count)
+        for number, (buffers, weight_decay) in enumerate(self._groups, start=1):
+            weights, gradient, mean, square = buffers
+            step_count = self.step_count
+            if number < len(self._groups):
+                # All groups must see the same count, but `adamw` increments it, unless the update
+                # is skipped.
+                step_count = step_count.clone()
             adamw(
                 [weights],
                 [gradient],
                 [mean],
                 [square],
                 [],
-                [self.step_count],
+                [step_count],
                 lr=learning_rate,
                 beta1=beta1,
                 beta2=beta2,

@@ -135,13 +135,18 @@ class Muon(Optimizer):
         self._iteration_dtype = None  # None keeps float32
         if self._weights.is_cuda or parameters.working_dtype == torch.bfloat16:
             self._iteration_dtype = torch.bfloat16
-        # Views of `_change`, one for each matrix. Matrices of equal shape are one group, because
-        # they are orthogonalised together. `orthogonalise` needs at least as many columns as rows.
-        by_shape = dict[tuple[int, ...], list[Tensor]]()
-        for change in parameters.matrices(self._change):
-            wide_change = change if change.shape[0] <= change.shape[1] else change.mT
-            by_shape.setdefault(tuple(wide_change.shape), []).append(wide_change)
-        self._groups = list(by_shape.values())
+        # Views of `_change`, one for each matrix.
+        self._changes = parameters.matrices(self._change)
+        # Indices of the matrices that are orthogonalised together: those with more rows than
+        # columns, then the others. Transposed, the first ones have the shape of the others.
+        groups = dict[tuple[int, ...], tuple[list[int], list[int]]]()
+        for index, change in enumerate(self._changes):
+            shape = tuple(sorted(change.shape))
+            tall, wide = groups.setdefault(shape, ([], []))
+            is_tall = change.shape[0] > change.shape[1]
+            indices = tall if is_tall else wide
+            indices.append(index)
+        self._groups = list(groups.values())
 
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
@@ -153,13 +158,23 @@ class Muon(Optimizer):
         self._momentum.lerp_(gradient, share.to(dtype))
         torch.lerp(gradient, self._momentum, config.momentum, out=self._change)  # Nesterov
         num_iterations = config.newton_schulz_steps
-        for group in self._groups:
+        steps = dict[int, Tensor]()  # flat step of each matrix, by its index
+        for tall, wide in self._groups:
+            group = [self._changes[index].mT for index in tall]
+            group += [self._changes[index] for index in wide]
             orthogonal = orthogonalise(torch.stack(group), num_iterations, self._iteration_dtype)
             # An orthogonal matrix with at least as many columns as rows has a root mean square of
             # 1 / sqrt(number of columns).
-            scale = _RMS_OF_ADAMW * orthogonal.shape[-1] ** 0.5
-            for change, matrix in zip(group, orthogonal.unbind(), strict=True):
-                torch.mul(matrix, scale, out=change)
+            orthogonal = orthogonal * (_RMS_OF_ADAMW * orthogonal.shape[-1] ** 0.5)
+            orthogonal = orthogonal.to(dtype)
+            tall_part, wide_part = orthogonal.tensor_split([len(tall)])
+            tall_steps = tall_part.mT.flatten(1)
+            wide_steps = wide_part.flatten(1)
+            steps.update(zip(tall, tall_steps, strict=True))
+            steps.update(zip(wide, wide_steps, strict=True))
+        ordered = [steps[index] for index in range(len(steps))]
+        if ordered:  # empty if no matrix is trained
+            torch.cat(ordered, out=self._change)
         decay = not_skipped * (learning_rate * config.weight_decay)
         rate = not_skipped * -learning_rate
         self._weights.mul_((1 - decay).to(dtype))

@@ -113,7 +113,10 @@ class GradientReduction:
         self._is_on = False  # Whether this is the last backward pass of the update.
         # The matrices of the layers come first. Backward reaches them roughly in reverse order, so
         # the slices are built from the end to the start.
-        num_early = parameters.matrix_size if in_slices else 0
+        num_early = 0
+        if in_slices:
+            parameters.write_directly()
+            num_early = parameters.matrix_size
         early_views = parameters.views(parameters.shared[:num_early])
         stop = begin = num_early  # of the slice, in the flat buffer
         num_parameters = 0

@@ -209,6 +209,23 @@ def test_dropout_drops_the_stated_share_and_keeps_the_mean(dtype: torch.dtype) -
     assert by_byte.max() - by_byte.min() < 0.006
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropout_adds_a_residual_that_is_never_dropped(dtype: torch.dtype) -> None:
+    values, residual = (torch.randn(50, 7, dtype=dtype, requires_grad=True) for _ in range(2))
+    weights = torch.randn(50, 7, dtype=dtype)
+    torch.manual_seed(1)
+    dropped = dropout(values, 0.5, training=True)
+    (expected_grad,) = torch.autograd.grad((dropped * weights).sum(), values)
+    torch.manual_seed(1)
+    total = dropout(values, 0.5, training=True, residual=residual)
+    gradients = torch.autograd.grad((total * weights).sum(), (values, residual))
+    # With one rounding less than in two steps.
+    torch.testing.assert_close(total, residual + dropped, rtol=0.01, atol=0.01)
+    assert torch.equal(gradients[0], expected_grad)
+    assert torch.equal(gradients[1], weights)
+    assert torch.equal(dropout(values, 0.5, training=False, residual=residual), residual + values)
+
+
 def test_rotation_makes_scores_depend_on_the_distance_and_a_table_has_an_end() -> None:
     query, key, rotate = torch.randn(1, 2, 8), torch.randn(1, 2, 8), RotaryPositions().rotate
 

@@ -108,17 +108,20 @@ def naive_schedule_free(
     size=st.integers(1, 200),
     share=st.floats(0, 1),
     rates=st.lists(st.floats(0, 0.1), min_size=1, max_size=5),
+    decay=st.sampled_from([0.0, DECAY]),
 )
-def test_adamw_is_bit_exact_with_torch(size: int, share: float, rates: list[float]) -> None:
+def test_adamw_is_bit_exact_with_torch(
+    size: int, share: float, rates: list[float], decay: float
+) -> None:
     torch.manual_seed(size)
     cut = round(share * size)
     parameters = flat_of(torch.randn(size), cut)
     weights, gradient = parameters.weights, parameters.gradient
-    config = OptimizerConfig(weight_decay=DECAY)
-    pieces = ((weights[:cut], DECAY), (weights[cut:], 0.0))
+    config = OptimizerConfig(weight_decay=decay)
+    pieces = ((weights[:cut], decay), (weights[cut:], 0.0))
     groups = [
-        {"params": [torch.nn.Parameter(piece.clone())], "weight_decay": decay}
-        for piece, decay in pieces
+        {"params": [torch.nn.Parameter(piece.clone())], "weight_decay": decay_of_piece}
+        for piece, decay_of_piece in pieces
         if len(piece)
     ]
     theirs = torch.optim.AdamW(groups, betas=config.betas, eps=config.epsilon, fused=True)
@@ -223,6 +226,16 @@ def test_muon_updates_each_matrix_and_adamw_the_other_parameters(
                 ]
             )
         close(weights.detach(), expected, name)
+
+
+def test_muon_trains_a_model_without_trained_matrices() -> None:
+    model = small_model()
+    model.encoder.requires_grad_(requires_grad=False)
+    model.decoder.requires_grad_(requires_grad=False)
+    start = weights_of(model)
+    drive(model, optimizer_of(model, kind="muon"), WARM_UP)
+    expected = naive_adamw(start["source_vectors"], WARM_UP, (0.9, 0.98), 0.0)
+    close(model.source_vectors.detach(), expected, "source_vectors")
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,10 @@ def _write_m2m(
     pieces = [model.pieces[index] for index in (UNK_ID, BOS_ID, EOS_ID, *plain_ids)]
     plain_model = with_pieces(model, pieces)
     spec = plain_model.trainer_spec
-    spec.MergeFrom(type(spec)(unk_id=0, bos_id=1, eos_id=2, pad_id=-1))
+    spec.unk_id = 0
+    spec.bos_id = 1
+    spec.eos_id = 2
+    spec.pad_id = -1
     (new / SENTENCEPIECE).write_bytes(plain_model.SerializeToString(deterministic=True))
     tokens = [*FAIRSEQ_SPECIAL, *tokenizers.target.subwords(known_ids)]
     settings: dict[str, Any] = {"tokenizer_class": TOKENIZERS[bool(lists)]}

@@ -337,7 +337,8 @@ def figure_lines(figure: Figure) -> list[str]:
             rows = [[label, *values] for label, values in labelled]
             return _table(["", *figure.columns], rows)
         case Bars():
-            rows = [list(row) for row in zip(figure.labels, *figure.values.values(), strict=True)]
+            columns = [figure.labels, *figure.values.values()]
+            rows = [list(row) for row in zip(*columns, strict=True)]
             return _table(["", *figure.values], rows)
         case Product():
             lines = []

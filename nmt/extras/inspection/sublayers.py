@@ -550,7 +550,10 @@ def _words(recording: Recording, side: Side, words: Sequence[str]) -> Words:
     for sublayer in sublayers:
         label = f"{sublayer.layer}: {sublayer.name.replace('_', '-')}"
         vectors[label] = sublayer.stream_above
-    stages = {label: stream[:, :_CORNER].tolist() for label, stream in vectors.items()}
+    stages = {}
+    for label, stream in vectors.items():
+        corner = stream[:, :_CORNER]
+        stages[label] = corner.tolist()
     note = f"The boxes have the first {_CORNER} numbers of each vector."
     return Words(f"Words through the {side}", words, stages, note=note)
 
