@@ -233,6 +233,14 @@ def test_the_fix_for_what_is_no_model_names_the_models_near_it(
     assert (command in caught.value.fix) == (name == "new.yaml")
 
 
+def test_the_fix_for_a_model_of_transformers_imports_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+    with pytest.raises(CheckpointError, match="a model of Hugging Face Transformers") as caught:
+        find_model(tmp_path)
+    command = f"nmt import {tmp_path} --output models/{tmp_path.name}"
+    assert caught.value.fix == f"Convert it: {command}"
+
+
 def test_a_model_that_is_found_is_whole_but_for_its_weights(run_dir: Path, exported: Path) -> None:
     """The weights, which take time, are verified when they are loaded."""
     checkpoint = run_dir / "checkpoints" / checkpoint_name(10)

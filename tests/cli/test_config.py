@@ -39,6 +39,16 @@ def test_check_reports_every_file(tmp_path: Path) -> None:
         assert f"error: --set {override}: " in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("parts", "unknown"), [("encoder.0", ""), ("encoder.0,encoder.99,head", "'encoder.99', 'head'")]
+)
+def test_check_knows_the_parts_that_can_be_frozen(parts: str, unknown: str) -> None:
+    override = f"training.freeze=[{parts}]"
+    result = CliRunner().invoke(app, ["config", "check", str(DEMO), "--set", override])
+    assert result.exit_code == (2 if unknown else 0)
+    assert unknown in result.stderr
+
+
 _TRAINING = "training: {max_steps: 5}\n"
 _OTHERS = "tokenizer: {vocab: 3}\nmodel: {dropout: 3}\n"
 

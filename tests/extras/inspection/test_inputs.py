@@ -364,6 +364,10 @@ def test_learned_positions_are_the_models_own_and_random_before_training(
     options: dict[str, Any] = {"positions": "learned", "max_positions": 9, "first_position": 1}
     untrained = inspected_of(monkeypatch, **options)
     assert "random" in heatmap_of(untrained, "Position vectors, source").note
+    zeros = inspected_of(monkeypatch, position_init="zeros", **options)
+    of_zeros = heatmap_of(zeros, "Position vectors, source")
+    assert "starts with zeros" in of_zeros.note
+    assert not any(map(any, of_zeros.values))
     inspected = inspected_of(monkeypatch, trained=True, **options)
     for side in ("source", "target"):
         found = heatmap_of(inspected, f"Position vectors, {side}")
