@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 # The speed is shown in tokens, not in updates, so that the bar fits a usual terminal.
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+_NARROW_BAR = "{desc}: {n_fmt}/{total_fmt}, {remaining} left{postfix}"
 
 
 @dataclass(frozen=True)
@@ -222,8 +223,11 @@ class Console:
         self._score = ""
         self._update: Mapping[str, Any] = {}  # values of the last update
         self._step = step
+        columns = columns_of(sys.stderr) or USUAL_COLUMNS
+        self._is_narrow = columns < USUAL_COLUMNS
+        bar_format = _NARROW_BAR if self._is_narrow else _BAR
         self._bar = progress_bar(
-            "training", unit="updates", total=total, initial=start, bar_format=_BAR
+            "training", unit="updates", total=total, initial=start, bar_format=bar_format
         )
         follow(self._bar, step)
 
@@ -250,8 +254,7 @@ class Console:
         """Write loss, score and speed beside the bar, once there is an update."""
         if self._update:
             text = f"loss {self._update['loss']:.3f}{self._score}"
-            columns = columns_of(sys.stderr) or USUAL_COLUMNS
-            if columns >= USUAL_COLUMNS:  # else there is no room for the speed
+            if not self._is_narrow:  # else there is no room for the speed
                 text += f", {self._update['target_tokens_per_second']:,.0f} tok/s"
             self._bar.set_postfix_str(text, refresh=False)
 
