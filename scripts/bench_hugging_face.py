@@ -143,7 +143,7 @@ def translate(model: Any, request: Request) -> Answer:
             do_sample=False,
             max_new_tokens=max_length,
             length_penalty=request["length_penalty"],
-            early_stopping=request["beam_size"] > 1,  # stop as nmt does
+            early_stopping=False,  # continue while a better output is likely, as nmt does
         )
         outputs += [_until_end(ids[1:]) for ids in generated.tolist()]  # ids[0] is BOS.
     return {"seconds": perf_counter() - start, "outputs": outputs}

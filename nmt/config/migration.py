@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from nmt.config.filling import filled_in, own_model, with_path
+from nmt.config.filling import filled_in, own_model, section_of, with_path
 from nmt.config.inference import inference_section
 from nmt.errors import ConfigError
 from nmt.installation import read_toml
@@ -120,6 +120,19 @@ def _report_of_format_9(report: dict[str, Any]) -> dict[str, Any]:
     return {"test_sets": report.get("evaluations", [report])}
 
 
+def _configuration_of_format_9(configuration: dict[str, Any]) -> dict[str, Any]:
+    decoding = {**section_of(configuration, "decoding")}
+    if decoding.get("sampling") or decoding.get("return_alternatives"):
+        decoding.pop("patience", None)  # Without beams, only the default is valid.
+        return {**configuration, "decoding": decoding}
+    return filled_in(configuration, _VALUES["patience"])
+
+
+def _model_of_format_9(document: dict[str, Any]) -> dict[str, Any]:
+    section = section_of(document, INFERENCE)
+    return {**document, INFERENCE: _configuration_of_format_9({**section})}
+
+
 def _with_paths(value: Any) -> Any:
     """Return a part of the data section in which each corpus has ``path`` instead of ``tsv``."""
     if isinstance(value, list):
@@ -139,7 +152,8 @@ def _with_paths(value: Any) -> Any:
 # checkpoint has plans of the time instead of one number of updates; an older run makes its first
 # plan when it is resumed. Format 7 adds `data.max_characters`, which older models lack.
 # Format 8 adds `data.glossary`, `model.norm_gain` and `model.position_init` with the values of all
-# older models. Format 9 of a report has a list of test sets, also of a single one.
+# older models. Format 9 of a report has a list of test sets, also of a single one; that of other
+# documents changes the default of `decoding.patience` from 1 to 2.
 _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
     (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,
@@ -148,4 +162,6 @@ _STEPS: Mapping[tuple[Kind, int], Callable[[dict[str, Any]], dict[str, Any]]] = 
     (Kind.CHECKPOINT, 5): _checkpoint_of_format_6,
     (Kind.CHECKPOINT, 7): _checkpoint_of_format_8,
     (Kind.REPORT, 8): _report_of_format_9,
+    (Kind.CONFIGURATION, 8): _configuration_of_format_9,
+    (Kind.MODEL, 8): _model_of_format_9,
 }

@@ -204,7 +204,8 @@ class DecodingConfig(Section):
         coverage_penalty: Weight of the penalty for source tokens with little attention (Wu et al.
             2016). 0: off.
         patience: The search stops after ``patience`` x ``beam_size`` finished hypotheses (Kasai et
-            al. 2022).
+            al. 2022), or when no other hypothesis can become better. With 1, a better translation
+            that is longer is often missed; more than 2 is slower and changes few translations.
         diverse_beam_groups: Number of beam groups that avoid each other's tokens; must divide
             ``beam_size``.
         diverse_beam_strength: Penalty on a token's log probability for each beam of an earlier
@@ -245,7 +246,7 @@ class DecodingConfig(Section):
     length_penalty: float = Field(default=1.0, ge=0, le=20)
     length_penalty_form: Literal["power", "gnmt"] = "power"
     coverage_penalty: float = Field(default=0.0, ge=0, le=1000)
-    patience: PositiveFloat = 1.0
+    patience: PositiveFloat = 2.0
     diverse_beam_groups: Count = 1
     diverse_beam_strength: float = Field(default=0.5, ge=0, le=1000)
     sampling: bool = False

@@ -348,13 +348,14 @@ def text_alarms(
         if missing_numbers:
             yield "numbers"
     marks = sentence.placeholders
-    has_more = text.count(PLACEHOLDER) > source_text.count(PLACEHOLDER)
     source, target = sentence.tags.direction
     num_terms = Counter(map(frozenset, sentence.terms))
-    are_missing = any(
-        count_forms(forms, text, target) < number for forms, number in num_terms.items()
-    )
-    if has_more or are_missing or any(text.count(mark) < marks.count(mark) for mark in marks):
+    is_lost = text.count(PLACEHOLDER) > source_text.count(PLACEHOLDER)
+    for forms, number in num_terms.items():
+        is_lost |= count_forms(forms, text, target) < number
+    for mark in marks:
+        is_lost |= text.count(mark) < marks.count(mark)
+    if is_lost:
         yield "lost"
     model_text = sentence.model_text
     if clear_label(model_text, source, profiles):

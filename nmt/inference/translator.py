@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from nmt.checkpoint.model_folder import load_folder_config, read_profiles
 from nmt.config.data import ANNOTATION, PLACEHOLDER, Direction
@@ -170,6 +170,13 @@ class Translator:
         # Check tag and languages now. If a language is missing, each request may choose its own.
         with suppress(MissingLanguageError):
             _ = self.direction
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: each copy would load the model again, unnoticed."""
+        raise ConfigError(
+            "A translator cannot be copied to another process.",
+            fix="Call nmt.Translator.load(FOLDER) once in each process.",
+        )
 
     @property
     def direction(self) -> Direction:

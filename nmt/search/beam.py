@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from nmt.search.hypothesis import Ids, NBestLists, contains, length_penalty
+from nmt.search.hypothesis import Ids, NBestLists, contains, length_penalty, max_finished
 from nmt.search.selector import (
     BeamState,
     FinishedHypotheses,
@@ -102,8 +102,8 @@ class BeamSelector(Selector):
     """Plain beam search: keeps the K best continuations of each sentence.
 
     A hypothesis finishes if it ends in EOS *and* is among the best K, so a beam of one is greedy
-    search. The search of a sentence stops after K finished hypotheses, or earlier if no unfinished
-    hypothesis can still reach the n-best list.
+    search. The search of a sentence stops after ``patience`` x K finished hypotheses, or earlier if
+    no unfinished hypothesis can still reach the n-best list: see `FinishedHypotheses.active`.
     """
 
     def __init__(self, inputs: SearchInputs, num_groups: int = 1) -> None:
@@ -112,10 +112,12 @@ class BeamSelector(Selector):
         self._beam_size = inputs.options.beam_size // num_groups  # beams of each group
         # Each sentence has one pool for each group. So in plain beam search, the number of a pool
         # is the index of its sentence.
+        # Groups may find the same outputs, so all results may be those of one group.
+        most = max_finished(inputs.options, self._beam_size)
         self._finished = FinishedHypotheses(
             inputs,
             beam_size=self._beam_size,
-            n_best=min(self._beam_size, self._n_best),
+            n_best=min(most, self._n_best),
             pools_per_sentence=num_groups,
         )
 
@@ -125,7 +127,8 @@ class BeamSelector(Selector):
         self._finish(candidates, beams.sentences, beams.history, coverage)
         parents, tokens, totals = candidates.active(self._beam_size)
         # Column 0 is the best unfinished hypothesis of each sentence.
-        active = self._finished.active(beams.sentences, totals[:, 0])
+        num_tokens = beams.history.shape[2] + 1
+        active = self._finished.active(beams.sentences, totals[:, 0], num_tokens)
         return Selection(tokens, totals, parents, active)
 
     def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:

@@ -155,10 +155,14 @@ def length_penalty(config: DecodingConfig) -> LengthPenalty:
 def max_finished(config: DecodingConfig, beam_size: int) -> int:
     """Return how many finished hypotheses stop a search: patience x beam size, rounded up.
 
+    A beam of one is greedy search, which stops after its only hypothesis.
+
     Source: Kasai et al. (2022), section 3.
 
     >>> max_finished(DecodingConfig(patience=0.28), 25)
     7
     """
+    if beam_size == 1:
+        return 1
     # Without `round`, 0.28 * 25 is 7.000000000000001, which would become 8.
     return max(1, math.ceil(round(config.patience * beam_size, 6)))

@@ -192,6 +192,11 @@ class Selector(ABC):
 
 
 SELECTORS = Registry[type[Selector]]("search")
+# `FinishedHypotheses.active` stops a search that is not worth continuing: with K finished
+# hypotheses, if the best unfinished one cannot win within this many tokens, even of probability 1.
+# On 2,000 lines, this changes no translation and saves 10% of the steps. With 3 it changes one,
+# with 1 it changes 28.
+_TOKENS_AHEAD = 4
 
 
 class FinishedHypotheses:
@@ -209,8 +214,11 @@ class FinishedHypotheses:
         self, inputs: SearchInputs, *, beam_size: int, n_best: int, pools_per_sentence: int = 1
     ) -> None:
         self._n_best = n_best
+        self._beam_size = beam_size
         self._max_finished = max_finished(inputs.options, beam_size)
         self._penalty = length_penalty(inputs.options)
+        # A stronger penalty favours outputs that are much longer than the present ones.
+        self._may_look_ahead = inputs.options.length_penalty <= 1
         penalties = [self._penalty(length) for length in inputs.max_lengths.tolist()]
         sentence_penalties = torch.tensor(penalties, dtype=torch.float64)
         # This tensor and the next two have one value for each pool. The first is the length penalty
@@ -265,16 +273,17 @@ class FinishedHypotheses:
         """
         return self._counts[pools] >= self._max_finished
 
-    def active(self, pools: Tensor, best_active: Tensor) -> Tensor:
+    def active(self, pools: Tensor, best_active: Tensor, num_tokens: int | None = None) -> Tensor:
         """Whether the search of each pool continues.
 
         The search of a pool stops if the pool is full, or if no unfinished hypothesis can reach the
-        n-best list.
+        n-best list; with ``num_tokens`` also if none can do so soon (`_TOKENS_AHEAD`).
 
         Args:
             pools: Pool numbers. Any shape, int64.
             best_active: Highest log probability of the unfinished hypotheses of each pool; minus
                 infinity if it has none. The same shape, float32.
+            num_tokens: Number of tokens of each unfinished hypothesis.
 
         Returns:
             The same shape, bool.
@@ -283,6 +292,11 @@ class FinishedHypotheses:
         if not self._is_any_finished:
             return has_active
         is_done = self.full(pools) | self._hopeless(pools, best_active)
+        if num_tokens is not None and self._may_look_ahead:
+            # In float64, like the scores.
+            best_soon = best_active.double() / self._penalty(num_tokens + _TOKENS_AHEAD)
+            has_beam = self._counts[pools] >= self._beam_size
+            is_done |= has_beam & (self._to_beat[pools] >= best_soon)
         return has_active & ~is_done
 
     def _hopeless(self, pools: Tensor, best_active: Tensor) -> Tensor:

@@ -566,7 +566,7 @@ def test_a_shipped_configuration_finds_its_corpora_from_any_folder() -> None:
 
 def test_a_change_to_sampling_leaves_out_only_the_options_of_beam_search() -> None:
     kept = {"beam_size": 4, "length_penalty": 0.6, "no_repeat_ngram_size": 3}
-    beams = {"coverage_penalty": 0.2, "patience": 2.0, "diverse_beam_groups": 2}
+    beams = {"coverage_penalty": 0.2, "patience": 3.0, "diverse_beam_groups": 2}
     options = DecodingConfig.model_validate({**kept, **beams})
     for way in ("sampling", "return_alternatives"):
         expected = DecodingConfig.model_validate({**kept, way: True})

@@ -185,6 +185,22 @@ def test_an_older_document_keeps_its_normalization(number: int) -> None:
     assert load_inference(path)[0].tokenizer.normalization == "nmt_nfkc"
 
 
+@pytest.mark.parametrize("number", [1, 8])
+def test_an_older_document_keeps_its_patience(number: int) -> None:
+    assert load_config(write({**VALUES, "format": number})).decoding.patience == 1.0
+    assert load_config(write(VALUES)).decoding.patience == 2.0
+    section = RunConfig.model_validate(VALUES).inference.model_dump(mode="json")
+    del section["decoding"]["patience"]
+    path = write({"format": max(number, 2), "inference": section, "record": {}})
+    assert load_inference(path)[0].decoding.patience == 1.0
+    # Sampling has no patience: the value that older versions wrote would be refused.
+    for mode in ("sampling", "return_alternatives"):
+        section["decoding"] |= {"patience": 1.0, mode: True}
+        path = write({"format": max(number, 2), "inference": section, "record": {}})
+        assert getattr(load_inference(path)[0].decoding, mode)
+        section["decoding"][mode] = False
+
+
 def test_dumps_are_read_back_in_every_way() -> None:
     config = load_config(write(VALUES))
     Path("run.yaml").write_text(dump_config(config), "utf-8")
@@ -226,6 +242,7 @@ def test_a_record_with_unknown_keys_and_wrong_values_is_kept_and_never_validated
     run["tokenizer"] = {"normalization": "nmt_nfkc"}  # the default of its time
     run["training"] = {"validation": {"metric": "bleu"}, **run["training"]}
     run["model"] = {"preset": "transformer-base"}
+    run["decoding"] = {"beam_size": 3, "patience": 1.0}
     assert (config.max_length, kept) == (77, run)
     section["decoding"]["warp"] = 9
     path = write({"format": FORMAT, "inference": section, "record": record})

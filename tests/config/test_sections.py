@@ -121,7 +121,7 @@ def assert_values_are_told_right(
     (DecodingConfig, {"n_best": 3, "patience": 0.5}, "n_best patience beam_size 2.5"),
     (DecodingConfig, {"diverse_beam_groups": 2}, "diverse_beam_groups beam_size 5"),
     (DecodingConfig, {"temperature": 0.5, "top_k": 3}, "temperature top_k sampling true"),
-    (DecodingConfig, {"sampling": True, "patience": 2.0}, "patience sampling false"),
+    (DecodingConfig, {"sampling": True, "patience": 3.0}, "patience sampling false"),
     (DecodingConfig, {"sampling": True, "return_alternatives": True},
      "sampling return_alternatives"),
     (DecodingConfig, {"return_alternatives": True, "prefix_bias_beta": 0.5},
@@ -547,7 +547,7 @@ def test_plain_decoding_keeps_limits_and_rules_only() -> None:
         "sampling": True, "n_best": 9, "top_p": 0.5, "temperature": 2.0, **rules,
     })  # fmt: skip
     assert sampling.plain(2) == DecodingConfig.model_validate({"beam_size": 2, **rules})
-    groups = DecodingConfig(diverse_beam_groups=5, n_best=5, patience=2.0)
+    groups = DecodingConfig(diverse_beam_groups=5, n_best=5, patience=3.0)
     assert groups.plain(1) == DecodingConfig(beam_size=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -259,6 +260,11 @@ def test_failed_lines_do_not_change_other_lines(translator: Translator) -> None:
     assert [first, last] == translator.translate(["Hund", "Katze"])
     with pytest.raises(DataError, match="Line 8: The vocabulary has no tag"):
         translator.translate(lines, first_line=7)
+
+
+def test_a_translator_is_not_sent_to_another_process(translator: Translator) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be copied to another process"):
+        pickle.dumps(translator)
 
 
 def test_features_that_an_engine_lacks_are_refused(tokenizers: Tokenizers) -> None:

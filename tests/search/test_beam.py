@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
@@ -95,7 +95,7 @@ def beams_by_hand(naive: Naive) -> list[Ids]:
     """Groups one after the other, each to its end; no early stop but that of full groups."""
     config = naive.config
     size = config.beam_size // config.diverse_beam_groups
-    most = math.ceil(config.patience * size)
+    most = 1 if size == 1 else math.ceil(config.patience * size)
     taken: list[Counter[int]] = [Counter() for _ in range(naive.limits[1])]
     found: list[list[tuple[float, Ids]]] = []
     for _ in range(config.diverse_beam_groups):
@@ -173,6 +173,80 @@ def test_every_pool_of_a_sentence_goes_on_as_long_as_its_own_limit_allows() -> N
     finished.add(pools, torch.empty(6, 0, dtype=torch.int64), torch.full((6,), -1.0))
     goes_on = finished.active(pools, torch.full((6,), -10.0))
     assert goes_on.tolist() == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("num_finished", "length_penalty", "log_prob", "goes_on"),
+    [
+        (2, 1.0, -7.0, False),  # at best -7 / (3 + 4), which is only equal
+        (2, 1.0, -6.9, True),
+        (1, 1.0, -7.0, True),  # fewer than K: up to 50 tokens, -7 / 50
+        (2, 2.0, -60.0, True),  # below -1 with 7 tokens, but -60 / 50^2 with 50
+        (2, 1.0, -50.0, False),
+    ],
+)
+def test_after_k_hypotheses_a_search_goes_on_if_a_better_one_may_end_soon(
+    num_finished: int, length_penalty: float, log_prob: float, goes_on: bool
+) -> None:
+    """Finished: scores -1 and -2. Unfinished: 3 tokens."""
+    options = options_of(beam_size=2, n_best=1, patience=2.0, length_penalty=length_penalty)
+    inputs = SearchInputs(sources([9]), options, [Constraints()], torch.tensor([50]), None)
+    finished = FinishedHypotheses(inputs, beam_size=2, n_best=1)
+    for score in (-1.0, -2.0)[:num_finished]:
+        finished.add(torch.tensor([0]), torch.empty(1, 0).long(), torch.tensor([score]))
+    pool, best = torch.tensor([0]), torch.tensor([log_prob])
+    assert finished.active(pool, best, 3).tolist() == [goes_on]
+
+
+@pytest.mark.parametrize(
+    ("length", "patience", "expected"), [(4, 1.0, 2), (4, 2.0, 4), (12, 2.0, 5), (12, 9.0, 12)]
+)
+def test_patience_finds_the_sentence_that_was_cut_off(
+    length: int, patience: float, expected: int
+) -> None:
+    """A sentence of equal words of probability 0.9. Its end has 0.06 too early, 0.97 in time.
+
+    With three beams, one output ends at each step: its score log(0.9^n x 0.06) / (n + 1) rises.
+    """
+
+    def table(key: tuple[int, ...]) -> Tensor:
+        num_words = len(key) - 1 - key.index(BOS_ID)
+        probs = torch.full((8,), 0.01)
+        probs[4], probs[EOS_ID] = 0.9, 0.06
+        if num_words == length:
+            probs[4], probs[EOS_ID] = 0.001, 0.97
+        return probs.log()
+
+    config = options_of(beam_size=3, patience=patience, max_length_offset=20)
+    ((best,),) = search(TableStepper(table), sources([9]), config)
+    assert best.ids == (4,) * expected
+    end = 0.97 if expected == length else 0.06
+    score = (expected * math.log(0.9) + math.log(end)) / (expected + 1)
+    assert best.score == pytest.approx(score, rel=1e-5)
+
+
+@given(seed=seeds, size=st.integers(2, 4), sharpness=st.sampled_from([1.0, 3.0]))
+def test_an_output_that_stays_in_the_beam_is_not_better_than_the_result(
+    seed: int, size: int, sharpness: float
+) -> None:
+    """That of greedy search, with a patience without end."""
+    table = random_table(seed, FIRST_WORD + 3, sharpness=sharpness)
+    source = sources([5], seed)
+    config = options_of(beam_size=size, patience=100.0)
+    naive = Naive(table, tuple(source.rows()[0]), FIRST_WORD + 3, config)
+    greedy = naive.greedy()
+    assert greedy is not None
+    active: list[tuple[float, Ids]] = [(0.0, ())]
+    for end in range(1, len(greedy) + 2):
+        ways = []
+        for total, ids in active:
+            for token, value in enumerate(naive.next_log_probs(ids)):
+                ways.append((total + value, (*ids, token)))
+        ways.sort(key=lambda way: -way[0])
+        assume((*greedy, EOS_ID)[:end] in [ids for _, ids in ways[:size]])
+        active = [way for way in ways if way[1][-1] != EOS_ID][:size]
+    ((best,),) = search(TableStepper(table), source, config)
+    assert best.score >= naive.score(greedy, naive.log_prob(greedy)) - 1e-6
 
 
 def test_of_equal_scores_the_one_that_was_found_first_is_better() -> None:

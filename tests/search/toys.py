@@ -112,7 +112,7 @@ def ids_of(results: Sequence[Sequence[Hypothesis]]) -> list[list[tuple[int, ...]
 KINDS: list[dict[str, Any]] = [
     {"beam_size": 1},
     {"beam_size": 4, "n_best": 3},
-    {"beam_size": 4, "patience": 2.0},
+    {"beam_size": 4, "patience": 3.0},
     {"beam_size": 4, "n_best": 2, "coverage_penalty": 0.5},
     {"beam_size": 6, "n_best": 4, "diverse_beam_groups": 3},
     {"sampling": True, "n_best": 3, "top_p": 0.8},

@@ -307,7 +307,7 @@ def theirs(original: Path) -> Translator:
         {"beam_size": 5, "length_penalty": 0.6, "length_penalty_form": "gnmt"},
         {"beam_size": 5, "max_length_factor": 2.5, "max_length_offset": 3},
         {"beam_size": 4, "max_length_factor": 0.0, "max_length_offset": 1},
-        {"beam_size": 4, "patience": 2.0},
+        {"beam_size": 4, "patience": 1.0},
         {"beam_size": 6, "n_best": 6, "max_length_factor": 0.4, "max_length_offset": 2},
         {"beam_size": 1, "patience": 3.0, "max_length_factor": 0.3, "max_length_offset": 1},
         {"beam_size": 5, "no_repeat_ngram_size": 2, "max_length_offset": 20},

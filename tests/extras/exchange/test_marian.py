@@ -525,7 +525,7 @@ def test_the_search_of_generation_config_becomes_the_decoding_section(
     decoding = load_model(tmp_path / "ours").config.decoding
     assert decoding == DecodingConfig(**{"patience": 2.0 if len(search) < 3 else 1.0, **expected})
     translator = Translator.load(tmp_path / "ours", engine="torch", sampling=True)
-    assert translator.options.decoding.patience == 1.0  # an option of beam search
+    assert translator.options.decoding.patience == 2.0  # of beam search: the default
 
 
 def test_codes_of_groups_of_languages_are_valid(theirs: Path, tmp_path: Path) -> None:

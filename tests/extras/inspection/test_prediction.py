@@ -26,7 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"beam_size": 4},
     {"beam_size": 4, "n_best": 4, "length_penalty": 0.3},
     {"beam_size": 3, "n_best": 2, "coverage_penalty": 0.5, "min_length_factor": 0.5},
-    {"beam_size": 4, "no_repeat_ngram_size": 2, "patience": 2.0},
+    {"beam_size": 4, "no_repeat_ngram_size": 2, "patience": 1.0},
 ]
 
 
