@@ -357,21 +357,26 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     """
     if len(evaluations) == 1:
         (evaluation,) = evaluations
-        head = ["system", *(label_of(score.metric) for score in evaluation.systems[0].scores)]
-        systems = evaluation.named_systems().items()
-        return [head, *([name, *map(show_score, system.scores)] for name, system in systems)]
-    num_tests = len(evaluations)
+        scores = evaluation.systems[0].scores
+        labels = [label_of(score.metric) for score in scores]
+        table = [["system", *labels]]
+        for name, system in evaluation.named_systems().items():
+            table.append([name, *map(show_score, system.scores)])
+        return table
+    num_columns = len(evaluations) + 1
     rows = dict[tuple[str, str], list[str]]()  # Metric and system -> cells of the scores.
     for index, evaluation in enumerate(evaluations):
         for name, system in evaluation.named_systems().items():
             for score in system.scores:
-                row = rows.setdefault((score.metric, name), ["-"] * (num_tests + 1))
+                empty = ["-"] * num_columns
+                row = rows.setdefault((score.metric, name), empty)
                 row[index] = show_score(score)
     for name, mean in mean_scores(evaluations).items():
         for metric, value in mean.items():
             rows[metric, name][-1] = format_score(metric, value)
     table = [["metric", "system", *(evaluation.test for evaluation in evaluations), "mean"]]
-    for shown_metric in dict.fromkeys(metric for metric, _ in rows):
+    metrics = dict.fromkeys(metric for metric, _ in rows)
+    for shown_metric in metrics:
         for (metric, name), row in rows.items():
             if metric == shown_metric:
                 table.append([label_of(metric), name, *row])
