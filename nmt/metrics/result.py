@@ -361,7 +361,8 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
         labels = [label_of(score.metric) for score in scores]
         table = [["system", *labels]]
         for name, system in evaluation.named_systems().items():
-            table.append([name, *map(show_score, system.scores)])
+            cells = map(show_score, system.scores)
+            table.append([name, *cells])
         return table
     num_columns = len(evaluations) + 1
     rows = dict[tuple[str, str], list[str]]()  # Metric and system -> cells of the scores.
@@ -374,7 +375,8 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     for name, mean in mean_scores(evaluations).items():
         for metric, value in mean.items():
             rows[metric, name][-1] = format_score(metric, value)
-    table = [["metric", "system", *(evaluation.test for evaluation in evaluations), "mean"]]
+    tests = [evaluation.test for evaluation in evaluations]
+    table = [["metric", "system", *tests, "mean"]]
     metrics = dict.fromkeys(metric for metric, _ in rows)
     for shown_metric in metrics:
         for (metric, name), row in rows.items():
