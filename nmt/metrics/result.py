@@ -361,8 +361,7 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
         labels = [label_of(score.metric) for score in scores]
         table = [["system", *labels]]
         for name, system in evaluation.named_systems().items():
-            cells = map(show_score, system.scores)
-            table.append([name, *cells])
+            table.append([name, *map(show_score, system.scores)])
         return table
     num_columns = len(evaluations) + 1
     rows = dict[tuple[str, str], list[str]]()  # Metric and system -> cells of the scores.
@@ -435,7 +434,9 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     for column in zip_longest(*rows, fillvalue=""):
         width = max(map(cell_len, column))
         columns.append([set_cell_size(cell, width) for cell in column])
-    room = columns_of(sys.stdout) or sys.maxsize
+    room = columns_of(sys.stdout)
+    if room is None:
+        room = sys.maxsize
     tables = [columns[:1]]
     for padded in columns[1:]:
         width = sum(cell_len(cells[0]) + len(_GAP) for cells in (*tables[-1], padded))
