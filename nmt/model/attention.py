@@ -248,9 +248,12 @@ class _BmmAttention(torch.autograd.Function):
         # is not public. torch.autograd.grad on softmax would run recomputed layers once more.
         scores_grad.mul_(weights)
         scores_grad.addcmul_(weights, scores_grad.sum(-1, keepdim=True), value=-1)
-        products = {"beta": 0, "alpha": dim**-0.5}  # with `beta` 0, old values are ignored
-        key_grad.view_as(key).baddbmm_(scores_grad.mT, query, **products)
-        query_grad.view_as(query).baddbmm_(scores_grad, key, **products)
+        scale = dim**-0.5
+        key_out = key_grad.view_as(key)
+        query_out = query_grad.view_as(query)
+        # With `beta` 0, old values are ignored.
+        torch.baddbmm(key_out, scores_grad.mT, query, beta=0, alpha=scale, out=key_out)
+        torch.baddbmm(query_out, scores_grad, key, beta=0, alpha=scale, out=query_out)
         # The last two results belong to `segments` and `dropout`, which have no gradient.
         if queries is keys:  # self-attention
             heads = (num_heads, num_groups, num_groups)
