@@ -58,7 +58,7 @@ def packaged() -> set[str]:
     """The files of this checkout that the wheel must contain."""
     files = [*(ROOT / "nmt").rglob("*"), *(ROOT / "configs").iterdir()]
     names = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()}
-    left_out = re.compile(r"__pycache__|^nmt/(docs/.*\.svg|[A-Z]+\.md)$")
+    left_out = re.compile(r"__pycache__|^nmt/(docs/.*\.(?:svg|png)|[A-Z]+\.md)$")
     return {re.sub("^configs/", "nmt/configs/", x) for x in names if not left_out.search(x)}
 
 
