@@ -45,6 +45,7 @@ from nmt.files.lines import is_standard
 _FIX = "Choose a folder with write permission and enough free disk space."
 _TEMPORARY = ".tmp-"  # part of the name of each temporary folder
 _LOCK = ".lock"
+_LOOK_SECONDS = 0.2  # `is_locked` of another process holds a lock for a moment.
 _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] = {
     # No file name and no time in the header: the same text always gives the same bytes.
     ".gz": lambda raw: gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0),
@@ -324,22 +325,26 @@ def _temporary(place: Path) -> Path:
     return place.with_name(f".{place.name}{_TEMPORARY}{os.getpid()}-{next(_serial)}")
 
 
-def _acquire(path: Path, *, wait: bool = False) -> Any:
+def _acquire(path: Path, seconds: float = 0) -> Any:
     """Lock a file; return a context that releases the lock, with the attribute ``lock``.
 
+    Args:
+        path: The lock file.
+        seconds: How long to wait for another process; negative for as long as it takes.
+
     Raises:
-        TimeoutError: Another process holds the lock, and ``wait`` is not set.
+        TimeoutError: Another process holds the lock.
     """
     from filelock import FileLock, SoftFileLock  # noqa: PLC0415 - `nmt translate` rarely needs it
 
     try:
-        return FileLock(path).acquire(blocking=wait)
+        return FileLock(path).acquire(seconds)
     except OSError as error:
         limit = (
             "has no locks: nmt creates files named .lock.soft instead; delete one that a killed "
         )
         _tolerate(error, path, f"{limit}process of another machine has left")
-    return SoftFileLock(f"{path}.soft").acquire(blocking=wait)
+    return SoftFileLock(f"{path}.soft").acquire(seconds)
 
 
 @contextmanager
@@ -380,7 +385,7 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
     """
     has_waited = False
     try:
-        lock = _acquire(path).lock
+        lock = _acquire(path, _LOOK_SECONDS).lock
     except TimeoutError as error:
         holder = "another process"
         with suppress(OSError):  # Windows does not let others read a locked file
@@ -389,7 +394,7 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
             fix = "Wait until that process ends, stop it, or choose another folder."
             raise CheckpointError(f"{path.parent} is in use by {holder}.", fix=fix) from error
         logger.info("waiting for %s to release the lock %s", holder, path)
-        lock = _acquire(path, wait=True).lock
+        lock = _acquire(path, -1).lock
         has_waited = True
     try:
         host = socket.gethostname()

@@ -251,12 +251,13 @@ class EvaluationReport:
             chosen = [score for score in scores if score.metric in self.score_only]
             return "\n".join(format_score(score.metric, score.value) for score in chosen)
         titles = [evaluation.title for evaluation in evaluations]
+        columns = columns_of(sys.stdout)
         rows = score_rows(evaluations)
-        blocks = ["\n".join(titles), text_table(rows)]
+        blocks = ["\n".join(titles), text_table(rows, columns)]
         notes = list[str]()
         for prefix, section in self.titled_sections():
             if section.rows:
-                table = text_table(section.rows)
+                table = text_table(section.rows, columns)
                 blocks.append(prefix + table)
             if section.meaning:
                 notes.append(section.meaning)
@@ -277,7 +278,7 @@ class EvaluationReport:
             blocks.append("\n".join(distinct_notes))
         signatures = [(label_of(score.metric), score.signature) for score in scores]
         distinct_signatures = list(dict.fromkeys(signatures))
-        blocks.append(text_table(distinct_signatures))
+        blocks.append(text_table(distinct_signatures, columns))
         return "\n\n".join(blocks)
 
 
@@ -424,23 +425,24 @@ def hash_references(references: Iterable[Sequence[str]]) -> str:
     return digest.hexdigest()
 
 
-def text_table(rows: Sequence[Sequence[str]]) -> str:
+def text_table(rows: Sequence[Sequence[str]], room: int | None = None) -> str:
     """Format rows as aligned columns with two spaces between, without trailing spaces.
 
     Wide characters count as two. If a terminal is too narrow, the columns become several tables,
     one below the other, each with the first column. No number is cut or left out.
+
+    Args:
+        rows: Cells. A row may be shorter than others.
+        room: Width of the terminal; None for a file or a pipe.
     """
     columns = list[list[str]]()
     for column in zip_longest(*rows, fillvalue=""):
         width = max(map(cell_len, column))
         columns.append([set_cell_size(cell, width) for cell in column])
-    room = columns_of(sys.stdout)
-    if room is None:
-        room = sys.maxsize
     tables = [columns[:1]]
     for padded in columns[1:]:
         width = sum(cell_len(cells[0]) + len(_GAP) for cells in (*tables[-1], padded))
-        if width > room and len(tables[-1]) > 1:
+        if room and width > room and len(tables[-1]) > 1:
             tables.append([columns[0]])
         tables[-1].append(padded)
     blocks = list[str]()

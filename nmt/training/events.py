@@ -98,8 +98,9 @@ class PatientFile:
 class JsonLines(PatientFile):
     """Appends one JSON object per line to a file, such as ``metrics.jsonl``.
 
-    Numbers that are not finite, such as the gradient norm of a skipped update, become null. Apart
-    from times, a resumed run writes the same lines as an uninterrupted run.
+    Numbers that are not finite, such as the gradient norm of a skipped update, become null, and
+    bytes of a file name that are not UTF-8 become "?". Apart from times, a resumed run writes the
+    same lines as an uninterrupted run.
 
     Args:
         path: The file; created if missing.
@@ -132,7 +133,7 @@ class JsonLines(PatientFile):
         if event.kind in self._kinds:
             line = {"kind": event.kind, "step": event.step, **event.values}
             text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False)
-            self.write(f"{text}\n".encode())
+            self.write(f"{text}\n".encode("utf-8", "replace"))
 
 
 def lines_of_checkpoint(lines: Iterable[bytes], last_steps: Mapping[str, int]) -> Iterator[bytes]:
@@ -200,7 +201,8 @@ class RunLog(logging.Handler):
         self._write(event.text)
 
     def _write(self, text: str) -> None:
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode())
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n"
+        self._file.write(line.encode("utf-8", "replace"))
 
     @override
     def close(self) -> None:

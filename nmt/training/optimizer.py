@@ -31,6 +31,9 @@ from nmt.registry import Registry
 from nmt.text import NUM_SPECIAL
 
 _NUM_SUMS = 2  # elements of `FlatParameters.sums`
+# Parameters of a model for which the memory of a second gradient, 64 MiB, matters more than the
+# start of an operation for each of its tensors.
+LARGE = 1 << 24
 # Prefix of the trained weights in `ModelOptimizer.state`, if they differ from the weights to use.
 _TRAINED = "trained"
 _AVERAGE_WARMUP = 10  # see ``ema_decay`` of `ModelOptimizer`
@@ -139,8 +142,11 @@ class FlatParameters:
         self._working = self._master if dtype == torch.float32 else self._master.to(dtype)
         for name, view in _cut(self._working, by_name).items():
             by_name[name].data = view
-        self._is_direct = False  # whether backward passes write into `gradient`
         self._is_clear = True  # whether `gradient` is to be overwritten
+        # Whether backward passes write into `gradient`.
+        self._is_direct = False
+        if dtype == torch.float32 and self.trained_size >= LARGE:
+            self.write_directly()
 
     @property
     def matrix_size(self) -> int:
@@ -156,7 +162,8 @@ class FlatParameters:
     def write_directly(self) -> None:
         """Make backward passes write each gradient into `gradient` as soon as it is complete.
 
-        That starts an operation for each parameter. Only possible with float32 parameters.
+        That starts an operation for each parameter, and needs no memory for other gradients. Only
+        possible with float32 parameters.
         """
         self._is_direct = True
         self.shared.zero_()
@@ -164,21 +171,22 @@ class FlatParameters:
             self._trained[name].grad = view
 
     def accumulate(self) -> None:
-        """Add the gradients of a backward pass to `gradient`, in one call for all parameters."""
+        """Add the gradients of a backward pass to `gradient`: the first ones in one call."""
         if self._is_direct:
             return
-        gradients = list[Tensor]()
-        for parameter in self._trained.values():
+        gradients = dict[str, Tensor]()
+        for name, parameter in self._trained.items():
             gradient = parameter.grad
             if gradient is None:
                 gradient = torch.zeros_like(parameter)
-            gradients.append(gradient.flatten())
+            gradients[name] = gradient
             parameter.grad = None
         if self._is_clear:
-            torch.cat(gradients, out=self.gradient)
+            torch.cat([*map(torch.flatten, gradients.values())], out=self.gradient)
             self._is_clear = False
-        else:
-            self.gradient.add_(torch.cat(gradients))
+            return
+        for name, view in self.views(self.gradient).items():  # without another copy of all
+            view.add_(gradients.pop(name))
 
     def clear(self) -> None:
         """Make `gradient` begin anew at the next backward pass, and set `sums` to zero."""

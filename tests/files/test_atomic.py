@@ -325,6 +325,17 @@ def test_a_second_process_gets_an_error_and_a_dead_process_holds_no_lock(tmp_pat
         assert f"process {os.getpid()} " in (run / ".lock").read_text()
 
 
+def test_a_run_starts_while_another_process_looks_whether_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "_LOOK_SECONDS", 10)
+    looking = os.open(tmp_path / ".lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    threading.Timer(0.01, os.close, [looking]).start()
+    with run_lock(tmp_path):
+        assert is_locked(tmp_path)
+
+
 def test_who_waits_for_a_lock_learns_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other process has done in the meantime need not be done again."""
     place = tmp_path / "lock"

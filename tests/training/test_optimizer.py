@@ -18,6 +18,7 @@ from nmt.device.distributed import Processes
 from nmt.device.precision import Precision
 from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
+from nmt.training import optimizer
 from nmt.training.optimizer import AdamW, FlatParameters, ModelOptimizer, freeze, is_matrix
 from nmt.training.optimizers import Muon
 from nmt.training.update import GradientReduction, Updater
@@ -250,6 +251,23 @@ def test_bf16_gradients_are_summed_in_float32_and_weights_are_copied_on_request(
     assert torch.equal(model.source_vectors, before.bfloat16())
     flat.sync_from_master()
     assert torch.equal(model.source_vectors, (before + 1).bfloat16())
+
+
+def test_gradients_of_a_large_model_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_with()
+    monkeypatch.setattr(optimizer, "LARGE", sum(p.numel() for p in model.parameters()))
+    flat = FlatParameters(model, torch.float32)
+    gradient = flat.views(flat.gradient)["source_vectors"]
+    for _ in range(2):
+        for _ in range(2):
+            (model.source_vectors * 3).sum().backward()
+            flat.accumulate()
+        assert bool((gradient == 6).all())
+        buffers = {
+            p.grad.untyped_storage().data_ptr() for p in model.parameters() if p.grad is not None
+        }
+        assert buffers == {flat.gradient.untyped_storage().data_ptr()}
+        flat.clear()
 
 
 def test_freeze_names_all_unknown_parts_and_must_leave_parameters_to_train() -> None:

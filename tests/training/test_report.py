@@ -68,6 +68,18 @@ def test_metrics_are_one_json_object_a_line(tmp_path: Path) -> None:
     assert lines[2]["samples"] == [["ein *Hund*", "a <b>dög</b>\u2028", "a dog"]]
 
 
+def test_a_file_name_that_is_not_utf_8_is_recorded(tmp_path: Path) -> None:
+    command = "nmt train \udce9.yaml"  # the byte E9 of Latin-1
+    event = TrainingEvent(0, command, "start", {"command": command})
+    reporter = JsonLines(tmp_path / "starts.jsonl", 0, 0, kinds=("start",))
+    with RunLog() as log:
+        for each in (reporter, log.open(tmp_path / "log.txt")):
+            each.report(event)
+    reporter.close()
+    assert read(tmp_path / "starts.jsonl")[0]["command"] == "nmt train ?.yaml"
+    assert (tmp_path / "log.txt").read_text().endswith("nmt train ?.yaml\n")
+
+
 @given(saved=st.integers(0, 30), cut=st.integers(0, 400), last=st.integers(0, 30))
 def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(
     tmp_path_factory: pytest.TempPathFactory, saved: int, cut: int, last: int

@@ -180,6 +180,14 @@ def test_columns_of_numbers_are_right_aligned_in_a_table_as_text() -> None:
     assert small.startswith("a  ")
 
 
+def test_a_table_in_a_file_is_whole_although_the_terminal_is_narrow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    table = fig.Table("", ["x" * 50, "y" * 50, "z" * 50], [["a", 5, 6]])
+    assert len(fig.figure_lines(table)) == 2
+
+
 def test_text_shows_numbers_without_escape_sequences() -> None:
     part = Part("all", "All", "", FIGURES)
     assert "\x1b" not in part_text(part)
