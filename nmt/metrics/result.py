@@ -253,7 +253,8 @@ class EvaluationReport:
         titles = [evaluation.title for evaluation in evaluations]
         columns = columns_of(sys.stdout)
         rows = score_rows(evaluations)
-        blocks = ["\n".join(titles), text_table(rows, columns)]
+        table = text_table(rows, columns)
+        blocks = ["\n".join(titles), table]
         notes = list[str]()
         for prefix, section in self.titled_sections():
             if section.rows:
@@ -278,7 +279,8 @@ class EvaluationReport:
             blocks.append("\n".join(distinct_notes))
         signatures = [(label_of(score.metric), score.signature) for score in scores]
         distinct_signatures = list(dict.fromkeys(signatures))
-        blocks.append(text_table(distinct_signatures, columns))
+        table = text_table(distinct_signatures, columns)
+        blocks.append(table)
         return "\n\n".join(blocks)
 
 
@@ -442,7 +444,8 @@ def text_table(rows: Sequence[Sequence[str]], room: int | None = None) -> str:
     tables = [columns[:1]]
     for padded in columns[1:]:
         width = sum(cell_len(cells[0]) + len(_GAP) for cells in (*tables[-1], padded))
-        if room and width > room and len(tables[-1]) > 1:
+        is_wide = room is not None and width > room
+        if is_wide and len(tables[-1]) > 1:
             tables.append([columns[0]])
         tables[-1].append(padded)
     blocks = list[str]()
