@@ -242,11 +242,13 @@ def render_comparison(runs: Mapping[str, RunRecord], settings: Sequence[Mapping[
     if differs("vocabulary"):  # what a token is
         incomparable = dict.fromkeys(("nats", "target tokens"), "different vocabularies")
     if differs("validation"):
-        incomparable |= dict.fromkeys(("nats", "score"), "different validation sentences")
+        incomparable["score"] = "different validation sentences"
     charts = []
     for chart in run_charts(runs):
+        is_validation = any(curve.marked for curve in chart.curves)
         for unit, reason in incomparable.items():
-            if chart.unit.startswith(unit):
+            # A loss of validation sentences depends on them, as their scores do.
+            if chart.unit.startswith(unit) or (unit == "score" and is_validation):
                 chart = replace(chart, unit=f"{chart.unit}; not comparable: {reason}")
         charts.append(chart)
     charts.sort(key=lambda chart: "chrF" not in chart.title)

@@ -132,8 +132,8 @@ def test_follow_writes_the_page_until_all_runs_have_ended(
      "perplexity not comparable: different vocabularies",
      dict.fromkeys(["Loss, training", "Loss, validation", "Speed"], "vocabularies")),
     ({"validation": 1}, "", "not comparable: different validation sentences",
-     dict.fromkeys(["Loss, training", "Loss, validation", "Translation quality, chrF",
-                    "Translation quality, BLEU"], "validation sentences")),
+     dict.fromkeys(["Loss, validation", "Translation quality, chrF", "Translation quality, BLEU"],
+                   "validation sentences")),
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_named(
     facts: dict[str, Any], speed: str, validation: str, titles: dict[str, str], tmp_path: Path
