@@ -118,7 +118,9 @@ def test_adamw_is_bit_exact_with_torch(
     parameters = flat_of(torch.randn(size), cut)
     weights, gradient = parameters.weights, parameters.gradient
     config = OptimizerConfig(weight_decay=decay)
-    pieces = ((weights[:cut], decay), (weights[cut:], 0.0))
+    pieces = [(weights, 0.0)]
+    if decay:
+        pieces = [(weights[:cut], decay), (weights[cut:], 0.0)]
     groups = [
         {"params": [torch.nn.Parameter(piece.clone())], "weight_decay": decay_of_piece}
         for piece, decay_of_piece in pieces

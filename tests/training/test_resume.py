@@ -345,6 +345,7 @@ def test_plans_of_a_start_that_saved_nothing_are_repeated_only_with_its_settings
     run: Run, smoothing: float, *, plans_again: bool
 ) -> None:
     settings = MINUTES | {"validate_every": 1000, "save_every": 1000, "label_smoothing": 0.1}
+    settings["max_minutes"] = 0.2  # enough for 25 updates on a busy machine
     killed = run.train(**settings, harm=Harm("update", 25, (signal.SIGKILL,)))
     assert (killed.code, run.steps()) == (-signal.SIGKILL, [])
     assert (run.folder / "plans.jsonl").is_file()

@@ -83,6 +83,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             "num_heads": 2, "dropout": 0, "embeddings": "tied" if request.param else "decoder-tied",
         },
         "batch": {"max_sentences": 12, "max_tokens": None},
+        "decoding": {"patience": 1},  # as in Argos Translate
         "training": {
             "max_steps": 200, "device": "cpu", "precision": "float32", "threads": 1,
             "label_smoothing": 0, "validate_every": 200,
