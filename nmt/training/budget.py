@@ -195,7 +195,11 @@ class Budget:
                 if change < tolerance:
                     return None
             with_threads = self._with_fastest_threads(measured)
-            if with_threads.threads != measured.threads:
+            # More threads may seem faster for a moment: they begin after a validation only.
+            may_change = validation_seconds is not None
+            if with_threads.threads is not None:
+                may_change |= with_threads.threads < (measured.threads or self._most_threads)
+            if may_change and with_threads.threads != measured.threads:
                 new = with_threads.rest(step, seconds_left, self._training.validate_every)
                 new = replace(new, total_steps=max(new.total_steps, step + 1))
         try:
