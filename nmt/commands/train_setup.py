@@ -72,6 +72,7 @@ from nmt.version import __version__
 # Keys of the model section that may differ when weights are loaded from another model.
 _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 _MOST_WORKERS = 4
+_DESCRIBE_SECONDS = 5  # until training starts without the commit; a file system may hang
 _ADAPT = "nmt.extras.adaptation.lora:adapt"
 _PARTIAL = "nmt.extras.adaptation.start:initial_weights"
 # Names in `training.trackers` -> functions from the configuration to a reporter.
@@ -448,16 +449,20 @@ def describe_start(
 
 
 def _origin() -> dict[str, str]:
-    """Return by which command, version of nmt and machine the model is trained, and when."""
+    """Return the machine, command and version of nmt that train the model, and the date."""
     version = __version__
     if CLONE is not None and (CLONE / ".git").exists():
         describe = ["git", "-C", str(CLONE), "describe", "--always", "--dirty"]
         with suppress(OSError, subprocess.SubprocessError):
-            commit = subprocess.check_output(describe, stderr=subprocess.DEVNULL, text=True)
+            commit = subprocess.check_output(
+                describe, stderr=subprocess.DEVNULL, text=True, timeout=_DESCRIBE_SECONDS
+            )
             version += f", commit {commit.strip()}"
+    program = Path(sys.argv[0]).name
+    words = [program, *sys.argv[1:]]
     return {
         "host": socket.gethostname(),
-        "command": join_words([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": join_words(words),
         "version": version,
         "date": time.strftime("%Y-%m-%d %H:%M:%S%z"),
     }

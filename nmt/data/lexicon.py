@@ -369,7 +369,9 @@ def _likeliest(
     order = np.lexsort((-counts, sources.astype(smallest_dtype)))
     # Keys are in rising order, so the keys of a source are neighbours. ``order`` sorts by source
     # first, so it only moves keys within their source, which starts at the same index as before.
-    starts = np.searchsorted(sources, np.arange(sources.max(initial=0) + 1))[sources]
+    all_sources = np.arange(sources.max(initial=0) + 1)
+    first_keys = np.searchsorted(sources, all_sources)
+    starts = first_keys[sources]
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order)) - starts
     is_frequent = ranks < max_links

@@ -26,7 +26,7 @@ def same_threads_after() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def fastest_threads(most: int) -> dict[int, float]:
+def fastest_threads(most: int) -> tuple[int, dict[int, float]]:
     """Time matrix products with all threads, half of them, a quarter and so on.
 
     The threads of an operation wait for the last of them. On a busy processor that one may wait for
@@ -36,8 +36,8 @@ def fastest_threads(most: int) -> dict[int, float]:
         most: The largest number of threads.
 
     Returns:
-        The products per second of each number of threads, the best number first: the largest one,
-        unless a smaller one is clearly faster.
+        The best number of threads, which is the largest one unless a smaller one is clearly faster;
+        and the products per second of each number.
     """
     rates = dict[int, float]()
     best = most
@@ -50,7 +50,7 @@ def fastest_threads(most: int) -> dict[int, float]:
             if rates[threads] > _CLEAR_GAIN * rates[best]:
                 best = threads
             threads //= 2
-    return {best: rates.pop(best)} | rates
+    return best, rates
 
 
 def _products_per_second(seconds: float) -> float:

@@ -87,7 +87,7 @@ class Glossary:
                 continue
             place = f"{name or 'glossary'}:{number}"
             columns = line.strip("\r\n").split("\t")
-            cells = [_QUOTED.sub(r"\1", column).replace('""', '"') for column in columns[:2]]
+            cells = list(map(_unquoted, columns[:2]))
             cells[0] = clean_source(cells[0])  # as the sentences are
             sides = list(map(_forms_of, cells))
             if len(columns) not in (2, 3) or "" in sides[0] + sides[1]:
@@ -183,6 +183,11 @@ class Glossary:
                 event = Event("text", text[place:], text[place:])
             marked.append(event)
         return marked, terms
+
+
+def _unquoted(cell: str) -> str:
+    """Return the text of a cell without the quotes of a spreadsheet."""
+    return _QUOTED.sub(r"\1", cell).replace('""', '"')
 
 
 def _forms_of(column: str) -> Forms:

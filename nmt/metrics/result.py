@@ -443,13 +443,16 @@ def text_table(rows: Sequence[Sequence[str]], room: int | None = None) -> str:
         columns.append([set_cell_size(cell, width) for cell in column])
     tables = [columns[:1]]
     for padded in columns[1:]:
-        width = sum(cell_len(cells[0]) + len(_GAP) for cells in (*tables[-1], padded))
-        is_wide = room is not None and width > room
-        if is_wide and len(tables[-1]) > 1:
-            tables.append([columns[0]])
-        tables[-1].append(padded)
+        table = tables[-1]
+        widths = [cell_len(cells[0]) + len(_GAP) for cells in (*table, padded)]
+        is_wide = room is not None and sum(widths) > room
+        if is_wide and len(table) > 1:
+            table = columns[:1]
+            tables.append(table)
+        table.append(padded)
     blocks = list[str]()
     for table in tables:
-        lines = [_GAP.join(cells).rstrip() for cells in zip(*table, strict=True)]
+        padded_rows = zip(*table, strict=True)
+        lines = [_GAP.join(cells).rstrip() for cells in padded_rows]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

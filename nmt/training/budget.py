@@ -177,37 +177,55 @@ class Budget:
     def _plan_of_rest(self, validation_seconds: float | None) -> Plan | None:
         """Make and record a plan for the rest of the budget; None if the old one stays."""
         self._last_look = self.seconds
-        step = self.progress.step
-        plan = self.progress.plans[-1]
-        if step == self.progress.total_steps:
-            new = replace(plan, step=step)  # says to a repeated run that nothing follows
+        progress = self.progress
+        plan = progress.plans[-1]
+        if progress.step == progress.total_steps:
+            # Says to a repeated run that nothing follows.
+            new: Plan | None = replace(plan, step=progress.step)
         else:
-            seconds = self.seconds - self._begin_of_updates - (validation_seconds or 0.0)
-            num_updates = step - self._first_update
-            measured = plan.measured(num_updates, seconds, validation_seconds)
-            seconds_left = 60 * plan.minutes - self.seconds
-            new = measured.rest(step, seconds_left, self._training.validate_every)
-            if validation_seconds is None:
-                # Without a validation, training needs another update.
-                new = replace(new, total_steps=max(new.total_steps, step + 1))
-                tolerance = max(_TOLERANCE * 60 * plan.minutes, _TOLERANCE_OF_REST * seconds_left)
-                change = abs(new.total_steps - plan.total_steps) * new.update_seconds
-                if change < tolerance:
-                    return None
-            with_threads = self._with_fastest_threads(measured)
-            # More threads may seem faster for a moment: they begin after a validation only.
-            may_change = validation_seconds is not None
-            if with_threads.threads is not None:
-                may_change |= with_threads.threads < (measured.threads or self._most_threads)
-            if may_change and with_threads.threads != measured.threads:
-                new = with_threads.rest(step, seconds_left, self._training.validate_every)
-                new = replace(new, total_steps=max(new.total_steps, step + 1))
+            new = self._changed_plan(plan, validation_seconds)
+        if new is None:
+            return None
         try:
-            self._record([*self.progress.plans, new])
+            self._record([*progress.plans, new])
         except CheckpointError as error:  # the next save decides whether training stops
             logger.warning("training keeps its plan: %s", error.problem)
             return None
         return new
+
+    def _changed_plan(self, plan: Plan, validation_seconds: float | None) -> Plan | None:
+        """Plan with the costs measured since ``plan``; None if the end would hardly move.
+
+        Args:
+            plan: The present plan.
+            validation_seconds: Time of the validation that has just ended, if there was one.
+        """
+        seconds = self.seconds - self._begin_of_updates - (validation_seconds or 0.0)
+        num_updates = self.progress.step - self._first_update
+        measured = plan.measured(num_updates, seconds, validation_seconds)
+        is_validated = validation_seconds is not None
+        new = self._rest(measured, is_validated)
+        if not is_validated:
+            seconds_left = 60 * plan.minutes - self.seconds
+            tolerance = max(_TOLERANCE * 60 * plan.minutes, _TOLERANCE_OF_REST * seconds_left)
+            change = abs(new.total_steps - plan.total_steps) * new.update_seconds
+            if change < tolerance:
+                return None
+        fastest = self._with_fastest_threads(measured)
+        num_threads = self._num_threads(fastest)
+        has_more = num_threads > self._num_threads(measured)
+        if has_more and not is_validated:
+            return new  # more threads may seem faster for a moment
+        return self._rest(fastest, is_validated)
+
+    def _rest(self, costs: Plan, is_validated: bool) -> Plan:
+        """Plan the rest of the budget; without a validation, training needs another update."""
+        step = self.progress.step
+        seconds_left = 60 * costs.minutes - self.seconds
+        plan = costs.rest(step, seconds_left, self._training.validate_every)
+        if is_validated:
+            return plan
+        return replace(plan, total_steps=max(plan.total_steps, step + 1))
 
     def _measured_plan(self, minutes: float) -> Plan:
         """Measure the costs of updates and validations, and plan the number of updates."""
@@ -216,8 +234,9 @@ class Budget:
         logger.info(text, minutes, most)
         threads = None
         if self._chooses_threads:
-            threads = self._fewer(next(iter(fastest_threads(self._most_threads))))
-            torch.set_num_threads(threads or self._most_threads)
+            best, _rates = fastest_threads(self._most_threads)
+            torch.set_num_threads(best)
+            threads = self._fewer(best)
         costs = measure_costs(self._setup, most_seconds=most)
         seconds_left = 60 * minutes - self.seconds
         plan = first_plan(self._setup, costs, self.progress.step, seconds_left)
@@ -234,27 +253,29 @@ class Budget:
         """Return the number as a plan states it: None for all threads."""
         return threads if threads < self._most_threads else None
 
+    def _num_threads(self, plan: Plan) -> int:
+        """Return the number of CPU threads of a plan."""
+        return plan.threads or self._most_threads
+
     def _with_fastest_threads(self, plan: Plan) -> Plan:
         """Return the plan with the number of CPU threads that is fastest now."""
         if not self._chooses_threads:
             return plan
-        rates = fastest_threads(self._most_threads)
-        threads = next(iter(rates))
-        now = plan.threads or self._most_threads
-        gain = rates[threads] / rates.get(now, rates[threads])
-        return plan.with_threads(self._fewer(threads), gain)
+        best, rates = fastest_threads(self._most_threads)
+        # A plan of another machine may have a number of threads that was not timed here.
+        present_rate = rates.get(self._num_threads(plan), rates[best])
+        return plan.with_threads(self._fewer(best), rates[best] / present_rate)
 
     def _warn_of_busy_processor(self) -> None:
         """Say if fewer threads were faster. Equal runs stay equal, so that nothing is changed."""
-        rates = fastest_threads(self._most_threads)
-        threads = next(iter(rates))
-        if threads < self._most_threads:
-            gain = rates[threads] / rates[self._most_threads]
+        best, rates = fastest_threads(self._most_threads)
+        if best < self._most_threads:
+            gain = rates[best] / rates[self._most_threads]
             text = (
                 "other programs use the processor: %d of %d CPU threads compute %.1f times as "
                 "fast; set training.threads to %d, or stop the other programs"
             )
-            logger.warning(text, threads, self._most_threads, gain, threads)
+            logger.warning(text, best, self._most_threads, gain, best)
 
     def _follow(self, *new: Plan) -> None:
         """Let the limits of the run be those of its last plan, which may be new."""
@@ -265,7 +286,7 @@ class Budget:
             self.validate_every = plans[-1].validate_every
             self._check_every = plans[-1].check_every
             if self._chooses_threads:
-                torch.set_num_threads(plans[-1].threads or self._most_threads)
+                torch.set_num_threads(self._num_threads(plans[-1]))
         self._first_update = self.progress.step
         self._begin_of_updates = self.seconds
         self._last_look = self.seconds

@@ -212,7 +212,9 @@ class RunLog(logging.Handler):
 
 
 class Console:
-    """Shows the progress of training, and logs events other than updates and saves.
+    """Shows the progress of training, and logs events.
+
+    On a terminal, the bar replaces the log messages of updates and saves.
 
     Args:
         start: Updates made before training resumed.
@@ -225,7 +227,9 @@ class Console:
         self._score = ""
         self._update: Mapping[str, Any] = {}  # values of the last update
         self._step = step
-        columns = columns_of(sys.stderr) or USUAL_COLUMNS
+        terminal_columns = columns_of(sys.stderr)
+        self._is_drawn = terminal_columns is not None
+        columns = terminal_columns or USUAL_COLUMNS
         self._is_narrow = columns < USUAL_COLUMNS
         bar_format = _NARROW_BAR if self._is_narrow else _BAR
         self._bar = progress_bar(
@@ -234,7 +238,7 @@ class Console:
         follow(self._bar, step)
 
     def report(self, event: TrainingEvent) -> None:
-        """Advance the bar for an update; otherwise log the event."""
+        """Advance the bar, and log the event unless the bar shows it."""
         values = event.values
         if event.kind == "validation":
             metric = next((name for name in values if name in REPORTED_METRICS), None)
@@ -244,19 +248,20 @@ class Console:
                 self._show()
         if event.kind == "plan":
             self._bar.total = values["total_steps"]
-        # The bar is off in quiet mode, and in a program that does not log notes.
-        if self._bar.disable or event.kind not in ("update", "saved"):
-            logger.log(event.level, event.text)
-        elif event.kind == "update":
+        if event.kind == "update":
             self._bar.update(event.step - self._bar.n)  # takes the number of new updates
             self._update = values
             self._show()
+        # The bar is off in quiet mode, and in a program that does not log notes.
+        is_shown = self._is_drawn and not self._bar.disable
+        if not is_shown or event.kind not in ("update", "saved"):
+            logger.log(event.level, event.text)
 
     def _show(self) -> None:
         """Write loss, score and speed beside the bar, once there is an update."""
         if self._update:
             text = f"loss {self._update['loss']:.3f}{self._score}"
-            if not self._is_narrow:  # else there is no room for the speed
+            if not self._is_narrow:  # a narrow terminal cannot show the speed, too
                 text += f", {self._update['target_tokens_per_second']:,.0f} tok/s"
             self._bar.set_postfix_str(text, refresh=False)
 

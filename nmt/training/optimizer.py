@@ -182,7 +182,8 @@ class FlatParameters:
             gradients[name] = gradient
             parameter.grad = None
         if self._is_clear:
-            torch.cat([*map(torch.flatten, gradients.values())], out=self.gradient)
+            flat_gradients = [gradient.flatten() for gradient in gradients.values()]
+            torch.cat(flat_gradients, out=self.gradient)
             self._is_clear = False
             return
         for name, view in self.views(self.gradient).items():  # without another copy of all

@@ -86,6 +86,9 @@ class ScheduleFreeAdamW(Optimizer):
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 # Root mean square of AdamW's steps at learning rate 1 (Liu et al. 2025).
 _RMS_OF_ADAMW = 0.2
+# Indices of the matrices that are orthogonalised together: those with more rows than columns, then
+# the others. Transposed, the first ones have the shape of the others.
+_Group = tuple[list[int], list[int]]
 
 
 def orthogonalise(
@@ -137,9 +140,7 @@ class Muon(Optimizer):
             self._iteration_dtype = torch.bfloat16
         # Views of `_change`, one for each matrix.
         self._changes = parameters.matrices(self._change)
-        # Indices of the matrices that are orthogonalised together: those with more rows than
-        # columns, then the others. Transposed, the first ones have the shape of the others.
-        groups = dict[tuple[int, ...], tuple[list[int], list[int]]]()
+        groups = dict[tuple[int, ...], _Group]()
         for index, change in enumerate(self._changes):
             shape = tuple(sorted(change.shape))
             tall, wide = groups.setdefault(shape, ([], []))

@@ -27,6 +27,8 @@ Lines = Sequence[Line]
 _METRICS = "metrics.jsonl"
 _STARTS = "starts.jsonl"
 _EVALUATIONS = "evaluations.jsonl"
+# Kinds of the lines of these files.
+_KINDS = ("update", "validation", "start", "evaluation", "end")
 _WIDE = (520, 280)  # width and height of a large chart: see `Chart.size`
 
 
@@ -116,8 +118,7 @@ class RunRecord:
             is_running: Whether a process is training.
         """
         # Lines of each kind, by step; those of evaluations by test set and checkpoint.
-        kinds: dict[str, dict[Any, Line]]
-        kinds = {"update": {}, "validation": {}, "start": {}, "evaluation": {}, "end": {}}
+        kinds: dict[str, dict[Any, Line]] = {kind: {} for kind in _KINDS}
         for line in events:
             if line["kind"] == "start":
                 kinds["end"].clear()  # of an earlier start

@@ -149,14 +149,14 @@ def slowness_of_threads(now: float) -> float:
 def measure_threads(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Let `fastest_threads` measure the simulated machine."""
 
-    def fastest(most: int) -> dict[int, float]:
+    def fastest(most: int) -> tuple[int, dict[int, float]]:
         before = torch.get_num_threads()
         rates = dict[int, float]()
         for threads in (most, most // 2):
             torch.set_num_threads(threads)
             rates[threads] = 1 / machine.slowness(machine.now)
         torch.set_num_threads(before)
-        return dict(sorted(rates.items(), key=lambda item: -item[1]))
+        return max(rates, key=rates.__getitem__), rates
 
     monkeypatch.setattr(module, "fastest_threads", fastest)
 

@@ -141,7 +141,8 @@ def _sentences(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict
     worst = worst[:_SHOWN]
     links = {}  # index of a line -> word alignment; only for the worst sentences
     if models and evaluation.source:
-        pairs = [(evaluation.source[row], compared[0].lines[row]) for row in worst]
+        translations = compared[0].lines
+        pairs = [(evaluation.source[row], translations[row]) for row in worst]
         model = models[0]
         languages = LanguageOptions(*evaluation.languages, model.tag)
         model_scorer = load_scorer(model)
@@ -173,7 +174,7 @@ def _sentences(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict
 
 
 def _notes(system: System) -> list[str]:
-    """Return what is known of each line of a system besides its score."""
+    """Return the confidence and the alarms of each line of a system, as text."""
     notes = [""] * len(system.lines)
     for row, result in enumerate(system.results):
         if result.confidence is not None:
