@@ -526,7 +526,7 @@ class Trainer:
             self._all_stop = True  # the loop saves and ends; the next start first validates
             return None
         seconds = time.perf_counter() - begin
-        epoch = self.progress.position.epoch
+        epoch = self.progress.position.current_epoch
         self._report(scores.event(self.progress.step, epoch, seconds))
         return scores
 

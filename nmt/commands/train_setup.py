@@ -404,7 +404,7 @@ def describe_start(
     num_pairs = len(setup.data.train)
     warmup = f"{schedule.warmup_steps:,} updates"
     if schedule.warmup_ratio:
-        warmup = f"{schedule.warmup_ratio:.2%} of the updates"
+        warmup = f"{100 * schedule.warmup_ratio:g}% of the updates"
     # Number of pairs by the reason that dropped them, in all training corpora.
     dropped = Counter[str]()
     for corpus in corpus_names(config.data.training):
@@ -415,20 +415,21 @@ def describe_start(
     threads = torch.get_num_threads()
     validation = setup.training.validation
     metric = validation.metric_name
-    texts = [held_out.text for held_out in setup.validator.sets]
-    references = chain.from_iterable(text.references for text in texts if text)
+    texts = [held_out.text for held_out in setup.validator.sets if held_out.text]
+    references = chain.from_iterable(text.references for text in texts)
     facts = {
         "device": str(updater.device),
         "precision": updater.precision.name,
         "threads": threads,
         "processes": updater.processes.size,
         "parameters": num_parameters,
-        "schedule": f"{schedule.shape}: {warmup} of warm-up to {schedule.peak_lr:g}",
+        "schedule": f"{schedule.shape}, peak_lr {schedule.peak_lr:g}, warm-up: {warmup}",
         "metric": metric,
         "beam_size": validation.beam_size,
         # Perplexities and scores of runs can be compared if these are equal.
         "vocabulary": setup.data.manifest.vocab_hash,
         "validation": hash_references(references),
+        "validation_sentences": sum(len(text.sources) for text in texts),
         "label_smoothing": config.training.label_smoothing,
         "pairs": num_pairs,
         **_facts_of_sets(setup.validator),

@@ -697,9 +697,9 @@ class FilterConfig(Section):
         normalized_duplicate: Only case, punctuation or spaces differ from an earlier pair.
         near_duplicate: Only a few words of a long pair differ from an earlier pair. Limit: share of
             words that both pairs have (Jaccard index), for pairs of 16 words or more.
-        held_out: The pair shares a sentence, or nearly, with a validation or test set of the
-            configuration. Either side is the same apart from spaces, or the source differs in one
-            or two words or contains the sentence. ``drop`` downloads test sets of sacreBLEU and
+        held_out: The pair shares a sentence, exactly or nearly, with a validation or test set of
+            the configuration. Either side is the same apart from spaces, or the source differs in
+            one or two words or contains the sentence. ``drop`` downloads test sets of sacreBLEU and
             hubs.
         script: A side is not in the script of its language. Limit: share of a side's letters in a
             different script.

@@ -138,6 +138,11 @@ class Position:
     stage_epochs: int = 0  # Completed epochs of this stage.
     stage_updates: int = 0  # Completed updates of this stage.
 
+    @property
+    def current_epoch(self) -> int:
+        """Number of the epoch of the last batch, from 1; 0 before the first batch."""
+        return self.epoch + (self.batch > 0)
+
 
 @dataclass(frozen=True)
 class _PlannedUpdate:

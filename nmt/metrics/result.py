@@ -19,7 +19,7 @@ from rich.cells import cell_len, set_cell_size
 from nmt.config.migration import FORMAT, FORMAT_KEY, Kind, migrate
 from nmt.errors import GateError, NmtError
 from nmt.files.json_file import field, read_json
-from nmt.files.terminal import columns_of
+from nmt.files.terminal import columns_of, fitted
 from nmt.metrics.metric import Floats, References, Score, format_score, label_of
 
 _GAP = "  "  # Between two columns of a table.
@@ -279,8 +279,9 @@ class EvaluationReport:
             blocks.append("\n".join(distinct_notes))
         signatures = [(label_of(score.metric), score.signature) for score in scores]
         distinct_signatures = list(dict.fromkeys(signatures))
-        table = text_table(distinct_signatures, columns)
-        blocks.append(table)
+        # A signature that is too long for a terminal is broken after "|".
+        words = text_table(distinct_signatures).replace("|", "| ")
+        blocks.append(fitted(words, columns).replace("| ", "|"))
         return "\n\n".join(blocks)
 
 

@@ -146,7 +146,7 @@ class Progress:
             # Training loss per target token, in nats; includes label smoothing.
             loss = self.loss_sum / self.scored_tokens
         values = {
-            "epoch": self.position.epoch,
+            "epoch": self.position.current_epoch,
             "loss": loss,
             "learning_rate": learning_rate,
             "gradient_norm": gradient_norm,
@@ -156,7 +156,7 @@ class Progress:
             "padding_waste": 1 - num_tokens / max(self.padded_tokens, 1),
             "seconds": seconds,
         }
-        text = f"step {self.step:,}  epoch {self.position.epoch}  loss {loss:.3f}  lr "
+        text = f"step {self.step:,}  epoch {values['epoch']}  loss {loss:.3f}  lr "
         text += f"{learning_rate:.2e}  grad norm {gradient_norm:.2f}  {speed:,.0f} target tokens/s"
         self.loss_sum = 0.0
         self.scored_tokens = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +20,16 @@ from typing import Any
 from nmt.files.atomic import is_locked, write_text
 from nmt.files.json_file import parse_json
 from nmt.metrics.metric import METRICS, REPORTED_METRICS, format_score, label_of, lower_is_better
-from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
+from nmt.report.page import (
+    LIMIT,
+    NUM_AVERAGES,
+    Chart,
+    Curve,
+    Point,
+    render,
+    render_chart,
+    short_number,
+)
 from nmt.training.events import TrainingEvent
 
 Line = Mapping[str, Any]  # A parsed line of one of the files of a run.
@@ -30,6 +40,7 @@ _EVALUATIONS = "evaluations.jsonl"
 # Kinds of the lines of these files.
 _KINDS = ("update", "validation", "start", "evaluation", "end")
 _WIDE = (520, 280)  # width and height of a large chart: see `Chart.size`
+_INCOMPARABLE = "; not comparable: "
 
 
 class HtmlReport:
@@ -236,37 +247,41 @@ def render_comparison(runs: Mapping[str, RunRecord], settings: Sequence[Mapping[
         settings: Settings of each run by their dotted keys.
     """
 
-    def differs(fact: str) -> bool:
-        return len({run.last_start.get(fact) for run in runs.values()}) > 1
+    def place(chart: Chart) -> tuple[bool, bool, bool]:
+        """Return the sort key of a chart: large, comparable charts come first, and chrF."""
+        return chart.size != _WIDE, _INCOMPARABLE in chart.unit, "chrF" not in chart.title
 
-    incomparable = {}  # beginning of a unit -> why the runs cannot be compared by such values
-    if differs("vocabulary"):  # what a token is
-        incomparable = dict.fromkeys(("nats", "target tokens"), "different vocabularies")
-    if differs("validation"):
-        incomparable["score"] = "different validation sentences"
-    charts = []
-    for chart in run_charts(runs):
-        is_validation = any(curve.marked for curve in chart.curves)
-        for unit, reason in incomparable.items():
-            # A loss of validation sentences depends on them, as their scores do.
-            if chart.unit.startswith(unit) or (unit == "score" and is_validation):
-                chart = replace(chart, unit=f"{chart.unit}; not comparable: {reason}")
-        charts.append(chart)
-    charts.sort(key=lambda chart: "chrF" not in chart.title)
+    charts = sorted(run_charts(runs), key=place)
     return render(
         "runs.html.j2",
         title=f"{len(runs)} training runs",
         runs=runs,
         settings=settings,
-        incomparable=incomparable,
+        incomparable=_incomparable(runs),
         charts=list(map(render_chart, charts)),
         label_of=label_of,
         fixed=_fixed,
     )
 
 
+def _incomparable(runs: Mapping[str, RunRecord]) -> dict[str, str]:
+    """Return why runs cannot be compared by some values, by the beginning of their unit."""
+
+    def differs(fact: str) -> bool:
+        return len({run.last_start.get(fact) for run in runs.values()}) > 1
+
+    reasons = dict[str, str]()
+    if differs("vocabulary"):  # what a token is
+        reasons = dict.fromkeys(("nats", "target tokens"), "different vocabularies")
+    if differs("validation"):
+        reasons["score"] = "different validation sentences"
+    return reasons
+
+
 def run_charts(runs: Mapping[str, RunRecord]) -> list[Chart]:
     """Return the charts of a run, or charts that compare several runs.
+
+    The unit of a chart says why its curves cannot be compared. Charts of test sets come last.
 
     Args:
         runs: Runs by their labels. Runs without lines are ignored.
@@ -288,14 +303,46 @@ def run_charts(runs: Mapping[str, RunRecord]) -> list[Chart]:
                 curves[chart.title, curve.label, name] = replace(curve, label=name)
     # All charts of a run have the same end.
     end = max(charts_of_run[0].end for charts_of_run in charts.values())
+    reasons = _incomparable(runs)
     comparing_charts = []
     for (title, label), chart in templates.items():
         # A run without this curve has an empty one, so that the runs keep their colours.
         run_curves = [curves.get((title, label, name), Curve(name, ())) for name in charts]
         if label:
             title = f"{title}, {label}"
-        comparing_charts.append(replace(chart, title=title, curves=run_curves, end=end, marks=()))
-    return comparing_charts
+        unit = chart.unit
+        is_validation = any(curve.marked for curve in run_curves)
+        for beginning, reason in reasons.items():
+            # A loss of validation sentences depends on them, as their scores do.
+            if unit.startswith(beginning) or (beginning == "score" and is_validation):
+                unit = f"{unit}{_INCOMPARABLE}{reason}"
+        comparing_charts.append(
+            replace(chart, title=title, unit=unit, curves=run_curves, end=end, marks=())
+        )
+    return comparing_charts + _test_charts({name: runs[name] for name in charts}, end)
+
+
+def _test_charts(runs: Mapping[str, RunRecord], end: float) -> list[Chart]:
+    """Return a chart for each test set that several runs have translated.
+
+    It shows chrF of the best checkpoint of each run, at the step of this checkpoint.
+    """
+    # Name and hash of the references of a test set -> run -> its only point.
+    points = defaultdict[tuple[str, str], dict[str, list[Point]]](dict)
+    for name, run in runs.items():
+        for line in run.tests:
+            if run.best and line["checkpoint"] == "best" and "chrf" in line["scores"]:
+                best, *_ = run.best.values()
+                test = (line["test"], line.get("references_sha256", ""))
+                points[test][name] = [(best["step"], line["scores"]["chrf"])]
+    charts = []
+    unit = "score of the best checkpoint, 0 to 100"
+    for (test_name, _), points_of_runs in points.items():
+        if len(points_of_runs) > 1:
+            title = f"Test set {test_name}, chrF"
+            curves = [Curve(name, points_of_runs.get(name, ()), marked=True) for name in runs]
+            charts.append(Chart(title, unit, curves, end=end, limits=(0, 100), size=_WIDE))
+    return charts
 
 
 def _charts(run: RunRecord) -> list[Chart]:

@@ -98,7 +98,7 @@ def test_without_any_extra_help_and_the_four_verbs_work(tmp_path: Path) -> None:
         assert run.returncode == 0, run.stderr
     assert "nmt/extras/cleaning is missing" in prepared.stdout
     page = (tmp_path / "prepared" / "report.html").read_text(encoding="utf-8")
-    assert "<dt>Only near copies</dt><dd>not checked " in page  # and not 0
+    assert "<dt>Near copies in the training data</dt><dd>not checked " in page  # and not 0
     assert "no misaligned range" not in page
     assert '<code>duplicate</code>: <span class="none">The folder nmt/extras/cleaning' in page
     assert translated.stdout.count("\n") == 3

@@ -117,6 +117,11 @@ def test_from_any_position_the_stream_is_the_same(
     assert 1 <= sizes[-1] <= accumulate
     assert sum(sizes) == len(loader.plan(0))
     assert whole[num_updates - 1][1] == Position(1, 0)
+    # The number of the epoch of the last update, from 1.
+    epochs = [after.current_epoch for _, after in whole]
+    assert epochs[:num_updates] == [1] * num_updates
+    assert epochs[num_updates : 2 * num_updates] == [2] * len(epochs[num_updates : 2 * num_updates])
+    assert Position().current_epoch == 0
     position = whole[skipped - 1][1] if skipped else Position()
     again = stream(loader_of(store, accumulate=accumulate), position, 5)
     assert again == whole[skipped : skipped + 5]

@@ -253,12 +253,13 @@ def test_without_two_checkpoints_or_the_option_nothing_is_averaged(
 
 def test_a_report_is_about_the_updates_since_the_last_one() -> None:
     """Of 1200 tokens, 400 of them before a resume; 1600 with padding; in two seconds."""
-    progress = Progress(step=7, position=Position(2), loss_sum=30.0, scored_tokens=20)
+    progress = Progress(step=7, position=Position(1, 4), loss_sum=30.0, scored_tokens=20)
     progress.source_tokens, progress.target_tokens, progress.padded_tokens = 700, 500, 1600
     event = progress.report(2e-3, 0.5, 2.0, tokens_before=(100, 300))
     assert (event.step, event.kind) == (7, "update")
+    assert event.text.startswith("step 7  epoch 2  loss 1.500  ")
     assert event.values == {
-        "epoch": 2,
+        "epoch": 2,  # the second one has begun
         "loss": 30 / 20,
         "learning_rate": 2e-3,
         "gradient_norm": 0.5,

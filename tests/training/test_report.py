@@ -336,7 +336,7 @@ def test_the_page_shows_state_model_and_test_scores_of_the_run() -> None:
     assert facts(root, "about") == {
         "Device": "cuda:0",
         "Parameters": "1,234,567",
-        "Dropped pairs": "1,200 too long, 3 empty",
+        "Dropped pairs, by reason": "too long: 1,200, empty: 3",
         "Resumed at step": "200",
         "Test: flores": "BLEU 20.12 checkpoint best",  # the later one counts
     }
@@ -528,7 +528,7 @@ def ended(step: int, reason: str) -> dict[str, Any]:
     ([], ""),
     ([{"kind": "start", "step": 0}], ""),  # of a version that recorded no dates and no ends
     ([STARTED], "failed or killed: no end is recorded"),
-    ([STARTED, ended(20, "signal")], "stopped by a signal"),
+    ([STARTED, ended(20, "signal")], "stopped (Ctrl-C or a signal)"),
     ([STARTED, ended(20, "signal"), RESUMED], "failed or killed: no end is recorded"),
     ([STARTED, ended(20, "budget")], "ended: all planned updates are made"),
     ([STARTED, ended(20, "patience")], "ended: no better validation (patience)"),

@@ -110,6 +110,7 @@ def test_the_start_reports_model_data_schedule_and_origin(monkeypatch: pytest.Mo
         "beam_size": 1,
         "vocabulary": setup.data.manifest.vocab_hash,
         "validation": hash_references(text.references),
+        "validation_sentences": len(text.sources),
         "label_smoothing": 0.1,
         "pairs": 300,
         "dropped": {"blank": NUM_EMPTY, "length": NUM_LONG},
@@ -118,8 +119,20 @@ def test_the_start_reports_model_data_schedule_and_origin(monkeypatch: pytest.Mo
     # Scores of another part of the set are not comparable.
     fewer = make_config(validation={"max_sentences": 5})
     of_fewer = describe_start(fewer, setup_of(fewer), "", Progress(total_steps=10)).values
+    assert of_fewer["validation_sentences"] == 5
     assert of_fewer["vocabulary"] == values["vocabulary"]
     assert of_fewer["validation"] != values["validation"]
+
+
+@pytest.mark.parametrize(("warmup", "text"), [
+    ({"warmup_steps": 4000}, "4,000 updates"),
+    ({"warmup_ratio": 0.06}, "6% of the updates"),
+    ({"warmup_ratio": 0.125}, "12.5% of the updates"),
+])  # fmt: skip
+def test_the_start_says_how_long_the_warm_up_is(warmup: dict[str, Any], text: str) -> None:
+    config = make_config(schedule={"shape": "linear", "peak_lr": 0.004, **warmup})
+    start = describe_start(config, setup_of(config), "", Progress(total_steps=10))
+    assert start.values["schedule"] == f"linear, peak_lr 0.004, warm-up: {text}"
 
 
 @pytest.mark.parametrize(

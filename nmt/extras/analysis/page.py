@@ -6,7 +6,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import chain
 from typing import Any
@@ -73,7 +73,7 @@ def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str,
     charts = list[Markup]()
     for section in evaluation.sections:
         if section.key == "confidence":
-            charts += map(_calibration, section.values)
+            charts += _calibrations(section.values)
     return {
         "data": evaluation,
         "tests": paired_tests([evaluation]),
@@ -82,29 +82,30 @@ def _test(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str,
     }
 
 
-def _calibration(values: Mapping[str, Any]) -> Markup:
-    """Return a chart of expected and measured quality of one system."""
-    deciles = values["deciles"]  # pairs of expected and measured chrF
-    means = list(chain.from_iterable(deciles))
-    lowest = min(means)
-    highest = max(means)
+def _calibrations(qualities: Sequence[Mapping[str, Any]]) -> Iterator[Markup]:
+    """Yield a chart of expected and measured quality of each system, all with the same axes."""
+    means = list[float]()
+    for quality in qualities:
+        means += chain.from_iterable(quality["deciles"])  # pairs of expected and measured chrF
     # Both axes have the same range: that of the round ticks around all values.
-    low, *_, high = round_ticks(lowest, highest)
+    low, *_, high = round_ticks(min(means), max(means))
     low = max(low, 0)
     high = min(high, 100)
-    measured = Curve("measured", deciles, marked=True)
-    perfect = Curve("perfect confidence", [(low, low), (high, high)])
-    chart = Chart(
-        title=f"Confidence of {values['system']}",
-        unit="mean chrF of each tenth of the lines",
-        curves=[measured, perfect],
-        start=low,
-        end=high,
-        size=(500, 300),
-        limits=(0, 100),
-        x_name="expected chrF",
-    )
-    return render_chart(chart)
+    for quality in qualities:
+        chart = Chart(
+            title=f"Confidence of {quality['system']}",
+            unit="mean chrF of each tenth of the lines",
+            curves=[
+                Curve("measured", quality["deciles"], marked=True),
+                Curve("perfect confidence", [(low, low), (high, high)]),
+            ],
+            start=low,
+            end=high,
+            size=(500, 300),
+            limits=(0, 100),
+            x_name="expected chrF",
+        )
+        yield render_chart(chart)
 
 
 def _sentences(evaluation: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:

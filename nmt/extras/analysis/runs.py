@@ -16,7 +16,7 @@ from nmt.commands.options import File, Files, TextResult
 from nmt.config.flag import Flag, Options
 from nmt.errors import CheckpointError
 from nmt.files.atomic import is_locked, open_output
-from nmt.training.report import HtmlReport, RunRecord, render_comparison
+from nmt.training.report import HtmlReport, RunRecord, render_comparison, render_report
 
 _SECONDS = 10  # Between two pages, with `follow`.
 
@@ -58,7 +58,7 @@ def report(options: ReportOptions) -> TextResult:
     else:
         path = path or Path("runs.html")
         check_output(path, *runs)
-        write = partial(_compare, path, runs, configs)
+        write = partial(_write, path, runs, configs)
     while options.follow and any(map(is_locked, runs)):
         write()
         logger.info("wrote %s", path)
@@ -67,8 +67,19 @@ def report(options: ReportOptions) -> TextResult:
     return TextResult(str(path), {"path": str(path)})
 
 
-def _compare(path: Path, runs: Sequence[Path], configs: Sequence[Any]) -> None:
-    """Write the page that compares runs."""
+def _write(path: Path, runs: Sequence[Path], configs: Sequence[Any]) -> None:
+    """Write the page of a run without links, or the page that compares runs."""
+    if len(runs) == 1:
+        config_text = (runs[0] / "config.yaml").read_text("utf-8")
+        page = render_report(configs[0]["name"], RunRecord.read(runs[0]), config_text)
+    else:
+        page = _comparison(runs, configs)
+    with open_output(path) as file:
+        file.write(page.encode("utf-8", "replace"))
+
+
+def _comparison(runs: Sequence[Path], configs: Sequence[Any]) -> str:
+    """Return the page that compares runs."""
     names = [run.resolve().name for run in runs]
     if len({*names}) < len(names):
         names = list(map(str, runs))
@@ -77,9 +88,7 @@ def _compare(path: Path, runs: Sequence[Path], configs: Sequence[Any]) -> None:
     for config in configs:
         flat = dict(_flat(config))
         settings.append(flat)
-    page = render_comparison(records, settings)
-    with open_output(path) as file:
-        file.write(page.encode("utf-8", "replace"))
+    return render_comparison(records, settings)
 
 
 def _flat(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -61,12 +61,13 @@ _MAX_WEIGHTS = 100_000  # Weights per kind of attention: keeps a page below a fe
 def attention(inspected: Inspected) -> Iterator[Figure]:
     """Attention.
 
-    Each token distributes attention over the tokens that it may read. The weights are the result of
-    a softmax: in a heatmap, the numbers of a row sum to 1. All pictures of attention have the same
-    colours: 0 is pale, 1 is strong. A row of the decoder is labelled with the token that is read
-    and the token that is predicted next. Decoder self-attention is masked: a token cannot read
-    later tokens. The last heatmap is the mean over all heads in the upper half of the decoder, from
-    which the word alignment is computed.
+    A token is a subword, or the beginning (BOS) or end (EOS) of the sentence. A subword that begins
+    with \N{LOWER ONE EIGHTH BLOCK} follows a space. Each token distributes attention over the
+    tokens that it may read. The weights are the result of a softmax: in a heatmap, the numbers of a
+    row sum to 1. All pictures of attention have the same colours: 0 is pale, 1 is strong. A row of
+    the decoder is labelled with the token that is read and the token that is predicted next.
+    Decoder self-attention is masked: a token cannot read later tokens. The last heatmap is the mean
+    over all heads in the upper half of the decoder, from which the word alignment is computed.
     """
     recording = record(inspected.model, inspected.source, inspected.target)
     for kind, title in KINDS.items():
@@ -150,12 +151,13 @@ def _rows(weights: Tensor, kind: Kind) -> Matrix:
 def alignment(inspected: Inspected) -> Iterator[Figure]:
     """Translation.
 
-    A word of the translation looks at the words of the source: the weight of a source word is the
-    attention to all its subwords, averaged over the subwords of the target word and over all heads
-    in the upper half of the decoder. A line links each target word to the source word with the
-    largest weight, the strongest cell of its row. `nmt translate` returns the same links. The model
-    was not trained to align, so some links are wrong. The probability of a word is the product of
-    the probabilities of its subwords.
+    Cross-attention weights say how much each word of the source contributes to a word of the
+    translation. The weight of a source word is the attention to all its subwords, averaged over the
+    subwords of the target word and over all heads in the upper half of the decoder. A line links
+    each target word to the source word with the largest weight, the strongest cell of its row.
+    `nmt translate` returns the same links. The model was not trained to align, so some links are
+    wrong. The probability of a word is the product of the probabilities of its subwords. EOS is the
+    end of the sentence.
     """
     # BOS and tag, which come before the source sentence.
     num_added = int(inspected.config.model.source_bos) + len(inspected.tag_ids)
@@ -179,7 +181,7 @@ def alignment(inspected: Inspected) -> Iterator[Figure]:
     yield Heatmap(
         title, aligned.weights, target_words, source_words, 0.0, 1.0, across="source", down="target"
     )
-    note = "Each pair is source-target. Words are numbered from 0."
+    note = "The links above as source-target. Words are numbered from 0."
     pharaoh = as_pharaoh(aligned.links)
     yield TextFigure("Pharaoh format", [pharaoh], note=note)
 
@@ -214,8 +216,8 @@ def _confidence(inspected: Inspected) -> str:
     unrated = Result(source, text, 0.0, log_prob=best.log_prob, num_tokens=num_tokens)
     result = model.rate(unrated)
     if result.confidence is None:
-        return f"No confidence: the {result.unrated} is unlike that of the validation set."
-    return f"Confidence: {result.confidence:.1f}, the expected chrF (0 to 100)."
+        return f"No confidence: this sentence is unlike the validation set ({result.unrated})."
+    return f"Confidence: {result.confidence:.1f}. It is the expected chrF, from 0 to 100 (best)."
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

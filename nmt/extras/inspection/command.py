@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import webbrowser
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
@@ -23,7 +24,9 @@ from nmt.extras.inspection.options import NOT_IN_PAGE, VIEWS, InspectOptions, Ou
 from nmt.extras.inspection.page import document, render_page
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.files.atomic import open_output
+from nmt.files.terminal import columns_of
 from nmt.registry import chosen, load_attribute
+from nmt.text.languages import name_of
 from nmt.training.report import HtmlReport
 
 logger = logging.getLogger(__name__)
@@ -90,7 +93,8 @@ def inspect(options: InspectOptions) -> None:
         figures = chain.from_iterable(part.figures for part in parts)
         text = document(list(figures))
     else:
-        text = "\n".join(map(part_text, parts))
+        columns = columns_of(sys.stdout) if output is None else None
+        text = "\n".join(part_text(part, columns) for part in parts)
     if options.open_ and output is None:  # a browser needs a file
         ending = next(ending for ending, name in _FORMATS.items() if name == output_format)
         output = Path(mkdtemp(prefix="nmt-")) / f"inspect{ending}"
@@ -242,9 +246,11 @@ def _facts(inspected: Inspected, view_options: Collection[str]) -> dict[str, str
     config = inspected.config
     model = config.model
     choice = inspected.choice
+    source_name = name_of(config.source_language)
+    target_name = name_of(config.target_language)
     num_parameters = sum(parameter.numel() for parameter in inspected.structure.parameters())
     facts = {
-        "Languages": f"{config.source_language} \N{RIGHTWARDS ARROW} {config.target_language}",
+        "Languages": f"{source_name} \N{RIGHTWARDS ARROW} {target_name}",
         "Model": f"{model.encoder_layers} encoder and {model.decoder_layers} decoder layers, "
         f"{model.num_heads} heads, width {model.model_dim:,}, {num_parameters:,} parameters",
     }

@@ -305,23 +305,29 @@ def vector_text(vector: Iterable[Any], count: int = 6) -> str:
     return f"[{' '.join(numbers)}]"
 
 
-def part_text(part: Part) -> str:
-    """Return a part as text: title, explanation, figures."""
-    explanation = fill(visible(part.explanation), _WIDTH)
+def part_text(part: Part, columns: int | None = None) -> str:
+    """Return a part as text: title, explanation, figures.
+
+    Args:
+        part: The part.
+        columns: Width of the terminal, which limits paragraphs; None for a file or a pipe.
+    """
+    width = min(columns or _WIDTH, _WIDTH)
+    explanation = fill(visible(part.explanation), width)
     lines = [part.title, explanation, ""]
     for figure in part.figures:
-        lines += _titled(figure)
+        lines += _titled(figure, width)
     return "\n".join(lines)
 
 
-def _titled(figure: Figure) -> Iterator[str]:
+def _titled(figure: Figure, width: int = _WIDTH) -> Iterator[str]:
     """Yield the lines of a figure with its title and note, then an empty line."""
     if figure.title:
         yield visible(figure.title)
     for line in figure_lines(figure):
         yield f"  {line}"
     if figure.note:
-        yield fill(visible(figure.note), _WIDTH)
+        yield fill(visible(figure.note), width)
     yield ""
 
 

@@ -54,7 +54,8 @@ reads the very word to predict, which never happens in training. With the mask, 
 words never change, so their keys and values can be cached."""
 _ORDINALS = ("first", "second")
 _FINISHED_COLUMNS = (
-    "hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score",
+    "hypothesis", "length with EOS", "log probability", "length penalty", "coverage penalty",
+    "score",
 )  # fmt: skip
 _LOSS_COLUMNS = (
     "read \N{RIGHTWARDS ARROW} predicted", "probability", "log probability", "cross-entropy",
@@ -185,11 +186,12 @@ def trace_search(
 def trace(inspected: Inspected) -> Iterator[Figure]:
     """Trace of the search.
 
-    Greedy search takes the most probable token at each step. Beam search keeps the few hypotheses
-    with the highest log probability. A hypothesis is finished when EOS is among the best
-    continuations; it is a dead end when no continuation stays in the beam. The score of a finished
-    hypothesis is the log probability divided by the length penalty, plus the coverage penalty. The
-    hypothesis with the highest score is the translation.
+    A hypothesis is a translation, finished or not. Greedy search takes the most probable token at
+    each step. Beam search keeps the few hypotheses with the highest log probability: the beam. A
+    hypothesis is finished when EOS, the end of the sentence, is among the best continuations; it is
+    a dead end when no continuation stays in the beam. The score of a finished hypothesis is the log
+    probability divided by the length penalty, plus the coverage penalty. The hypothesis with the
+    highest score is the translation.
     """
     # The search and, if its translation was suspicious, the second search: options, steps and the
     # best hypothesis.

@@ -480,12 +480,12 @@ def matrices(sublayer: Sublayer, title: str) -> Table:
 def flow(inspected: Inspected) -> Iterator[Figure]:
     """Flow.
 
-    Each sublayer reads the residual stream and adds its output to the stream. The tables show the
-    norms of these vectors, averaged over the tokens, and two gradients of the cross-entropy per
-    token: with respect to the stream above a sublayer, and with respect to the weights of the
-    sublayer. The heatmaps show the entropy of each head, and the mean distance between a token and
-    the tokens that it reads. The entropy is 0 if a head reads a single token, and the logarithm of
-    the length if it reads all tokens equally.
+    The residual stream has one vector for each token. Each sublayer reads it and adds its output.
+    The tables show the norms of these vectors, averaged over the tokens, and two gradients of the
+    cross-entropy per token: with respect to the stream above a sublayer, and with respect to the
+    weights of the sublayer. The heatmaps show the entropy of each head, and the mean distance
+    between a token and the tokens that it reads. The entropy is 0 if a head reads a single token,
+    and the logarithm of the length if it reads all tokens equally.
     """
     recording = record(inspected.model, inspected.source, inspected.target)
     gold = torch.tensor([*inspected.target_ids, EOS_ID])

@@ -204,6 +204,20 @@ def test_the_calibration_chart_uses_its_area() -> None:
     assert max(map(max, known)) - min(map(min, known)) > 0.6 * (end - start)
 
 
+def test_the_calibration_charts_of_all_systems_have_the_same_axes() -> None:
+    """The values of one system go from 21 to 38, those of the other from 55 to 92."""
+    low = {"system": "low", "deciles": [(21.0, 25.0), (30.0, 38.0)]}
+    high = {"system": "high", "deciles": [(60.0, 55.0), (90.0, 92.0)]}
+    axes = set()
+    for chart in pages._calibrations([low, high]):
+        (drawn,) = (x for x in ElementTree.fromstring(chart).iter() if x.get("data-axis"))
+        ticks = [x.text for x in drawn.iter() if x.get("class") == "y"]
+        axes.add((drawn.get("data-axis"), *ticks))
+    ((axis, *ticks),) = axes
+    assert axis == "52 486 20 100"
+    assert ticks[:5] == ["20", "40", "60", "80", "100"]
+
+
 def sentences_in(page: Path) -> list[str]:
     """Return the numbers of the lines that a page shows without a script."""
     root = ElementTree.parse(page).getroot()

@@ -169,12 +169,59 @@ def test_what_cannot_be_compared_is_named(
     root = ElementTree.fromstring(Path("runs.html").read_text(encoding="utf-8"))
     captions = ["".join(x.itertext()) for x in root.iter() if x.tag.endswith("}figcaption")]
     assert "chrF" in captions[0]
+    assert "not comparable" not in captions[0]
+    # The set "own" has other references in each run, so no chart compares the runs on it.
+    (test_set,) = (caption for caption in captions if caption.startswith("Test set"))
+    assert test_set.split()[:4] == ["Test", "set", "same,", "chrF"]
+    assert test_set.split()[-4:] == ["a", "40", "b", "40"]
     remarks = {}
     for caption in captions:
         if "not comparable" in caption:
             remark = caption.partition("; not comparable: different ")[2].partition("\n")[0]
             remarks[next(title for title in titles if title in caption)] = remark
     assert remarks == titles
+
+
+@pytest.mark.parametrize(("other_set", "why"), [
+    ("valid.de", "different parts of the validation set: a run with few minutes "
+     "(training.max_minutes) uses only some of its sentences "
+     "(a: 203 sentences, b: 1,014 sentences), so only"),
+    ("other.de", "The runs have different validation sets (a: 203 sentences, b: 1,014 sentences), "
+     "so only"),
+])  # fmt: skip
+def test_the_page_says_why_validations_cannot_be_compared(
+    other_set: str, why: str, tmp_path: Path
+) -> None:
+    sources = {"a": "valid.de", "b": other_set}
+    for (name, source), sentences in zip(sources.items(), (203, 1014), strict=True):
+        run = write_run(tmp_path / name, 0.1, 20.5)
+        config = {"name": name, "data": {"valid": {"source": source}}}
+        (run / "config.yaml").write_text(json.dumps(config))
+        start = {"kind": "start", "step": 0, "validation": name, "validation_sentences": sentences}
+        (run / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    report(ReportOptions(runs=(tmp_path / "a", tmp_path / "b")))
+    root = ElementTree.fromstring(Path("runs.html").read_text(encoding="utf-8"))
+    text = " ".join("".join(root.itertext()).split())
+    assert why in text
+    assert "only scores on a test set can be compared" in text
+
+
+def test_a_test_score_is_drawn_at_the_step_of_the_best_checkpoint(tmp_path: Path) -> None:
+    """Run a is best at step 100, although it was validated until step 300."""
+    runs = write_run(tmp_path / "a", 0.1, 20.5), write_run(tmp_path / "b", 0.3, 18.25)
+    worse = {"kind": "validation", "step": 300, "bleu": 19.0}
+    with (runs[0] / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(worse) + "\n")
+    for run, chrf in zip(runs, (41.5, 43.25), strict=True):
+        scores = {"kind": "evaluation", "test": "news", "scores": {"chrf": chrf}}
+        lines = [scores | {"checkpoint": name} for name in ("best", "step-300")]
+        (run / "evaluations.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    report(ReportOptions(runs=runs))
+    root = ElementTree.fromstring(Path("runs.html").read_text(encoding="utf-8"))
+    figures = [x for x in root.iter() if x.tag.endswith("}figure")]
+    (figure,) = (x for x in figures if "Test set news, chrF" in "".join(x.itertext()))
+    drawn = {x.get("data-name"): x.get("data-points") for x in figure.iter() if x.get("data-name")}
+    assert drawn == {"a": "100 41.5", "b": "100 43.25"}
 
 
 def test_one_run_has_its_own_page_with_links_to_other_pages_in_its_folder(tmp_path: Path) -> None:
@@ -190,7 +237,9 @@ def test_one_run_has_its_own_page_with_links_to_other_pages_in_its_folder(tmp_pa
 def test_the_page_of_one_run_can_be_written_elsewhere(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", 0.1, 20.5)
     assert report(ReportOptions(runs=(run,), output=Path("page.html"))).text == "page.html"
-    assert table(Path("page.html"))[""] == ["a"]
+    page = Path("page.html").read_text()
+    assert '<h1 dir="auto">a</h1>' in page
+    assert "<summary>Configuration</summary>" in page  # as in the page of the run folder
     assert not (run / "report.html").exists()
 
 

@@ -310,7 +310,7 @@ def test_the_page_counts_each_held_out_sentence_once_and_shows_it(tmp_path: Path
     root = ElementTree.parse(tmp_path / "report" / "report.html").getroot()
     tiles = {dt: " ".join(dd.split()) for dt, dd in tiles_of(root).items()}
     assert tiles["Exact copies in the training data"] == "3 of 6 held-out sentences"
-    assert tiles["Only near copies"] == "2 of 6 held-out sentences"
+    assert tiles["Near copies in the training data"] == "2 of 6 held-out sentences"
     assert tiles["Training pairs read"] == "120"
     cells = ["".join(x.itertext()) for x in root.iter() if x.tag.endswith("}td")]
     for line, text, kind in [(1, source[0], "exact"), (4, near[0], "near")]:

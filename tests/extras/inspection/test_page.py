@@ -191,6 +191,8 @@ def test_a_table_in_a_file_is_whole_although_the_terminal_is_narrow(
 def test_text_shows_numbers_without_escape_sequences() -> None:
     part = Part("all", "All", "", FIGURES)
     assert "\x1b" not in part_text(part)
+    text = part_text(replace(part, explanation="word " * 40), 60)
+    assert max(map(len, text.split("\n")[1:4])) == 59  # 12 words of 4 letters with spaces
     assert "1,050,624" in part_text(part)
 
 

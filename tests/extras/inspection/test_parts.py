@@ -122,9 +122,11 @@ def test_the_confidence_is_that_of_translate(folders: dict[str, Path], low: floa
     finally:
         path.unlink()
     if result.confidence is None:
-        assert bars.note.startswith(f"No confidence: the {result.unrated} is unlike")
+        assert bars.note.startswith(
+            f"No confidence: this sentence is unlike the validation set ({result.unrated})"
+        )
     else:
-        assert bars.note.startswith(f"Confidence: {result.confidence:.1f}, ")
+        assert bars.note.startswith(f"Confidence: {result.confidence:.1f}. ")
     assert (result.confidence is None) == (low == -0.1)
 
 

@@ -565,10 +565,10 @@ def test_each_sentence_has_one_of_three_ratings_or_the_reason_why_not(page: Page
     assert [badge.text for badge in badges] == ["✓ 92", "? 60", "✗ 12", "not rated", "not rated"]
     colors = [badge.value_of_css_property("color") for badge in badges]
     assert len(set(colors)) == 4
-    counts = "Sentences: 1 good, 1 to look at, 1 probably wrong, 2 not rated."
+    counts = "Sentences: 1 good, 1 to check, 1 probably wrong, 2 not rated."
     assert page["status"].text.endswith(counts)
     assert page["status"].get_attribute("class") == "bad"
-    words = ("Probably good", "Look at this", "Probably wrong", "longer than any", "no words")
+    words = ("Probably good", "Check this", "Probably wrong", "longer than any", "no words")
     for badge, word in zip(badges, words, strict=True):
         ActionChains(page.driver).move_to_element(badge).perform()
         assert word in page["tip"].text
