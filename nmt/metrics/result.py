@@ -280,8 +280,8 @@ class EvaluationReport:
         signatures = [(label_of(score.metric), score.signature) for score in scores]
         distinct_signatures = list(dict.fromkeys(signatures))
         # A signature that is too long for a terminal is broken after "|".
-        words = text_table(distinct_signatures).replace("|", "| ")
-        blocks.append(fitted(words, columns).replace("| ", "|"))
+        spaced = text_table(distinct_signatures).replace("|", "| ")
+        blocks.append(fitted(spaced, columns).replace("| ", "|"))
         return "\n\n".join(blocks)
 
 
