@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nmt.device.device import choose_device
 from nmt.errors import DeviceError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -93,9 +94,24 @@ def has_fast_bf16(device: torch.device) -> bool:
     """Whether the hardware multiplies bfloat16 matrices natively, without emulation."""
     if device.type != "cpu":
         return _has_capability(device, _BFLOAT16_CAPABILITY)
+    return _cpu_has("avx512_bf16") or _cpu_has("amx_bf16")
+
+
+def kind_of_machine() -> str:
+    """Return the kind of hardware, on which the time of a training depends most."""
+    if choose_device("auto").type == "cuda":
+        return "GPU"
+    if _cpu_has("amx_bf16"):
+        return "CPU with AMX"
+    if has_fast_bf16(torch.device("cpu")):
+        return "CPU with bfloat16"
+    return "CPU without bfloat16"
+
+
+def _cpu_has(capability: str) -> bool:
     # Older releases of torch do not have this function. Then float32 is used.
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    return bool(capabilities.get(capability, False))
 
 
 def _has_capability(device: torch.device, min_major: int) -> bool:

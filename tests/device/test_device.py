@@ -50,7 +50,7 @@ from nmt.device.distributed import (
     interleave,
     join,
 )
-from nmt.device.precision import LossScale, choose_precision, has_fast_bf16
+from nmt.device.precision import LossScale, choose_precision, has_fast_bf16, kind_of_machine
 from nmt.errors import DeviceError
 from tests.process import LIMIT
 
@@ -338,11 +338,17 @@ def test_huge_pages_take_addresses_and_no_memory() -> None:
 
 def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     """The instructions of a CPU, and the capability of a GPU."""
-    for has_it, name in (("avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16"), ("", "float32")):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for has_it, name, kind in (
+        ("avx512_bf16", "bfloat16", "CPU with bfloat16"),
+        ("amx_bf16", "bfloat16", "CPU with AMX"),
+        ("", "float32", "CPU without bfloat16"),
+    ):
         found = {has_it: True, "avx512_bw": True}
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found)
         assert has_fast_bf16(CPU) is bool(has_it)
         assert choose_precision("auto", CPU).name == name
+        assert kind_of_machine() == kind
     names = {(6, 1): "float32", (7, 0): "float16", (7, 5): "float16", (8, 0): "bfloat16"}
     for capability, name in names.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, at=capability: at)

@@ -33,7 +33,7 @@ from nmt.data.formats.layout import Column, Wanted
 from nmt.data.formats.pair import BadPair, ReadOptions, leading_tag, place_of
 from nmt.data.places import PartFiles, find_places
 from nmt.errors import ConfigError, DataError, join_words, shell_command
-from nmt.extras.planning.expectation import FEW_PAIRS, expected_quality
+from nmt.extras.planning.expectation import FEW_PAIRS, expected_quality, expected_time
 from nmt.extras.planning.held_out import (
     BlockSample,
     Texts,
@@ -150,6 +150,7 @@ class Start:
     examples: Mapping[str, str]  # By reason: the first unusable pair.
     num_characters: int  # Characters of the training text, in both languages together.
     max_minutes: int  # Training time of the configuration.
+    machine: str  # Its kind, a result of `nmt.device.precision.kind_of_machine`.
     lacks_gpu: bool  # Whether the model is smaller than usual because there is no GPU.
     seed: int
     given: Sequence[str]  # The validation and test sets that were not drawn.
@@ -181,6 +182,7 @@ class Start:
             "check": shell_command("prepare", self.config, report_only=True),
             "train": shell_command("train", self.config),
             "expected": expected_quality(self.counts[_TRAIN]),
+            "expected_here": expected_time(self.counts[_TRAIN], self.machine),
             "get_pretrained": get_pretrained,
             "free": _FOR_ANY_USE,
             "train_pretrained": shell_command("train", folder / _PRETRAINED_NAME),
@@ -288,7 +290,8 @@ def init(options: InitOptions) -> Start:
         training_text = CorpusConfig(source=(train[0],), target=(train[1],))
         num_characters = measure_text([training_text], codes).num_characters
         scale = scale_of(num_characters)
-        lacks_gpu = scale is SCALES[-1] and not _has_gpu()
+        machine = _kind_of_machine()
+        lacks_gpu = scale is SCALES[-1] and machine != "GPU"
         if lacks_gpu:
             scale = WITHOUT_GPU
         start = Start(
@@ -301,6 +304,7 @@ def init(options: InitOptions) -> Start:
             examples=account.examples,
             num_characters=num_characters,
             max_minutes=scale.sections["training"]["max_minutes"],
+            machine=machine,
             lacks_gpu=lacks_gpu,
             seed=options.seed,
             given=list(given),
@@ -557,10 +561,10 @@ def _vocab_size(files: Sequence[Path], usual: int) -> int:
     return min(usual, max(TokenizerConfig().min_vocab_size, _NUM_BYTES + len(subwords)))
 
 
-def _has_gpu() -> bool:
-    from nmt.device.device import choose_device  # noqa: PLC0415 - loads torch
+def _kind_of_machine() -> str:
+    from nmt.device.precision import kind_of_machine  # noqa: PLC0415 - loads torch
 
-    return choose_device("auto").type == "cuda"
+    return kind_of_machine()
 
 
 def _write_configs(place: Path, start: Start, scale: Scale, vocab_size: int) -> None:

@@ -423,12 +423,14 @@ def test_without_a_gpu_a_large_corpus_gets_a_small_model(monkeypatch: pytest.Mon
     monkeypatch.setattr(init_module, "scale_of", lambda _: SCALES[-1])
     sizes = {}
     for has_gpu in (True, False):
-        monkeypatch.setattr(init_module, "_has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        machine = "GPU" if has_gpu else "CPU with AMX"
+        monkeypatch.setattr(init_module, "_kind_of_machine", lambda machine=machine: machine)
         start = started(corpus(), output=Path(f"gpu-{has_gpu}"))
         config = load_config(start.config)
         sizes[has_gpu] = config.model.model_dim, config.training.max_minutes
         assert start.max_minutes == config.training.max_minutes
         assert ("has no GPU" in start.as_text()) == (not has_gpu)
+        assert f"on this machine ({machine}): " in start.as_text()
     assert sizes == {True: (512, 1440), False: (256, 480)}
 
 
