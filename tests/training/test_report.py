@@ -338,7 +338,7 @@ def test_the_page_shows_state_model_and_test_scores_of_the_run() -> None:
         "Parameters": "1,234,567",
         "Dropped pairs, by reason": "too long: 1,200, empty: 3",
         "Resumed at step": "200",
-        "Test: flores": "BLEU 20.12 checkpoint best",  # the later one counts
+        "Test set flores": "BLEU 20.12 checkpoint best",  # the later one counts
     }
     for figure in figures(page).values():
         for drawn in classes(figure, "svg", "chart"):
