@@ -152,11 +152,15 @@ def _seconds_of_item(
 
 
 def _validation_seconds(validator: Validator, most_seconds: float) -> float:
-    """Estimate the seconds of a validation from samples, after smaller samples as warm-up."""
+    """Estimate the seconds of a validation from samples."""
     processes = validator.updater.processes
     most = most_seconds / len(validator.sets)
     seconds = 0.0
     for held_out in validator.sets:
+        # The first line may take a second: at that speed, a validation would fill a short budget.
+        first = held_out.sample(num_batches=1, num_lines=1)
+        warm_up = replace(validator, sets=[first], end_loops=False)
+        warm_up()
         text = held_out.text
         if processes.share(len(held_out.batches)):
             of_batch = _seconds_of_item(validator, held_out, most, num_batches=1)

@@ -205,20 +205,26 @@ def test_tokens_of_an_earlier_start_count_for_the_loss_and_not_for_the_speed() -
 class Clock:
     """Stands for the time: an update takes two seconds, a validation one for each batch.
 
-    And half a second for each line that it translates.
+    And half a second for each line that it translates; all this divided by ``speed``. The first
+    validation takes ``cold`` seconds more.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, speed: float = 1.0, cold: float = 0.0
+    ) -> None:
         self.now = 100.0
+        self.cold = cold
 
         def update(_updater: Updater, _batches: Sequence[Batch], _rate: float) -> None:
-            self.now += 2.0
+            self.now += 2.0 / speed
 
         def validate(validator: Validator) -> Scores:
+            self.now += self.cold
+            self.cold = 0.0
             for held_out in validator.sets:
-                self.now += len(held_out.batches)
+                self.now += len(held_out.batches) / speed
                 if held_out.text is not None:
-                    self.now += len(held_out.text.sources) / 2
+                    self.now += len(held_out.text.sources) / 2 / speed
             return Scores(1.0)
 
         monkeypatch.setattr(Updater, "__call__", update)
@@ -247,6 +253,23 @@ def test_the_time_of_whole_validations_and_saves_is_measured_on_parts(
     assert (costs.update, costs.num_timed) == (2.0, 20)
     assert costs.validation == pytest.approx(13 + 50 / 2)
     assert costs.saving == pytest.approx(sum(tensor.nbytes for tensor in tensors) / 250e6)
+
+
+@pytest.mark.parametrize("cold", [0.0, 1.0, 5.0])
+def test_half_a_minute_is_mostly_spent_on_updates(
+    monkeypatch: pytest.MonkeyPatch, cold: float
+) -> None:
+    """The first validation loads and compiles: a line of that speed would fill the budget."""
+    setup = several_batches(make_config(max_steps=None, max_minutes=0.5))
+    clock = Clock(monkeypatch, speed=20.0, cold=cold)
+    progress = Progress()
+    Budget(setup, progress, Path("run"), begin=clock.now, clock=lambda: clock.now).start()
+    assert progress.total_steps is not None
+    update_seconds = 2 / 20
+    validation_seconds = (13 + 50 / 2) / 20
+    end = clock.now + progress.total_steps * update_seconds + validation_seconds
+    assert end == pytest.approx(100 + 30, abs=1)
+    assert progress.total_steps * update_seconds > 30 / 2
 
 
 @pytest.mark.parametrize(
