@@ -104,6 +104,36 @@ def test_an_interrupt_while_modules_are_loading_exits_with_130(
     assert capsys.readouterr().err == "nmt: stopped by Ctrl-C\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, cli._SPINS),
+        ({"GOMP_SPINCOUNT": "5"}, "5"),
+        ({"OMP_WAIT_POLICY": "passive"}, None),
+    ],
+)
+def test_threads_wait_for_each_other_as_the_user_says(
+    given: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.cli.app.main", lambda: None)
+    monkeypatch.setattr(os, "environ", given)
+    cli.main()
+    assert given.get("GOMP_SPINCOUNT") == expected
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the OpenMP of GNU")
+def test_the_openmp_of_torch_reads_how_long_threads_wait() -> None:
+    command = [sys.executable, "-m", "nmt", "doctor"]
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment["OMP_DISPLAY_ENV"] = "verbose"
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    assert f"GOMP_SPINCOUNT = '{cli._SPINS}'" in done.stderr
+
+
 def test_the_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; sys.argv = ['nmt', '--help']; from nmt.cli import main\n"
