@@ -122,7 +122,7 @@ def test_a_corpus_of_several_files_has_the_names_and_the_lines_of_its_files(
     items = ["".join(x.itertext()) for x in page.iter() if x.tag.endswith("}li")]
     assert text.replace(": lines", ", lines") in items
     num_misaligned = report.reasons["misaligned"]["count"]
-    alert = f"{num_misaligned} of 400 training pairs are misaligned, and kept:"
+    alert = f"{num_misaligned} of 400 training pairs are misaligned, but kept:"
     assert alert in ["".join(x.itertext()) for x in page.iter() if x.tag.endswith("}b")]
     exact = [leak for leak in report.leakage if leak["kind"] == "exact" and leak["set"] != "valid"]
     found = [(leak["set"], leak["line"], leak["corpus"], leak["train_line"]) for leak in exact]
