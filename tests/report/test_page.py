@@ -6,6 +6,7 @@ import itertools
 import math
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from nmt.report.page import log_ticks, path_data, render, round_ticks, thin, tick_labels, visible
 from nmt.training.report import RunRecord
+from tests.browser import ask
 from tests.examples import FEW
 
 
@@ -34,6 +36,26 @@ from tests.examples import FEW
 )
 def test_characters_that_hide_or_reorder_text_are_shown_as_escapes(text: str, shown: str) -> None:
     assert visible(text) == shown
+
+
+# Whether a folded or open part is open, shows its text, and has a word before its title.
+PARTS = """[...document.querySelectorAll("details")].map(part => [
+    part.open, part.querySelector("p, pre").checkVisibility(),
+    getComputedStyle(part.querySelector("summary"), "::before").content !== "none",
+].map(Number).join("")).join()"""
+OPENED = 'document.querySelector("details").open = true'
+PRINTED = 'dispatchEvent(new Event("beforeprint"))'
+
+
+def test_paper_shows_open_parts_and_names_folded_parts(browser: str, tmp_path: Path) -> None:
+    page = render(
+        "run.html.j2", title="t", run=RunRecord.of([]), config_text="a: 1", pages=[], charts=[],
+        is_noisy=False, label_of=str, fixed=lambda *_: "",
+    )  # fmt: skip
+    part = "<details><summary>More</summary><p>text</p></details>"
+    paper = str(page).replace("@media print{", "@media all{").replace("</main>", f"{part}</main>")
+    found, _ = ask(browser, paper, tmp_path, 800, OPENED, PRINTED, PARTS)
+    assert found == "true true 110,001"
 
 
 @given(text=st.text())

@@ -42,34 +42,41 @@ const explore = (svg, point, move, leave) => {
 };
 for (const svg of all("[data-box]")) {
   const [left, top, width, height] = svg.dataset.box.split(" ").map(Number);
-  const rows = JSON.parse(svg.dataset.rows);
-  const columns = JSON.parse(svg.dataset.columns);
-  const values = svg.dataset.values.split("|").map((row) => row.split(";"));
+  // The drawing for phones has the numbers of the drawing before it, and perhaps several lines for a row.
+  const { dataset } = all("[data-values]", svg.closest("figure"))[0];
+  const rows = JSON.parse(dataset.rows);
+  const columns = JSON.parse(dataset.columns);
+  const values = dataset.values.split("|").map((line) => line.split(";"));
+  const length = Number(svg.dataset.line || columns.length);
+  const lines = Math.ceil(columns.length / length);
   let [row, column] = [0, 0];
+  const place = () => [Math.floor(row / lines), (row % lines) * length + column];
   const figure = svg.closest("figure.grid");
   const frame = document.createElementNS(svg.namespaceURI, "rect");
   const leave = () => { frame.remove(); hide(svg); };
   const show = () => {
-    const place = { class: "cursor", x: left + column * width, y: top + row * height, width, height };
-    for (const name in place) frame.setAttribute(name, place[name]);
+    const edges = { class: "cursor", x: left + column * width, y: top + row * height, width, height };
+    for (const name in edges) frame.setAttribute(name, edges[name]);
     svg.append(frame);
-    const names = [rows[row], columns[column]].filter(Boolean).map(apart).join(", ");
-    tell(svg, left + (column + 0.5) * width, top + row * height, `${names}: ${figure ? "largest weight " : ""}${values[row][column] || "masked"}`);
+    const [y, x] = place();
+    const names = [rows[y], columns[x]].filter(Boolean).map(apart).join(", ");
+    tell(svg, left + (column + 0.5) * width, top + row * height, `${names}: ${figure ? "largest weight " : ""}${values[y][x] || "masked"}`);
   };
   explore(svg, (x, y) => {
     [row, column] = [Math.floor((y - top) / height), Math.floor((x - left) / width)];
-    if (rows[row] === undefined || columns[column] === undefined) {
+    const [down, right] = place();
+    if (rows[down] === undefined || columns[right] === undefined || column >= length) {
       [row, column] = [0, 0];
       leave();
     } else show();
   }, (down, right) => {
-    row = between(0, row + down, rows.length - 1);
-    column = between(0, column + right, columns.length - 1);
+    row = between(0, row + down, rows.length * lines - 1);
+    column = between(0, column + right, Math.min(length, columns.length - (row % lines) * length) - 1);
     show();
   }, leave);
   // A small map opens its head in the drawing of its layer.
   const target = figure ? figure.nextElementSibling.querySelector("div.steps") : null;
-  const open = () => { if (target) target.open(row, column); };
+  const open = () => { if (target) target.open(...place()); };
   svg.addEventListener("click", open);
   svg.addEventListener("keydown", (event) => { if (event.key === "Enter") open(); });
 }

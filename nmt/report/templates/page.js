@@ -14,17 +14,3 @@ const markRegions = () => {
 addEventListener("resize", markRegions);
 document.addEventListener("toggle", markRegions, true);
 markRegions();
-// Paper shows everything.
-const folded = () => document.querySelectorAll("details:not([open])");
-addEventListener("beforeprint", () => {
-  for (const part of folded()) {
-    part.open = true;
-    part.dataset.folded = "";
-  }
-});
-addEventListener("afterprint", () => {
-  for (const part of document.querySelectorAll("[data-folded]")) {
-    part.open = false;
-    part.removeAttribute("data-folded");
-  }
-});

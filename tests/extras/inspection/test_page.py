@@ -316,6 +316,48 @@ def test_drawings_answer_to_pointer_and_keyboard(browser: str, tmp_path: Path) -
     assert "CONSOLE" not in logged
 
 
+# Drawings on the screen that scroll sideways; the name of a cell after ArrowDown.
+SIDEWAYS = """[...document.querySelectorAll(".scroll")]
+    .filter(x => x.scrollWidth > x.clientWidth).length"""
+SECOND_LINE = """(svg => { svg.focus(); svg.dispatchEvent(new KeyboardEvent("keydown",
+    {key: "ArrowDown"})); return document.querySelector(".readout").textContent
+    .replace(/[\\u2066-\\u2069\\s]/g, ""); })(document.querySelector(".grid .upright svg"))"""
+
+
+def test_matrices_and_heads_fit_a_phone(browser: str, tmp_path: Path) -> None:
+    """A matrix of 20 long tokens; and 6 heads, 4 on a line, so that the next line begins with 5."""
+    names = [f"\u2581playing{n}" for n in range(20)]
+    values: fig.Matrix = [[n / 20] * 20 for n in range(20)]
+    heads: list[fig.Matrix] = [[[n / 6] * 20] * 20 for n in range(6)]
+    columns = [f"head{n + 1}" for n in range(6)]
+    figures = (
+        fig.Heatmap("", values, names, names, down="token that reads"),
+        fig.Grid("", ["l1"], columns, [heads]),
+        fig.Steps("", [fig.Step("l1", [fig.TextFigure("", [""])])]),
+    )
+    part = Part("p", "P", "", figures)
+    made = str(render_page("t", {}, [part], {}))
+    found, logged = ask(browser, made, tmp_path, 390, SIDEWAYS, SECOND_LINE)
+    assert found == "0 l1,head5:largestweight0.6667"
+    # Copies of cells have no drawing around them, so a selector with `.drawing` leaves them black.
+    assert made.count("<use ") == 6 + 2
+    assert re.findall(r"([^{}\n]*)\.(?:heat|cold)\{", made) == ["", ""]
+    assert "CONSOLE" not in logged
+
+
+BAR = """[...document.querySelectorAll(".step, .bar *")]
+    .map(each => Number(each.checkVisibility())).join("")"""
+
+
+def test_paper_shows_one_step_and_says_that_others_are_folded(browser: str, tmp_path: Path) -> None:
+    """The bar has a button, a menu with two options, a button and the number of the step."""
+    steps = [fig.Step(name, [fig.TextFigure("", [name])]) for name in ("1", "2")]
+    paper = str(page(fig.Steps("s", steps))).replace("@media print{", "@media all{")
+    other = 'getComputedStyle(document.querySelector(".bar output"), "::after").content'
+    found, _ = ask(browser, paper, tmp_path, 800, BAR, other)
+    assert found == '0000011000000110 ". Folded: the other steps."'
+
+
 def test_the_figure_of_the_readme_has_the_numbers_of_the_tutorial() -> None:
     docs = Path(__file__).parents[3] / "nmt" / "docs"
     (table,) = re.findall(r"\n  I  .*?(?=```)", (docs / "tutorial.md").read_text("utf-8"), re.S)
