@@ -12,8 +12,8 @@ __all__ = ["main"]
 
 # How often CPU threads look whether the others of an operation are ready, before they sleep. By
 # default 300,000 times in GNU's OpenMP, longer than a time slice, which others may need. Results
-# do not depend on it. Updates per second beside two busy programs, and on a quiet machine: 0.91 and
-# 3.57 by default, 1.25 and 3.43 with 100,000 times, 1.20 and 3.15 with 10,000 times.
+# do not depend on it. Updates per second beside two busy programs, and on a quiet machine: 0.83 and
+# 3.57 by default, 1.59 and 3.43 with 100,000 times, 1.20 and 3.15 with 10,000 times.
 _SPINS = "100000"
 
 
