@@ -61,7 +61,9 @@ def expected_quality(num_pairs: int) -> str:
         largest = _MEASURED[-1]
         return f"not measured for so many pairs; the largest measured corpus is {largest}"
     similar.sort(key=lambda row: row.best)
-    ends = similar[:1] + similar[1:][-1:]  # only one if there are no others
+    ends = similar[:1]
+    if len(similar) > 1:
+        ends.append(similar[-1])
     numbers = " to ".join(f"{row.best:.0f}" for row in ends)
     return f"{prefix} {numbers} BLEU (measured: {'; '.join(map(str, ends))})"
 
@@ -72,11 +74,12 @@ def expected_time(num_pairs: int, machine: str) -> str:
     >>> expected_time(180_000, "CPU with bfloat16")
     '44.1 BLEU after 68 minutes (Tatoeba en-de, 163,691 pairs, 1 thread)'
     >>> expected_time(180_000, "abacus")
-    'not measured with so many pairs'
+    'not measured here with about as many pairs'
     """
     rows = [row for row in _MEASURED if row.machine == machine]
     similar = [row for row in rows if row.ratio(num_pairs) <= _SIMILAR]
     if not similar:
-        return "not measured with so many pairs"
-    nearest = min(similar, key=lambda row: row.ratio(num_pairs))
-    return nearest.times()
+        return "not measured here with about as many pairs"
+    smallest = min(row.ratio(num_pairs) for row in similar)
+    nearest = [row.times() for row in similar if row.ratio(num_pairs) == smallest]
+    return "; ".join(nearest)

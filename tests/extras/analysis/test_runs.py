@@ -184,8 +184,8 @@ def test_what_cannot_be_compared_is_named(
 
 @pytest.mark.parametrize(("other_set", "why"), [
     ("valid.de", "different parts of the validation set: a run with few minutes "
-     "(training.max_minutes) uses only some of its sentences "
-     "(a: 203 sentences, b: 1,014 sentences), so only"),
+     "(training.max_minutes) or with training.validation.max_sentences uses only some of its "
+     "sentences (a: 203 sentences, b: 1,014 sentences), so only"),
     ("other.de", "The runs have different validation sets (a: 203 sentences, b: 1,014 sentences), "
      "so only"),
 ])  # fmt: skip
@@ -204,6 +204,18 @@ def test_the_page_says_why_validations_cannot_be_compared(
     text = " ".join("".join(root.itertext()).split())
     assert why in text
     assert "only scores on a test set can be compared" in text
+
+
+def test_the_page_knows_no_reason_for_runs_that_did_not_record_their_validation(
+    tmp_path: Path,
+) -> None:
+    runs = write_run(tmp_path / "a", 0.1, 20.5), write_run(tmp_path / "b", 0.3, 18.25)
+    start = {"kind": "start", "step": 0, "validation": "hash", "validation_sentences": 203}
+    (runs[0] / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    report(ReportOptions(runs=runs))
+    page = Path("runs.html").read_text(encoding="utf-8")
+    assert "Not all of these runs have recorded on which sentences they validate (a: 203" in page
+    assert "different parts" not in page
 
 
 def test_a_test_score_is_drawn_at_the_step_of_the_best_checkpoint(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nmt.extras.inspection import figure as fig
@@ -123,6 +123,22 @@ def test_labels_fit_in_a_wide_font() -> None:
 def test_neighbouring_cells_of_one_shade_are_one_shape() -> None:
     drawn = document([fig.Heatmap("", [[1.0] * 300] * 2, ["r", "s"], [""] * 300, low=0, high=1)])
     assert "M0,0h300v1h-300zM0,1h300v1h-300z" in drawn
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.floats(-1000, 0))
+@example(6, 6, -12.3)
+@example(8, 8, -1.2)
+def test_each_copy_of_cells_refers_to_cells_on_the_page(
+    num_rows: int, num_columns: int, low: float
+) -> None:
+    """The drawing for phones is a copy: a reference to nothing would be blank."""
+    rows = [f"row{index}" for index in range(num_rows)]
+    columns = [f"column{index}" for index in range(num_columns)]
+    values = [[low + row / 3 + column for column in range(num_columns)] for row in range(num_rows)]
+    drawn = page(fig.Heatmap("", values, rows, columns))
+    ids = re.findall(r' id="([^"]+)"', drawn)
+    for reference in re.findall(r'<use href="#([^"]*)"', drawn):
+        assert reference in ids
 
 
 def test_the_best_hypothesis_of_a_tree_is_a_straight_line_and_the_others_are_below() -> None:

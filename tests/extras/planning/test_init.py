@@ -430,7 +430,7 @@ def test_without_a_gpu_a_large_corpus_gets_a_small_model(monkeypatch: pytest.Mon
         sizes[has_gpu] = config.model.model_dim, config.training.max_minutes
         assert start.max_minutes == config.training.max_minutes
         assert ("has no GPU" in start.as_text()) == (not has_gpu)
-        assert f"on this machine ({machine}): " in start.as_text()
+        assert f"on this kind of machine ({machine}): " in start.as_text()
     assert sizes == {True: (512, 1440), False: (256, 480)}
 
 
