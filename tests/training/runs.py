@@ -204,8 +204,9 @@ def assert_equal(run: Run, whole: Run) -> None:
 
 
 def _serve() -> None:
-    # A shell lets what it starts in the background ignore SIGINT.
+    # A shell lets what it starts in the background ignore SIGINT, and nohup SIGHUP.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(sys.argv[1])
     Path("sitecustomize.py").write_text("from tests.training.runs import arm\narm()\n")
     for name in ("commands.train", "training.processes", "cli.app"):
