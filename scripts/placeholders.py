@@ -68,8 +68,9 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="text file, one line per sentence")
     parser.add_argument("--lines", type=int, default=300)
     options = parser.parse_args()
-    lines = options.source.read_text("utf-8").splitlines()
-    lines = [line for line in lines if len(line.split()) >= FEWEST_WORDS][: options.lines]
+    all_lines = options.source.read_text("utf-8").splitlines()
+    long_lines = [line for line in all_lines if len(line.split()) >= FEWEST_WORDS]
+    lines = long_lines[: options.lines]
     sources = []
     positions = []
     for number, line in enumerate(lines):
@@ -90,8 +91,11 @@ def main() -> None:
         translator = nmt.Translator.load(options.model, engine=engine)
         texts = [result.text for result in translator.translate(sources)]
         kept = list(map(pattern.findall, texts))
-        num_complete = sum(sorted(a) == sorted(b) for a, b in zip(found, kept, strict=True))
-        num_ordered = sum(a == b for a, b in zip(found, kept, strict=True))
+        num_complete = 0
+        num_ordered = 0
+        for of_source, of_translation in zip(found, kept, strict=True):
+            num_complete += sorted(of_source) == sorted(of_translation)
+            num_ordered += of_source == of_translation
         singles = [row for row, marks in enumerate(found) if len(marks) == 1]
         num_beside = 0
         for row in singles:

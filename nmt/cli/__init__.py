@@ -10,10 +10,10 @@ import sys
 
 __all__ = ["main"]
 
-# How often CPU threads look whether the others of an operation are ready, before they sleep. By
-# default 300,000 times in GNU's OpenMP, longer than a time slice, which others may need. Results
-# do not depend on it. Two threads on two cores: beside two busy programs, updates are 2.4 times as
-# fast (0.44 and 1.05 a second); on a quiet machine they lose 1 to 3%, but with 0 times 18%.
+# How often a waiting CPU thread checks for the other threads before it sleeps. GNU's OpenMP checks
+# 300,000 times. If other programs run, the threads that it waits for need that processor time.
+# Results do not depend on this number. Measured with two threads on two cores: beside two busy
+# programs, 1.05 updates a second in place of 0.44; on a quiet machine, 1 to 3% fewer updates.
 _SPINS = "1000"
 
 

@@ -141,7 +141,9 @@ class Position:
     @property
     def current_epoch(self) -> int:
         """Number of the epoch of the last batch, from 1; 0 before the first batch."""
-        return self.epoch + (self.batch > 0)
+        if self.batch:
+            return self.epoch + 1
+        return self.epoch
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,10 @@ def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
     if not (run_dir / _METRICS).is_file():
         return
     with suppress(OSError):
+        best = RunRecord.read(run_dir).best
+        if best and line["checkpoint"] == "best":
+            validation, *_ = best.values()
+            line = {**line, "best_step": validation["step"]}  # later steps may be better
         text = json.dumps({"kind": "evaluation", **line}, ensure_ascii=False)
         with (run_dir / _EVALUATIONS).open("a", encoding="utf-8", newline="\n") as file:
             file.write(text + "\n")
@@ -268,7 +272,8 @@ def _incomparable(runs: Mapping[str, RunRecord]) -> dict[str, str]:
     """Return why runs cannot be compared by some values, by the beginning of their unit."""
 
     def differs(fact: str) -> bool:
-        return len({run.last_start.get(fact) for run in runs.values()}) > 1
+        values = {run.last_start.get(fact) for run in runs.values()}
+        return len(values) > 1
 
     reasons = dict[str, str]()
     if differs("vocabulary"):  # what a token is
@@ -325,23 +330,31 @@ def run_charts(runs: Mapping[str, RunRecord]) -> list[Chart]:
 def _test_charts(runs: Mapping[str, RunRecord], end: float) -> list[Chart]:
     """Return a chart for each test set that several runs have translated.
 
-    It shows chrF of the best checkpoint of each run, at the step of this checkpoint.
+    It shows chrF of the best checkpoint of each run, at the step of this checkpoint. Lines of older
+    versions do not have this step.
     """
     # Name and hash of the references of a test set -> run -> its only point.
-    points = defaultdict[tuple[str, str], dict[str, list[Point]]](dict)
+    tests = defaultdict[tuple[str, str], dict[str, list[Point]]](dict)
     for name, run in runs.items():
         for line in run.tests:
-            if run.best and line["checkpoint"] == "best" and "chrf" in line["scores"]:
-                best, *_ = run.best.values()
-                test = (line["test"], line.get("references_sha256", ""))
-                points[test][name] = [(best["step"], line["scores"]["chrf"])]
+            if "best_step" in line and "chrf" in line["scores"]:
+                test = line["test"], line["references_sha256"]
+                point = line["best_step"], line["scores"]["chrf"]
+                tests[test][name] = [point]
     charts = []
-    unit = "score of the best checkpoint, 0 to 100"
-    for (test_name, _), points_of_runs in points.items():
-        if len(points_of_runs) > 1:
-            title = f"Test set {test_name}, chrF"
-            curves = [Curve(name, points_of_runs.get(name, ()), marked=True) for name in runs]
-            charts.append(Chart(title, unit, curves, end=end, limits=(0, 100), size=_WIDE))
+    for (test_name, _), points in tests.items():
+        if len(points) < 2:
+            continue
+        curves = [Curve(name, points.get(name, ()), marked=True) for name in runs]
+        chart = Chart(
+            title=f"Test set {test_name}, chrF",
+            unit="score of the best checkpoint, 0 to 100",
+            curves=curves,
+            end=end,
+            limits=(0, 100),
+            size=_WIDE,
+        )
+        charts.append(chart)
     return charts
 
 

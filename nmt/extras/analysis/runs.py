@@ -70,8 +70,9 @@ def report(options: ReportOptions) -> TextResult:
 def _write(path: Path, runs: Sequence[Path], configs: Sequence[Any]) -> None:
     """Write the page of a run without links, or the page that compares runs."""
     if len(runs) == 1:
+        record = RunRecord.read(runs[0])
         config_text = (runs[0] / "config.yaml").read_text("utf-8")
-        page = render_report(configs[0]["name"], RunRecord.read(runs[0]), config_text)
+        page = render_report(configs[0]["name"], record, config_text)
     else:
         page = _comparison(runs, configs)
     with open_output(path) as file:

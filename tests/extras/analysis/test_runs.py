@@ -13,6 +13,7 @@ import pytest
 from nmt.errors import CheckpointError
 from nmt.extras.analysis.runs import ReportOptions, report
 from nmt.files.atomic import run_lock
+from nmt.training.report import record_evaluation
 from tests.browser import REQUESTS, WIDER, ask
 
 
@@ -146,6 +147,7 @@ def test_what_cannot_be_compared_is_named(
         test: dict[str, Any] = {
             "kind": "evaluation",
             "checkpoint": "best",
+            "best_step": 200,
             "scores": {"bleu": 9.5, "chrf": 40.0},
         }
         test |= {"beam_size": 5, "references_sha256": references, "test": "own"}
@@ -221,19 +223,35 @@ def test_the_page_knows_no_reason_for_runs_that_did_not_record_their_validation(
 def test_a_test_score_is_drawn_at_the_step_of_the_best_checkpoint(tmp_path: Path) -> None:
     """Run a is best at step 100, although it was validated until step 300."""
     runs = write_run(tmp_path / "a", 0.1, 20.5), write_run(tmp_path / "b", 0.3, 18.25)
-    worse = {"kind": "validation", "step": 300, "bleu": 19.0}
+    worse = {"kind": "validation", "step": 300, "epoch": 1, "bleu": 19.0, "seconds": 1.0}
     with (runs[0] / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(worse) + "\n")
     for run, chrf in zip(runs, (41.5, 43.25), strict=True):
-        scores = {"kind": "evaluation", "test": "news", "scores": {"chrf": chrf}}
-        lines = [scores | {"checkpoint": name} for name in ("best", "step-300")]
-        (run / "evaluations.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        for checkpoint in ("best", "step-300"):
+            entry = {"test": "news", "checkpoint": checkpoint, "scores": {"chrf": chrf}}
+            record_evaluation(run, run.name, entry | {"references_sha256": "same"})
     report(ReportOptions(runs=runs))
     root = ElementTree.fromstring(Path("runs.html").read_text(encoding="utf-8"))
     figures = [x for x in root.iter() if x.tag.endswith("}figure")]
     (figure,) = (x for x in figures if "Test set news, chrF" in "".join(x.itertext()))
     drawn = {x.get("data-name"): x.get("data-points") for x in figure.iter() if x.get("data-name")}
     assert drawn == {"a": "100 41.5", "b": "100 43.25"}
+
+
+def test_a_test_score_stays_at_its_step_when_training_goes_on_and_improves(tmp_path: Path) -> None:
+    runs = write_run(tmp_path / "a", 0.1, 20.5), write_run(tmp_path / "b", 0.3, 18.25)
+    for run in runs:
+        entry = {"test": "news", "checkpoint": "best", "scores": {"chrf": 41.5}}
+        record_evaluation(run, run.name, entry | {"references_sha256": "same"})
+    better = {"kind": "validation", "step": 300, "bleu": 29.0}
+    with (runs[0] / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(better) + "\n")
+    report(ReportOptions(runs=runs))
+    root = ElementTree.fromstring(Path("runs.html").read_text(encoding="utf-8"))
+    figures = [x for x in root.iter() if x.tag.endswith("}figure")]
+    (figure,) = (x for x in figures if "Test set news, chrF" in "".join(x.itertext()))
+    drawn = {x.get("data-name"): x.get("data-points") for x in figure.iter() if x.get("data-name")}
+    assert drawn == {"a": "100 41.5", "b": "100 41.5"}
 
 
 def test_one_run_has_its_own_page_with_links_to_other_pages_in_its_folder(tmp_path: Path) -> None:
