@@ -387,7 +387,9 @@ def _charts(run: RunRecord) -> list[Chart]:
         unit += f", label smoothing {smoothing:g}"
     charts = [chart("Loss", unit, losses, size=_WIDE)]
     for title, curves in by_metric.items():
-        charts.append(chart(title, "score, 0 to 100", curves, limits=(0, 100), size=_WIDE))
+        charts.append(
+            chart(title, "validation score, 0 to 100", curves, limits=(0, 100), size=_WIDE)
+        )
     # A line of a validation has its scores by metric, among other values.
     scored_metrics = {*chain.from_iterable(run.validations)} & {*METRICS, "command"}
     added_metrics = sorted(scored_metrics - {*REPORTED_METRICS})

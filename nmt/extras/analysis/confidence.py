@@ -14,7 +14,8 @@ from nmt.metrics.result import ReportSection, System
 
 _MEANING = (
     "confidence: correlation with sentence chrF (1 is perfect). The calibration error is the mean "
-    "difference between confidence and chrF over ten groups of lines."
+    "difference between confidence and chrF over ten groups of lines. Lines without confidence are "
+    "left out: they are blank, or unlike the validation set."
 )
 _NUM_GROUPS = 10  # Groups of lines for the calibration error.
 _MIN_SENTENCES = 30  # With fewer sentences, correlations mean nothing.
@@ -29,10 +30,13 @@ def confidence_section(scored: EvaluatedSet) -> ReportSection | None:
         quality = confidence_quality(system, scored.test.references)
         if quality is not None:
             qualities.append(quality)
-            row = [system.name, f"{quality['num_sentences']:,}"]
-            row.append(f"{quality['pearson']:.3f}")
-            row.append(f"{quality['spearman']:.3f}")
-            row.append(f"{quality['calibration_error']:.2f} chrF")
+            row = [
+                system.name,
+                f"{quality['num_sentences']:,}",
+                f"{quality['pearson']:.3f}",
+                f"{quality['spearman']:.3f}",
+                f"{quality['calibration_error']:.2f} chrF",
+            ]
             rows.append(row)
     if not qualities:
         return None

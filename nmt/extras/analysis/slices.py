@@ -38,7 +38,9 @@ SEEN = "source in training data"
 NOT_SEEN = "not found"
 _MEANING = f"slices: (few) marks fewer than {SMALL_SLICE} sentences, whose scores are unreliable."
 _LEAKS_MEAN = (
-    '\nsource in training data: near means one or two different words; "not found" is new text.'
+    '\nsource in training data: near means one or two different words; "not found" is new text. '
+    "Baselines and files have no such slices."
+    "\nwords and word pairs in training: counted in the data of the first model."
 )
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(f"[{_EAST_ASIAN}]|[^\\W{_EAST_ASIAN}]+")

@@ -26,7 +26,7 @@ from nmt.extras.inspection.figure import (
     TextFigure,
     flat,
 )
-from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels
+from nmt.extras.inspection.inspected import DECODED, MAX_TOKENS, Inspected, labels
 from nmt.extras.inspection.prediction import usable_log_probs
 from nmt.extras.inspection.sublayers import (
     KINDS,
@@ -52,7 +52,6 @@ _MAX_DISTANCE = 1.0  # Largest distance from the diagonal, in tokens, that count
 _MIN_MAIN_SHARE = 0.5  # Share of attention from which a head has a main role.
 # What the four shares of `look_shares` are shares of. The first three are single tokens.
 _SHARE_NAMES = ("previous token", "itself", "end", "diagonal")
-_DECODED = "token read \N{RIGHTWARDS ARROW} token predicted"
 _MAX_HEADS = 64  # Heads in one grid.
 _MAX_WEIGHTS = 100_000  # Weights per kind of attention: keeps a page below a few megabytes.
 
@@ -127,7 +126,7 @@ def _heatmap(inspected: Inspected, kind: Kind, title: str, values: Matrix) -> He
     """Return weights (T, S) with the labels that tokens have in this kind of attention."""
     rows = inspected.target_labels
     columns = inspected.source_labels
-    down = _DECODED
+    down = DECODED
     if kind == "encoder":
         rows = columns
         down = "token that reads"
@@ -154,10 +153,10 @@ def alignment(inspected: Inspected) -> Iterator[Figure]:
     Cross-attention weights say how much each word of the source contributes to a word of the
     translation. The weight of a source word is the attention to all its subwords, averaged over the
     subwords of the target word and over all heads in the upper half of the decoder. A line links
-    each target word to the source word with the largest weight, the strongest cell of its row.
-    `nmt translate` returns the same links. The model was not trained to align, so some links are
-    wrong. The probability of a word is the product of the probabilities of its subwords. EOS is the
-    end of the sentence.
+    each target word to the source word with the largest weight, the strongest cell of its row. The
+    rest of a row, up to 1, is attention to tokens that are not words, such as EOS, the end of the
+    sentence. `nmt translate` returns the same links. The model was not trained to align, so some
+    links are wrong. The probability of a word is the product of the probabilities of its subwords.
     """
     # BOS and tag, which come before the source sentence.
     num_added = int(inspected.config.model.source_bos) + len(inspected.tag_ids)

@@ -250,6 +250,7 @@ def _facts(inspected: Inspected, view_options: Collection[str]) -> dict[str, str
     target_name = name_of(config.target_language)
     num_parameters = sum(parameter.numel() for parameter in inspected.structure.parameters())
     facts = {
+        "Path": str(inspected.place),
         "Languages": f"{source_name} \N{RIGHTWARDS ARROW} {target_name}",
         "Model": f"{model.encoder_layers} encoder and {model.decoder_layers} decoder layers, "
         f"{model.num_heads} heads, width {model.model_dim:,}, {num_parameters:,} parameters",

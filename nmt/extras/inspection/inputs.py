@@ -29,7 +29,13 @@ from nmt.extras.inspection.figure import (
     number_text,
     vector_text,
 )
-from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels, step_labels
+from nmt.extras.inspection.inspected import (
+    DECODED,
+    MAX_TOKENS,
+    Inspected,
+    labels,
+    step_labels,
+)
 from nmt.model.positions import POSITIONS, rates, sinusoids
 from nmt.packed import Packed
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
@@ -188,7 +194,9 @@ def shift(inspected: Inspected) -> Iterator[Figure]:
     positions = _number_labels(batch.source.max_length, 1)
     padding_mask = batch.source.mask().float()
     title = "Padding mask of the source"
-    yield Heatmap(title, padding_mask.tolist(), numbers, positions, down="sentence")
+    yield Heatmap(
+        title, padding_mask.tolist(), numbers, positions, down="sentence", across="position"
+    )
     masks = decoder_mask(batch.target).float()
     for number, mask in zip(numbers, masks, strict=True):
         title = f"Decoder mask of sentence {number}"
@@ -197,7 +205,7 @@ def shift(inspected: Inspected) -> Iterator[Figure]:
         rows = step_labels(read, predicted)
         columns = _padded_labels(target_tokenizer, inputs[number], max_length)
         values = mask[: len(rows)].tolist()  # without the rows of PAD; its columns remain
-        yield Heatmap(title, values, rows, columns, 0, 1, across="token read")
+        yield Heatmap(title, values, rows, columns, 0, 1, "token read", DECODED)
 
 
 def pairs_of(inspected: Inspected) -> list[Pair]:

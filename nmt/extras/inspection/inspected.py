@@ -47,6 +47,7 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer
 # Source ids and options -> hypotheses, best first.
 Search = Callable[[list[int], DecodingConfig], Sequence[Hypothesis]]
 MAX_TOKENS = 100  # Longest sentence; the page of a longer one would have many megabytes.
+DECODED = "token read \N{RIGHTWARDS ARROW} token predicted"  # meaning of `step_labels`
 _SPECIAL = {PAD_ID: "PAD", BOS_ID: "BOS", EOS_ID: "EOS"}
 _NEEDS_WITHOUT_WEIGHTS = ("configuration", "vocabulary")
 

@@ -236,15 +236,18 @@ def test_languages_are_counted_on_each_side_with_their_first_lines(tmp_path: Pat
     for line in (7, 30, 31):
         source[line] = "Je ne sais pas pourquoi il est parti si tôt ce matin."
     target[50] = "Non so perché se ne sia andato così presto stamattina."
+    source[60], target[60] = source[7], target[50]  # counts once, as the page says
     write_pairs(tmp_path, source, target)
     report = prepare(config_for(tmp_path), report_only=True, report_dir=tmp_path / "report")
     sides = report.reasons["language"]["sides"]
-    assert sides["de"]["fr"]["count"] == 3
-    assert [each["line"] for each in sides["de"]["fr"]["first"]] == [8, 31, 32]
+    assert sides["de"]["fr"]["count"] == 4
+    assert [each["line"] for each in sides["de"]["fr"]["first"]] == [8, 31, 32, 61]
     assert sides["en"]["it"] == {"count": 1, "first": [{"corpus": "numbers", "line": 51}]}
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "<td>fr</td><td>3</td><td>2.50%</td>" in page
-    assert "<td>de</td><td>117</td><td>97.50%</td>" in page  # 120 - 3
+    assert "<td>fr</td><td>4</td><td>3.33%</td>" in page
+    assert "<td>de</td><td>116</td><td>96.67%</td>" in page  # 120 - 4
+    assert " reported and kept, detected: fr 4, " in page
+    assert '<h1 dir="auto">Data preparation report: de \u2192 en</h1>' in page
 
 
 def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) -> None:
@@ -313,9 +316,9 @@ def test_the_page_counts_each_held_out_sentence_once_and_shows_it(tmp_path: Path
     assert tiles["Near copies in the training data"] == "2 of 6 held-out sentences"
     assert tiles["Training pairs read"] == "120"
     cells = ["".join(x.itertext()) for x in root.iter() if x.tag.endswith("}td")]
-    for line, text, kind in [(1, source[0], "exact"), (4, near[0], "near")]:
-        row = ["valid", str(line), text, kind, source[line - 1], "numbers", str(line)]
-        assert [cells[at : at + 7] for at in range(len(cells))].count(row) == 1
+    for line, text, shown in [(1, source[0], "identical"), (4, near[0], source[3])]:
+        row = ["valid", str(line), text, shown, "numbers", str(line)]
+        assert [cells[at : at + 6] for at in range(len(cells))].count(row) == 1
 
 
 def tiles_of(root: ElementTree.Element) -> dict[str, str]:

@@ -152,6 +152,7 @@ def test_a_batch_is_shifted_padded_and_masked(hello: dict[str, Path]) -> None:
     assert isinstance(first, Heatmap)
     assert first.values == torch.ones(5, 5).tril().tolist()
     assert first.rows[:2] == ["BOS → ▁i", "▁i → ▁am"]
+    assert (first.across, first.down) == ("token read", "token read → token predicted")
     assert isinstance(second, Heatmap)
     assert second.values == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
 

@@ -390,6 +390,7 @@ def test_json_has_the_figures_of_the_last_checkpoint_and_says_so(folders: dict[s
     written = json.loads(output.read_text(encoding="utf-8"))
     assert written["facts"]["Checkpoint"] == "untrained"
     assert written["facts"]["Source"] == SOURCE
+    assert Path(written["facts"]["Path"]).is_dir()  # two runs can have the same name
     part = part_of(folders["post"], "attention", target=TARGET, checkpoint=("untrained",))
     found = [x["values"] for x in written["parts"]["attention"]["figures"] if x["kind"] == "grid"]
     grids = figures_of(part, Grid)
