@@ -283,6 +283,12 @@ def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) ->
     summary = page.partition("<b>Duplicate</b>")[2].partition("</summary>")[0]
     assert '<rect class="gone" ' in summary
     assert "<span>6.20%</span> <small>8 dropped</small>" in summary  # of 129
+    examples = {}
+    for name in ("Duplicate", "Markup"):
+        examples[name] = page.partition(f"<b>{name}</b>")[2].partition("</details>")[0]
+        assert "The file dropped.tsv.gz lists all." in examples[name]
+    assert '<td class="value" dir="auto">&lt;script&gt;</td>' in examples["Markup"]
+    assert "value" not in examples["Duplicate"]  # this check measures nothing
     assert (tmp_path / "prepared" / "report.html").read_text() == (
         folders[2] / "report.html"
     ).read_text()  # always in the prepared folder
