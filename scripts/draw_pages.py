@@ -23,7 +23,9 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-SIZE = (1000, 850)  # CSS pixels of the window
+SIZE = (1000, 870)  # CSS pixels of the window
+SCALE = 1.5  # Pixels of a picture for each CSS pixel, so that text is sharp when it is enlarged.
+MARGIN = "16px"  # Around an element, which may stand on a page of another colour.
 SECONDS = 60.0  # until a page is ready
 RATED = "#status:is(.good, .look, .bad)"  # All sentences are translated and rated.
 TEXT = "Ein Hund läuft durch den Schnee. Zwei Kinder spielen am Strand mit einem roten Ball."
@@ -38,6 +40,7 @@ def browser() -> Iterator[Chrome]:
     for flag in ("--headless=new", "--no-sandbox", "--hide-scrollbars"):
         options.add_argument(flag)
     options.add_argument(f"--window-size={width},{height}")
+    options.add_argument(f"--force-device-scale-factor={SCALE}")
     chrome = Chrome(options=options)
     try:
         yield chrome
@@ -79,7 +82,10 @@ def draw_translator(chrome: Chrome, model: Path, path: Path) -> None:
 def draw_element(chrome: Chrome, page: Path, selector: str, path: Path) -> None:
     """Draw one element of a page."""
     chrome.get(page.resolve().as_uri())
-    chrome.find_element(By.CSS_SELECTOR, selector).screenshot(str(path))
+    element = chrome.find_element(By.CSS_SELECTOR, selector)
+    code = "arguments[0].style.padding = arguments[1]; arguments[0].scrollIntoView()"
+    chrome.execute_script(code, element, MARGIN)
+    element.screenshot(str(path))
 
 
 def main(model: Path, run: Path, other: Path, report: Path, out: Path) -> None:

@@ -12,8 +12,11 @@ from typing import TextIO
 USUAL_COLUMNS = 80
 _INDENT = 4  # Of the rest of a line, in addition to the indent of its beginning.
 _JOINT = "\xa0"  # A space at which no line is broken.
-# Commands to type: in backticks, after a label, or a whole line, perhaps with another program.
-_COMMAND = re.compile(r"`[^`]*`|(?<=: )nmt [a-z].*|^ *([^`]*(\| |-m ))?nmt [a-z].*")
+# Commands to type: in backticks, after a label, or a whole line, perhaps with another program. A
+# remark in parentheses may follow. The sentence of an error may begin with a command.
+_COMMAND = re.compile(
+    r"`[^`]*`|(?<=: )(?<!error: )nmt [a-z].*?(?= \([^\"']*$|$)|^ *([^`]*(\| |-m ))?nmt [a-z].*"
+)
 _wrap = partial(wrap, break_long_words=False, break_on_hyphens=False)
 
 

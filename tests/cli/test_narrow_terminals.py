@@ -58,6 +58,13 @@ def test_a_table_of_scores_keeps_all_numbers(
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
+def test_the_help_of_the_program_fits(folder: Path, columns: int) -> None:
+    rows = printed(folder, columns, "--help")
+    assert max(map(len, rows)) <= columns
+    assert "Exit codes:" in {row.strip() for row in rows}
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
 def test_examples_of_the_help_are_commands_of_several_rows(folder: Path, columns: int) -> None:
     rows = printed(folder, columns, "prepare", "--help")
     assert max(map(len, rows)) <= columns

@@ -46,6 +46,24 @@ def test_a_command_in_a_sentence_stays_whole_if_a_line_has_room_for_it() -> None
     ]
 
 
+@pytest.mark.parametrize("columns", [30, 45, 60])
+@pytest.mark.parametrize("line", [
+    "error: nmt inspect accepts only one VIEW: alignment and attention.",
+    "  fix: Fill in MODEL: nmt translate MODEL (Run folder, or folder of an exported model)",
+    "  fix: For example: nmt score a --sum (`nmt score --help` has all options)",
+])  # fmt: skip
+def test_prose_before_and_after_a_command_is_broken(columns: int, line: str) -> None:
+    rows = fitted(line, columns).split("\n")
+    assert max(map(len, rows)) <= columns
+    assert " ".join(rows).replace("\\", "").split() == line.split()
+
+
+def test_a_parenthesis_in_a_quoted_word_does_not_end_a_command() -> None:
+    command = "nmt inspect runs/first --source 'one (or two) dogs' --output page.html"
+    text = fitted(f"next: {command}", 50).removeprefix("next:")
+    assert shlex.split(text.replace("\\\n", "")) == shlex.split(command)
+
+
 def test_a_path_that_is_too_long_stays_whole() -> None:
     path = "/a" * 40
     assert fitted(f"see {path} now", 30).split() == ["see", path, "now"]

@@ -325,20 +325,21 @@ def test_the_page_shows_state_model_and_test_scores_of_the_run() -> None:
     assert texts(root, ".//dd[@dir='auto']") == shown
     assert texts(root, ".//h1") == texts(root, "./head/title") == ["<b>"]
     assert texts(root, ".//pre") == ["x: </pre><img src=x>"]
+    assert list(facts(root, "state"))[:2] == ["Test set flores", "Best BLEU"]  # the result first
     assert facts(root, "state") == {
+        "Test set flores": "BLEU 20.12 checkpoint best",  # the later one counts
         "Step": "300",
         "Epoch": "3",
         "Time": "6 min",  # 3 x 90 + 2 x 30 seconds
         "Average speed": "4,000 target tokens/s",
-        "Best BLEU": "30.25 at step 200",
-        "Lowest perplexity": "6.50 at step 300",
+        "Best BLEU": "30.25 validation at step 200",
+        "Lowest perplexity": "6.50 validation at step 300",
     }
     assert facts(root, "about") == {
         "Device": "cuda:0",
         "Parameters": "1,234,567",
         "Dropped pairs, by reason": "too long: 1,200, empty: 3",
         "Resumed at step": "200",
-        "Test set flores": "BLEU 20.12 checkpoint best",  # the later one counts
     }
     for figure in figures(page).values():
         for drawn in classes(figure, "svg", "chart"):
@@ -354,9 +355,9 @@ def test_the_page_shows_state_model_and_test_scores_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(("metric", "fact", "best"), [
-    ("chrf", ("Best chrF", "60.00 at step 300"), "300"),
-    ("ter", ("Best TER", "50.00 at step 200"), "200"),  # errors: lower is better
-    ("loss", ("Lowest perplexity", "6.50 at step 300"), "300"),
+    ("chrf", ("Best chrF", "60.00 validation at step 300"), "300"),
+    ("ter", ("Best TER", "50.00 validation at step 200"), "200"),  # errors: lower is better
+    ("loss", ("Lowest perplexity", "6.50 validation at step 300"), "300"),
 ])  # fmt: skip
 def test_the_best_validation_is_that_of_the_metric_of_the_run(
     metric: str, fact: tuple[str, str], best: str
@@ -373,7 +374,7 @@ def test_of_equal_scores_the_lowest_perplexity_is_the_best() -> None:
     events = [validation(100, bleu=5.0), validation(200, bleu=5.0, perplexity=6.5)]
     events.append(validation(300, bleu=5.0, perplexity=7.5))
     root = parsed(render_report("run", events))
-    assert facts(root, "state")["Best BLEU"] == "5.00 at step 200"
+    assert facts(root, "state")["Best BLEU"] == "5.00 validation at step 200"
 
 
 @pytest.mark.parametrize("names", [("BLEU", "chrF"), ("chrF", "BLEU")])
@@ -401,7 +402,7 @@ def test_each_validation_set_has_its_curve_and_its_change_since_the_first_valida
     start = {"kind": "start", "step": 0, "combination": None, "sets": facts_of_sets}
     page = render_report("run", [*events, update(300), start])
     root, found = parsed(page), figures(page)
-    assert facts(root, "state")["Best BLEU"] == "30.00 at step 200"
+    assert facts(root, "state")["Best BLEU"] == "30.00 validation at step 200"
     assert points(found["BLEU"]) == {
         "new": ["0 31", "100 20", "200 30", "300 25"],
         "old": ["0 40.5", "100 38", "200 30.25", "300 28"],

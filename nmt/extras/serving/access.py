@@ -301,7 +301,7 @@ class Edge:
             if self._num_active >= self._options.max_queue:
                 raise RefusedError(
                     503,
-                    f"The server is busy with {self._num_active:,} requests.",
+                    "The server is busy with other requests.",
                     "Try again in a few seconds.",
                     RETRY,
                 )

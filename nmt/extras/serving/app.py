@@ -68,7 +68,8 @@ async def _json_lines(answers: AsyncGenerator[Answer], seconds: float) -> AsyncI
                 return
             except Exception as error:
                 # The generator has ended with this error, so the next round returns.
-                answer = refusal(error).as_dict()
+                refused_error = refusal(error)
+                answer = {**refused_error.as_dict(), "status": refused_error.status}
             line = json.dumps({"index": index, **answer}, ensure_ascii=False)
             yield f"{line}\n".encode()
             index += 1

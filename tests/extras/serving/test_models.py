@@ -413,7 +413,8 @@ def test_a_request_that_takes_too_long_is_a_504(inside: Inside) -> None:
     assert answer.json()["fix"]
     lines = client.post("/v1/translate", json=body, headers={"Accept": "application/x-ndjson"})
     *done, last = map(json.loads, lines.text.splitlines())
-    assert last.keys() == {"index", "error", "fix"}
+    assert last.keys() == {"index", "error", "fix", "status"}
+    assert last["status"] == 504
     assert last["index"] == len(done)
 
 

@@ -320,6 +320,48 @@ def test_the_answer_of_a_proxy_gives_a_sentence(page: Page, answer: str) -> None
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("change", "kept"), [
+    ("Object.assign(body, late)", ""),  # no sentence
+    ("Object.assign(body.translations[1], late)", "Only the first sentence is translated."),
+])  # fmt: skip
+def test_a_text_that_takes_too_long_stays_and_is_tried_again(
+    page: Page, change: str, kept: str
+) -> None:
+    """Whether the time is over before the answer begins, or after its first sentence."""
+    late = '{status: 504, error: "Late.", fix: "", sentences: undefined}'
+    page.script(f"window.late = {late}")
+    page.fake_answers(f"(body) => window.late && {change}")
+    text = "A dog. A cat."
+    page["source"].send_keys(text)
+    page.wait(page["again"].is_displayed)
+    seconds = page.script("return served.limits.deadline")
+    assert f"more than {seconds} s: it is slow or busy" in page["status"].text
+    assert page["source"].get_property("value") == text
+    assert page["about"].text == kept
+    page.script("window.late = null")
+    page["again"].send_keys(Keys.ENTER)
+    assert page.shown() == page.expected(text)
+    assert not page["again"].is_displayed()
+    assert page.script("return document.activeElement.id") == "status"  # the focus is not lost
+
+
+@pytest.mark.long
+def test_a_busy_server_is_tried_again_and_a_file_on_demand(page: Page) -> None:
+    page.script("window.isBusy = true")
+    busy = '{status: 503, error: "Busy.", fix: "Try again later."}'
+    page.fake_answers(f"(body) => window.isBusy && Object.assign(body, {busy})")
+    page["source"].send_keys("A dog.")
+    page.wait(lambda: page["status"].text == "Busy. Trying again in 1 s.")
+    assert not page["again"].is_displayed()
+    page.script(DROP, "notes.txt", "A cat.")
+    page.wait(lambda: page.texts("#files span") == ["Busy. Try again later."])
+    page.script("window.isBusy = false")
+    assert page.shown() == page.expected("A dog.")
+    page.all("#files button")[0].click()
+    page.wait(lambda: page.texts("#files span") == ["1 text translated"])
+
+
+@pytest.mark.long
 def test_a_long_text_scrolls_inside_and_too_long_a_text_is_explained(page: Page) -> None:
     page.type("The boy plays with his dog.\n" * 40)
     bottoms = [page[name].rect for name in ("status", "copy")]
@@ -644,6 +686,7 @@ def test_the_page_finds_a_server_that_comes_back(page: Page, served: dict[str, P
     page.server.close()
     page["source"].send_keys(" A cat.")
     page.wait(lambda: "does not answer" in page["status"].text)
+    assert page["again"].is_displayed()
     assert page.all("#target.stale")
     assert page.script("return translation()") == first
     back = Server({"en-de": served["en-de"]}, port=page.server.port)
