@@ -234,7 +234,6 @@ def render_report(
         "run.html.j2",
         title=title,
         run=run,
-        is_noisy=len(run.updates) > 2 * NUM_AVERAGES,
         charts=[render_chart(chart) for chart in _charts(run)],
         config_text=config_text,
         pages=pages,
