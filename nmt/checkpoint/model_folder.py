@@ -164,6 +164,11 @@ def _no_model(folder: Path) -> NmtError:
         command = shell_command("import", folder, output=f"models/{folder.name}")
         problem = f"{folder} is a model of Hugging Face Transformers, not of nmt."
         return CheckpointError(problem, fix=f"Convert it: {command}")
+    if is_ctranslate2(folder):
+        return CheckpointError(
+            f"{folder} is a CTranslate2 model that nmt has not exported.",
+            fix="Import the model that it was converted from (`nmt import`).",
+        )
     if folder.is_dir():
         fix = _PASS_A_RUN
         models = _models_in(folder)

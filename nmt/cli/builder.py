@@ -10,6 +10,7 @@ the commands of the extra.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -172,6 +173,9 @@ def make_command(name: str, entry: Entry, command_class: type) -> Any:
         ConfigError: The command belongs to an extra that is not installed.
     """
     options_class = load_attribute(entry.options)
+    if "://" in os.environ.get("NMT_PORT", ""):
+        # Not of the user: Kubernetes sets it to tcp://ADDRESS:PORT for a service named nmt.
+        del os.environ["NMT_PORT"]
     settable_fields = fields_of(options_class) + fields_of(_Verbosity)
     spellings = {option_name(field.name): field.spelling for field in settable_fields}
     parameters = [_parameter(field, spellings) for field in settable_fields]

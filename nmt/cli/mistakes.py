@@ -290,6 +290,8 @@ class Line:
         if word == "--":  # no flag comes after it
             self.plain += rest
             rest.clear()
+        elif equals and "--set" in self._options and find_key(flag.split(".")):  # as in Hydra
+            self._replace(flag, f"--set {flag}", [value])
         elif not _FLAG.fullmatch(word):
             self.plain.append(word)
         elif _GLUED.fullmatch(word):  # -b6

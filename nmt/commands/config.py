@@ -188,6 +188,9 @@ def check(options: CheckOptions) -> TextResult:
         for model in config.tokenizer.models or ():
             if not model.is_file():
                 logger.warning("%s: tokenizer.from: %s does not exist.", path, model)
+        init_from = config.training.init_from
+        if init_from and not init_from.exists():
+            logger.warning("%s: training.init_from: %s does not exist.", path, init_from)
         for text in (*advice(config), *swapped_sets(config)):
             logger.warning("%s: %s", path, text)
     failure = ConfigError.joined(errors) if errors else None

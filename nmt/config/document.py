@@ -25,6 +25,7 @@ _MAX_INDEX_DIGITS = 9  # int() refuses thousands of digits.
 _MAX_DIGITS = 99
 # Paths with this prefix are relative to the folder of the configuration file.
 BESIDE = "@config/"
+_MERGE = "<<"  # The key of a section whose values another section takes.
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _TAGS = {_CORE_TAG + kind for kind in ("map", "seq", "str", "bool", "null", "float", "int")}
@@ -304,11 +305,15 @@ class YamlDocument:
         if isinstance(node, yaml.SequenceNode):
             return [self._read(item, (*path, index)) for index, item in enumerate(node.value)]
         section = dict[str, Any]()
+        merged = dict[str, Any]()  # The values of another section (``<<: *name``).
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self._refusal(key_node, "a key must be plain text", "Use a word as the key.")
             key = key_node.value
             key_path = (*path, key)
+            if key == _MERGE and isinstance(value_node, yaml.MappingNode):
+                merged |= self._read(value_node, key_path)
+                continue
             if key in section:
                 dotted = ".".join(map(str, key_path))
                 problem = f"the key {dotted} repeats line {self.lines[key_path]}"
@@ -316,7 +321,7 @@ class YamlDocument:
             section[key] = self._read(value_node, key_path)
             # The line of the key, which may be above the first line of its value.
             self.lines[key_path] = key_node.start_mark.line + 1
-        return section
+        return merged | section
 
     def _refusal(self, node: yaml.Node, problem: str, fix: str) -> ConfigError:
         return ConfigError(f"{self.name}:{node.start_mark.line + 1}: {problem}.", fix=fix)

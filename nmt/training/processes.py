@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -205,13 +206,16 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
     options = ["--standalone", f"--nproc-per-node={num_processes}"]
     options.append("--local-addr=127.0.0.1")  # the host name may have no address
     options.append(f"--signals-to-handle={','.join(signals)},SIGQUIT")
+    python = [os.environ.get("PYTHON_EXEC", sys.executable), "-u"]  # as torchrun does
+    if str(Path.cwd()) not in sys.path:
+        python.append("-P")  # a random.py of the user does not replace the module of Python
     with TemporaryDirectory() as folder, ExitStack() as stack:
         os.environ[_PROCESSES] = folder
         stack.callback(os.environ.pop, _PROCESSES)
         if hasattr(signal, "SIGUSR1"):
             stack.enter_context(_handled({signal.SIGUSR1: partial(_pass_on, Path(folder))}))
         try:
-            run.main([*options, "--module", "nmt", *arguments])
+            run.main([*options, "--no-python", *python, "-m", "nmt", *arguments])
         except SignalException as stopped:
             raise StoppedBySignal(stopped.sigval) from None
         except ChildFailedError as error:

@@ -241,6 +241,13 @@ def test_the_fix_for_a_model_of_transformers_imports_it(tmp_path: Path) -> None:
     assert caught.value.fix == f"Convert it: {command}"
 
 
+def test_the_fix_for_a_converted_model_is_to_import_its_origin(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"\x06\x00\x00\x00")
+    (tmp_path / "config.json").write_text('{"add_source_bos": false}', "utf-8")
+    with pytest.raises(CheckpointError, match=r"a CTranslate2 model.*\n.*converted from"):
+        find_model(tmp_path)
+
+
 def test_a_model_that_is_found_is_whole_but_for_its_weights(run_dir: Path, exported: Path) -> None:
     """The weights, which take time, are verified when they are loaded."""
     checkpoint = run_dir / "checkpoints" / checkpoint_name(10)

@@ -376,6 +376,7 @@ def test_the_values_make_a_configuration_that_is_accepted() -> None:
     ("train c.yaml --set training.validation_every=5", "training.validate_every?"),
     ("distill M", "needs TEXT nmt distill M TEXT --output FOLDER"),
     ("train c.yaml d.yaml", "only one CONFIG c.yaml d.yaml"),
+    ("train c.yaml training.max_steps=3", "Type: c.yaml --set training.max_steps=3"),
     ("evaluate in.en in.en --metric bleu chrf", "--metric bleu,chrf"),
     ("evaluate in.en in.en --metric comet", "unbabel-comet"),
     ("translate M in.de in.en", "only one FILE in.de in.en"),

@@ -104,6 +104,19 @@ def test_all_processes_get_the_arguments_their_place_and_their_threads(
         assert told.endswith(f"-m nmt train a b.yaml --exact in {rank} of 2, {share}\n")
 
 
+def test_a_program_of_the_user_does_not_replace_a_module_of_python(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_on_path in (False, True):  # True: `python -m nmt`, in a clone that is not installed
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", [str(tmp_path)] * is_on_path + sys.path)
+        tell = f'echo "$*" > {tmp_path}/$RANK'
+        program(tell, tell)
+        launch([], 2, training_of())
+        safe = " -P" * (not is_on_path)
+        assert (tmp_path / "1").read_text() == f"-u{safe} -m nmt\n"
+
+
 @pytest.mark.parametrize(
     ("first", "second", "code"),
     [

@@ -63,7 +63,7 @@ def read_keys(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.", fix="Check the path.") from error
+        raise ConfigError(f"{path} cannot be read: {error}.", fix="Pass a file of keys.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path} cannot be read: {error}.", fix="Use a UTF-8 text file."

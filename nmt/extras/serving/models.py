@@ -20,7 +20,7 @@ from nmt.checkpoint.model_folder import (
 )
 from nmt.config.data import code_of_tag
 from nmt.config.loader import change_options
-from nmt.errors import ConfigError, DataError
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.serving.bodies import Answer
 from nmt.files.json_file import Manifest
 from nmt.inference.direction import LanguageOptions
@@ -100,6 +100,11 @@ class ServedModel:
             return self.translator
         with self._loading_lock:
             if self._torch_translator is None:
+                if find_model(self.folder).sha256 != self._sha256:  # of a later checkpoint
+                    raise CheckpointError(
+                        f"{self.folder} has changed since it was loaded.",
+                        fix="Start the server again.",
+                    )
                 # The type of numbers may be one that only the other engine has.
                 loading = {**self._loading, "engine": "torch", "dtype": "auto"}
                 self._torch_translator = Translator.load(self.folder, **loading)

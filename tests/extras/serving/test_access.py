@@ -172,7 +172,7 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="fix: Use a UTF-8 text file"):
         read_keys(file)
-    with pytest.raises(ConfigError, match="fix: Check the path"):
+    with pytest.raises(ConfigError, match="fix: Pass a file of keys"):
         read_keys(tmp_path / "missing")
 
 
@@ -207,6 +207,17 @@ def test_every_flag_has_an_environment_variable(monkeypatch: pytest.MonkeyPatch)
     unchanged = {name for name in names if getattr(read, name) == getattr(defaults, name)}
     assert unchanged == set()
     assert (read.allow_host, read.max_texts) == (("a.example", "b"), 9)  # a flag counts first
+
+
+def test_the_address_that_kubernetes_sets_for_a_service_named_nmt_is_not_the_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ports = list[int]()
+    monkeypatch.setattr(options, "serve", lambda served: ports.append(served.port))
+    for value in ("tcp://10.3.2.1:9000", "9001"):
+        result = CliRunner(env={"NMT_PORT": value}).invoke(app, ["serve", "m"])
+        assert result.exit_code == 0, result.output
+    assert ports == [ServeOptions(models=("m",)).port, 9001]
 
 
 @pytest.mark.parametrize(("text", "rate", "shown"), [

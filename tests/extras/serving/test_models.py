@@ -382,6 +382,23 @@ def test_torch_serves_what_ctranslate2_lacks(
     assert loads == [loading, {**loading, "engine": "torch", "dtype": "auto"}]
 
 
+def test_a_model_that_has_changed_since_the_start_is_not_mixed_with_the_loaded_one(
+    inside: Inside, models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FAULT: other weights in the folder, as when the training of a served run goes on."""
+    folder = tmp_path / "served"
+    shutil.copytree(models["de-en"], folder)
+    loading = {"engine": "ctranslate2", "threads": 1, "device": "cpu"}
+    client = inside({"m": ServedModel("m", folder, loading)})
+    shutil.rmtree(folder)
+    shutil.copytree(models["en-fr"], folder)
+    pair = {"source": "der Hund", "target": "the dog"}
+    assert client.post("/v1/translate", json={"texts": ["der Hund"]}).status_code == 200
+    answer = client.post("/v1/score", json={"pairs": [pair]})
+    assert (answer.status_code, answer.json()["error"]) == (503, "The model is not available.")
+    assert f"{folder} has changed since it was loaded." in caplog.text
+
+
 def test_a_gpu_searches_one_batch_at_a_time(
     inside: Inside, loaded: dict[str, ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
