@@ -50,7 +50,7 @@ PRINTED = 'dispatchEvent(new Event("beforeprint"))'
 def test_paper_shows_open_parts_and_names_folded_parts(browser: str, tmp_path: Path) -> None:
     page = render(
         "run.html.j2", title="t", run=RunRecord.of([]), config_text="a: 1", pages=[], charts=[],
-        is_noisy=False, label_of=str, fixed=lambda *_: "",
+        label_of=str, fixed=lambda *_: "",
     )  # fmt: skip
     part = "<details><summary>More</summary><p>text</p></details>"
     paper = str(page).replace("@media print{", "@media all{").replace("</main>", f"{part}</main>")
@@ -66,7 +66,7 @@ def test_any_text_makes_a_well_formed_page_without_hidden_characters(text: str) 
     run = RunRecord.of([{"kind": "validation", **validation}])
     page = render(
         "run.html.j2", title=text, run=run, config_text=text, pages=[text], charts=[],
-        is_noisy=False, label_of=str, fixed=lambda *_: text,
+        label_of=str, fixed=lambda *_: text,
     )  # fmt: skip
     root = ElementTree.fromstring(page)
     hidden = [c for c in "".join(root.itertext()) if unicodedata.category(c) in ("Cf", "Cs")]
