@@ -25,7 +25,8 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 SIZE = (1000, 870)  # CSS pixels of the window
 SCALE = 1.5  # Pixels of a picture for each CSS pixel, so that text is sharp when it is enlarged.
-MARGIN = "16px"  # Around an element, which may stand on a page of another colour.
+# The margin is for pages of another colour; the width, for text that is legible on a phone.
+STYLE = "padding: 16px; max-width: 560px"
 SECONDS = 60.0  # until a page is ready
 RATED = "#status:is(.good, .look, .bad)"  # All sentences are translated and rated.
 TEXT = "Ein Hund läuft durch den Schnee. Zwei Kinder spielen am Strand mit einem roten Ball."
@@ -83,8 +84,8 @@ def draw_element(chrome: Chrome, page: Path, selector: str, path: Path) -> None:
     """Draw one element of a page."""
     chrome.get(page.resolve().as_uri())
     element = chrome.find_element(By.CSS_SELECTOR, selector)
-    code = "arguments[0].style.padding = arguments[1]; arguments[0].scrollIntoView()"
-    chrome.execute_script(code, element, MARGIN)
+    code = "arguments[0].style = arguments[1]; arguments[0].scrollIntoView()"
+    chrome.execute_script(code, element, STYLE)
     element.screenshot(str(path))
 
 
