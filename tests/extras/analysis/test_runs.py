@@ -58,7 +58,7 @@ def test_several_runs_are_compared_by_results_settings_and_curves(tmp_path: Path
     }
     text = Path("runs.html").read_text()
     assert text.count('data-name="b"') >= 5
-    assert text.index("<h2>Results</h2>") < text.index("<h2>Learning curves</h2>")
+    assert text.index("<h2>Learning curves</h2>") < text.index("<h2>Results</h2>")
     assert text.index("test set flores") < text.index("best validation")  # the result comes first
 
 
