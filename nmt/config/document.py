@@ -25,7 +25,6 @@ _MAX_INDEX_DIGITS = 9  # int() refuses thousands of digits.
 _MAX_DIGITS = 99
 # Paths with this prefix are relative to the folder of the configuration file.
 BESIDE = "@config/"
-_MERGE = "<<"  # The key of a section whose values another section takes.
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _TAGS = {_CORE_TAG + kind for kind in ("map", "seq", "str", "bool", "null", "float", "int")}
@@ -311,7 +310,7 @@ class YamlDocument:
                 raise self._refusal(key_node, "a key must be plain text", "Use a word as the key.")
             key = key_node.value
             key_path = (*path, key)
-            if key == _MERGE and isinstance(value_node, yaml.MappingNode):
+            if key == "<<" and isinstance(value_node, yaml.MappingNode):
                 merged |= self._read(value_node, key_path)
                 continue
             if key in section:

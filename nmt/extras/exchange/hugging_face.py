@@ -14,9 +14,11 @@ of NLLB-200 are named in ``tokenizer.json``, ``tokenizer_config.json``, ``added_
 
 from __future__ import annotations
 
+import logging
 import re
 import zipfile
 from collections.abc import Callable, Mapping
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,7 @@ _SEARCH_KEYS = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
 SENTENCEPIECE = "sentencepiece.bpe.model"
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
 TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")  # The first is the default.
+logger = logging.getLogger(__name__)
 # Value of ``language_codes`` -> the languages of M2M-100 in the order of their ids.
 M2M_LANGUAGES = read_toml(__file__, "m2m.toml")
 _TENSORS = TypeAdapter(dict[str, Tensor], config={"arbitrary_types_allowed": True})
@@ -107,6 +110,17 @@ def read_hugging_face(source: Path) -> Imported:
     """
     settings = read_settings(source)
     tokenizer = load_json(source / "tokenizer_config.json", _TokenizerConfig, optional=True)
+    subwords = {*FAIRSEQ_SPECIAL, "<mask>"}
+    if (source / "vocab.json").is_file():
+        subwords.update(_read_tokens(source / "vocab.json"))
+    added_tokens = _added_tokens(source, tokenizer).values()
+    names = sorted(filterfalse(LANGUAGE.fullmatch, {*added_tokens} - subwords))
+    if names:
+        logger.warning(
+            "%s: tokens were added to the vocabulary; nmt reads them as ordinary text: %s",
+            source,
+            ", ".join(names[:10]),
+        )
     if settings["model_type"] == "m2m_100":
         return _read_m2m(source, settings, tokenizer)
     return _read_marian_mt(source, settings, tokenizer)

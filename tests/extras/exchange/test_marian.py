@@ -317,6 +317,21 @@ def test_the_target_has_its_own_vocabulary_if_there_is_one(theirs: Path) -> None
     assert [*separate.target.tokens] == [*shared.source.tokens][::-1]
 
 
+def test_tokens_that_were_added_to_the_vocabulary_are_named(
+    theirs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for added_tokens, listed in (
+        ({"</s>": 0}, None),
+        ({"<b>": 1, "</s>": 0, "<a>": 2}, "<a>, <b>"),
+    ):
+        (theirs / "added_tokens.json").write_text(json.dumps(added_tokens), "utf-8")
+        read_hugging_face(theirs)
+        warnings = [
+            record.getMessage().partition("ordinary text: ")[2] for record in caplog.records
+        ]
+        assert warnings == ([] if listed is None else [listed])
+
+
 def test_a_vocabulary_has_one_token_per_line(tmp_path: Path) -> None:
     path = tmp_path / "vocab.yml"
     path.write_text('"</s>": 0\n<unk>: 1\n\'it\'\'s\': 2\n"a\\"b\\\\": 3\n▁:: 4\n', "utf-8")
