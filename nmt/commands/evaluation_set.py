@@ -672,6 +672,7 @@ def _read_aligned(path: Path, test: EvaluationSet, limit: int | None) -> Sequenc
     """
     lines = read_text(path)
     if len(lines) not in (len(test), limit):
+        check_plain(lines, _display_name(path))
         fix = "Translate the whole test set; line i must translate sentence i."
         counts = (len(lines), len(test))
         raise DataError.not_parallel(_display_name(path), test.name, counts, fix=fix)

@@ -224,7 +224,11 @@ class RunConfig(Section):
     def _wrong_languages(self) -> Iterator[str]:
         # Two variants of a language can be translated: sr to sr-Latn, or de to de-CH.
         if is_spelling(self.source_language, self.target_language):
-            yield f"source_language and target_language are both {self.source_language}"
+            language = self.source_language
+            yield (
+                f"source_language and target_language are both {language}; "
+                f"to rewrite text in a language, name a variant, such as {language}-x-simple"
+            )
         for key, corpus in self.data.corpora.items():
             source, target = self.direction(corpus)
             # Otherwise the languages are those of the run, which are checked above.

@@ -38,6 +38,9 @@ _BOM = b"\xef\xbb\xbf"
 _WIDE_MARKS = re.compile(rb"(?P<UTF_32>\xff\xfe\0\0|\0\0\xfe\xff)|(?P<UTF_16>\xff\xfe|\xfe\xff)")
 # Of compressed files and archives.
 _SUFFIXES = re.compile(r"((\.tar)?\.(gz|bz2|xz|zst)|\.(tar|tgz|tbz2?|txz|tzst|zip))$")
+_LFS_POINTER = (
+    b"version https://git-lfs."  # The first bytes of a file that Git LFS has not fetched.
+)
 _BINARY_BYTES = 500  # Minimum size of a binary file, which has more than one NUL per 500 bytes.
 _CHUNK_BYTES = 1 << 20
 _READ_BYTES = 1 << 16  # Maximum bytes per read of `read_chunks`.
@@ -80,7 +83,12 @@ def open_binary(path: Path) -> IO[bytes]:
         start = b""
         if path.is_file():  # the first bytes of a pipe cannot be read twice
             with path.open("rb") as file:
-                start = file.read(LONGEST_MARK)
+                start = file.read(len(_LFS_POINTER))
+            if start == _LFS_POINTER:
+                raise DataError(
+                    f"{path} is a pointer of Git LFS, not the file itself.",
+                    fix="Install Git LFS, and run `git lfs pull` in the folder of the file.",
+                )
             if is_archive_file(path):
                 return open_single_member(path)
         opener = opener_of(start)

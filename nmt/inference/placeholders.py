@@ -43,6 +43,7 @@ _MOST_WORK = 1 << 18
 _MOST_INSERTED = 32  # words of placeholders between two words of a text
 _EMOJI = "\ufffc\u231a-\u23ff\u2600-\u27bf\u2b1b-\u2b55\U0001f000-\U0001faff"
 _EMOJI_PARTS = "\u200d\u20e3\ufe0e\ufe0f\U000e0020-\U000e007f"  # joiners and variants
+_LIST_MARK = r"[-*+#>\u2022\u2013]{1,6}(?=\s)"
 _ATTRIBUTE = r"""\s++[\w:.-]++=(?:"[^"]*+"|'[^']*+'|[^\s"'<>]++)"""
 _TAG = re.compile(rf"<(/?)([a-zA-Z][\w:.-]*+)(?:{_ATTRIBUTE})*+\s*+/?>")
 # None of them contains a numbered group, because patterns of the user may count groups.
@@ -57,12 +58,17 @@ _PLACEHOLDERS = (
     r"(?<!\w)\$[a-zA-Z_]\w*+(?:\$(?!\w))?",
     rf"</?[a-zA-Z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?>",
     f"(?:[{_EMOJI}][{_EMOJI_PARTS}]*)+",
+    # Marks of a list, a heading or a quotation; and line breaks that a program has escaped.
+    rf"^{_LIST_MARK}",
+    r"(?:\\[nrt])+(?![a-z])",
     # Keys and other data: long, or with three places where letters follow digits.
     "[a-zA-Z0-9+/=_-]{64,}",
     r"(?<![\w+/=-])(?=(?:[a-zA-Z0-9+/=_-]*?[0-9][a-zA-Z]){3})[a-zA-Z0-9+/=_-]{16,}",
 )
 # Text without these signs has none of the placeholders above. Quicker than searching for each.
-SIGNS = re.compile(rf"[{{<%$@{_EMOJI}]|://|www\.|[a-zA-Z0-9+/=_-]{{64}}|[0-9][a-zA-Z]")
+SIGNS = re.compile(
+    rf"^{_LIST_MARK}|[{{<%$@\\{_EMOJI}]|://|www\.|[a-zA-Z0-9+/=_-]{{64}}|[0-9][a-zA-Z]"
+)
 _PIECES = ("word", "piece")  # kinds of elements
 
 
@@ -92,12 +98,13 @@ def placeholder_pattern(protect: Sequence[str] = ()) -> re.Pattern[str]:
 def mask_placeholders(text: str, protect: Sequence[str] = ()) -> str:
     """Replace each placeholder by a word of the same length, in which no sentence ends.
 
-    A closing tag or an emoji, which may follow the end of a sentence, becomes white space.
+    A closing tag, an emoji or a line break, which may follow the end of a sentence, becomes white
+    space.
     """
 
     def mask(match: re.Match[str]) -> str:
         length = len(match[0])
-        if match[0].startswith("</") or not any(map(str.isalnum, match[0])):
+        if match[0].startswith(("</", "\\")) or not any(map(str.isalnum, match[0])):
             return " " * length
         return ("x" * length).capitalize()  # it may begin a sentence
 

@@ -43,6 +43,9 @@ LONGEST_LINE = 50_000
 
 _MAX_WARNINGS = 5  # Long lines of one call that get a warning each; the others are only counted.
 _MAX_NUMBERS = 64  # Characters of a text without letters that is translated.
+# Text without letters and digits of other scripts, unless it is a number that languages write
+# differently, such as 3,500.
+_COPIED = re.compile(r"(?!\W*\d+([.,]\d+)+\W*$)[\W_0-9]*")
 _MAX_SUBWORD_CHARACTERS = 20  # the longest subword of SentencePiece has 16
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _UNSPACED = regex.compile(script_class(*sorted(UNSPACED)))
@@ -250,9 +253,7 @@ def segment(
     for row, ids in enumerate(encode_fitting(tokenizer, texts, max_length)):
         sentence = sentences[row]
         text = texts[row]
-        # Without letters and digits, or with many digits: it is copied.
-        is_language = str.isalpha if len(text) > _MAX_NUMBERS else str.isalnum
-        if not any(map(is_language, text)):
+        if not _is_translated(text):  # it is copied
             continue
         ids_of_parts = [ids or []]  # one part, if it is not too long
         # Without a limit, a sentence is never too long.
@@ -284,6 +285,17 @@ def segment(
     if num_without_warning > 0:
         logger.warning("%s more lines were cut into segments", f"{num_without_warning:,}")
     return SegmentedLines(requests, gaps, sentences, segments, failures, first_line)
+
+
+def _is_translated(text: str) -> bool:
+    """Whether a text has letters, or is short and has digits that another language may change.
+
+    >>> [_is_translated(text) for text in ("a 1", "3,500", "\u0663", "1.", "00:01,500 - 2", "?!")]
+    [True, True, True, False, False, False]
+    """
+    if any(map(str.isalpha, text)):
+        return True
+    return len(text) <= _MAX_NUMBERS and not _COPIED.fullmatch(text)
 
 
 def split_line(

@@ -259,7 +259,7 @@ class Translator:
         lines: Iterable[Request | str],
         first_line: int = 1,
         *,
-        glossary: Glossary | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         **options: Any,
     ) -> list[Result]:
         """Translate ``lines``. Results are in the same order.
@@ -271,7 +271,8 @@ class Translator:
         Args:
             lines: Texts or requests.
             first_line: Number of the first line, for messages.
-            glossary: Terms of requests without a glossary; None for those of the translator.
+            glossary: Terms of requests without a glossary, perhaps as a dictionary; None for those
+                of the translator.
             options: Other options of this call, named as in `load`.
 
         Raises:
@@ -280,8 +281,8 @@ class Translator:
             EngineLacksError: The engine does not support constraints. Pass ``constraints=True`` to
                 `load`.
             CheckpointError: The model's weights are damaged.
-            TypeError: ``lines`` is a string, or contains values of other types than text and
-                `Request`.
+            TypeError: ``lines`` is a string or a dictionary, or contains values of other types than
+                text and `Request`.
         """
         if glossary is not None:
             options["glossary"] = glossary
@@ -303,7 +304,7 @@ class Translator:
 
     def segment(self, lines: Iterable[Line], first_line: int = 1) -> SegmentedLines:
         """Split and encode lines for `finish`. Does not use the model: see `try_translate`."""
-        if isinstance(lines, str):
+        if isinstance(lines, str | Mapping):
             raise TypeError(_NOT_LINES)
         requests = []
         read_errors = {}  # By line index, from 0.
@@ -624,6 +625,9 @@ def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> Transla
     translation_changes = {name: decoding_changes.pop(name) for name in names}
     if "outputs" in translation_changes:
         translation_changes["outputs"] = frozenset(translation_changes["outputs"])
+    terms = translation_changes.get("glossary")
+    if isinstance(terms, Mapping):
+        translation_changes["glossary"] = Glossary.parse(map("\t".join, terms.items()))
     if decoding_changes:  # all names that are left
         translation_changes["decoding"] = change_options(options.decoding, decoding_changes)
     return replace(options, **translation_changes)

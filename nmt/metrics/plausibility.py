@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from unicodedata import is_normalized
 
@@ -23,6 +24,14 @@ _RELATED = 0.4
 # Odd lines are worth a warning if there are so many of them, and so large a share.
 _MIN_ODD = 3
 _MIN_ODD_SHARE = 0.05
+# Signs that a translation has, but not its reference.
+_ODD_SIGNS = {
+    "have a tab, but not their reference: pass one column": re.compile("\t"),
+    "begin with a number, but not their reference: remove it": re.compile(r"^\d+[.)]\s"),
+    "are in quotation marks, but not their reference: remove them": re.compile('^".*"$'),
+    r"have \n for a line break, but not their reference: write a space": re.compile(r"\\n"),
+    "have the sign of an unknown word, but not their reference": re.compile("\u2047|<unk>"),
+}
 
 
 def odd_texts(
@@ -67,7 +76,7 @@ def _odd_lines(
             yield f"no {word} letters, but the reference has them; `lowercase` ignores case"
     blank = list[int]()  # numbers of lines
     copied = list[int]()
-    tabbed = list[int]()
+    signs = {problem: list[int]() for problem in _ODD_SIGNS}
     accented = list[int]()
     shifted: dict[int, list[int]] = {offset: [] for offset in _OFFSETS}
     trigrams = [_trigrams(line) for line in reference[:_MAX_LINES]]
@@ -75,8 +84,9 @@ def _odd_lines(
         line = lines[index].strip()
         if not line and expected:
             blank.append(index + 1)
-        if "\t" in line and "\t" not in reference[index]:
-            tabbed.append(index + 1)
+        for problem, sign in _ODD_SIGNS.items():
+            if sign.search(line) and not sign.search(reference[index]):
+                signs[problem].append(index + 1)
         if is_normalized("NFC", line) != is_normalized("NFC", reference[index]):
             accented.append(index + 1)
         actual = _trigrams(line)
@@ -92,7 +102,7 @@ def _odd_lines(
     problems = {
         "are blank": blank,
         "repeat their source": copied,
-        "have a tab, but not their reference: pass one column": tabbed,
+        **signs,
         "differ from their reference in Unicode's normalization (NFC): normalize both": accented,
     }
     for offset, numbers in shifted.items():

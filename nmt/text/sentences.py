@@ -86,8 +86,8 @@ class SplitText(NamedTuple):
         """
         gaps = list(self.gaps)
         # Only between two sentences, and only if there is no line break or wide space.
-        for index in range(1, len(self.sentences)):
-            if gaps[index] in ("", " "):
+        for index, sentence in enumerate(self.sentences[:-1], start=1):
+            if gaps[index] in ("", " ") and not sentence.endswith(r"\n"):
                 gaps[index] = joiner
         return gaps
 

@@ -107,10 +107,13 @@ def test_a_truncated_file_is_named(tmp_path: Path, compress: Callable[[bytes], b
 def test_unreadable_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FAULTS 33."""
     path = written(tmp_path, b"<html>not found</html>", "train.de.gz")
+    start = b"version https://git-lfs.github.com/spec/v1\n"
+    pointer = written(tmp_path, start + b"oid sha256:0\nsize 9\n", "dev.de.gz")
     for wrong, problem in (
         (tmp_path / "nowhere", "nowhere does not exist"),
         (tmp_path, r"is a folder(.|\n)*a pattern, such as .*\*\.de"),
         (path, r"train\.de\.gz is not a \.gz file"),  # a saved error page
+        (pointer, r"pointer of Git LFS(.|\n)*git lfs pull"),
     ):
         with pytest.raises(DataError, match=problem):
             read_lines(wrong)

@@ -95,10 +95,28 @@ def test_constraints_are_met_also_in_what_is_not_language(
 def test_long_rows_of_numbers_are_copied(tokenizers: Tokenizers) -> None:
     engine = Endless()
     text = " ".join(map(str, range(40)))
-    short = "1 2 3"
+    short = "3,500"
     results = translator_of(engine, tokenizers).translate([text, short])
     assert results[0].text == text
     assert len(engine.searches) == 1
+
+
+@pytest.mark.parametrize("text", ["1", "2.", "(3)", "1 2 3", "12:30", "00:00:01,500 --> 00:00:02"])
+def test_digits_that_no_language_writes_differently_are_copied(
+    text: str, tokenizers: Tokenizers
+) -> None:
+    engine = Endless()
+    (result,) = translator_of(engine, tokenizers).translate([text])
+    assert (result.text, result.is_copied, engine.searches) == (text, True, [])
+
+
+@pytest.mark.parametrize("text", ["3,500", "1.234,56", "12.03.2020", "\u0663", "1 Hund"])
+def test_numbers_that_a_language_may_write_differently_are_translated(
+    text: str, tokenizers: Tokenizers
+) -> None:
+    engine = Endless()
+    translator_of(engine, tokenizers).translate([text])
+    assert engine.searches
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,10 @@ def test_every_term_is_in_the_translation(
         for start, end, forms in glossary.find(line, "de"):
             assert start < end
             assert count_forms(forms, result.text, "en") >= 1
+    terms = {"Hund": "little hound", "Katze": "cat|cats", "das Haus": "the home"}
+    assert translator.translate(lines, glossary=terms) == translator.translate(
+        lines, glossary=glossary
+    )
     others = [Request(line, glossary=Glossary({})) for line in lines]
     without = translator.with_options(glossary=glossary).translate(others)
     assert [each.text for each in without] == [each.text for each in translator.translate(lines)]

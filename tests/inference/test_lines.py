@@ -174,6 +174,29 @@ def test_sentences_without_language_are_copied(splitting: Translator) -> None:
     assert [part.is_copied for part in whole.parts] == [False, True, False]
 
 
+@pytest.mark.parametrize("mark", ["-", "*", "##", ">", "\u2022", "\u2013"])
+def test_the_mark_of_a_list_or_a_heading_stays_at_the_beginning(
+    splitting: Translator, mark: str
+) -> None:
+    marked, plain = splitting.translate([f"  {mark} {FIRST}", FIRST])
+    assert marked.text == f"{mark} {plain.text}"
+    assert placeholders_of(f"{mark}{FIRST} {mark} {SECOND}") == []  # in a word, and inside
+
+
+def test_the_number_of_an_item_is_copied(splitting: Translator) -> None:
+    numbered, plain = splitting.translate([f"1. {FIRST}", FIRST])
+    assert numbered.text == f"1. {plain.text}"
+
+
+@pytest.mark.parametrize("ending", [r"\n", r"\n\n", r"\r\n"])
+def test_an_escaped_line_break_separates_sentences_and_stays(
+    splitting: Translator, ending: str
+) -> None:
+    whole, first, second = splitting.translate([f"{FIRST}{ending}{SECOND}{ending}", FIRST, SECOND])
+    assert whole.text == f"{first.text}{ending}{second.text}{ending}"
+    assert placeholders_of(r"C:\neu und \nu") == []
+
+
 def test_marks_of_prices_percentages_and_of_the_vocabulary_are_not_placeholders() -> None:
     for text in ("$5", "100%", "100%ig", "50 % der", "a < b > c", "US$ 3", "3 % 4", "a@b", "{a b}"):
         assert placeholders_of(text) == []

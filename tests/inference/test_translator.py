@@ -105,7 +105,7 @@ def test_a_very_long_line_is_cut_and_raises_an_alarm(
 
 
 def test_inputs_other_than_lists_of_lines_are_refused(translator: Translator) -> None:
-    for lines in ("Ein Hund", [None], [b"Hund"]):
+    for lines in ("Ein Hund", [None], [b"Hund"], {"a": "Ein Hund"}):
         with pytest.raises(TypeError, match="a list of str"):
             translator.translate(lines)  # type: ignore[arg-type]
 

@@ -123,6 +123,26 @@ def test_translations_with_a_second_column_are_named() -> None:
     assert not [*odd_texts([System("mine", ["a\tb"] * 10)], ["a\tb"] * 10, None, "de")]
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ('"{}"', "are in quotation marks"),
+        ("12. {}", "begin with a number"),
+        ("3) {}", "begin with a number"),
+        (r"{}\n", r"have \n for a line break"),
+        ("{} \u2047", "have the sign of an unknown word"),
+        ("{} <unk>", "have the sign of an unknown word"),
+    ],
+)
+def test_signs_that_the_reference_lacks_are_named(change: str, problem: str) -> None:
+    changed = [change.format(line) for line in LINES]
+    (found,) = problems([*LINES[:7], *changed[7:]])
+    assert found.startswith(f"mine: 3 of 10 lines {problem}, but not their reference")
+    assert found.endswith("(the first is line 8)")
+    assert not problems([*LINES[:8], *changed[8:]])  # two lines are too few
+    assert not [*odd_texts([System("mine", changed)], changed, None, "de")]
+
+
 def test_letters_that_are_decomposed_on_one_side_only_are_named() -> None:
     # Three lines have an umlaut: lines 1, 8 and 9.
     composed = [*LINES[:7], "Jeder zweite Zug fällt aus.", *LINES[8:]]

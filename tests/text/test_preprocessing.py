@@ -61,6 +61,10 @@ TOOLS: dict[str, tuple[Callable[[str], str], str]] = {
     "WikiText": (lambda x: f"{x} 1 @,@ 000", "that a tokenizer has separated (@-@)"),
     "properties": (lambda x: f"app.key{len(x)} = {x}", "a key in front of each text (KEY=TEXT)"),
     "wrong encoding": (lambda x: f"{x} ü".encode().decode("cp1252"), "(Ã¼ instead of ü)"),
+    "a table": (lambda x: f"{x}\ttrain", "several columns, with tabs between them"),
+    "a spreadsheet": (lambda x: '"' + x.replace('"', '""') + '"', '("TEXT")'),
+    "n-best": (lambda x: f"{len(x)} ||| {x} ||| -0.5", "(0 ||| TEXT ||| SCORE)"),
+    "fairseq": (lambda x: f"H-{len(x)}\t-0.5\t{x}", "fairseq-generate (H-0)"),
     "Stanford": (lambda x: f"{x} a ##AT##-##AT## b", "that a tokenizer has separated (@-@)"),
 }  # fmt: skip
 
@@ -86,13 +90,25 @@ def test_text_of_a_tool_is_refused_with_its_place_and_the_command(tool: str, end
 )
 @pytest.mark.parametrize(
     "tool",
-    ["subword-nmt", "SentencePiece", "BERT", "XLM", "GPT-2", "OpenNMT", "Moses", "properties"],
-)
+    [
+        "subword-nmt", "SentencePiece", "BERT", "XLM", "GPT-2", "OpenNMT", "Moses", "properties",
+        "a table", "a spreadsheet", "n-best",
+    ],
+)  # fmt: skip
 def test_the_command_restores_the_text(tool: str) -> None:
     change, _ = TOOLS[tool]
     Path("t.en").write_text("".join(f"{change(line)}\n" for line in PLAIN), "utf-8")
     run_fix("t.en")
     assert Path("NEW").read_text("utf-8").splitlines() == PLAIN
+
+
+def test_the_command_sorts_the_best_translations_of_fairseq() -> None:
+    """Sentence 10 follows sentence 9; the second translation of a sentence is left out."""
+    kinds = ("S-{}\tx\n", "T-{}\tx\n", "H-{}\t-0.1\tbest {}\n", "H-{}\t-0.2\tother {}\n")
+    lines = [kind.format(n, n) for n in (10, 1, 9, 0) for kind in kinds]
+    Path("t.out").write_text("".join(lines), "utf-8")
+    run_fix("t.out")
+    assert Path("NEW").read_text("utf-8") == "best 0\nbest 1\nbest 9\nbest 10\n"
 
 
 def run_fix(name: str) -> None:
@@ -166,6 +182,7 @@ SIGNS = (
     "a@@", "@@ -1,3 +1,4 @@", "▁▂▃", "## Title", "word ##ing", "</w>", "a</w>", "￭", "&apos;",
     "&quot;", "&amp;apos;", "&#39;", "@-@", "a @-@ b", '<seg id="1">', "<tuv>", "<html>", "<p>",
     "<?xml version='1.0'?>", "x .", "x , y", "a = b", "Ã¼", "0:00,500 --> 0:01,000",
+    '"a b"', "H-1\ta\tb", "1 ||| a ||| b", "a\tb",
 )  # fmt: skip
 WORDS = st.lists(
     st.sampled_from(("don't", '"so"', "well-known", "häuser", "狗", "3,000")), max_size=9

@@ -27,6 +27,9 @@ _FROM_ARRAY = "python3 -c 'import json, sys; [print(json.dumps(x)) for x in json
 _FROM_ARRAY += " < FILE > FILE.jsonl"
 _FROM_OBJECT = "python3 -c 'import json, sys; [print(*str(x).split()) for x in "
 _FROM_OBJECT += "json.load(sys.stdin).values()]' < FILE > FILE.txt"
+_FROM_COLUMNS = "python3 -c 'import json, sys; d = json.load(sys.stdin); "
+_FROM_COLUMNS += "[print(json.dumps(dict(zip(d, x)))) for x in zip(*[v if isinstance(v, list) else "
+_FROM_COLUMNS += "v.values() for v in d.values()])]' < FILE > FILE.jsonl"
 _MOST_SHOWN = 20  # keys
 _TEXTS = "translation"  # Key of an object with the texts, as data sets of the hub have it.
 
@@ -45,7 +48,9 @@ class JsonLines(Format):
         for record in filter(None, map(object_of, sample.lines)):
             for key, text in texts_of_record(record).items():
                 texts.setdefault(key, text)
-        if all(isinstance(text, list) for text in texts.values()):
+        # The only object of a file may have all texts of a language, as pandas writes them.
+        kinds = (list,) if len(sample.lines) > 1 else (list, Mapping)
+        if all(isinstance(text, kinds) for text in texts.values()):
             first_line = sample.lines[0]
             excerpt = repr(first_line[:_EXCERPT])
             problem = f"{name}, line 1: expected a JSON object with texts, found {excerpt}."
@@ -55,6 +60,9 @@ class JsonLines(Format):
                 from_field = _FROM_ARRAY.replace("(sys.stdin)", field)
                 fix = f"Write one object per line, as this does with a list: {from_field}\n  "
                 fix += f"Or write each text on a line: {_FROM_OBJECT}"
+                items = next(iter(texts.values()), ())  # texts, or their keys
+                if len(texts) > 1 and isinstance(next(iter(items), ""), str):
+                    fix = f"Write one object per line, as this command does: {_FROM_COLUMNS}"
             raise DataError(problem, fix=fix)
         columns = columns_of_record(texts, wanted, name)
         languages = code_of_name(columns[0]), code_of_name(columns[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,19 @@ def test_the_command_in_the_error_about_an_object_writes_its_texts_as_lines() ->
     _, _, command = str(caught.value.fix).partition("each text on a line: ")
     subprocess.run(command.replace("FILE", "t.json"), shell=True, check=True, timeout=LIMIT)
     assert Path("t.json.txt").read_text("utf-8") == "ein Haus\nschön\n"
+
+
+@pytest.mark.parametrize("columns", [list, lambda texts: {str(n): x for n, x in enumerate(texts)}])
+def test_the_command_in_the_error_about_columns_writes_a_pair_on_each_line(
+    columns: Callable[[list[str]], object],
+) -> None:
+    """`to_dict` and `to_json` of pandas write a list or an object for each language."""
+    path = Path("t.json")
+    texts = {"en": columns(["nice", "a house"]), "de": columns(["schön", "ein Haus"])}
+    path.write_text(json.dumps(texts), encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_pairs(path)
+    _, _, command = str(caught.value.fix).partition("this command does: ")
+    subprocess.run(command.replace("FILE", "t.json"), shell=True, check=True, timeout=LIMIT)
+    expected = [("nice", "schön"), ("a house", "ein Haus")]
+    assert texts_of(read_pairs(Path("t.json.jsonl"))) == expected
