@@ -39,7 +39,9 @@ def printed(folder: Path, columns: int, *words: str) -> list[str]:
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = [sys.executable, "-m", "nmt", *words]
     text = b""
-    with started(command, cwd=folder, stdin=slave, stdout=slave, stderr=slave):
+    # Of the terminal of the tests, also if only C knows them (readline sets them so).
+    environment = {key: os.environ[key] for key in os.environ.keys() - {"COLUMNS", "LINES"}}
+    with started(command, cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave):
         os.close(slave)
         with suppress(OSError):  # closed on the other side
             while data := os.read(master, 1 << 16):

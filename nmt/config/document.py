@@ -310,8 +310,12 @@ class YamlDocument:
                 raise self._refusal(key_node, "a key must be plain text", "Use a word as the key.")
             key = key_node.value
             key_path = (*path, key)
-            if key == "<<" and isinstance(value_node, yaml.MappingNode):
-                merged |= self._read(value_node, key_path)
+            if key == "<<":
+                sections = self._read(value_node, key_path)
+                if isinstance(sections, dict):
+                    sections = [sections]
+                for each in reversed(sections):  # the first one has precedence
+                    merged |= each
                 continue
             if key in section:
                 dotted = ".".join(map(str, key_path))

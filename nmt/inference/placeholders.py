@@ -44,6 +44,7 @@ _MOST_INSERTED = 32  # words of placeholders between two words of a text
 _EMOJI = "\ufffc\u231a-\u23ff\u2600-\u27bf\u2b1b-\u2b55\U0001f000-\U0001faff"
 _EMOJI_PARTS = "\u200d\u20e3\ufe0e\ufe0f\U000e0020-\U000e007f"  # joiners and variants
 _LIST_MARK = r"[-*+#>\u2022\u2013]{1,6}(?=\s)"
+_ESCAPED_BREAK = r"(?:\\[nrt]){2,}+|\\[nrt](?![a-z])"  # not C:\new
 _ATTRIBUTE = r"""\s++[\w:.-]++=(?:"[^"]*+"|'[^']*+'|[^\s"'<>]++)"""
 _TAG = re.compile(rf"<(/?)([a-zA-Z][\w:.-]*+)(?:{_ATTRIBUTE})*+\s*+/?>")
 # None of them contains a numbered group, because patterns of the user may count groups.
@@ -60,7 +61,7 @@ _PLACEHOLDERS = (
     f"(?:[{_EMOJI}][{_EMOJI_PARTS}]*)+",
     # Marks of a list, a heading or a quotation; and line breaks that a program has escaped.
     rf"^{_LIST_MARK}",
-    r"(?:\\[nrt])+(?![a-z])",
+    _ESCAPED_BREAK,
     # Keys and other data: long, or with three places where letters follow digits.
     "[a-zA-Z0-9+/=_-]{64,}",
     r"(?<![\w+/=-])(?=(?:[a-zA-Z0-9+/=_-]*?[0-9][a-zA-Z]){3})[a-zA-Z0-9+/=_-]{16,}",
@@ -144,6 +145,8 @@ def text_events(
 
 def _placeholder(raw: str) -> Event:
     tag = _TAG.fullmatch(raw)
+    if re.fullmatch(_ESCAPED_BREAK, raw):
+        return Event("break", raw)
     if tag is None or raw.endswith("/>"):
         return Event("void", raw)
     slash, name = tag.groups()

@@ -253,7 +253,8 @@ def segment(
     for row, ids in enumerate(encode_fitting(tokenizer, texts, max_length)):
         sentence = sentences[row]
         text = texts[row]
-        if not _is_translated(text):  # it is copied
+        is_prescribed = requests[sentence.line].is_constrained or sentence.terms
+        if not is_prescribed and not _is_translated(text):  # it is copied
             continue
         ids_of_parts = [ids or []]  # one part, if it is not too long
         # Without a limit, a sentence is never too long.

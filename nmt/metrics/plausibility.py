@@ -24,11 +24,12 @@ _RELATED = 0.4
 # Odd lines are worth a warning if there are so many of them, and so large a share.
 _MIN_ODD = 3
 _MIN_ODD_SHARE = 0.05
+_QUOTED = r"^[\"\u00ab\u00bb\u2018-\u201f\u300c\u300e].*[\"\u00ab\u00bb\u2018-\u201f\u300d\u300f]$"
 # Signs that a translation has, but not its reference.
 _ODD_SIGNS = {
     "have a tab, but not their reference: pass one column": re.compile("\t"),
     "begin with a number, but not their reference: remove it": re.compile(r"^\d+[.)]\s"),
-    "are in quotation marks, but not their reference: remove them": re.compile('^".*"$'),
+    "are in quotation marks, but not their reference: remove them": re.compile(_QUOTED),
     r"have \n for a line break, but not their reference: write a space": re.compile(r"\\n"),
     "have the sign of an unknown word, but not their reference": re.compile("\u2047|<unk>"),
 }
@@ -82,23 +83,25 @@ def _odd_lines(
     trigrams = [_trigrams(line) for line in reference[:_MAX_LINES]]
     for index, expected in enumerate(trigrams):
         line = lines[index].strip()
+        wanted = reference[index]
+        number = index + 1
         if not line and expected:
-            blank.append(index + 1)
+            blank.append(number)
         for problem, sign in _ODD_SIGNS.items():
-            if sign.search(line) and not sign.search(reference[index]):
-                signs[problem].append(index + 1)
-        if is_normalized("NFC", line) != is_normalized("NFC", reference[index]):
-            accented.append(index + 1)
+            if sign.search(line) and not sign.search(wanted):
+                signs[problem].append(number)
+        if is_normalized("NFC", line) != is_normalized("NFC", wanted):
+            accented.append(number)
         actual = _trigrams(line)
         similarity = _similarity(actual, expected)
         if similarity > _UNRELATED:
             continue
         if source is not None and line and line == source[index].strip():
-            copied.append(index + 1)
+            copied.append(number)
         for offset in _OFFSETS:
             other = index + offset
             if other in range(len(trigrams)) and _similarity(actual, trigrams[other]) > _RELATED:
-                shifted[offset].append(index + 1)
+                shifted[offset].append(number)
     problems = {
         "are blank": blank,
         "repeat their source": copied,

@@ -70,6 +70,9 @@ def _later_starts(text: str, sentences: Sequence[str]) -> list[int]:
     return starts
 
 
+_ESCAPED = (r"\n", r"\r", r"\t")  # White space as another program has written it.
+
+
 class SplitText(NamedTuple):
     """The sentences of a text, and the white space around them."""
 
@@ -87,7 +90,7 @@ class SplitText(NamedTuple):
         gaps = list(self.gaps)
         # Only between two sentences, and only if there is no line break or wide space.
         for index, sentence in enumerate(self.sentences[:-1], start=1):
-            if gaps[index] in ("", " ") and not sentence.endswith(r"\n"):
+            if gaps[index] in ("", " ") and not sentence.endswith(_ESCAPED):
                 gaps[index] = joiner
         return gaps
 

@@ -111,17 +111,18 @@ def orthogonalise(
     Returns:
         (n, rows, columns).
     """
-    coefficients = [_NEWTON_SCHULZ] * num_iterations
-    if num_iterations == len(_TWO_ITERATIONS):
-        coefficients = list(_TWO_ITERATIONS)
     # The iterations converge from singular values of at most 1. A zero matrix stays zero.
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
     iterate = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
-    # A closer bound of the largest singular value: the fourth root of the sum of fourth powers.
     gram = torch.bmm(iterate, iterate.mT)
-    squared_bounds = torch.linalg.vector_norm(gram, dim=(1, 2), keepdim=True) + 1e-7
-    first, *others = coefficients
-    iterate = _iterate(iterate / squared_bounds.sqrt(), gram / squared_bounds, first)
+    first, *others = [_NEWTON_SCHULZ] * num_iterations
+    if num_iterations == len(_TWO_ITERATIONS):
+        first, *others = _TWO_ITERATIONS
+        # A closer bound of the singular values: the fourth root of the sum of their fourth powers.
+        squared_bounds = torch.linalg.vector_norm(gram, dim=(1, 2), keepdim=True) + 1e-7
+        iterate = iterate / squared_bounds.sqrt()
+        gram = gram / squared_bounds
+    iterate = _iterate(iterate, gram, first)
     for following in others:
         iterate = _iterate(iterate, torch.bmm(iterate, iterate.mT), following)
     return iterate

@@ -207,7 +207,7 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
     options.append("--local-addr=127.0.0.1")  # the host name may have no address
     options.append(f"--signals-to-handle={','.join(signals)},SIGQUIT")
     python = [os.environ.get("PYTHON_EXEC", sys.executable), "-u"]  # as torchrun does
-    if str(Path.cwd()) not in sys.path:
+    if not {"", str(Path.cwd())} & {*sys.path}:
         python.append("-P")  # a random.py of the user does not replace the module of Python
     with TemporaryDirectory() as folder, ExitStack() as stack:
         os.environ[_PROCESSES] = folder

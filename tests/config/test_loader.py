@@ -705,5 +705,8 @@ def test_a_byte_order_mark_is_stripped_and_an_honest_alias_works(tmp_path: Path)
 def test_a_section_takes_the_values_of_another_one_that_it_does_not_have(section: str) -> None:
     document = parse_document(f"a: &x {{p: 1, q: 2}}\nb:\n  {section}\n", name="c")
     assert document.values == {"a": {"p": 1, "q": 2}, "b": {"p": 1, "q": 3, "r": 4}}
+    assert parse_document(
+        "a: &x {p: 1, q: 2}\nb: &y {q: 3, r: 4}\nc: {<<: [*x, *y], r: 5}\n", name="c"
+    ).values["c"] == {"p": 1, "q": 2, "r": 5}  # the first section has precedence
     lines = [document.place(("b", key)).text for key in ("p", "q", "r")]
     assert lines == ["c:2", "c:3", "c:3"]  # of the section, where the value is not written

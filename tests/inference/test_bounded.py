@@ -110,6 +110,14 @@ def test_digits_that_no_language_writes_differently_are_copied(
     assert (result.text, result.is_copied, engine.searches) == (text, True, [])
 
 
+def test_digits_with_a_prescribed_translation_are_not_copied(tokenizers: Tokenizers) -> None:
+    engine = Endless()
+    translator = translator_of(engine, tokenizers)
+    translator.translate([Request("911", required=("112",))])
+    translator.translate(["911"], glossary={"911": "112"})
+    assert len(engine.searches) == 2
+
+
 @pytest.mark.parametrize("text", ["3,500", "1.234,56", "12.03.2020", "\u0663", "1 Hund"])
 def test_numbers_that_a_language_may_write_differently_are_translated(
     text: str, tokenizers: Tokenizers

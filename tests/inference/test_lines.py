@@ -195,6 +195,12 @@ def test_an_escaped_line_break_separates_sentences_and_stays(
     whole, first, second = splitting.translate([f"{FIRST}{ending}{SECOND}{ending}", FIRST, SECOND])
     assert whole.text == f"{first.text}{ending}{second.text}{ending}"
     assert placeholders_of(r"C:\neu und \nu") == []
+    assert placeholders_of(rf"{FIRST}\n\nund") == [r"\n\n"]
+
+
+def test_an_escaped_line_break_separates_words() -> None:
+    (event,) = [each for each in text_events(r"Name:\tBob") if each.kind != "text"]
+    assert (event.raw, event.kind) == (r"\t", "break")
 
 
 def test_marks_of_prices_percentages_and_of_the_vocabulary_are_not_placeholders() -> None:

@@ -143,6 +143,12 @@ def test_signs_that_the_reference_lacks_are_named(change: str, problem: str) -> 
     assert not [*odd_texts([System("mine", changed)], changed, None, "de")]
 
 
+def test_quotation_marks_may_have_another_form_in_the_reference() -> None:
+    quoted = [f'"{line}"' for line in LINES]
+    reference = [f"\u201e{line}\u201c" for line in LINES]
+    assert not [*odd_texts([System("mine", quoted)], reference, None, "de")]
+
+
 def test_letters_that_are_decomposed_on_one_side_only_are_named() -> None:
     # Three lines have an umlaut: lines 1, 8 and 9.
     composed = [*LINES[:7], "Jeder zweite Zug fällt aus.", *LINES[8:]]

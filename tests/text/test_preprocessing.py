@@ -111,6 +111,19 @@ def test_the_command_sorts_the_best_translations_of_fairseq() -> None:
     assert Path("NEW").read_text("utf-8") == "best 0\nbest 1\nbest 9\nbest 10\n"
 
 
+def test_the_command_keeps_the_first_of_the_best_translations() -> None:
+    lines = [f"{n} ||| best {n} ||| -1\n{n} ||| other {n} ||| -2\n" for n in range(9)]
+    Path("t.en").write_text("".join(lines), "utf-8")
+    run_fix("t.en")
+    assert Path("NEW").read_text("utf-8").splitlines() == [f"best {n}" for n in range(9)]
+
+
+def test_the_command_removes_quotation_marks_before_the_line_ends_of_a_spreadsheet() -> None:
+    Path("t.en").write_bytes(b'"so ""good"" a text"\r\n' * 9)
+    run_fix("t.en")
+    assert Path("NEW").read_text("utf-8").splitlines() == ['so "good" a text'] * 9
+
+
 def run_fix(name: str) -> None:
     """Type the first command of the fix."""
     with pytest.raises(DataError) as caught:

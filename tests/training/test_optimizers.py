@@ -175,9 +175,12 @@ def by_svd(matrix: Tensor, num_iterations: int) -> Tensor:
     """What `orthogonalise` must give: its polynomials, applied to the singular values alone."""
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     values = values / (values.norm() + 1e-7)
-    squared_bound = (values**4).sum().sqrt() + 1e-7
-    values = values / squared_bound.sqrt()
-    for a, b, c in TWO if num_iterations == 2 else [JORDAN] * num_iterations:
+    polynomials = [JORDAN] * num_iterations
+    if num_iterations == 2:
+        polynomials = TWO
+        squared_bound = (values**4).sum().sqrt() + 1e-7
+        values = values / squared_bound.sqrt()
+    for a, b, c in polynomials:
         values = a * values + b * values**3 + c * values**5
     return left * values @ right
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,8 +21,8 @@ from nmt.checkpoint.model_folder import (
 )
 from nmt.config.data import code_of_tag
 from nmt.config.loader import change_options
-from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.extras.serving.bodies import Answer
+from nmt.errors import ConfigError, DataError
+from nmt.extras.serving.bodies import Answer, RefusedError
 from nmt.files.json_file import Manifest
 from nmt.inference.direction import LanguageOptions
 from nmt.inference.engine import EngineLacksError, LoadedModel
@@ -31,6 +32,8 @@ from nmt.inference.translator import Translator
 from nmt.registry import load_attribute
 from nmt.text.identification import NO_PROFILES, LanguageProfiles, language_shares
 from nmt.text.languages import is_right_to_left, name_of
+
+logger = logging.getLogger(__name__)
 
 _WARM_UP = "1"  # A text that is translated at the start: the first translation is slow.
 # Source tokens that an engine on a CPU searches at once: CTranslate2 cannot be interrupted.
@@ -101,10 +104,8 @@ class ServedModel:
         with self._loading_lock:
             if self._torch_translator is None:
                 if find_model(self.folder).sha256 != self._sha256:  # of a later checkpoint
-                    raise CheckpointError(
-                        f"{self.folder} has changed since it was loaded.",
-                        fix="Start the server again.",
-                    )
+                    logger.warning("%s has changed since it was loaded", self.folder)
+                    raise RefusedError(500, "The model has changed.", "Start the server again.")
                 # The type of numbers may be one that only the other engine has.
                 loading = {**self._loading, "engine": "torch", "dtype": "auto"}
                 self._torch_translator = Translator.load(self.folder, **loading)

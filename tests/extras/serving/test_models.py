@@ -395,8 +395,8 @@ def test_a_model_that_has_changed_since_the_start_is_not_mixed_with_the_loaded_o
     pair = {"source": "der Hund", "target": "the dog"}
     assert client.post("/v1/translate", json={"texts": ["der Hund"]}).status_code == 200
     answer = client.post("/v1/score", json={"pairs": [pair]})
-    assert (answer.status_code, answer.json()["error"]) == (503, "The model is not available.")
-    assert f"{folder} has changed since it was loaded." in caplog.text
+    assert (answer.status_code, answer.json()["error"]) == (500, "The model has changed.")
+    assert f"{folder} has changed since it was loaded" in caplog.text
 
 
 def test_a_gpu_searches_one_batch_at_a_time(
