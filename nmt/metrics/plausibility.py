@@ -100,7 +100,10 @@ def _odd_lines(
             copied.append(number)
         for offset in _OFFSETS:
             other = index + offset
-            if other in range(len(trigrams)) and _similarity(actual, trigrams[other]) > _RELATED:
+            if other not in range(len(trigrams)):
+                continue
+            similarity = _similarity(actual, trigrams[other])
+            if similarity > _RELATED:
                 shifted[offset].append(number)
     problems = {
         "are blank": blank,
