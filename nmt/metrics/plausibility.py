@@ -77,7 +77,6 @@ def _odd_lines(
             yield f"no {word} letters, but the reference has them; `lowercase` ignores case"
     blank = list[int]()  # numbers of lines
     copied = list[int]()
-    signs = {problem: list[int]() for problem in _ODD_SIGNS}
     accented = list[int]()
     shifted: dict[int, list[int]] = {offset: [] for offset in _OFFSETS}
     trigrams = [_trigrams(line) for line in reference[:_MAX_LINES]]
@@ -87,9 +86,6 @@ def _odd_lines(
         number = index + 1
         if not line and expected:
             blank.append(number)
-        for problem, sign in _ODD_SIGNS.items():
-            if sign.search(line) and not sign.search(wanted):
-                signs[problem].append(number)
         if is_normalized("NFC", line) != is_normalized("NFC", wanted):
             accented.append(number)
         actual = _trigrams(line)
@@ -100,27 +96,36 @@ def _odd_lines(
             copied.append(number)
         for offset in _OFFSETS:
             other = index + offset
-            if other not in range(len(trigrams)):
-                continue
-            similarity = _similarity(actual, trigrams[other])
-            if similarity > _RELATED:
+            if other in range(len(trigrams)) and _similarity(actual, trigrams[other]) > _RELATED:
                 shifted[offset].append(number)
     problems = {
         "are blank": blank,
         "repeat their source": copied,
-        **signs,
         "differ from their reference in Unicode's normalization (NFC): normalize both": accented,
     }
+    for problem, sign in _ODD_SIGNS.items():
+        problems[problem] = _lines_with(sign, lines, reference)
     for offset, numbers in shifted.items():
         place = f"{abs(offset)} {'below' if offset > 0 else 'above'}"
         problems[f"fit the reference {place} better: is a line missing or added?"] = numbers
     for problem, numbers in problems.items():
-        fewest = max(_MIN_ODD, _MIN_ODD_SHARE * len(trigrams))
+        fewest = _MIN_ODD_SHARE * len(trigrams)
+        fewest = max(_MIN_ODD, fewest)
         if numbers is blank:
             fewest = 1
         if len(numbers) >= fewest:
             share = f"{len(numbers):,} of {len(trigrams):,} lines"
             yield f"{share} {problem} (the first is line {numbers[0]:,})"
+
+
+def _lines_with(sign: re.Pattern[str], lines: Sequence[str], reference: Sequence[str]) -> list[int]:
+    """Return the numbers of the lines that have a sign, but not their reference."""
+    numbers = []
+    for index, wanted in enumerate(reference[:_MAX_LINES]):
+        line = lines[index].strip()
+        if sign.search(line) and not sign.search(wanted):
+            numbers.append(index + 1)
+    return numbers
 
 
 def _is_fixed_by(change: Callable[[str], str], lines: Sequence[str]) -> bool:
